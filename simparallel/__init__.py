@@ -1,0 +1,3 @@
+"""Distributed deep-learning training on one laptop."""
+
+__version__ = "0.1.0"

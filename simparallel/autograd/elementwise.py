@@ -1,0 +1,159 @@
+"""Elementwise ops. Binary ones broadcast as NumPy does; a gradient is summed back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast
+from simparallel.backend import Array
+
+
+class AbstractBinary(Op):
+    rule = "..., ... -> ..."
+
+
+class AbstractUnary(Op):
+    rule = "... -> ..."
+
+
+class AbstractFloatUnary(AbstractUnary):
+    """Integers become floating-point, as NumPy's `exp` and its kin do."""
+
+    flops_per_element = 10  # transcendental functions, by convention
+
+    def infer(self, x: Spec) -> Spec:
+        dtype = x.dtype if x.dtype.kind in "fc" else np.result_type(x.dtype, np.float16)
+        return Spec(x.shape, dtype)
+
+    def work(self, x: Spec) -> Work:
+        plain = super().work(x)
+        return Work(plain.flops * self.flops_per_element, plain.size_bytes)
+
+    def _cast(self, ctx: Context, x: Array) -> Array:
+        return x.astype(ctx.plan.output.dtype, copy=False)
+
+
+class Add(AbstractBinary):
+    """y = a + b"""
+
+    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
+        ctx.shapes = a.shape, b.shape
+        return a + b
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return [unbroadcast(ctx.xp, dy, s) if n else None for s, n in zip(ctx.shapes, ctx.needs, strict=True)]
+
+
+class Sub(AbstractBinary):
+    """y = a - b"""
+
+    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
+        ctx.shapes = a.shape, b.shape
+        return a - b
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        da = unbroadcast(ctx.xp, dy, ctx.shapes[0]) if ctx.needs[0] else None
+        db = -unbroadcast(ctx.xp, dy, ctx.shapes[1]) if ctx.needs[1] else None
+        return da, db
+
+
+class Mul(AbstractBinary):
+    """y = a * b"""
+
+    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
+        ctx.a, ctx.b = a, b
+        return a * b
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        da = unbroadcast(ctx.xp, dy * ctx.b, ctx.a.shape) if ctx.needs[0] else None
+        db = unbroadcast(ctx.xp, dy * ctx.a, ctx.b.shape) if ctx.needs[1] else None
+        return da, db
+
+
+class Div(AbstractBinary):
+    """y = a / b"""
+
+    def infer(self, a: Spec, b: Spec) -> Spec:
+        spec = super().infer(a, b)
+        return Spec(spec.shape, np.true_divide(np.ones((), a.dtype), np.ones((), b.dtype)).dtype)
+
+    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
+        ctx.a, ctx.b = a, b
+        return a / b
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        d = dy / ctx.b
+        da = unbroadcast(ctx.xp, d, ctx.a.shape) if ctx.needs[0] else None
+        db = unbroadcast(ctx.xp, -d * (ctx.a / ctx.b), ctx.b.shape) if ctx.needs[1] else None
+        return da, db
+
+
+class Neg(AbstractUnary):
+    """y = -x"""
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        return -x
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (-dy,)
+
+
+class Exp(AbstractFloatUnary):
+    """y = e ** x"""
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        ctx.y = ctx.xp.exp(self._cast(ctx, x))
+        return ctx.y
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy * ctx.y,)
+
+
+class Log(AbstractFloatUnary):
+    """y = ln x"""
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        ctx.x = self._cast(ctx, x)
+        return ctx.xp.log(ctx.x)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy / ctx.x,)
+
+
+class Tanh(AbstractFloatUnary):
+    """y = tanh x"""
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        ctx.y = ctx.xp.tanh(self._cast(ctx, x))
+        return ctx.y
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy * (1 - ctx.y * ctx.y),)
+
+
+class Sigmoid(AbstractFloatUnary):
+    """y = 1 / (1 + e ** -x), by tanh, which neither overflows nor loses small values"""
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        ctx.y = 0.5 * (1 + ctx.xp.tanh(0.5 * self._cast(ctx, x)))
+        return ctx.y
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy * ctx.y * (1 - ctx.y),)
+
+
+class ReLU(AbstractUnary):
+    """y = max(x, 0); the gradient at 0 is 0"""
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        ctx.y = ctx.xp.maximum(x, 0)
+        return ctx.y
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy * (ctx.y > 0),)
+
+    def work(self, x: Spec) -> Work:
+        return Work(prod(x.shape), 2 * x.size_bytes)

@@ -1,0 +1,65 @@
+"""Matrix products, the plain one and the one of a linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast
+from simparallel.backend import Array
+
+
+class MatMul(Op):
+    """y = x @ w.   x: (..., m, k)   w: (..., k, n)   y: (..., m, n), leading dims broadcast"""
+
+    rule = "... m k, ... k n -> ... m n"
+
+    def forward(self, ctx: Context, x: Array, w: Array) -> Array:
+        ctx.x, ctx.w = x, w
+        return x @ w
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        x, w = ctx.x, ctx.w
+        dx = unbroadcast(ctx.xp, dy @ w.swapaxes(-1, -2), x.shape) if ctx.needs[0] else None
+        dw = unbroadcast(ctx.xp, x.swapaxes(-1, -2) @ dy, w.shape) if ctx.needs[1] else None
+        return dx, dw
+
+    def work(self, x: Spec, w: Spec) -> Work:
+        y = self.infer(x, w)
+        return Work(2 * prod(y.shape) * x.shape[-1], x.size_bytes + w.size_bytes + y.size_bytes)
+
+
+class Linear(Op):
+    """y = x @ w.T + b.   x: (..., k)   w: (n, k)   b: (n,)   y: (..., n)
+
+    One op instead of three: the bias is added in place, and backward sees 2-D arrays, so that
+    each gradient is one matrix product however many leading dims there are.
+    """
+
+    rule = "... k, n k, n -> ... n"
+
+    def forward(self, ctx: Context, x: Array, w: Array, b: Array) -> Array:
+        ctx.x, ctx.w = x, w
+        y = x @ w.T
+        if y.dtype != ctx.plan.output.dtype:
+            return y + b
+        y += b
+        return y
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        x, w = ctx.x, ctx.w
+        dy_MN = dy.reshape(-1, dy.shape[-1])
+        dx = (dy_MN @ w).reshape(x.shape) if ctx.needs[0] else None
+        dw = dy_MN.T @ x.reshape(-1, x.shape[-1]) if ctx.needs[1] else None  # (n, M) @ (M, k)
+        db = dy_MN.sum(axis=0) if ctx.needs[2] else None
+        return dx, dw, db
+
+    def work(self, x: Spec, w: Spec, b: Spec) -> Work:
+        y = self.infer(x, w, b)
+        moved = x.size_bytes + w.size_bytes + b.size_bytes + y.size_bytes
+        return Work(2 * prod(y.shape) * x.shape[-1] + prod(y.shape), moved)
+
+    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
+        # dx and dw cost a matrix product each; db is a sum that rides on dw's traffic.
+        products = needs[0] + needs[1]
+        return Work(work.flops * products, work.size_bytes * max(products, 1))

@@ -1,0 +1,245 @@
+"""`Op`: one class that says everything about an operation once.
+
+    class MatMul(Op):
+        rule = "... m k, ... k n -> ... m n"       how its loop nest touches its tensors
+        def infer(self, x, w): ...                 shape and dtype of y, no data
+        def forward(self, ctx, x, w): ...          arrays in, array out
+        def backward(self, ctx, dy): ...           arrays in, arrays out, one per input
+        def work(self, x, w): ...                  flops and bytes
+
+From these follow the tape, the simulated clock, and later the strategies and the search.
+What depends on shapes only (checks, output shape, work) is worked out once per shape and kept in
+a `Plan`; a step repeats none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from time import perf_counter_ns
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from simparallel.autograd import rule as rules
+from simparallel.autograd import tensor as tensors
+from simparallel.backend import Array, get_namespace
+from simparallel.errors import ShapeError, SimParallelError
+from simparallel.events import Recorder, current_recorder
+
+
+class Spec(NamedTuple):
+    """Shape and dtype of a tensor, without data."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class Work(NamedTuple):
+    """What an operation costs: floating-point operations, and bytes moved in memory."""
+
+    flops: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Plan:
+    """What an op does for given input shapes: worked out once, looked up by identity afterwards."""
+
+    inputs: tuple[Spec, ...]
+    output: Spec
+    sizes: dict[str, int]
+    work: Work
+
+
+class Context:
+    """What an op may ask while it runs, and where it keeps what backward needs.
+
+    On whole tensors the exchanges are the identity; where a strategy cuts a dim they become the
+    collective, the slice's start and the global size.
+
+    Attributes:
+        xp: numpy or cupy.
+        needs: for each input, whether backward wants its gradient.
+    """
+
+    def __init__(self, xp: ModuleType, needs: tuple[bool, ...], plan: Plan) -> None:
+        self.xp = xp
+        self.needs = needs
+        self.plan = plan
+
+    def sum_over(self, dims: str, x: Array) -> Array:
+        """`x` summed over the ranks among which any of `dims` is cut."""
+        return x
+
+    def max_over(self, dims: str, x: Array) -> Array:
+        """Elementwise maximum of `x` over the ranks among which any of `dims` is cut."""
+        return x
+
+    def offset(self, dim: str) -> int:
+        """Where this rank's slice of `dim` begins."""
+        return 0
+
+    def size(self, dim: str) -> int:
+        """The global size of `dim`."""
+        return self.plan.sizes[dim]
+
+
+class Op:
+    """An operation; instances hold its settings and are called with Tensors.
+
+    A subclass is registered under its class name, and is expected to pass the checks that
+    walk `registry` (gradients, `infer`, `rule`, `work`).
+    """
+
+    rule: ClassVar[str]
+    registry: ClassVar[dict[str, type[Op]]] = {}
+    name: ClassVar[str]
+    backward_name: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = cls.__name__
+        cls.backward_name = f"{cls.__name__}.backward"
+        if not cls.__name__.startswith("Abstract"):
+            Op.registry[cls.__name__] = cls
+
+    # --- what a subclass says ---------------------------------------------------------------
+
+    def rule_for(self, *shapes: tuple[int, ...]) -> str:
+        """The rule for these input shapes; override where it depends on settings or dims."""
+        return self.rule
+
+    def infer(self, *inputs: Spec) -> Spec:
+        """Shape and dtype of the output. Raises ShapeError or DTypeError for a bad call.
+
+        As a rule: the shape that `rule` foretells, the dtype that NumPy's promotion gives.
+        """
+        shapes = tuple(spec.shape for spec in inputs)
+        shape = rules.output_shape(self.rule_for(*shapes), shapes)
+        return Spec(shape, np.result_type(*(spec.dtype for spec in inputs)))
+
+    def forward(self, ctx: Context, *arrays: Array) -> Array:
+        raise TypeError(f"{self.name} does not define forward")
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        """Gradients of the inputs, in order; None where `ctx.needs` is False.
+
+        May return `dy` itself or views of it; must not return one new array twice.
+        """
+        raise TypeError(f"{self.name} does not define backward")
+
+    def work(self, *inputs: Spec) -> Work:
+        """Cost of forward: by default one flop per output element, and every tensor moved once."""
+        output = self.infer(*inputs)
+        moved = output.size_bytes + sum(spec.size_bytes for spec in inputs)
+        return Work(prod(output.shape), moved)
+
+    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
+        """Cost of backward: by default that of forward for each gradient wanted."""
+        return Work(work.flops * sum(needs), work.size_bytes * sum(needs))
+
+    # --- what it does when called -------------------------------------------------------------
+
+    def __call__(self, *inputs: tensors.Tensor) -> tensors.Tensor:
+        arrays = [tensor.data for tensor in inputs]
+        plan = self._plan(arrays)
+        recording = tensors.grad_mode.enabled
+        needs = tuple(recording and tensor.requires_grad for tensor in inputs)
+        ctx = Context(get_namespace(*arrays), needs, plan)
+        recorder = current_recorder()
+        if recorder is None:
+            y = self.forward(ctx, *arrays)
+        else:
+            start_ns = perf_counter_ns()
+            y = self.forward(ctx, *arrays)
+            price = recorder.prices.get(plan)
+            if price is None:
+                price = _price(recorder, plan, plan, plan.work)
+            recorder.compute(self.name, "forward", start_ns, perf_counter_ns(), price)
+        node = tensors.Node(self, ctx, inputs) if True in needs else None
+        return tensors.Tensor._result(y, node)
+
+    def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        """`backward`, on the clock."""
+        recorder = current_recorder()
+        if recorder is None:
+            return self.backward(ctx, dy)
+        start_ns = perf_counter_ns()
+        grads = self.backward(ctx, dy)
+        plan = ctx.plan
+        price = recorder.prices.get((plan, ctx.needs))
+        if price is None:
+            price = _price(recorder, plan, (plan, ctx.needs), self.work_backward(ctx.needs, plan.work))
+        recorder.compute(self.backward_name, "backward", start_ns, perf_counter_ns(), price)
+        return grads
+
+    def _plan(self, arrays: list[Array]) -> Plan:
+        key = tuple([(array.shape, array.dtype) for array in arrays])
+        try:
+            plans: dict[Any, Plan] = self.__dict__["_plans"]
+        except KeyError:
+            plans = self.__dict__["_plans"] = {}
+        plan = plans.get(key)
+        if plan is None:
+            plan = plans[key] = self._make_plan(key)
+        return plan
+
+    def _make_plan(self, key: tuple[tuple[Any, Any], ...]) -> Plan:
+        specs = tuple(Spec(tuple(shape), dtype) for shape, dtype in key)
+        shapes = tuple(spec.shape for spec in specs)
+        try:
+            sizes = rules.bind(self.rule_for(*shapes), shapes)
+            return Plan(specs, self.infer(*specs), sizes, self.work(*specs))
+        except SimParallelError as error:  # inner code raises short; here the op is known
+            raise type(error)(f"{self!r}: {error}", **error.facts) from None
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if not k.startswith("_"))
+        return f"{self.name}({settings})"
+
+
+def _price(recorder: Recorder, plan: Plan, key: Any, work: Work) -> tuple[int, int, int]:
+    """Work on the recorder's device, kept for the next time."""
+    price = recorder.price(work.flops, work.size_bytes, plan.output.dtype.itemsize)
+    recorder.prices[key] = price
+    return price
+
+
+@lru_cache(maxsize=4096)
+def instance(op: type[Op], *settings: Any) -> Op:
+    """The op with these settings; the same object each time, so that its plans are reused."""
+    return op(*settings)
+
+
+def unbroadcast(xp: ModuleType, dy: Array, shape: tuple[int, ...]) -> Array:
+    """Sum `dy` over the dims along which a tensor of `shape` was broadcast."""
+    if dy.shape == shape:
+        return dy
+    extra = dy.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(i + extra for i, size in enumerate(shape) if size == 1)
+    return xp.sum(dy, axis=axes, keepdims=True).reshape(shape)
+
+
+def normalize_dims(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Dims as sorted non-negative numbers; None means all.
+
+    Raises:
+        ShapeError: out of range or named twice.
+    """
+    if dim is None:
+        return tuple(range(ndim))
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    positive = tuple(sorted(d + ndim if d < 0 else d for d in dims))
+    if any(not 0 <= d < ndim for d in positive) or len(set(positive)) != len(positive):
+        raise ShapeError(
+            f"dim={dim!r} does not fit a tensor of {ndim} dims; use each of 0 … {ndim - 1} at most once"
+        )
+    return positive

@@ -1,0 +1,76 @@
+"""Reductions over dims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
+from simparallel.autograd.rule import dim_names
+from simparallel.backend import Array
+
+
+class AbstractReduce(Op):
+    """Args:
+    dim: dim or dims to reduce; None means all.
+    keepdim: keep reduced dims with size 1.
+    """
+
+    def __init__(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> None:
+        self.dim = dim
+        self.keepdim = keepdim
+
+    def rule_for(self, shape: tuple[int, ...]) -> str:
+        names = dim_names(len(shape))
+        reduced = normalize_dims(self.dim, len(shape))
+        kept = [
+            "1" if i in reduced else name
+            for i, name in enumerate(names)
+            if self.keepdim or i not in reduced
+        ]  # fmt: skip
+        return f"{' '.join(names)} -> {' '.join(kept)}"
+
+    def work(self, x: Spec) -> Work:
+        return Work(prod(x.shape), x.size_bytes + self.infer(x).size_bytes)
+
+    def _spread(self, ctx: Context, dy: Array) -> Array:
+        """dy, read along the reduced dims again (a view)."""
+        shape = ctx.plan.inputs[0].shape
+        dims = normalize_dims(self.dim, len(shape))
+        wide = tuple(1 if i in dims else size for i, size in enumerate(shape))
+        return ctx.xp.broadcast_to(dy.reshape(wide), shape)
+
+
+class Sum(AbstractReduce):
+    """y = sum of x over `dim`. Small integers are summed as NumPy does, in the platform integer."""
+
+    def infer(self, x: Spec) -> Spec:
+        return Spec(super().infer(x).shape, np.sum(np.zeros(1, x.dtype)).dtype)
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        return x.sum(axis=normalize_dims(self.dim, x.ndim), keepdims=self.keepdim)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (self._spread(ctx, dy),)
+
+
+class Mean(AbstractReduce):
+    """y = sum of x over `dim` / number of elements summed, globally"""
+
+    def infer(self, x: Spec) -> Spec:
+        return Spec(super().infer(x).shape, np.mean(np.zeros(1, x.dtype)).dtype)
+
+    def _count(self, ctx: Context) -> int:
+        ndim = len(ctx.plan.inputs[0].shape)
+        return prod(ctx.size(name) for i, name in enumerate(dim_names(ndim)) if i in normalize_dims(self.dim, ndim))
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        total = x.sum(
+            axis=normalize_dims(self.dim, x.ndim), keepdims=self.keepdim, dtype=ctx.plan.output.dtype
+        )
+        return total / self._count(ctx)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (self._spread(ctx, dy / self._count(ctx)),)

@@ -1,0 +1,173 @@
+"""The rule of an op: one line of text that says how its loop nest touches its tensors.
+
+    "m k, k n -> m n"        k is in the inputs only: it is summed, cut it and y is Partial
+    "... , ... -> ..."       any leading dims, aligned at the right, broadcast as NumPy does
+    "n [v], n -> "           [v] is completed by the op itself (through `ctx`); y is a scalar
+    "n {h} -> n {h}"         {h} may not be cut
+    "n c h -> n (c h)"       (c h) is one dim, the product of its factors, first outermost
+    "(c=3 h=4) -> c h"       an input dim that is split says the sizes of its factors
+    "1 c -> c 5"             a dim of exactly this size; a new one in the output
+
+Pure text and integers: a rule knows nothing of arrays, devices or strategies.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from simparallel.errors import ShapeError
+
+Shape = tuple[int, ...]
+
+_TOKEN = re.compile(r"\.\.\.|\([\w= ]*\)|\[\w+\]|\{\w+\}|\w+")
+
+
+class Dim(NamedTuple):
+    """One dim of one tensor in a rule."""
+
+    names: tuple[str, ...]  # one name; several for a factored dim; () for "..." and a number
+    kind: str  # "plain" | "completed" | "whole" (not cuttable) | "factored" | "ellipsis" | "fixed"
+    sizes: tuple[int, ...] = ()  # of the factors of a dim that is split, or of a fixed dim
+
+
+class Rule(NamedTuple):
+    """A parsed rule: the dims of every input, and of the output."""
+
+    text: str
+    inputs: tuple[tuple[Dim, ...], ...]
+    output: tuple[Dim, ...]
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """Names in some input but not in the output, in order: cut one and y is Partial."""
+        kept = {name for dim in self.output for name in dim.names}
+        names = [
+            name for dims in self.inputs for dim in dims if dim.kind != "completed" for name in dim.names
+        ]
+        return tuple(dict.fromkeys(name for name in names if name not in kept))
+
+
+def _parse_dim(token: str) -> Dim:
+    if token == "...":
+        return Dim((), "ellipsis")
+    if token.isdigit():
+        return Dim((), "fixed", (int(token),))
+    if token[0] == "(":
+        factors = [factor.split("=") for factor in token[1:-1].split()]
+        sizes = tuple(int(factor[1]) for factor in factors if len(factor) == 2)
+        return Dim(tuple(factor[0] for factor in factors), "factored", sizes)
+    if token[0] == "[":
+        return Dim((token[1:-1],), "completed")
+    if token[0] == "{":
+        return Dim((token[1:-1],), "whole")
+    return Dim((token,), "plain")
+
+
+def _parse_tensor(text: str) -> tuple[Dim, ...]:
+    leftover = _TOKEN.sub("", text).strip()
+    if leftover:
+        raise ValueError(f"rule: cannot read {leftover!r} in {text!r}")
+    return tuple(_parse_dim(token) for token in _TOKEN.findall(text))
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Rule:
+    """Read a rule. Raises ValueError with the offending part."""
+    left, arrow, right = text.partition("->")
+    if not arrow:
+        raise ValueError(f"rule {text!r} has no '->'")
+    inputs = tuple(_parse_tensor(part) for part in left.split(","))
+    return Rule(text, inputs, _parse_tensor(right))
+
+
+def _align(dims: tuple[Dim, ...], shape: Shape) -> list[tuple[Dim, tuple[int, ...]]]:
+    """Pair each dim of a tensor with its sizes; "..." takes what is left over."""
+    places = [i for i, dim in enumerate(dims) if dim.kind == "ellipsis"]
+    extra = len(shape) - len(dims) + len(places)
+    if extra < 0 or (not places and extra != 0):
+        raise ShapeError(f"needs {len(dims) - len(places)} dims, got shape {shape}")
+    pairs, position = [], 0
+    for dim in dims:
+        width = extra if dim.kind == "ellipsis" else 1
+        pairs.append((dim, shape[position : position + width]))
+        position += width
+    return pairs
+
+
+@lru_cache(maxsize=65536)
+def bind(text: str, shapes: tuple[Shape, ...]) -> dict[str, int]:
+    """Sizes of the named dims for these input shapes; "..." binds the broadcast leading dims.
+
+    The value of "..." is kept under the key "..." as the number of leading elements, and its
+    dims under "...0", "...1", … from the left.
+
+    Raises:
+        ShapeError: the number of dims or a size does not fit.
+    """
+    rule = parse(text)
+    if len(shapes) != len(rule.inputs):
+        raise ShapeError(f"takes {len(rule.inputs)} tensors, got {len(shapes)}")
+    sizes: dict[str, int] = {}
+    leading: Shape = ()
+    for dims, shape in zip(rule.inputs, shapes, strict=True):
+        for dim, found in _align(dims, shape):
+            if dim.kind == "ellipsis":
+                leading = broadcast(leading, found)
+            elif dim.sizes and (prod(dim.sizes),) != found:
+                raise ShapeError(f"a dim of size {found[0]} must be {prod(dim.sizes)}, shapes {_join(shapes)}")
+            factors = dim.sizes or found if dim.names else ()
+            for name, size in zip(dim.names, factors, strict=True):
+                if sizes.setdefault(name, size) != size:
+                    raise ShapeError(
+                        f"dim '{name}' is {sizes[name]} in one tensor and {size} in another, "
+                        f"shapes {_join(shapes)}"
+                    )
+    sizes["..."] = prod(leading)
+    sizes.update({f"...{i}": size for i, size in enumerate(leading)})
+    return sizes
+
+
+def output_shape(text: str, shapes: tuple[Shape, ...]) -> Shape:
+    """The output's shape that the rule foretells for these input shapes."""
+    sizes = bind(text, shapes)
+    shape: list[int] = []
+    for dim in parse(text).output:
+        if dim.kind == "ellipsis":
+            num_leading = sum(name.startswith("...") for name in sizes) - 1
+            shape += [sizes[f"...{i}"] for i in range(num_leading)]
+        elif dim.kind == "fixed":
+            shape += dim.sizes
+        else:
+            shape.append(prod(sizes[name] for name in dim.names))
+    return tuple(shape)
+
+
+def broadcast(a: Shape, b: Shape) -> Shape:
+    """NumPy's broadcasting of two shapes.
+
+    Raises:
+        ShapeError: a size differs and is not 1.
+    """
+    ndim = max(len(a), len(b))
+    wide_a, wide_b = (1,) * (ndim - len(a)) + a, (1,) * (ndim - len(b)) + b
+    result = []
+    for i, (size_a, size_b) in enumerate(zip(wide_a, wide_b, strict=True)):
+        if size_a != size_b and 1 not in (size_a, size_b):
+            raise ShapeError(
+                f"shapes {a} and {b} do not broadcast: dim {i - ndim} is {size_a} and {size_b}; "
+                "make the sizes equal, or one of them 1"
+            )
+        result.append(size_b if size_a == 1 else size_a)
+    return tuple(result)
+
+
+def dim_names(count: int) -> list[str]:
+    """`count` names for rules that depend on the number of dims: d0, d1, …"""
+    return [f"d{i}" for i in range(count)]
+
+
+def _join(shapes: tuple[Shape, ...]) -> str:
+    return ", ".join(map(str, shapes))

@@ -1,0 +1,117 @@
+"""Ops that move elements without computing: reshape, permute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.rule import dim_names
+from simparallel.backend import Array
+from simparallel.errors import ShapeError
+
+
+class Reshape(Op):
+    """y = x in another shape, row-major; one size may be -1.
+
+    The rule says which dims survive: both shapes are split into the smallest runs of equal
+    product. One dim on each side is the same dim; a run that merges or splits dims is a factored
+    one; a run that does both mixes elements, and its dims may not be cut.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def target(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The new shape with -1 resolved.
+
+        Raises:
+            ShapeError: the numbers of elements differ.
+        """
+        size, known = prod(shape), prod(s for s in self.shape if s != -1)
+        if self.shape.count(-1) > 1 or any(s < -1 for s in self.shape):
+            raise ShapeError(f"target {self.shape} may hold one -1 and no other negative size.")
+        if -1 in self.shape and known and size % known == 0:
+            return tuple(size // known if s == -1 else s for s in self.shape)
+        if size != known or -1 in self.shape:
+            raise ShapeError(f"cannot reshape {shape} with {size} elements to {self.shape}.")
+        return self.shape
+
+    def rule_for(self, shape: tuple[int, ...]) -> str:
+        names = dim_names(len(shape))
+        target = self.target(shape)
+        runs = [(list(range(len(shape))), list(target))] if 0 in shape else _runs(shape, target)
+        left: list[str] = []
+        right: list[str] = []
+        for sources, sizes in runs:
+            run = [names[i] for i in sources]
+            if len(run) == 1 and len(sizes) > 1 and 0 not in shape:
+                factors = [f"{run[0]}_{i}" for i in range(len(sizes))]
+                left.append(f"({' '.join(f'{f}={s}' for f, s in zip(factors, sizes, strict=True))})")
+                right += factors
+            elif run and len(sizes) == 1 and 0 not in shape:
+                left += run
+                right.append(run[0] if len(run) == 1 else f"({' '.join(run)})")
+            else:
+                left += [f"{{{name}}}" for name in run]
+                right += map(str, sizes)
+        return f"{' '.join(left)} -> {' '.join(right)}"
+
+    def infer(self, x: Spec) -> Spec:
+        return Spec(self.target(x.shape), x.dtype)
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        return x.reshape(ctx.plan.output.shape)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy.reshape(ctx.plan.inputs[0].shape),)
+
+    def work(self, x: Spec) -> Work:
+        return Work(0, 0)
+
+
+def _runs(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+    """Smallest runs of equal product: (positions in a, sizes in b)."""
+    runs, i, j = [], 0, 0
+    while i < len(a) or j < len(b):
+        sources, sizes, product_a, product_b = [], [], 1, 1
+        if i < len(a):
+            sources, product_a, i = [i], a[i], i + 1
+        if j < len(b):
+            sizes, product_b, j = [b[j]], b[j], j + 1
+        while product_a != product_b:
+            if product_a < product_b:
+                sources.append(i)
+                product_a, i = product_a * a[i], i + 1
+            else:
+                sizes.append(b[j])
+                product_b, j = product_b * b[j], j + 1
+        runs.append((sources, sizes))
+    return runs
+
+
+class Permute(Op):
+    """y = x with its dims in the order `dims`"""
+
+    def __init__(self, dims: tuple[int, ...]) -> None:
+        self.dims = dims
+
+    def _order(self, ndim: int) -> tuple[int, ...]:
+        order = tuple(d + ndim if d < 0 else d for d in self.dims)
+        if sorted(order) != list(range(ndim)):
+            raise ShapeError(f"dims {self.dims} must name each of the {ndim} dims once.")
+        return order
+
+    def rule_for(self, shape: tuple[int, ...]) -> str:
+        names = dim_names(len(shape))
+        return f"{' '.join(names)} -> {' '.join(names[d] for d in self._order(len(shape)))}"
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        return x.transpose(self._order(x.ndim))
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        order = self._order(dy.ndim)
+        return (dy.transpose(tuple(order.index(i) for i in range(dy.ndim))),)
+
+    def work(self, x: Spec) -> Work:
+        return Work(0, 2 * x.size_bytes)

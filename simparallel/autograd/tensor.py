@@ -1,0 +1,447 @@
+"""`Tensor`, the tape and its backward pass.
+
+The tape is the chain of `Node`s behind a Tensor: the op, its context and its inputs. Backward
+walks them from the youngest to the oldest; a leaf's gradient is finished when its last use has
+been visited, and then whoever listens is told. DistributedDataParallel listens, and sends a
+bucket of gradients on its way while the rest of backward still runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simparallel.backend import Array, get_namespace, is_array, to_host
+from simparallel.errors import AutogradError, NonFiniteLossError, ShapeError
+from simparallel.events import current_recorder
+
+if TYPE_CHECKING:
+    from simparallel.autograd.op import Context, Op
+
+
+class _GradMode(threading.local):
+    enabled = True
+
+
+grad_mode = _GradMode()
+_functions: Any = None  # the functions module, which needs Tensor first and sets this when it is ready
+_node_numbers = count()
+
+
+class no_grad(ContextDecorator):  # noqa: N801 (PyTorch's name)
+    """Inside the block (or the decorated function) nothing is put on the tape."""
+
+    def __enter__(self) -> None:
+        self._before = grad_mode.enabled
+        grad_mode.enabled = False
+
+    def __exit__(self, *exc: object) -> None:
+        grad_mode.enabled = self._before
+
+    def _recreate_cm(self) -> no_grad:
+        return type(self)()  # one object per call, so that decorated functions may recurse
+
+
+class Node:
+    """One operation on the tape."""
+
+    __slots__ = ("ctx", "inputs", "number", "op")
+
+    def __init__(self, op: Op, ctx: Context, inputs: Sequence[Tensor]) -> None:
+        self.op = op
+        self.ctx: Context | None = ctx
+        self.inputs = inputs
+        self.number = next(_node_numbers)
+
+
+class Tensor:
+    """An array with a place on the tape.
+
+    Args:
+        data: array (kept, not copied), number or nested sequence. Python floats become float32.
+        requires_grad: collect a gradient for it. Floating-point tensors only.
+        name: for messages.
+
+    Attributes:
+        data: the NumPy or CuPy array, shape `shape`, dtype `dtype`.
+        grad: Tensor of the same shape, or None before the first backward.
+    """
+
+    __slots__ = ("__weakref__", "_hooks", "_node", "data", "grad", "name", "requires_grad")
+    __array_priority__ = 1000  # numpy_array * tensor asks the tensor first
+
+    def __init__(self, data: Any, requires_grad: bool = False, name: str = "") -> None:
+        if isinstance(data, Tensor):
+            data = data.data
+        if not is_array(data):
+            is_numpy = isinstance(data, np.generic)
+            data = np.asarray(data)
+            if data.dtype == np.float64 and not is_numpy:
+                data = data.astype(np.float32)
+        if requires_grad and data.dtype.kind not in "fc":
+            raise AutogradError(f"requires_grad=True needs a floating-point tensor, got dtype {data.dtype}.")
+        self.data: Array = data
+        self.grad: Tensor | None = None
+        self.requires_grad = requires_grad
+        self.name = name
+        self._node: Node | None = None
+        self._hooks: list[Callable[[Tensor], None]] | None = None
+
+    @classmethod
+    def _result(cls, data: Array, node: Node | None) -> Tensor:
+        self = Tensor.__new__(Tensor)
+        self.data = data if is_array(data) else np.asarray(data)
+        self.grad = None
+        self.requires_grad = node is not None
+        self.name = ""
+        self._node = node
+        self._hooks = None
+        return self
+
+    # --- looking at it -------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.data.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.data.ndim
+
+    @property
+    def size(self) -> int:
+        return self.data.size
+
+    @property
+    def is_leaf(self) -> bool:
+        """Not made by an op on the tape: gradients are kept for leaves only."""
+        return self._node is None
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def item(self) -> float | int | bool:
+        """The only element as a Python number. Raises ShapeError for any other size."""
+        if self.data.size != 1:
+            raise ShapeError(f"item() needs exactly one element, this tensor has shape {self.shape}.")
+        return self.data.item()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def numpy(self) -> np.ndarray:
+        """The data in host memory; for a NumPy tensor the very same array."""
+        return to_host(self.data)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def detach(self) -> Tensor:
+        """The same data, off the tape."""
+        return Tensor._result(self.data, None)
+
+    def clone(self) -> Tensor:
+        """A copy of the data, off the tape."""
+        return Tensor._result(self.data.copy(), None)
+
+    def __repr__(self) -> str:
+        text = np.array2string(self.numpy(), separator=", ", threshold=20, edgeitems=2)
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        name = f", name={self.name!r}" if self.name else ""
+        return f"Tensor({text}, dtype={self.dtype}{grad}{name})"
+
+    # --- arithmetic (the ops themselves are elsewhere; see functions.py) -------------------------
+
+    def __add__(self, other: Any) -> Tensor:
+        return _functions.add(self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return _functions.add(other, self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return _functions.sub(self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return _functions.sub(other, self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return _functions.mul(self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return _functions.mul(other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return _functions.div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return _functions.div(other, self)
+
+    def __neg__(self) -> Tensor:
+        return _functions.neg(self)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return _functions.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return _functions.matmul(other, self)
+
+    def exp(self) -> Tensor:
+        return _functions.exp(self)
+
+    def log(self) -> Tensor:
+        return _functions.log(self)
+
+    def tanh(self) -> Tensor:
+        return _functions.tanh(self)
+
+    def sigmoid(self) -> Tensor:
+        return _functions.sigmoid(self)
+
+    def relu(self) -> Tensor:
+        return _functions.relu(self)
+
+    def sum(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+        return _functions.sum(self, dim, keepdim)
+
+    def mean(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+        return _functions.mean(self, dim, keepdim)
+
+    def reshape(self, *shape: int) -> Tensor:
+        return _functions.reshape(self, *shape)
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+        return _functions.flatten(self, start_dim, end_dim)
+
+    def permute(self, *dims: int) -> Tensor:
+        return _functions.permute(self, *dims)
+
+    def transpose(self, dim0: int, dim1: int) -> Tensor:
+        return _functions.transpose(self, dim0, dim1)
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802 (NumPy's name)
+        """All dims in reverse order."""
+        return _functions.permute(self, *reversed(range(self.ndim)))
+
+    # --- gradients -------------------------------------------------------------------------------
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Callable[[], None]:
+        """Call `hook(self)` whenever backward has finished this leaf's gradient.
+
+        Returns:
+            A function that removes the hook.
+
+        Raises:
+            AutogradError: not a leaf that requires a gradient.
+        """
+        if not (self.is_leaf and self.requires_grad):
+            raise AutogradError("only a leaf that requires a gradient can have a gradient hook.")
+        hooks = self._hooks = self._hooks if self._hooks is not None else []
+        hooks.append(hook)
+        return lambda: hooks.remove(hook)
+
+    def backward(self, grad: Any = None, *, retain_graph: bool = False, check_finite: bool = True) -> None:
+        """Add the gradients of this tensor to `.grad` of every leaf that it came from.
+
+        Args:
+            grad: cotangent, same shape; None means 1 and needs a scalar.
+            retain_graph: keep what forward saved, for another backward.
+            check_finite: refuse a scalar loss that is NaN or infinite before anything changes.
+
+        Raises:
+            AutogradError: nothing to differentiate, or the graph was consumed before.
+            NonFiniteLossError: the loss is NaN or infinite; names rank and step.
+        """
+        seed = _seed(self, grad, check_finite)
+        run_backward(self, seed, _accumulate, retain_graph=retain_graph)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Start or stop collecting gradients for this leaf; returns it."""
+        if not self.is_leaf:
+            raise AutogradError("requires_grad_ works on leaves; use detach() to cut the tape.")
+        self.requires_grad = requires_grad
+        return self
+
+
+def _seed(root: Tensor, grad: Any, check_finite: bool) -> Array:
+    if not root.requires_grad:
+        raise AutogradError(
+            "backward: this tensor does not depend on any tensor with requires_grad=True "
+            "(or it was computed under no_grad)."
+        )
+    xp = get_namespace(root.data)
+    if grad is not None:
+        seed = xp.asarray(grad.data if isinstance(grad, Tensor) else grad, dtype=root.dtype)
+        if seed.shape != root.shape:
+            raise ShapeError(f"backward: grad has shape {seed.shape}, the tensor {root.shape}.")
+        return seed
+    if root.size != 1:
+        raise ShapeError(f"backward: a tensor of shape {root.shape} needs grad=; only a scalar may leave it out.")
+    value = root.item()
+    if check_finite and not math.isfinite(abs(value)):
+        recorder = current_recorder()
+        rank, step = (recorder.rank, recorder.step) if recorder else (0, -1)
+        where = f"rank {rank}, step {step}" if recorder else "outside of a run"
+        raise NonFiniteLossError(
+            f"{where}: the loss is {value}. Nothing was updated. Lower the learning rate, clip the "
+            "gradients, or look for a division by 0 or a log of 0 in the inputs "
+            "(backward(check_finite=False) lets it pass).",
+            rank=rank, step=step, value=str(value),
+        )  # fmt: skip
+    return xp.ones(root.shape, dtype=root.dtype)
+
+
+class _BackwardEnd(threading.local):
+    callbacks: list[Callable[[], None]] | None = None
+
+
+_backward_end = _BackwardEnd()
+
+
+def at_backward_end(callback: Callable[[], None]) -> None:
+    """Call `callback` once, when the running backward has delivered its last gradient.
+
+    Raises:
+        AutogradError: no backward is running on this thread.
+    """
+    if _backward_end.callbacks is None:
+        raise AutogradError("at_backward_end: no backward pass is running.")
+    _backward_end.callbacks.append(callback)
+
+
+def run_backward(
+    root: Tensor, seed: Array, deliver: Callable[[Tensor, Array], None], *, retain_graph: bool = False
+) -> None:
+    """Walk the tape behind `root`; call `deliver(leaf, gradient)` as each leaf's is finished.
+
+    The array given to `deliver` is new, or `seed`, and no other leaf gets the same memory.
+    """
+    if root._node is None:
+        deliver(root, seed)
+        return
+    uses = _count_uses(root._node)
+    grads: dict[int, Array] = {id(root._node): seed}
+    heap = [(-root._node.number, root._node)]
+    outer, _backward_end.callbacks = _backward_end.callbacks, []
+    try:
+        while heap:
+            node = heapq.heappop(heap)[1]
+            dy = grads.pop(id(node))
+            if node.ctx is None:
+                raise AutogradError(
+                    f"backward: the graph behind {node.op!r} was consumed by an earlier backward; "
+                    "run the forward pass again, or pass retain_graph=True the first time."
+                )
+            input_grads = node.op.run_backward(node.ctx, dy)
+            needs = node.ctx.needs
+            if not retain_graph:
+                node.ctx = None  # the activations are free as soon as they are used
+            for tensor, needed, gradient in zip(node.inputs, needs, input_grads, strict=True):
+                if not needed:
+                    continue
+                source = tensor._node
+                key = id(tensor) if source is None else id(source)
+                before = grads.get(key)
+                if before is not None:
+                    gradient = before + gradient
+                elif source is None and (gradient is dy or gradient.base is not None):
+                    gradient = gradient.copy()  # else two leaves might share one array
+                grads[key] = gradient
+                uses[key] -= 1
+                if uses[key] == 0:
+                    if source is None:
+                        deliver(tensor, grads.pop(key))
+                    else:
+                        heapq.heappush(heap, (-source.number, source))
+        for callback in _backward_end.callbacks:
+            callback()
+    finally:
+        _backward_end.callbacks = outer
+
+
+def _count_uses(root: Node) -> dict[int, int]:
+    """How often each node and leaf behind `root` is used; keys are ids of nodes and leaves."""
+    uses: dict[int, int] = {}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.ctx is None:
+            continue  # consumed before; the walk will say so
+        for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
+            if not needed:
+                continue
+            source = tensor._node
+            key = id(tensor) if source is None else id(source)
+            if key in uses:
+                uses[key] += 1
+            else:
+                uses[key] = 1
+                if source is not None:
+                    stack.append(source)
+    return uses
+
+
+def _accumulate(leaf: Tensor, gradient: Array) -> None:
+    if leaf.grad is None:
+        leaf.grad = Tensor._result(gradient, None)
+    else:
+        leaf.grad.data += gradient
+    if leaf._hooks:
+        for hook in tuple(leaf._hooks):
+            hook(leaf)
+
+
+def value_and_grad(
+    fn: Callable[..., Any], params: Sequence[Tensor], has_aux: bool = False
+) -> Callable[..., tuple[Any, list[Tensor]]]:
+    """A function that returns `fn`'s value and its gradients by `params`; `.grad` is not touched.
+
+    Args:
+        fn: returns a scalar Tensor, or a tuple whose first entry is one when `has_aux`.
+        params: leaves with `requires_grad`. Those that `fn` does not use get zeros.
+        has_aux: `fn` returns further values beside the loss; they are passed on.
+
+    Returns:
+        `g(*args) -> (value, grads)`; `grads[i]` has shape and dtype of `params[i]`.
+
+    Example:
+        >>> x = Tensor([3.0], requires_grad=True)
+        >>> value, (dx,) = value_and_grad(lambda: (x * x).sum(), [x])()
+        >>> float(value), dx.numpy().tolist()
+        (9.0, [6.0])
+    """
+    params = list(params)
+    for i, param in enumerate(params):
+        if not (param.is_leaf and param.requires_grad):
+            raise AutogradError(f"value_and_grad: params[{i}] is not a leaf with requires_grad=True.")
+
+    def value_and_gradients(*args: Any, **kwargs: Any) -> tuple[Any, list[Tensor]]:
+        value = fn(*args, **kwargs)
+        loss = value[0] if has_aux else value
+        if not isinstance(loss, Tensor):
+            raise AutogradError(
+                f"value_and_grad: fn returned {type(loss).__name__}, not a Tensor"
+                + ("." if has_aux else "; pass has_aux=True if it returns (loss, more).")
+            )
+        found: dict[int, Array] = {}
+
+        def keep(leaf: Tensor, gradient: Array) -> None:
+            found[id(leaf)] = gradient
+
+        run_backward(loss, _seed(loss, None, True), keep)
+        xp = get_namespace(loss.data)
+        grads = [found[id(p)] if id(p) in found else xp.zeros(p.shape, p.dtype) for p in params]
+        return value, [Tensor._result(grad, None) for grad in grads]
+
+    return value_and_gradients

@@ -1,0 +1,129 @@
+"""Where arrays live: NumPy on the host, CuPy on a GPU. The only file that names `cupy`.
+
+Also the random numbers: counter-based (Philox, Salmon et al. 2011, "Parallel random numbers: as
+easy as 1, 2, 3"), so that element i of stream s is a pure function of (seed, s, i). Initial
+weights, data order and masks therefore depend neither on the number of ranks nor on how a tensor
+is cut: any rank can make any slice.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import zlib
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from simparallel.errors import InputError
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+
+
+def get_namespace(*arrays: Any) -> ModuleType:
+    """`cupy` if any argument is a CuPy array, else `numpy`. CuPy is not imported to find out."""
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and any(isinstance(array, cupy.ndarray) for array in arrays):
+        return cupy
+    return np
+
+
+def is_array(value: Any) -> bool:
+    """Is it a NumPy or CuPy array?"""
+    if isinstance(value, np.ndarray):
+        return True
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(value, cupy.ndarray)
+
+
+def to_host(array: Array) -> np.ndarray:
+    """The array in host memory; NumPy arrays are returned as they are, without a copy."""
+    if isinstance(array, np.ndarray):
+        return array
+    if is_array(array):
+        return array.get()
+    return np.asarray(array)
+
+
+def to_device_like(host: np.ndarray, like: Array) -> Array:
+    """`host` as an array of the kind and on the device of `like` (no copy for NumPy)."""
+    if isinstance(like, np.ndarray):
+        return host
+    with like.device:
+        return get_namespace(like).asarray(host)
+
+
+def device_count() -> int:
+    """Number of GPUs that CuPy can use; 0 without CuPy or without a driver."""
+    try:
+        import cupy
+    except ImportError:
+        return 0
+    return cupy.cuda.runtime.getDeviceCount() if cupy.cuda.is_available() else 0
+
+
+# --- counter-based random numbers ---------------------------------------------------------------
+
+_WORDS_PER_BLOCK = 4  # one Philox-4x64 counter gives four 64-bit words
+_TO_UNIT = 2.0**-53
+
+
+def random_bits(seed: int, stream: str, start: int, count: int) -> np.ndarray:
+    """Words `start … start+count-1` of the stream, uint64, shape (count,)."""
+    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, zlib.crc32(stream.encode())], dtype=np.uint64)
+    first_block, skip = divmod(start, _WORDS_PER_BLOCK)
+    generator = np.random.Philox(key=key, counter=[first_block, len(stream), 0, 0])
+    return generator.random_raw(skip + count)[skip:]
+
+
+def random_uniform(seed: int, stream: str, start: int, count: int) -> np.ndarray:
+    """Elements of the stream, uniform in [0, 1), float64, shape (count,)."""
+    return (random_bits(seed, stream, start, count) >> np.uint64(11)) * _TO_UNIT
+
+
+def random_normal(seed: int, stream: str, start: int, count: int) -> np.ndarray:
+    """Elements of the stream, standard normal, float64, shape (count,).
+
+    Box and Muller (1958): element i uses words 2i and 2i+1, so that it does not depend on
+    where a slice begins.
+    """
+    words = random_uniform(seed, stream, 2 * start, 2 * count)
+    radius = np.sqrt(-2.0 * np.log1p(-words[0::2]))
+    return radius * np.cos(2.0 * math.pi * words[1::2])
+
+
+def random_permutation(seed: int, stream: str, size: int) -> np.ndarray:
+    """A permutation of 0 … size-1, int64: the order of `size` random words (ties by index)."""
+    return np.argsort(random_bits(seed, stream, 0, size), kind="stable")
+
+
+class RandomState(threading.local):
+    """The seed of this rank and the number of streams drawn so far.
+
+    One per thread: ranks that are threads of one process count for themselves, so the same
+    program draws the same streams on every rank.
+    """
+
+    seed = 0
+    drawn = 0
+
+    def next_stream(self, purpose: str) -> str:
+        """A name for the next stream: equal programs give equal names."""
+        self.drawn += 1
+        return f"{purpose}/{self.drawn}"
+
+
+random_state = RandomState()
+
+
+def manual_seed(seed: int) -> None:
+    """Start the random numbers of this rank afresh: initial weights, data order, masks.
+
+    Call it with the same seed on every rank. A run starts with seed 0.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise InputError(f"manual_seed: seed={seed!r} must be an integer of 0 or more.")
+    random_state.seed = int(seed)
+    random_state.drawn = 0

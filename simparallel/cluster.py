@@ -1,0 +1,212 @@
+"""The described hardware: devices, the links between them, and what work costs on them.
+
+Nothing here measures this machine. A `DeviceSpec` and a `LinkSpec` turn flops and bytes into
+simulated picoseconds; every price is rounded once, in `picoseconds`, so that sums of prices are
+exact and a timeline is the same on every run.
+
+Models: a device needs max(flops / peak, bytes / bandwidth) + launch cost (a roofline);
+communication follows Hockney, latency + bytes / bandwidth per step, with ring algorithms
+(Chan et al. 2007, "Collective communication: theory, practice, and experience").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from simparallel.errors import ClusterError
+
+PS_PER_S = 10**12
+
+
+def picoseconds(seconds: float) -> int:
+    """Seconds as integer picoseconds, rounded to nearest. The only rounding of simulated time."""
+    return round(seconds * PS_PER_S)
+
+
+def _check_positive(who: str, **values: float) -> None:
+    for name, value in values.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ClusterError(f"{who}: {name}={value!r} must be a positive, finite number.")
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """One accelerator.
+
+    Args:
+        name: what it is called in traces.
+        peak_flops_per_s: item size [bytes] -> peak [flop/s]; the nearest larger listed size
+            serves sizes that are not listed, else the largest.
+        memory_bandwidth_bytes_per_s: of the device's own memory.
+        memory_bytes: capacity.
+        launch_s: fixed cost of one operation (kernel launch and host overhead).
+        notes: where the numbers come from.
+    """
+
+    name: str
+    peak_flops_per_s: dict[int, float]
+    memory_bandwidth_bytes_per_s: float
+    memory_bytes: int
+    launch_s: float
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.peak_flops_per_s:
+            raise ClusterError(f"device {self.name!r}: peak_flops_per_s is empty; give {{4: 1e12}} or so.")
+        peaks = {f"peak_flops_per_s[{size}]": peak for size, peak in self.peak_flops_per_s.items()}
+        _check_positive(
+            f"device {self.name!r}",
+            memory_bandwidth_bytes_per_s=self.memory_bandwidth_bytes_per_s,
+            memory_bytes=self.memory_bytes,
+            **peaks,
+        )
+        if not (self.launch_s >= 0 and math.isfinite(self.launch_s)):
+            raise ClusterError(f"device {self.name!r}: launch_s={self.launch_s!r} must be 0 or more.")
+
+    def peak(self, itemsize: int) -> float:
+        """Peak [flop/s] for items of `itemsize` bytes."""
+        larger = [size for size in self.peak_flops_per_s if size >= itemsize]
+        return self.peak_flops_per_s[min(larger) if larger else max(self.peak_flops_per_s)]
+
+    def time_ps(self, flops: int, size_bytes: int, itemsize: int) -> int:
+        """Time [ps] of one operation that does `flops` and moves `size_bytes`."""
+        roofline_s = max(flops / self.peak(itemsize), size_bytes / self.memory_bandwidth_bytes_per_s)
+        return picoseconds(self.launch_s + roofline_s)
+
+
+@dataclass(frozen=True)
+class LinkSpec:
+    """One tier of links: every device has one full-duplex port to every other.
+
+    Args:
+        latency_s: of one step of a collective or one message.
+        bandwidth_bytes_per_s: per port and direction.
+    """
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        _check_positive("link", bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
+        if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
+            raise ClusterError(f"link: latency_s={self.latency_s!r} must be 0 or more.")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one communication costs each rank: time [ps] and bytes sent."""
+
+    time_ps: int
+    sent_bytes: int
+
+
+# Per collective: (latency steps, share of the vector sent by a rank), both as functions of the
+# number of ranks p. "vector" is the whole buffer: the input of all_reduce and reduce_scatter,
+# the output of all_gather, what one rank sends in all_to_all.
+_RING = {
+    "all_reduce": (lambda p: 2 * (p - 1), lambda p: 2 * (p - 1) / p),
+    "reduce_scatter": (lambda p: p - 1, lambda p: (p - 1) / p),
+    "all_gather": (lambda p: p - 1, lambda p: (p - 1) / p),
+    "all_to_all": (lambda p: p - 1, lambda p: (p - 1) / p),
+    "gather": (lambda p: p - 1, lambda p: (p - 1) / p),
+    "scatter": (lambda p: p - 1, lambda p: (p - 1) / p),
+    # Pipelined along the ring, in the limit of many chunks: the latency of the hops and one
+    # passage of the vector.
+    "broadcast": (lambda p: p - 1, lambda p: 1.0),
+    "reduce": (lambda p: p - 1, lambda p: 1.0),
+    "barrier": (lambda p: math.ceil(math.log2(p)), lambda p: 0.0),
+}
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """The described machine: `world_size` equal devices on one tier of links."""
+
+    world_size: int
+    device: DeviceSpec
+    link: LinkSpec
+    name: str = field(default="cluster")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.world_size, bool) or not isinstance(self.world_size, int) or self.world_size < 1:
+            raise ClusterError(f"world_size={self.world_size!r}: a cluster needs at least 1 device.")
+
+    def collective(self, op: str, size_bytes: int, ranks: tuple[int, ...]) -> Traffic:
+        """Cost of a collective over `ranks` on a vector of `size_bytes` (ring algorithms)."""
+        if op not in _RING:
+            raise ClusterError(f"no cost model for collective {op!r}; known: {', '.join(sorted(_RING))}.")
+        num_ranks = len(ranks)
+        if num_ranks == 1:
+            return Traffic(0, 0)
+        steps, share = _RING[op]
+        sent = share(num_ranks) * size_bytes
+        seconds = steps(num_ranks) * self.link.latency_s + sent / self.link.bandwidth_bytes_per_s
+        return Traffic(picoseconds(seconds), round(sent))
+
+    def message(self, size_bytes: int, src: int, dst: int) -> Traffic:
+        """Cost of one message from rank `src` to rank `dst`."""
+        if src == dst:
+            return Traffic(0, 0)
+        seconds = self.link.latency_s + size_bytes / self.link.bandwidth_bytes_per_s
+        return Traffic(picoseconds(seconds), size_bytes)
+
+
+PRESETS: dict[str, tuple[DeviceSpec, LinkSpec]] = {
+    "a100": (
+        DeviceSpec(
+            "a100",
+            peak_flops_per_s={2: 312e12, 4: 19.5e12, 8: 9.7e12},
+            memory_bandwidth_bytes_per_s=2.039e12,
+            memory_bytes=80 * 10**9,
+            launch_s=5e-6,
+            notes="peaks, bandwidth and capacity: NVIDIA A100 80GB SXM data sheet; launch cost assumed",
+        ),
+        LinkSpec(
+            3e-6,
+            300e9,
+            notes="NVLink 3: 12 links of 25 GB/s a direction (data sheet); latency assumed",
+        ),
+    ),
+    "ascend910": (
+        DeviceSpec(
+            "ascend910",
+            peak_flops_per_s={2: 256e12, 4: 4.1e12},
+            memory_bandwidth_bytes_per_s=1.2e12,
+            memory_bytes=32 * 10**9,
+            launch_s=10e-6,
+            notes="float16 peak, bandwidth and capacity published; float32 derived from 32 cores x "
+            "64 vector lanes x 2 flop x 1 GHz; launch cost assumed",
+        ),
+        LinkSpec(
+            5e-6,
+            30e9,
+            notes="HCCS: 30 GB/s a link and direction (published); latency assumed",
+        ),
+    ),
+}
+DEFAULT_DEVICE = "a100"
+
+
+def describe(
+    world_size: int, device: str | DeviceSpec = DEFAULT_DEVICE, link: LinkSpec | None = None
+) -> ClusterSpec:
+    """A cluster of `world_size` devices: a preset by name, or a `DeviceSpec` of your own.
+
+    Raises:
+        ClusterError: unknown preset, or `world_size` below 1.
+    """
+    if isinstance(device, str):
+        if device not in PRESETS:
+            raise ClusterError(f"device={device!r} is not a preset; choose from {', '.join(sorted(PRESETS))}.")
+        device_spec, preset_link = PRESETS[device]
+    else:
+        device_spec, preset_link = device, PRESETS[DEFAULT_DEVICE][1]
+    return ClusterSpec(world_size, device_spec, link or preset_link, name=f"{world_size} x {device_spec.name}")
+
+
+def resize(cluster: ClusterSpec, world_size: int) -> ClusterSpec:
+    """The same hardware with another number of devices."""
+    name = f"{world_size} x {cluster.device.name}"
+    return replace(cluster, world_size=world_size, name=name)

@@ -1,0 +1,115 @@
+"""Every exception that simparallel raises on purpose.
+
+One class per cause that a caller can act on; each is also the builtin that a caller would
+expect. A message says who, which rule was broken, the numbers, and the way out. Facts that
+code may want to read (ranks, steps, call sites) ride along as attributes.
+
+Errors cross process borders, so the whole state is the message and a dict of facts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _rebuild(cls: type[SimParallelError], message: str, facts: dict[str, Any]) -> SimParallelError:
+    return cls(message, **facts)
+
+
+class SimParallelError(Exception):
+    """Base of all errors below: `SimParallelError("what happened, what to do", rank=3)`.
+
+    Facts become attributes: `error.rank == 3`. They must be plain data (they are pickled).
+    """
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.facts = facts
+        self.__dict__.update(facts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args[0], self.facts)
+
+    def __eq__(self, other: object) -> bool:
+        same_class = type(other) is type(self)
+        return same_class and (other.args, other.facts) == (self.args, self.facts)  # type: ignore[attr-defined]
+
+    __hash__ = Exception.__hash__
+
+
+class InputError(SimParallelError, ValueError):
+    """An argument breaks a rule that could be checked before anything happened."""
+
+
+class ShapeError(InputError):
+    """Shapes or sizes do not fit an operation."""
+
+
+class DTypeError(SimParallelError, TypeError):
+    """A dtype does not fit an operation."""
+
+
+class LabelError(InputError):
+    """A class label lies outside the classes. Facts: `label`, `position`, `num_classes`."""
+
+
+class LayoutError(InputError):
+    """A mesh, layout or strategy is malformed or does not fit a tensor."""
+
+
+class ClusterError(InputError):
+    """A description of hardware is malformed or unknown."""
+
+
+class AutogradError(SimParallelError, RuntimeError):
+    """The tape cannot do what was asked: no gradient path, graph already consumed, ..."""
+
+
+class NonFiniteLossError(SimParallelError, ArithmeticError):
+    """The loss is NaN or infinite. Facts: `rank`, `step`, `value`."""
+
+
+class UnusedParameterError(SimParallelError, RuntimeError):
+    """Parameters of a DistributedDataParallel model got no gradient. Fact: `names`."""
+
+
+class StateDictError(SimParallelError, KeyError):
+    """A state dict does not fit the module. Facts: `missing`, `unexpected`."""
+
+    __str__ = Exception.__str__  # KeyError would show the repr of the text
+
+
+class CommError(SimParallelError, RuntimeError):
+    """A communication call cannot go on."""
+
+
+class CollectiveMismatchError(CommError):
+    """Ranks of one group made different calls. Facts: `group`, `seq`, `calls` (rank -> text)."""
+
+
+class DeadlockError(CommError):
+    """Every rank waits for another one: no progress is possible. Fact: `waiting` (rank -> text)."""
+
+
+class DeadlineError(CommError, TimeoutError):
+    """A wait outlasted its limit. Facts: `rank`, `missing`, `timeout_s`."""
+
+
+class RankFailedError(CommError):
+    """Another rank failed, died or left, so this call can never finish. Facts: `rank`, `cause`."""
+
+
+class SharedMemoryError(SimParallelError, MemoryError):
+    """Shared memory could not be had. Facts: `needed_bytes`, `available_bytes`."""
+
+
+class LaunchError(SimParallelError, RuntimeError):
+    """Device processes could not be started, or a function or result could not be sent."""
+
+
+class RunFailedError(SimParallelError, RuntimeError):
+    """A run on several ranks failed; the root cause comes first.
+
+    Facts: `rank` (of the root cause), `exit_code` (for a command), `reports` (rank -> dict).
+    The original exception, where it could be sent, is `__cause__`.
+    """
