@@ -119,7 +119,7 @@ random_state = RandomState()
 
 
 def manual_seed(seed: int) -> None:
-    """Start the random numbers of this rank afresh: initial weights, data order, masks.
+    """Start the random numbers of this rank afresh: initial weights and masks.
 
     Call it with the same seed on every rank. A run starts with seed 0.
     """

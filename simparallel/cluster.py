@@ -12,6 +12,7 @@ communication follows Hockney, latency + bytes / bandwidth per step, with ring a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from simparallel.errors import ClusterError
@@ -102,22 +103,27 @@ class Traffic:
     sent_bytes: int
 
 
-# Per collective: (latency steps, share of the vector sent by a rank), both as functions of the
-# number of ranks p. "vector" is the whole buffer: the input of all_reduce and reduce_scatter,
-# the output of all_gather, what one rank sends in all_to_all.
-_RING = {
-    "all_reduce": (lambda p: 2 * (p - 1), lambda p: 2 * (p - 1) / p),
-    "reduce_scatter": (lambda p: p - 1, lambda p: (p - 1) / p),
-    "all_gather": (lambda p: p - 1, lambda p: (p - 1) / p),
-    "all_to_all": (lambda p: p - 1, lambda p: (p - 1) / p),
-    "gather": (lambda p: p - 1, lambda p: (p - 1) / p),
-    "scatter": (lambda p: p - 1, lambda p: (p - 1) / p),
-    # Pipelined along the ring, in the limit of many chunks: the latency of the hops and one
-    # passage of the vector.
-    "broadcast": (lambda p: p - 1, lambda p: 1.0),
-    "reduce": (lambda p: p - 1, lambda p: 1.0),
-    "barrier": (lambda p: math.ceil(math.log2(p)), lambda p: 0.0),
+def _everyone(share: Callable[[int], float]) -> Callable[[int, int], float]:
+    return lambda p, hops: share(p)
+
+
+# Per collective, for p ranks: latency steps; the busiest port's share of the vector; the share
+# that the rank sends which is `hops` behind the root on the ring. "Vector" is the whole buffer:
+# the input of all_reduce and reduce_scatter, the output of all_gather and gather, the list of
+# scatter, what one rank gives to all_to_all. Broadcast and reduce are pipelined along the ring, in
+# the limit of many chunks: the latency of the hops and one passage of the vector.
+_RING: dict[str, tuple[Callable[[int], int], Callable[[int], float], Callable[[int, int], float]]] = {
+    "all_reduce": (lambda p: 2 * (p - 1), lambda p: 2 * (p - 1) / p, _everyone(lambda p: 2 * (p - 1) / p)),
+    "reduce_scatter": (lambda p: p - 1, lambda p: (p - 1) / p, _everyone(lambda p: (p - 1) / p)),
+    "all_gather": (lambda p: p - 1, lambda p: (p - 1) / p, _everyone(lambda p: (p - 1) / p)),
+    "all_to_all": (lambda p: p - 1, lambda p: (p - 1) / p, _everyone(lambda p: (p - 1) / p)),
+    "gather": (lambda p: p - 1, lambda p: (p - 1) / p, lambda p, hops: 1 / p if hops else 0.0),
+    "scatter": (lambda p: p - 1, lambda p: (p - 1) / p, lambda p, hops: 0.0 if hops else (p - 1) / p),
+    "broadcast": (lambda p: p - 1, lambda p: 1.0, lambda p, hops: 1.0 if hops < p - 1 else 0.0),
+    "reduce": (lambda p: p - 1, lambda p: 1.0, lambda p, hops: 1.0 if hops else 0.0),
+    "barrier": (lambda p: math.ceil(math.log2(p)), lambda p: 0.0, _everyone(lambda p: 0.0)),
 }
+_RING["new_group"] = _RING["barrier"]
 
 
 @dataclass(frozen=True)
@@ -133,17 +139,30 @@ class ClusterSpec:
         if isinstance(self.world_size, bool) or not isinstance(self.world_size, int) or self.world_size < 1:
             raise ClusterError(f"world_size={self.world_size!r}: a cluster needs at least 1 device.")
 
-    def collective(self, op: str, size_bytes: int, ranks: tuple[int, ...]) -> Traffic:
-        """Cost of a collective over `ranks` on a vector of `size_bytes` (ring algorithms)."""
+    def collective(
+        self, op: str, size_bytes: int, ranks: tuple[int, ...], *, position: int = 0, root: int = 0
+    ) -> Traffic:
+        """Cost of a collective on a vector of `size_bytes` (ring algorithms).
+
+        Args:
+            op: name of the collective.
+            size_bytes: of the whole vector.
+            ranks: the group, in order.
+            position: of the asking rank in the group; the time is the same for all.
+            root: position of the root, for operations that have one.
+
+        Raises:
+            ClusterError: no model for `op`.
+        """
         if op not in _RING:
             raise ClusterError(f"no cost model for collective {op!r}; known: {', '.join(sorted(_RING))}.")
         num_ranks = len(ranks)
         if num_ranks == 1:
             return Traffic(0, 0)
-        steps, share = _RING[op]
-        sent = share(num_ranks) * size_bytes
-        seconds = steps(num_ranks) * self.link.latency_s + sent / self.link.bandwidth_bytes_per_s
-        return Traffic(picoseconds(seconds), round(sent))
+        steps, busiest, sent = _RING[op]
+        passing_s = busiest(num_ranks) * size_bytes / self.link.bandwidth_bytes_per_s
+        sent_bytes = round(sent(num_ranks, (position - root) % num_ranks) * size_bytes)
+        return Traffic(picoseconds(steps(num_ranks) * self.link.latency_s + passing_s), sent_bytes)
 
     def message(self, size_bytes: int, src: int, dst: int) -> Traffic:
         """Cost of one message from rank `src` to rank `dst`."""

@@ -34,7 +34,8 @@ class SimParallelError(Exception):
         same_class = type(other) is type(self)
         return same_class and (other.args, other.facts) == (self.args, self.facts)  # type: ignore[attr-defined]
 
-    __hash__ = Exception.__hash__
+    def __hash__(self) -> int:
+        return hash((type(self), self.args))
 
 
 class InputError(SimParallelError, ValueError):

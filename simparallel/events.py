@@ -56,6 +56,7 @@ class Recorder:
         self.clock_ps: dict[str, int] = {COMPUTE: 0}
         # Plain tuples in Event's field order; building an Event each time costs twice as much.
         self._rows: list[tuple[Any, ...]] = []
+        self.metrics: list[tuple[int, str, float]] = []  # (step, name, value), see `log`
         # (op, shapes, ...) -> (duration_ps, flops, bytes). The owner of the key fills it.
         self.prices: dict[Any, tuple[int, int, int]] = {}
 
@@ -104,6 +105,10 @@ class Recorder:
     def next_step(self) -> None:
         """Count a finished optimizer step; later events carry the next number."""
         self.step += 1
+
+    def log(self, **values: float) -> None:
+        """Note numbers of the current step, such as a loss."""
+        self.metrics += [(self.step, name, float(value)) for name, value in values.items()]
 
     @property
     def events(self) -> list[Event]:

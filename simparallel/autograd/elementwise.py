@@ -135,10 +135,12 @@ class Tanh(AbstractFloatUnary):
 
 
 class Sigmoid(AbstractFloatUnary):
-    """y = 1 / (1 + e ** -x), by tanh, which neither overflows nor loses small values"""
+    """y = 1 / (1 + e ** -x), in the form that neither overflows nor loses small values"""
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        ctx.y = 0.5 * (1 + ctx.xp.tanh(0.5 * self._cast(ctx, x)))
+        x = self._cast(ctx, x)
+        small = ctx.xp.exp(-abs(x))  # in (0, 1]: never overflows
+        ctx.y = ctx.xp.where(x < 0, small, 1) / (1 + small)
         return ctx.y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:

@@ -38,7 +38,9 @@ def _like(value: Any, like: Tensor) -> Tensor:
         xp = get_namespace(like.data)
         return Tensor._result(xp.asarray(value, dtype=np.result_type(like.dtype, value)), None)
     if not is_array(value) and not isinstance(value, np.generic):
-        value = get_namespace(like.data).asarray(value, dtype=like.dtype)
+        value = get_namespace(like.data).asarray(value)
+        if value.dtype.kind == "f":  # Python floats take the tensor's precision
+            value = value.astype(np.result_type(like.dtype, 1.0))
     return Tensor(value)
 
 
@@ -100,25 +102,32 @@ def matmul(x: Any, w: Any) -> Tensor:
 def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     """x @ weight.T + bias.   x: (..., k)   weight: (n, k)   bias: (n,) or None"""
     if bias is None:
-        weight = as_tensor(weight)
-        return _MATMUL(as_tensor(x), permute(weight, 1, 0))
+        return _LINEAR(as_tensor(x), as_tensor(weight))
     return _LINEAR(as_tensor(x), as_tensor(weight), as_tensor(bias))
+
+
+def _as_dims(dim: Any) -> Any:
+    return tuple(dim) if isinstance(dim, list) else dim
+
+
+def _spread(numbers: tuple[Any, ...]) -> tuple[int, ...]:
+    """`f(2, 3)` and `f((2, 3))` mean the same."""
+    return tuple(numbers[0]) if len(numbers) == 1 and isinstance(numbers[0], (tuple, list)) else numbers
 
 
 def sum(x: Any, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """Sum over `dim` (all dims by default)."""
-    return op.instance(reduce.Sum, dim, keepdim)(as_tensor(x))
+    return op.instance(reduce.Sum, _as_dims(dim), keepdim)(as_tensor(x))
 
 
 def mean(x: Any, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """Mean over `dim` (all dims by default)."""
-    return op.instance(reduce.Mean, dim, keepdim)(as_tensor(x))
+    return op.instance(reduce.Mean, _as_dims(dim), keepdim)(as_tensor(x))
 
 
 def reshape(x: Any, *sizes: int) -> Tensor:
     """`x` in another shape, row-major; one size may be -1."""
-    new = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
-    return op.instance(shape.Reshape, new)(as_tensor(x))
+    return op.instance(shape.Reshape, _spread(sizes))(as_tensor(x))
 
 
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
@@ -135,7 +144,7 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 def permute(x: Any, *dims: int) -> Tensor:
     """`x` with its dims in the order `dims`."""
-    return op.instance(shape.Permute, dims)(as_tensor(x))
+    return op.instance(shape.Permute, _spread(dims))(as_tensor(x))
 
 
 def transpose(x: Any, dim0: int, dim1: int) -> Tensor:

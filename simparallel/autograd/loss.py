@@ -44,7 +44,7 @@ class CrossEntropy(Op):
         xp = ctx.xp
         num_rows, num_local = logits.shape
         _check_labels(labels, ctx.size("v"))
-        local = labels - ctx.offset("v")
+        local = labels.astype("int64", copy=False) - ctx.offset("v")
         inside = (local >= 0) & (local < num_local)  # all True unless the class dim is cut
         ctx.rows, ctx.columns = xp.arange(num_rows)[inside], local[inside]
 

@@ -30,7 +30,7 @@ class MatMul(Op):
 
 
 class Linear(Op):
-    """y = x @ w.T + b.   x: (..., k)   w: (n, k)   b: (n,)   y: (..., n)
+    """y = x @ w.T + b.   x: (..., k)   w: (n, k)   b: (n,), may be left out   y: (..., n)
 
     One op instead of three: the bias is added in place, and backward sees 2-D arrays, so that
     each gradient is one matrix product however many leading dims there are.
@@ -38,9 +38,14 @@ class Linear(Op):
 
     rule = "... k, n k, n -> ... n"
 
-    def forward(self, ctx: Context, x: Array, w: Array, b: Array) -> Array:
+    def rule_for(self, *shapes: tuple[int, ...]) -> str:
+        return self.rule if len(shapes) == 3 else "... k, n k -> ... n"
+
+    def forward(self, ctx: Context, x: Array, w: Array, b: Array | None = None) -> Array:
         ctx.x, ctx.w = x, w
         y = x @ w.T
+        if b is None:
+            return y
         if y.dtype != ctx.plan.output.dtype:
             return y + b
         y += b
@@ -48,16 +53,18 @@ class Linear(Op):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         x, w = ctx.x, ctx.w
-        dy_MN = dy.reshape(-1, dy.shape[-1])
+        num_rows = prod(dy.shape[:-1])  # not -1, which has no answer for a size of 0
+        dy_MN = dy.reshape(num_rows, dy.shape[-1])
         dx = (dy_MN @ w).reshape(x.shape) if ctx.needs[0] else None
-        dw = dy_MN.T @ x.reshape(-1, x.shape[-1]) if ctx.needs[1] else None  # (n, M) @ (M, k)
-        db = dy_MN.sum(axis=0) if ctx.needs[2] else None
-        return dx, dw, db
+        dw = dy_MN.T @ x.reshape(num_rows, x.shape[-1]) if ctx.needs[1] else None  # (n, M) @ (M, k)
+        if len(ctx.needs) == 2:
+            return dx, dw
+        return dx, dw, dy_MN.sum(axis=0) if ctx.needs[2] else None
 
-    def work(self, x: Spec, w: Spec, b: Spec) -> Work:
-        y = self.infer(x, w, b)
-        moved = x.size_bytes + w.size_bytes + b.size_bytes + y.size_bytes
-        return Work(2 * prod(y.shape) * x.shape[-1] + prod(y.shape), moved)
+    def work(self, x: Spec, w: Spec, *b: Spec) -> Work:
+        y = self.infer(x, w, *b)
+        moved = sum(spec.size_bytes for spec in (x, w, *b, y))
+        return Work(2 * prod(y.shape) * x.shape[-1] + len(b) * prod(y.shape), moved)
 
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         # dx and dw cost a matrix product each; db is a sum that rides on dw's traffic.

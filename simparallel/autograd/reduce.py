@@ -67,10 +67,10 @@ class Mean(AbstractReduce):
         return prod(ctx.size(name) for i, name in enumerate(dim_names(ndim)) if i in normalize_dims(self.dim, ndim))
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        total = x.sum(
-            axis=normalize_dims(self.dim, x.ndim), keepdims=self.keepdim, dtype=ctx.plan.output.dtype
-        )
-        return total / self._count(ctx)
+        dtype = ctx.plan.output.dtype
+        wide = np.result_type(dtype, np.float32)  # a float16 sum overflows long before its mean
+        total = x.sum(axis=normalize_dims(self.dim, x.ndim), keepdims=self.keepdim, dtype=wide)
+        return (total / self._count(ctx)).astype(dtype)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (self._spread(ctx, dy / self._count(ctx)),)

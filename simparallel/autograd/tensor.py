@@ -38,15 +38,15 @@ _node_numbers = count()
 class no_grad(ContextDecorator):  # noqa: N801 (PyTorch's name)
     """Inside the block (or the decorated function) nothing is put on the tape."""
 
+    def __init__(self) -> None:
+        self._before: list[bool] = []  # a stack: one object may be entered again inside itself
+
     def __enter__(self) -> None:
-        self._before = grad_mode.enabled
+        self._before.append(grad_mode.enabled)
         grad_mode.enabled = False
 
     def __exit__(self, *exc: object) -> None:
-        grad_mode.enabled = self._before
-
-    def _recreate_cm(self) -> no_grad:
-        return type(self)()  # one object per call, so that decorated functions may recurse
+        grad_mode.enabled = self._before.pop()
 
 
 class Node:
@@ -139,6 +139,12 @@ class Tensor:
 
     def __float__(self) -> float:
         return float(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
 
     def numpy(self) -> np.ndarray:
         """The data in host memory; for a NumPy tensor the very same array."""
@@ -327,22 +333,17 @@ def run_backward(
 
     The array given to `deliver` is new, or `seed`, and no other leaf gets the same memory.
     """
-    if root._node is None:
-        deliver(root, seed)
-        return
-    uses = _count_uses(root._node)
+    uses = _count_uses(root._node) if root._node else {}
     grads: dict[int, Array] = {id(root._node): seed}
-    heap = [(-root._node.number, root._node)]
+    heap = [(-root._node.number, root._node)] if root._node else []
     outer, _backward_end.callbacks = _backward_end.callbacks, []
     try:
+        if root._node is None:
+            deliver(root, seed.copy())
         while heap:
             node = heapq.heappop(heap)[1]
             dy = grads.pop(id(node))
-            if node.ctx is None:
-                raise AutogradError(
-                    f"backward: the graph behind {node.op!r} was consumed by an earlier backward; "
-                    "run the forward pass again, or pass retain_graph=True the first time."
-                )
+            assert node.ctx is not None  # _count_uses has looked
             input_grads = node.op.run_backward(node.ctx, dy)
             needs = node.ctx.needs
             if not retain_graph:
@@ -352,6 +353,8 @@ def run_backward(
                     continue
                 source = tensor._node
                 key = id(tensor) if source is None else id(source)
+                if gradient.dtype != tensor.data.dtype:  # dtypes were mixed in forward
+                    gradient = gradient.astype(tensor.data.dtype)
                 before = grads.get(key)
                 if before is not None:
                     gradient = before + gradient
@@ -377,7 +380,10 @@ def _count_uses(root: Node) -> dict[int, int]:
     while stack:
         node = stack.pop()
         if node.ctx is None:
-            continue  # consumed before; the walk will say so
+            raise AutogradError(
+                f"backward: the graph behind {node.op!r} was consumed by an earlier backward; "
+                "run the forward pass again, or pass retain_graph=True the first time."
+            )
         for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
             if not needed:
                 continue

@@ -1,0 +1,52 @@
+"""How ranks talk: the contract, shared memory between processes or threads, messages, groups.
+
+A rank's communicator is handed to whoever needs it; `current()` finds the one of the rank that
+the calling thread plays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from simparallel.comm.communicator import AbstractCommunicator, Communicator
+from simparallel.comm.group import Group
+from simparallel.comm.inline import InlineTransport, Turns
+from simparallel.comm.segment import Segment
+from simparallel.comm.work import Work
+
+__all__ = [
+    "AbstractCommunicator", "Communicator", "Group", "Work", "alone", "current", "use_communicator",
+]  # fmt: skip
+
+_current = threading.local()
+
+
+def current() -> Communicator:
+    """The communicator of this rank; outside of a run, that of a world of one."""
+    communicator = getattr(_current, "communicator", None)
+    if communicator is None:
+        communicator = _current.communicator = alone()
+    return communicator
+
+
+def is_running() -> bool:
+    """Does this thread play a rank of a run?"""
+    return getattr(_current, "in_run", False)
+
+
+def alone() -> Communicator:
+    """A communicator of a world of one rank, in this thread."""
+    return Communicator(InlineTransport(Segment(1, arena_bytes=1 << 30), 0, Turns(1)))
+
+
+@contextmanager
+def use_communicator(communicator: Communicator) -> Iterator[Communicator]:
+    """Make `communicator` this thread's current one inside the block."""
+    before = getattr(_current, "communicator", None), is_running()
+    _current.communicator, _current.in_run = communicator, True
+    try:
+        yield communicator
+    finally:
+        _current.communicator, _current.in_run = before

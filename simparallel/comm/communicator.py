@@ -1,0 +1,403 @@
+"""`Communicator`: every way in which ranks talk, on host arrays.
+
+`AbstractCommunicator` is the contract; `Communicator` fulfils it on shared memory, whether its
+ranks are processes or threads. Arguments are checked here, before anything is published, so that
+bad input is an error of its rank alone and nothing has changed.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from simparallel.comm import header as h
+from simparallel.comm.group import Group
+from simparallel.comm.p2p import Inbox, Outbox
+from simparallel.comm.reduction import reduction
+from simparallel.comm.segment import MAX_GROUPS
+from simparallel.comm.transport import AbstractTransport
+from simparallel.comm.work import Lane, Work
+from simparallel.errors import CommError, DTypeError, InputError, ShapeError
+from simparallel.events import Recorder
+
+
+class AbstractCommunicator:
+    """What every transport offers. All methods are collective over `group` unless they say not.
+
+    Arrays are NumPy arrays of any dtype but object, any shape and any strides. Reductions run in
+    the order of the group's ranks, so every rank gets the same bits on every run. `async_op=True`
+    returns a `Work`; `work.wait()` then gives what the blocking call returns.
+
+    Raises (every collective):
+        InputError, ShapeError, DTypeError: this rank's arguments, before anything is changed.
+        CollectiveMismatchError: ranks made different calls; no data was changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+
+    rank: int
+    world_size: int
+    world: Any
+    recorder: Recorder | None
+
+    def all_reduce(self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
+        """x = op over the ranks' x, in place on every rank; returns x."""
+        raise NotImplementedError
+
+    def broadcast(self, x: np.ndarray, src: int = 0, group: Any = None, async_op: bool = False) -> Any:
+        """x = x of rank `src`, in place; returns x."""
+        raise NotImplementedError
+
+    def reduce(
+        self, x: np.ndarray, dst: int = 0, op: str = "sum", group: Any = None, async_op: bool = False
+    ) -> Any:
+        """x = op over the ranks' x, in place on rank `dst` only; returns x."""
+        raise NotImplementedError
+
+    def all_gather(self, x: np.ndarray, dim: int = 0, group: Any = None, async_op: bool = False) -> Any:
+        """A new array: the ranks' x, concatenated along `dim` in the order of the group."""
+        raise NotImplementedError
+
+    def reduce_scatter(
+        self, x: np.ndarray, dim: int = 0, op: str = "sum", group: Any = None, async_op: bool = False
+    ) -> Any:
+        """A new array: this rank's equal part, along `dim`, of op over the ranks' x."""
+        raise NotImplementedError
+
+    def all_to_all(
+        self, x: np.ndarray, split_dim: int = 0, concat_dim: int = 0, group: Any = None, async_op: bool = False
+    ) -> Any:
+        """A new array: part `rank` (along `split_dim`) of every rank's x, joined along `concat_dim`."""
+        raise NotImplementedError
+
+    def gather(self, x: np.ndarray, dst: int = 0, group: Any = None, async_op: bool = False) -> Any:
+        """On `dst` a list of every rank's x, in the order of the group; None elsewhere."""
+        raise NotImplementedError
+
+    def scatter(
+        self, arrays: Sequence[np.ndarray] | None, src: int = 0, group: Any = None, async_op: bool = False
+    ) -> Any:
+        """A new array: entry `rank` of the list that `src` gives; the others give None."""
+        raise NotImplementedError
+
+    def send(self, x: np.ndarray, dst: int, tag: int = 0) -> None:
+        """Send x to rank `dst`; returns once x may be changed again. Not collective."""
+        raise NotImplementedError
+
+    def recv(self, x: np.ndarray, src: int, tag: int = 0) -> np.ndarray:
+        """Fill x with the next message from `src` with this tag; returns x. Not collective."""
+        raise NotImplementedError
+
+    def isend(self, x: np.ndarray, dst: int, tag: int = 0) -> Work:
+        """`send` that never waits; x must not change before `wait()`. Not collective."""
+        raise NotImplementedError
+
+    def irecv(self, x: np.ndarray, src: int, tag: int = 0) -> Work:
+        """`recv` that never waits; x is filled when `wait()` returns. Not collective."""
+        raise NotImplementedError
+
+    def barrier(self, group: Any = None, async_op: bool = False) -> Any:
+        """Return when every rank of the group has called it."""
+        raise NotImplementedError
+
+    def new_group(self, ranks: Sequence[int]) -> Any:
+        """A group of these ranks, in this order. Every rank of the world calls it, member or not."""
+        raise NotImplementedError
+
+    # --- objects, on top of arrays ------------------------------------------------------------------
+
+    def all_gather_object(self, value: Any, group: Any = None) -> list[Any]:
+        """Every rank's value, in the order of the group. Pickled; for small control data."""
+        data = _pack(value)
+        sizes = self.all_gather(np.array([data.size]), group=group)
+        padded = np.zeros(int(sizes.max()), np.uint8)
+        padded[: data.size] = data
+        rows = self.all_gather(padded, group=group).reshape(len(sizes), -1)
+        return [_unpack(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+
+    def broadcast_object(self, value: Any = None, src: int = 0, group: Any = None) -> Any:
+        """The value of rank `src`, on every rank. Pickled; for small control data."""
+        data = _pack(value) if self.rank == src else np.empty(0, np.uint8)
+        size = self.broadcast(np.array([data.size]), src=src, group=group)
+        data = data if self.rank == src else np.empty(int(size[0]), np.uint8)
+        self.broadcast(data, src=src, group=group)
+        return value if self.rank == src else _unpack(data)
+
+    def gather_object(self, value: Any, dst: int = 0, group: Any = None) -> list[Any] | None:
+        """On `dst` every rank's value, in the order of the group; None elsewhere."""
+        data = _pack(value)
+        sizes = self.all_gather(np.array([data.size]), group=group)
+        padded = np.zeros(int(sizes.max()), np.uint8)
+        padded[: data.size] = data
+        rows = self.gather(padded, dst=dst, group=group)
+        if rows is None:
+            return None
+        return [_unpack(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _pack(value: Any) -> np.ndarray:
+    return np.frombuffer(cloudpickle.dumps(value), np.uint8)
+
+
+def _unpack(data: np.ndarray) -> Any:
+    return pickle.loads(data.tobytes())  # written by a rank of this run, in this run's own memory
+
+
+class Communicator(AbstractCommunicator):
+    """The contract on shared memory.
+
+    Args:
+        transport: this rank's end of it.
+        recorder: clocks and events of this rank, or None to keep none.
+    """
+
+    def __init__(self, transport: AbstractTransport, recorder: Recorder | None = None) -> None:
+        self.transport = transport
+        self.recorder = recorder
+        self.rank = transport.rank
+        self.world_size = transport.world_size
+        self._lanes: set[Lane] = set()
+        self._outboxes: dict[int, Outbox] = {}
+        self._inboxes: dict[int, Inbox] = {}
+        self.world = Group(transport, recorder, self._lanes, 0, tuple(range(self.world_size)))
+        self._groups = [self.world]
+
+    # --- collectives ----------------------------------------------------------------------------------
+
+    def all_reduce(self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
+        group = self._group("all_reduce", group)
+        _check_array("all_reduce", x, written=True)
+        reduction(op, x.dtype)
+        work = group.submit(
+            "all_reduce", ("all_reduce", op, x.dtype, x.shape),
+            lambda: h.encode("all_reduce", op, dtype=x.dtype, shape=x.shape),
+            x, lambda call: group.all_reduce(call, x, op), (x.nbytes, 0),
+        )  # fmt: skip
+        return work if async_op else work.wait()
+
+    def broadcast(self, x: np.ndarray, src: int = 0, group: Any = None, async_op: bool = False) -> Any:
+        group = self._group("broadcast", group)
+        root = _root("broadcast", group, src)
+        _check_array("broadcast", x, written=True)
+        work = group.submit(
+            "broadcast", ("broadcast", src, x.dtype, x.shape),
+            lambda: h.encode("broadcast", root=src, dtype=x.dtype, shape=x.shape),
+            x if root == group.rank else None, lambda call: group.broadcast(call, x, root), (x.nbytes, root),
+        )  # fmt: skip
+        return work if async_op else work.wait()
+
+    def reduce(
+        self, x: np.ndarray, dst: int = 0, op: str = "sum", group: Any = None, async_op: bool = False
+    ) -> Any:
+        group = self._group("reduce", group)
+        root = _root("reduce", group, dst)
+        _check_array("reduce", x, written=root == group.rank)
+        reduction(op, x.dtype)
+        work = group.submit(
+            "reduce", ("reduce", op, dst, x.dtype, x.shape),
+            lambda: h.encode("reduce", op, root=dst, dtype=x.dtype, shape=x.shape),
+            x, lambda call: group.reduce(call, x, op, root), (x.nbytes, root),
+        )  # fmt: skip
+        return work if async_op else work.wait()
+
+    def all_gather(self, x: np.ndarray, dim: int = 0, group: Any = None, async_op: bool = False) -> Any:
+        group = self._group("all_gather", group)
+        _check_array("all_gather", x)
+        dim = _check_dim("all_gather", x, dim)
+        work = group.submit(
+            "all_gather", ("all_gather", dim, x.dtype, x.shape),
+            lambda: h.encode("all_gather", dtype=x.dtype, shape=x.shape, dims=h.encode_dims(dim)),
+            x, lambda call: group.all_gather(call, x, dim), (x.nbytes * group.size, 0),
+        )  # fmt: skip
+        return work if async_op else work.wait()
+
+    def reduce_scatter(
+        self, x: np.ndarray, dim: int = 0, op: str = "sum", group: Any = None, async_op: bool = False
+    ) -> Any:
+        group = self._group("reduce_scatter", group)
+        _check_array("reduce_scatter", x)
+        dim = _check_dim("reduce_scatter", x, dim, divided_by=group.size)
+        reduction(op, x.dtype)
+        work = group.submit(
+            "reduce_scatter", ("reduce_scatter", op, dim, x.dtype, x.shape),
+            lambda: h.encode("reduce_scatter", op, dtype=x.dtype, shape=x.shape, dims=h.encode_dims(dim)),
+            x, lambda call: group.reduce_scatter(call, x, dim, op), (x.nbytes, 0),
+        )  # fmt: skip
+        return work if async_op else work.wait()
+
+    def all_to_all(
+        self, x: np.ndarray, split_dim: int = 0, concat_dim: int = 0, group: Any = None, async_op: bool = False
+    ) -> Any:
+        group = self._group("all_to_all", group)
+        _check_array("all_to_all", x)
+        split = _check_dim("all_to_all", x, split_dim, divided_by=group.size)
+        concat = _check_dim("all_to_all", x, concat_dim)
+        dims = h.encode_dims(split, concat)
+        work = group.submit(
+            "all_to_all", ("all_to_all", dims, x.dtype, x.shape),
+            lambda: h.encode("all_to_all", dtype=x.dtype, shape=x.shape, dims=dims),
+            x, lambda call: group.all_to_all(call, x, split, concat), (x.nbytes, 0),
+        )  # fmt: skip
+        return work if async_op else work.wait()
+
+    def gather(self, x: np.ndarray, dst: int = 0, group: Any = None, async_op: bool = False) -> Any:
+        group = self._group("gather", group)
+        root = _root("gather", group, dst)
+        _check_array("gather", x)
+        work = group.submit(
+            "gather", ("gather", dst, x.dtype, x.shape),
+            lambda: h.encode("gather", root=dst, dtype=x.dtype, shape=x.shape),
+            x, lambda call: group.gather(call, x, root), (x.nbytes * group.size, root),
+        )  # fmt: skip
+        return work if async_op else work.wait()
+
+    def scatter(
+        self, arrays: Sequence[np.ndarray] | None, src: int = 0, group: Any = None, async_op: bool = False
+    ) -> Any:
+        group = self._group("scatter", group)
+        root = _root("scatter", group, src)
+        payload = None
+        header = h.encode("scatter", root=src)
+        if root == group.rank:
+            payload = _check_parts(arrays, group.size)
+            h.encode_given(header, payload.shape[1:], payload.dtype)
+        elif arrays is not None:
+            raise InputError(f"scatter: only rank {src} gives a list; rank {self.rank} must pass None.")
+        key = ("scatter", src) if payload is None else ("scatter", src, payload.dtype, payload.shape)
+        # The receivers learn the size from the root, so the network model prices it at the end.
+        work = group.submit(
+            "scatter", key, lambda: header, payload, lambda call: group.scatter(call, root),
+            (payload.nbytes if payload is not None else -1, root),
+        )  # fmt: skip
+        return work if async_op else work.wait()
+
+    def barrier(self, group: Any = None, async_op: bool = False) -> Any:
+        group = self._group("barrier", group)
+        work = group.submit("barrier", ("barrier",), lambda: h.encode("barrier"), None, group.nothing, (0, 0))
+        return work if async_op else work.wait()
+
+    def new_group(self, ranks: Sequence[int]) -> Group:
+        members = tuple(int(rank) for rank in ranks)
+        outside = [rank for rank in members if not 0 <= rank < self.world_size]
+        if not members or outside or len(set(members)) != len(members):
+            raise InputError(
+                f"new_group: ranks={members} must be different ranks of 0 … {self.world_size - 1}, at least one."
+            )
+        number = len(self._groups)
+        if number == MAX_GROUPS:
+            raise CommError(f"new_group: a world has at most {MAX_GROUPS} groups; keep and reuse them.")
+        self.world.submit(
+            "new_group", ("new_group", members), lambda: h.encode("new_group", members=members),
+            None, self.world.nothing, (0, 0),
+        ).wait()  # fmt: skip
+        group = Group(self.transport, self.recorder, self._lanes, number, members)
+        self._groups.append(group)
+        return group
+
+    # --- messages -----------------------------------------------------------------------------------
+
+    def send(self, x: np.ndarray, dst: int, tag: int = 0) -> None:
+        self.isend(x, dst, tag).wait()
+
+    def recv(self, x: np.ndarray, src: int, tag: int = 0) -> np.ndarray:
+        return self.irecv(x, src, tag).wait()
+
+    def isend(self, x: np.ndarray, dst: int, tag: int = 0) -> Work:
+        self._check_message("send", x, "dst", dst, tag)
+        if dst not in self._outboxes:
+            self._outboxes[dst] = Outbox(self.transport, self.recorder, self._lanes, dst)
+        return self._outboxes[dst].send(x, tag)
+
+    def irecv(self, x: np.ndarray, src: int, tag: int = 0) -> Work:
+        self._check_message("recv", x, "src", src, tag)
+        _check_array("recv", x, written=True)
+        if src not in self._inboxes:
+            self._inboxes[src] = Inbox(self.transport, self.recorder, self._lanes, src)
+        return self._inboxes[src].receive(x, tag)
+
+    # --- memory, end ----------------------------------------------------------------------------------
+
+    def empty(self, shape: tuple[int, ...] | int, dtype: Any = np.float32) -> np.ndarray:
+        """A new array in this rank's shared arena: collectives do not copy it in or out. Not collective.
+
+        Raises:
+            SharedMemoryError: no room.
+        """
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        return self.transport.arena.empty(shape, np.dtype(dtype))
+
+    def progress(self) -> None:
+        """Advance what was started with `async_op=True`, without waiting. Not collective."""
+        for lane in tuple(self._lanes):
+            lane.advance()
+
+    def finish(self) -> None:
+        """Wait for everything that was started and not waited for. Called at the end of a run."""
+        while self._lanes:
+            lane = next(iter(self._lanes))
+            lane.finish(lane.last)
+
+    def release(self) -> None:
+        """Give this run's staging memory back to the arena. Only when all ranks have ended."""
+        for owner in (*self._groups, *self._outboxes.values()):
+            owner.release()
+
+    def _group(self, op: str, group: Group | None) -> Group:
+        if group is None:
+            return self.world
+        if not isinstance(group, Group):
+            raise InputError(f"{op}: group={group!r} is not a group; use new_group(ranks).")
+        if group.rank is None:
+            raise InputError(f"{op}: rank {self.rank} is not a member of {group.name}.")
+        return group
+
+    def _check_message(self, op: str, x: np.ndarray, what: str, rank: int, tag: int) -> None:
+        _check_array(op, x)
+        if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or not 0 <= rank < self.world_size:
+            raise InputError(f"{op}: {what}={rank!r} is not a rank of 0 … {self.world_size - 1}.")
+        if isinstance(tag, bool) or not isinstance(tag, (int, np.integer)) or not 0 <= tag < 2**62:
+            raise InputError(f"{op}: tag={tag!r} must be an integer of 0 or more.")
+
+
+def _check_array(op: str, x: Any, *, written: bool = False) -> None:
+    if not isinstance(x, np.ndarray):
+        raise InputError(f"{op}: needs an array, got {type(x).__name__}; use np.asarray(...).")
+    if x.dtype.hasobject:
+        raise DTypeError(f"{op}: arrays of Python objects cannot be shared; use the _object version.")
+    if written and not x.flags.writeable:
+        raise InputError(f"{op}: writes its result into the array, but this one is read-only; pass a copy.")
+
+
+def _check_dim(op: str, x: np.ndarray, dim: int, divided_by: int = 1) -> int:
+    if not -x.ndim <= dim < x.ndim:
+        raise ShapeError(f"{op}: dim {dim} does not fit shape {x.shape}; a scalar needs reshape(1) first.")
+    dim %= x.ndim
+    if x.shape[dim] % divided_by:
+        raise ShapeError(
+            f"{op}: dim {dim} of shape {x.shape} has size {x.shape[dim]}, which the {divided_by} ranks of the "
+            f"group do not divide; pad it to {-(-x.shape[dim] // divided_by) * divided_by}."
+        )
+    return dim
+
+
+def _root(op: str, group: Group, rank: int) -> int:
+    if rank not in group.ranks:
+        raise InputError(f"{op}: rank {rank!r} is not a member of {group.name} (ranks {group.ranks}).")
+    return group.ranks.index(rank)
+
+
+def _check_parts(arrays: Sequence[np.ndarray] | None, size: int) -> np.ndarray:
+    if arrays is None or len(arrays) != size:
+        count = "None" if arrays is None else f"{len(arrays)} arrays"
+        raise InputError(f"scatter: the source gives one array for each of the {size} ranks, got {count}.")
+    for i, part in enumerate(arrays):
+        _check_array("scatter", part)
+        if (part.shape, part.dtype) != (arrays[0].shape, arrays[0].dtype):
+            raise ShapeError(
+                f"scatter: all parts need one shape and dtype; part 0 is {arrays[0].dtype} {arrays[0].shape}, "
+                f"part {i} is {part.dtype} {part.shape}."
+            )
+    return np.stack(list(arrays))

@@ -1,0 +1,160 @@
+"""The header that every rank publishes for every collective, and what it says when they differ.
+
+Words 0 … 15 must be equal on all ranks of the group; the rest tells peers where things are.
+
+    0 seq   1 op   2 reduce op   3 root   4 dtype   5 dims (dim, or split and concat)   6 ndim
+    7 … 14 shape (the last one holds a hash of any further sizes)   15 members (new_group)
+    16 call site   17 simulated time at the call [ps]   18 offset of the payload in the arena
+    19 payload [bytes]   20 1 if the payload is the user's own array   21 tag
+    22 dtype   23 ndim   24 … 31 shape of what the root of a scatter gives to each
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from simparallel.errors import CollectiveMismatchError, InputError
+
+OPS = (
+    "none", "barrier", "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter",
+    "all_to_all", "gather", "scatter", "new_group", "send",
+)  # fmt: skip
+OP_CODES = {name: code for code, name in enumerate(OPS)}
+REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or")
+REDUCE_CODES = {name: code for code, name in enumerate(REDUCE_OPS)}
+
+SEQ, OP, REDUCE, ROOT, DTYPE, DIMS, NDIM, SHAPE, MEMBERS = 0, 1, 2, 3, 4, 5, 6, 7, 15
+COMPARED = 16
+SITE, SIM_PS, OFFSET, NBYTES, ZERO_COPY, TAG = 16, 17, 18, 19, 20, 21
+GIVEN_DTYPE, GIVEN_NDIM, GIVEN_SHAPE = 22, 23, 24
+USED = 32
+MAX_GIVEN_DIMS = USED - GIVEN_SHAPE
+_SHAPE_WORDS = MEMBERS - SHAPE
+
+
+def _hash63(text: str) -> int:
+    return zlib.crc32(text.encode()) | (zlib.crc32(text[::-1].encode()) & 0x7FFFFFFF) << 32
+
+
+def encode_dtype(dtype: np.dtype) -> int:
+    """A dtype's text as a number that can be read back; longer texts become a hash."""
+    text = dtype.str.encode()
+    return int.from_bytes(text, "little") if len(text) < 8 else -_hash63(dtype.str)
+
+
+def decode_dtype(code: int) -> str:
+    if code <= 0:
+        return "a dtype with a long name" if code else "-"
+    return np.dtype(_dtype_text(code)).name
+
+
+def _dtype_text(code: int) -> str:
+    return code.to_bytes(8, "little").rstrip(b"\0").decode()
+
+
+def encode(
+    op: str, reduce_op: str = "-", root: int = 0, dtype: np.dtype | None = None,
+    shape: tuple[int, ...] = (), dims: int = 0, members: Sequence[int] = (),
+) -> array[int]:  # fmt: skip
+    """A header for this call, all but the words that change from call to call."""
+    words = array("q", bytes(8 * USED))
+    words[OP], words[REDUCE], words[ROOT] = OP_CODES[op], REDUCE_CODES[reduce_op], root
+    words[DTYPE] = encode_dtype(dtype) if dtype is not None else 0
+    words[DIMS] = dims
+    words[NDIM] = len(shape)
+    words[SHAPE : SHAPE + min(len(shape), _SHAPE_WORDS)] = array("q", shape[:_SHAPE_WORDS])
+    if len(shape) > _SHAPE_WORDS:
+        words[MEMBERS - 1] = _hash63(str(shape))
+    words[MEMBERS] = _hash63(str(tuple(members))) if members else 0
+    return words
+
+
+def encode_given(words: array[int], shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Tell the others what the root gives; they do not know it from their own call.
+
+    Raises:
+        InputError: more dims, or a longer dtype, than the header can say.
+    """
+    code = encode_dtype(dtype)
+    if len(shape) > MAX_GIVEN_DIMS or code < 0:
+        raise InputError(
+            f"an array of {len(shape)} dims and dtype {dtype} cannot be announced to its receivers: at most "
+            f"{MAX_GIVEN_DIMS} dims and dtypes with short names; reshape it, or view it as bytes."
+        )
+    words[GIVEN_DTYPE], words[GIVEN_NDIM] = code, len(shape)
+    words[GIVEN_SHAPE : GIVEN_SHAPE + len(shape)] = array("q", shape)
+
+
+def decode_given(words: Sequence[int]) -> tuple[tuple[int, ...], np.dtype]:
+    """What the root gives: shape and dtype."""
+    shape = tuple(words[GIVEN_SHAPE : GIVEN_SHAPE + words[GIVEN_NDIM]])
+    return shape, np.dtype(_dtype_text(words[GIVEN_DTYPE]))
+
+
+def describe(words: Sequence[int]) -> str:
+    """A header in words: `all_reduce(sum) float32 (20, 2)`."""
+    text = OPS[words[OP]]
+    if words[REDUCE]:
+        text += f"({REDUCE_OPS[words[REDUCE]]})"
+    if words[DTYPE]:
+        sizes = [str(size) for size in words[SHAPE : SHAPE + min(words[NDIM], _SHAPE_WORDS)]]
+        if words[NDIM] > _SHAPE_WORDS:
+            sizes[-1] = "…"
+        text += f" {decode_dtype(words[DTYPE])} ({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+    if text.startswith(("broadcast", "reduce(", "gather", "scatter")):
+        text += f" root {words[ROOT]}"
+    if words[DIMS]:
+        text += f" dim {' -> '.join(map(str, decode_dims(words[DIMS])))}"
+    return text
+
+
+def encode_dims(*dims: int) -> int:
+    """Up to seven dims (0 … 254) in one word; 0 means none."""
+    return int.from_bytes(bytes(dim + 1 for dim in dims), "little")
+
+
+def decode_dims(word: int) -> list[int]:
+    return [byte - 1 for byte in word.to_bytes(8, "little").rstrip(b"\0")]
+
+
+_FIELDS = {"number": (SEQ,), "op": (OP,), "reduce op": (REDUCE,), "root": (ROOT,), "dtype": (DTYPE,),
+           "dim": (DIMS,), "shape": tuple(range(NDIM, MEMBERS)), "ranks": (MEMBERS,)}  # fmt: skip
+
+
+def mismatch_error(
+    group_name: str, headers: dict[int, Sequence[int]], sites: dict[int, str], me: int
+) -> CollectiveMismatchError:
+    """The error for headers that differ: equal calls are told together, with their places.
+
+    Args:
+        headers: rank -> header words.
+        sites: rank -> call site.
+        me: the rank that raises.
+    """
+    calls: dict[str, list[int]] = {}
+    for rank, words in headers.items():
+        calls.setdefault(f"{describe(words)} at {sites[rank]}", []).append(rank)
+    differing = [
+        name
+        for name, places in _FIELDS.items()
+        if len({tuple(words[place] for place in places) for words in headers.values()}) > 1
+    ]
+    told = [f"  {_ranks(ranks)} called {call}" for call, ranks in calls.items()]
+    seq = headers[me][SEQ]
+    return CollectiveMismatchError(
+        f"{group_name}, collective #{seq}: ranks made different calls.\n"
+        + "\n".join(told)
+        + f"\nThey differ in: {', '.join(differing)}. No data was changed. All ranks of a group must make "
+        "the same calls, with the same shapes and dtypes, in the same order.",
+        group=group_name,
+        seq=int(seq),
+        calls={rank: f"{describe(words)} at {sites[rank]}" for rank, words in headers.items()},
+    )
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

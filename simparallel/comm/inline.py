@@ -1,0 +1,104 @@
+"""Ranks as threads of one process that take turns: the same order on every run.
+
+Exactly one rank runs at a time. A rank that has to wait hands the turn to the next one that can
+go on, in the order of ranks. If none can, every rank waits for another: that is a deadlock, known
+at once, and all are told who waits where.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from simparallel.comm.segment import ABORT_INTERRUPT, DONE, FAILED, RUNNING, Segment
+from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
+from simparallel.errors import DeadlockError
+
+
+class Turns:
+    """Whose turn it is, and who waits for what."""
+
+    def __init__(self, world_size: int) -> None:
+        self.gates = [threading.Semaphore(0) for _ in range(world_size)]
+        self.transports: list[InlineTransport] = []
+        self.blocked: dict[int, tuple[Sequence[Condition], Callable[[], str]]] = {}
+        self.deadlock: dict[int, str] | None = None
+
+    def begin(self, rank: int) -> None:
+        """Wait for the first turn."""
+        self.gates[rank].acquire()
+
+    def pass_on(self, rank: int) -> bool:
+        """Give the turn to the next rank that can go on; False if that is `rank` itself."""
+        order = [(rank + i) % len(self.gates) for i in range(1, len(self.gates) + 1)]
+        chosen = next((r for r in order if self._can_run(r)), None)
+        if chosen is None:
+            waiting = {r: describe() for r, (_, describe) in sorted(self.blocked.items())}
+            if not waiting:
+                return True  # everyone has ended
+            self.deadlock = waiting
+            chosen = next(r for r in order if r in waiting)
+        if chosen == rank:
+            return False
+        self.gates[chosen].release()
+        return True
+
+    def _can_run(self, rank: int) -> bool:
+        transport = self.transports[rank]
+        if transport.state_of(rank) != RUNNING:
+            return False
+        if rank not in self.blocked:
+            return True
+        return transport.may_go_on(self.blocked[rank][0])
+
+
+class InlineTransport(AbstractTransport):
+    """One rank of a world of threads."""
+
+    def __init__(
+        self, segment: Segment, rank: int, turns: Turns, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        super().__init__(segment, rank, timeout_s)
+        self.turns = turns
+        turns.transports.append(self)
+        self.start()
+
+    def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
+        turns = self.turns
+        while not any(self.met(condition) for condition in conditions):
+            if self.words[self.segment.map.abort()] == ABORT_INTERRUPT:
+                raise KeyboardInterrupt
+            if turns.deadlock is not None:
+                raise self._deadlock_error()
+            self.check_health(conditions[0], describe)
+            turns.blocked[self.rank] = conditions, describe
+            if turns.pass_on(self.rank):
+                turns.gates[self.rank].acquire()
+            del turns.blocked[self.rank]
+
+    def notify(self, index: int) -> None:
+        """Nobody else is running, so nobody has to be woken."""
+
+    def may_go_on(self, conditions: Sequence[Condition]) -> bool:
+        """Is a condition met, or is there a reason to stop waiting?"""
+        if any(self.met(condition) for condition in conditions) or self.turns.deadlock is not None:
+            return True
+        if self.words[self.segment.map.abort()]:
+            return True
+        states = [self.state_of(rank) for rank in range(self.world_size)]
+        if any(state >= FAILED for state in states):
+            return True
+        return any(states[rank] == DONE for rank in self.lagging(conditions[0]))
+
+    def end(self) -> None:
+        """Hand the turn on for good. The state must say by now how this rank ended."""
+        self.turns.pass_on(self.rank)
+
+    def _deadlock_error(self) -> DeadlockError:
+        waiting = self.turns.deadlock or {}
+        told = "\n".join(f"  rank {rank} waits in {text}" for rank, text in waiting.items())
+        return DeadlockError(
+            f"every rank waits for another one, so none can go on:\n{told}\n"
+            "All ranks of a group must make the same calls in the same order; every recv needs a send.",
+            waiting=waiting,
+        )

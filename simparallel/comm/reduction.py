@@ -1,0 +1,93 @@
+"""Reductions of the ranks' arrays, always in the order of the group: the same bits everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from simparallel.errors import DTypeError, InputError
+
+_UFUNCS = {
+    "sum": np.add,
+    "mean": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}
+BLOCK_BYTES = 128 * 1024  # the partial result stays in the cache while the peers' pages stream by
+
+
+class Reduction(NamedTuple):
+    """How to reduce one dtype: `ufunc` in `accumulate`, then divide by `divisor_of(P)`."""
+
+    ufunc: np.ufunc
+    accumulate: np.dtype
+    is_mean: bool
+
+
+@lru_cache(maxsize=256)
+def reduction(op: str, dtype: np.dtype) -> Reduction:
+    """The reduction `op` for `dtype`.
+
+    float16 is accumulated in float32 and rounded once. bool: sum and max are "or", prod and min
+    are "and".
+
+    Raises:
+        InputError: unknown op.
+        DTypeError: the op has no meaning for the dtype.
+    """
+    if op not in _UFUNCS:
+        raise InputError(f"op={op!r} is not a reduction; choose from {', '.join(_UFUNCS)}.")
+    ufunc = _UFUNCS[op]
+    if op == "mean" and dtype.kind not in "fc":
+        raise DTypeError(f"op='mean' needs a floating-point dtype, got {dtype}; use 'sum' and divide, or cast.")
+    accumulate = np.dtype(np.float32) if dtype == np.float16 and op in ("sum", "mean", "prod") else dtype
+    try:
+        result = ufunc(np.zeros(1, accumulate), np.zeros(1, accumulate))
+    except TypeError:
+        raise DTypeError(f"op={op!r} has no meaning for dtype {dtype}.") from None
+    if result.dtype != accumulate:
+        raise DTypeError(f"op={op!r} has no meaning for dtype {dtype}: it gives {result.dtype}.")
+    return Reduction(ufunc, accumulate, op == "mean")
+
+
+def reduce_stack(rule: Reduction, stack: np.ndarray) -> np.ndarray:
+    """Reduce over dim 0 of (P, n); the result has the accumulation dtype."""
+    total = rule.ufunc.reduce(stack, axis=0, dtype=rule.accumulate)
+    if rule.is_mean:
+        total /= len(stack)
+    return total
+
+
+def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
+    """out = reduction of `parts` (1-D, equal sizes). `out` may be the memory of one of them."""
+    if len(parts) == 1:
+        if out is not parts[0]:
+            out[...] = parts[0]
+        return
+    block = max(1, BLOCK_BYTES // rule.accumulate.itemsize)
+    scratch = np.empty(min(block, out.size), rule.accumulate)
+    for start in range(0, out.size, block):
+        stop = min(start + block, out.size)
+        total = scratch[: stop - start]
+        rule.ufunc(parts[0][start:stop], parts[1][start:stop], out=total, dtype=rule.accumulate)
+        for part in parts[2:]:
+            rule.ufunc(total, part[start:stop], out=total, dtype=rule.accumulate)
+        if rule.is_mean:
+            total /= len(parts)
+        out[start:stop] = total
+
+
+def reduce_arrays(rule: Reduction, parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    """Reduction of arrays of any equal shape, as a new array of `dtype`."""
+    total = np.array(parts[0], dtype=rule.accumulate, copy=True, order="C", ndmin=0)
+    for part in parts[1:]:
+        rule.ufunc(total, part, out=total, dtype=rule.accumulate)
+    if rule.is_mean:
+        total /= len(parts)
+    return total.astype(dtype, copy=False)

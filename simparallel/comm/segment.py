@@ -1,0 +1,354 @@
+"""The memory that the ranks share: one unnamed mapping, laid out below.
+
+The mapping is a memfd (or, where there is none, a file that is unlinked at birth), so nothing can
+be left behind, whatever is killed. It is mapped once, large and sparse: pages are reserved with
+posix_fallocate as they are first needed, so that a lack of memory is a Python error and not a
+SIGBUS, and no rank ever has to map again.
+
+    control   int64 words, every word has exactly one writer (see `ControlMap`)
+    sites     per rank: 256 interned call sites of 256 bytes, "train.py:31 in step"
+    records   per rank: 16 KiB of JSON, why it failed
+    arenas    per rank: `arena_bytes` for its payloads; slots of the groups first, then a heap
+
+Order matters wherever two ranks meet: payload first, then header, then the sequence number.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import tempfile
+import threading
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+
+from simparallel.errors import SharedMemoryError
+
+PAGE = 4096
+LINE = 64  # bytes in a cache line
+WORD = 8
+
+MAX_GROUPS = 64
+SLOT_BYTES = 16 * 1024  # payloads up to this size travel in a group's double-buffered slot
+HEADER_WORDS = 32
+RING = 16  # messages in flight between two ranks
+SITES, SITE_BYTES = 256, 256
+RECORD_BYTES = 16 * 1024
+DEFAULT_ARENA_BYTES = 16 << 30
+SMALLEST_ARENA_BYTES = 64 << 20
+
+# States of a rank.
+IDLE, RUNNING, DONE, FAILED, FAILED_BY_OTHERS = range(5)
+
+
+@dataclass(frozen=True)
+class ControlMap:
+    """Where each word is. Indices are in words; P is the number of ranks.
+
+        launcher   8                abort                          written by the launcher
+        host       P x 8            exit of rank r                 written by the host process
+        status     P x 8            state, pid, sleeping, sites    written by rank r
+        marks      G x P x 8        arrive, phase, done            written by rank r, per group
+        headers    G x 2 x P x 32   what rank r called, for odd and for even numbers
+        sent       P x P x 8        messages sent from r to q      written by r
+        taken      P x P x 8        messages from q taken by r     written by r
+        letters    P x P x 16 x 32  headers of the messages        written by r (sender)
+    """
+
+    world_size: int
+
+    @property
+    def _starts(self) -> tuple[int, ...]:
+        p = self.world_size
+        sizes = (8, 8 * p, 8 * p, MAX_GROUPS * p * 8, MAX_GROUPS * 2 * p * HEADER_WORDS,
+                 p * p * 8, p * p * 8, p * p * RING * HEADER_WORDS)  # fmt: skip
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + size)
+        return tuple(starts)
+
+    def abort(self) -> int:
+        """0, or the reason why everyone has to stop (see ABORT_…)."""
+        return self._starts[0]
+
+    def exit_of(self, rank: int) -> int:
+        """0 while the process lives; 1 + exit code; minus the signal's number."""
+        return self._starts[1] + 8 * rank
+
+    def state(self, rank: int) -> int:
+        return self._starts[2] + 8 * rank
+
+    def pid(self, rank: int) -> int:
+        return self._starts[2] + 8 * rank + 1
+
+    def sleeping(self, rank: int) -> int:
+        return self._starts[2] + 8 * rank + 2
+
+    def record_length(self, rank: int) -> int:
+        return self._starts[2] + 8 * rank + 3
+
+    def mark(self, group: int, rank: int, which: int) -> int:
+        """which: 0 arrive, 1 phase, 2 done; each is the number of a collective."""
+        return self._starts[3] + (group * self.world_size + rank) * 8 + which
+
+    def header(self, group: int, parity: int, rank: int) -> int:
+        return self._starts[4] + ((group * 2 + parity) * self.world_size + rank) * HEADER_WORDS
+
+    def sent(self, src: int, dst: int) -> int:
+        return self._starts[5] + (src * self.world_size + dst) * 8
+
+    def taken(self, dst: int, src: int) -> int:
+        return self._starts[6] + (dst * self.world_size + src) * 8
+
+    def letter(self, src: int, dst: int, number: int) -> int:
+        return self._starts[7] + ((src * self.world_size + dst) * RING + number % RING) * HEADER_WORDS
+
+    @property
+    def num_words(self) -> int:
+        return self._starts[8]
+
+
+ABORT_INTERRUPT, ABORT_TERMINATE = 1, 2
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _open_unnamed(size_bytes: int) -> int:
+    """A file descriptor of an unnamed file of this (sparse) size."""
+    if hasattr(os, "memfd_create") and "memfd" not in os.environ.get("SIMPARALLEL_DISABLE", ""):
+        fd = os.memfd_create("simparallel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size_bytes)
+        _seal(fd)
+        return fd
+    directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    fd, path = tempfile.mkstemp(prefix="simparallel-", dir=directory)
+    os.unlink(path)
+    os.ftruncate(fd, size_bytes)
+    return fd
+
+
+def _seal(fd: int) -> None:
+    """Nobody may truncate it any more: that would be a SIGBUS for everyone else."""
+    import fcntl
+
+    add_seals, shrink_and_grow = 1033, 0x2 | 0x4  # F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW
+    fcntl.fcntl(fd, add_seals, shrink_and_grow)
+
+
+class Segment:
+    """The mapping of one world, as seen by any process that holds its descriptor.
+
+    Args:
+        world_size: number of ranks.
+        fd: descriptor of an existing segment; None creates one.
+        arena_bytes: address space of each rank; 0 takes what the machine gives.
+
+    Attributes:
+        words: the control words, `memoryview` of int64. Aligned single stores, never
+            read-modify-write from two ranks.
+
+    Raises:
+        SharedMemoryError: not even the smallest arena could be had.
+    """
+
+    def __init__(self, world_size: int, fd: int | None = None, arena_bytes: int = 0) -> None:
+        self.world_size = world_size
+        self.map = ControlMap(world_size)
+        self._sites_at = _round_up(self.map.num_words * WORD, PAGE)
+        self._records_at = self._sites_at + world_size * SITES * SITE_BYTES
+        self._arenas_at = _round_up(self._records_at + world_size * RECORD_BYTES, PAGE)
+        if fd is None:
+            fd = self._create(arena_bytes)
+        self.fd = fd
+        total = os.fstat(fd).st_size
+        self.arena_bytes = (total - self._arenas_at) // world_size
+        self.mmap = mmap.mmap(fd, total)
+        self.words = memoryview(self.mmap)[: self.map.num_words * WORD].cast("q")
+        self._bytes = np.frombuffer(self.mmap, np.uint8)
+        self.address = self._bytes.__array_interface__["data"][0]
+
+    def _create(self, arena_bytes: int) -> int:
+        wanted = _round_up(arena_bytes or DEFAULT_ARENA_BYTES, PAGE)
+        while True:
+            total = self._arenas_at + self.world_size * wanted
+            fd = -1
+            try:
+                fd = _open_unnamed(total)
+                os.posix_fallocate(fd, 0, self._arenas_at)
+                mmap.mmap(fd, total).close()
+                return fd
+            except (OSError, ValueError, OverflowError) as error:
+                if fd >= 0:
+                    os.close(fd)
+                wanted //= 4
+                if arena_bytes or wanted < SMALLEST_ARENA_BYTES:
+                    raise SharedMemoryError(
+                        f"{self.world_size} ranks need {total} bytes of address space and {self._arenas_at} "
+                        f"bytes of shared memory at once: {error}. Use fewer ranks, raise the limit "
+                        "(ulimit -v, container memory, --shm-size), or pass a smaller arena_bytes.",
+                        needed_bytes=total,
+                    ) from error
+
+    def close_fd(self) -> None:
+        """Give the descriptor back; the mapping lives on until its last array is gone.
+
+        Afterwards no further memory can be reserved.
+        """
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def arena_at(self, rank: int) -> int:
+        """Byte position of the arena of `rank`."""
+        return self._arenas_at + rank * self.arena_bytes
+
+    def array(self, rank: int, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """A view of payload memory; it keeps the mapping alive."""
+        size = 1
+        for n in shape:
+            size *= n
+        if size == 0 or dtype.itemsize == 0:
+            return np.empty(shape, dtype)
+        view = np.frombuffer(self.mmap, dtype, size, self.arena_at(rank) + offset)
+        return view if len(shape) == 1 else view.reshape(shape)
+
+    # --- texts ------------------------------------------------------------------------------------
+
+    def write_site(self, rank: int, number: int, text: str) -> None:
+        self._write_text(self._sites_at + (rank * SITES + number) * SITE_BYTES, SITE_BYTES, text)
+
+    def read_site(self, rank: int, number: int) -> str:
+        start = self._sites_at + (rank * SITES + number) * SITE_BYTES
+        return bytes(self.mmap[start : start + SITE_BYTES]).rstrip(b"\0").decode(errors="replace")
+
+    def write_record(self, rank: int, text: str) -> None:
+        """Why `rank` failed. Its length is stored last, so that a reader sees all or nothing."""
+        length = self._write_text(self._records_at + rank * RECORD_BYTES, RECORD_BYTES, text)
+        self.words[self.map.record_length(rank)] = length
+
+    def read_record(self, rank: int) -> str:
+        start = self._records_at + rank * RECORD_BYTES
+        length = self.words[self.map.record_length(rank)]
+        return bytes(self.mmap[start : start + length]).decode(errors="replace")
+
+    def _write_text(self, start: int, limit: int, text: str) -> int:
+        data = text.encode()[:limit]
+        self.mmap[start : start + limit] = data.ljust(limit, b"\0")
+        return len(data)
+
+    def reset(self) -> None:
+        """Forget everything said so far. Only while no rank is running."""
+        self.mmap[: self._sites_at] = bytes(self._sites_at)
+
+
+class Arena:
+    """The heap of one rank: first fit over a free list kept in private memory.
+
+    Only its owner allocates; peers learn offsets from headers.
+    """
+
+    def __init__(self, segment: Segment, rank: int) -> None:
+        self.segment = segment
+        self.rank = rank
+        self._heap_at = MAX_GROUPS * 2 * SLOT_BYTES
+        self._free: list[tuple[int, int]] = [(self._heap_at, segment.arena_bytes - self._heap_at)]
+        self._reserved_to = 0
+        self._sizes: dict[int, int] = {}
+        self._lock = threading.Lock()  # finalizers run on whatever thread drops the last reference
+
+    def reserve_slots(self, group: int) -> tuple[int, int]:
+        """Offsets of the even and the odd slot of a group: the same on every rank."""
+        start = group * 2 * SLOT_BYTES
+        self._fallocate(start, 2 * SLOT_BYTES)
+        return start, start + SLOT_BYTES
+
+    def allocate(self, size_bytes: int) -> int:
+        """Offset of `size_bytes` of new memory, aligned to a cache line.
+
+        Raises:
+            SharedMemoryError: the arena or the machine is full.
+        """
+        size = _round_up(max(size_bytes, 1), LINE)
+        with self._lock:
+            for i, (start, length) in enumerate(self._free):
+                if length >= size:
+                    break
+            else:
+                raise SharedMemoryError(
+                    f"rank {self.rank}: {size} bytes of shared memory do not fit its arena of "
+                    f"{self.segment.arena_bytes} bytes; free shared arrays or pass a larger arena_bytes.",
+                    needed_bytes=size, available_bytes=max((n for _, n in self._free), default=0),
+                )  # fmt: skip
+            self._fallocate_to(start + size)
+            if length == size:
+                del self._free[i]
+            else:
+                self._free[i] = (start + size, length - size)
+            self._sizes[start] = size
+            return start
+
+    def free(self, offset: int) -> None:
+        """Give `allocate`'s memory back; neighbours are merged."""
+        with self._lock:
+            merged: list[tuple[int, int]] = []
+            for start, length in sorted([*self._free, (offset, self._sizes.pop(offset))]):
+                if merged and merged[-1][0] + merged[-1][1] == start:
+                    merged[-1] = (merged[-1][0], merged[-1][1] + length)
+                else:
+                    merged.append((start, length))
+            self._free = merged
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """A new array in the arena; its memory is free again when its last view is gone."""
+        size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if size_bytes == 0:
+            return np.empty(shape, dtype)
+        offset = self.allocate(size_bytes)
+        owner = self.segment.array(self.rank, offset, (size_bytes,), np.dtype(np.uint8))
+        weakref.finalize(owner, self.free, offset).atexit = False
+        return owner.view(dtype).reshape(shape)
+
+    def offset_of(self, x: np.ndarray) -> int | None:
+        """Where `x` lies in this arena, or None if it lies elsewhere or has gaps."""
+        offset = x.__array_interface__["data"][0] - self.segment.address - self.segment.arena_at(self.rank)
+        if 0 <= offset < self.segment.arena_bytes and x.flags.c_contiguous:
+            return offset
+        return None
+
+    def _fallocate_to(self, end: int) -> None:
+        if end > self._reserved_to:
+            start = max(self._reserved_to, self._heap_at)
+            stop = min(_round_up(end, 1 << 20), self.segment.arena_bytes)
+            self._fallocate(start, stop - start)
+            self._reserved_to = stop
+
+    def _fallocate(self, start: int, length: int) -> None:
+        try:
+            os.posix_fallocate(self.segment.fd, self.segment.arena_at(self.rank) + start, length)
+        except OSError as error:
+            raise SharedMemoryError(
+                f"rank {self.rank}: {length} bytes of shared memory cannot be reserved: {error}. Raise the "
+                "limit (container memory, --shm-size), or use fewer ranks or smaller arrays.",
+                needed_bytes=length,
+            ) from error
+
+
+_fence_lock = threading.Lock()
+
+if platform.machine() in ("x86_64", "AMD64", "i686"):
+
+    def order() -> None:
+        """Stores become visible in program order: x86 does that by itself."""
+
+    def fence() -> None:
+        """Earlier stores are visible before later loads: any locked instruction does that."""
+        _fence_lock.acquire()
+        _fence_lock.release()
+
+else:
+    order = fence = os.sched_yield

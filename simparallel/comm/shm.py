@@ -1,0 +1,143 @@
+"""Ranks as processes on shared memory: how they wait, and how they learn that waiting is in vain.
+
+A rank that waits spins for a moment (only while every rank has a core of its own), then yields
+its core a few hundred times, then sleeps on a futex for at most 20 ms at a time; after each sleep
+it looks whether anyone has failed, died, left, or whether the launcher wants everybody to stop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+
+from simparallel.comm.segment import ABORT_INTERRUPT, WORD, Arena, Segment, fence
+from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
+from simparallel.errors import DeadlineError, RankFailedError
+
+SPINS = 200
+YIELDS = 300
+SLEEP_S = 0.02
+_SYS_FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # not "private": the word is shared between processes
+_STATES = {"T": "is stopped (SIGSTOP or a debugger)", "t": "is stopped by a debugger",
+           "D": "waits for a disk or device", "Z": "has ended", "R": "is running user code"}  # fmt: skip
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class Futex:
+    """Sleep until a 32-bit word changes, or wake those who do. Without futex: short sleeps."""
+
+    def __init__(self, address: int) -> None:
+        disabled = "futex" in os.environ.get("SIMPARALLEL_DISABLE", "")
+        self.available = _SYS_FUTEX is not None and not disabled
+        self._address = address
+        if self.available:
+            self._syscall = ctypes.CDLL(None, use_errno=False).syscall
+            self._limit = _Timespec(0, int(SLEEP_S * 1e9))
+
+    def sleep(self, index: int, value: int) -> None:
+        """Until word `index` differs from `value` (low 32 bits), but 20 ms at most."""
+        if not self.available:
+            time.sleep(0.0002)
+            return
+        word = ctypes.c_void_p(self._address + WORD * index)  # little-endian: low half first
+        low = ctypes.c_uint(value & 0xFFFFFFFF)
+        self._syscall(_SYS_FUTEX, word, _FUTEX_WAIT, low, ctypes.byref(self._limit), None, 0)
+
+    def wake(self, index: int) -> None:
+        if self.available:
+            word = ctypes.c_void_p(self._address + WORD * index)
+            self._syscall(_SYS_FUTEX, word, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
+
+
+class ShmTransport(AbstractTransport):
+    """One rank that is a process."""
+
+    def __init__(
+        self, segment: Segment, rank: int, timeout_s: float = DEFAULT_TIMEOUT_S, arena: Arena | None = None
+    ) -> None:
+        super().__init__(segment, rank, timeout_s, arena)
+        self._futex = Futex(segment.address)
+        self._own_sleep = segment.map.sleeping(rank)
+        self._peers_sleep = tuple(segment.map.sleeping(r) for r in range(self.world_size) if r != rank)
+        self._spins = SPINS if self.world_size <= len(os.sched_getaffinity(0)) else 0
+
+    def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
+        met = self.met
+        first = conditions[0]
+        for _ in range(self._spins):
+            if met(first):
+                return
+        for _ in range(YIELDS):
+            for condition in conditions:
+                if met(condition):
+                    return
+            os.sched_yield()
+        self._sleep_until_met(conditions, describe)
+
+    def _sleep_until_met(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
+        words, first = self.words, conditions[0]
+        deadline = time.monotonic() + self.timeout_s
+        try:
+            while True:
+                words[self._own_sleep] = 1
+                fence()
+                if any(self.met(condition) for condition in conditions):
+                    return
+                index = next(i for i in first.indices if words[i] < first.target)
+                value = words[index]
+                if value < first.target:
+                    self._futex.sleep(index, value)
+                if any(self.met(condition) for condition in conditions):
+                    return
+                self._check(first, describe, deadline)
+        finally:
+            words[self._own_sleep] = 0
+
+    def notify(self, index: int) -> None:
+        fence()
+        words = self.words
+        for sleeping in self._peers_sleep:
+            if words[sleeping]:
+                self._futex.wake(index)
+                return
+
+    def _check(self, needed: Condition, describe: Callable[[], str], deadline: float) -> None:
+        words, control = self.words, self.segment.map
+        if words[control.abort()] == ABORT_INTERRUPT:
+            raise KeyboardInterrupt
+        self.check_health(needed, describe)
+        for rank in range(self.world_size):
+            code = words[control.exit_of(rank)]
+            if code:
+                how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code - 1}"
+                if code == -9:
+                    how += " (SIGKILL, often the out-of-memory killer)"
+                raise RankFailedError(
+                    f"rank {self.rank} was stopped in {describe()}: rank {rank} "
+                    f"(pid {words[control.pid(rank)]}) {how}.",
+                    rank=rank, cause=how,
+                )  # fmt: skip
+        if time.monotonic() > deadline:
+            missing = self.lagging(needed)
+            told = "; ".join(f"rank {rank} {self._process_state(rank)}" for rank in missing)
+            raise DeadlineError(
+                f"rank {self.rank} waited {self.timeout_s:g} s in {describe()}. Missing: {told}. "
+                "Raise timeout_s if that rank legitimately works that long.",
+                rank=self.rank, missing=missing, timeout_s=self.timeout_s,
+            )  # fmt: skip
+
+    def _process_state(self, rank: int) -> str:
+        pid = self.words[self.segment.map.pid(rank)]
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                state = stat.read().rpartition(")")[2].split()[0]
+        except OSError:
+            return "cannot be looked at"
+        return f"(pid {pid}) {_STATES.get(state, 'sleeps or waits')}"

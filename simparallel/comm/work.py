@@ -1,0 +1,132 @@
+"""`Work`, the handle of a communication, and `Lane`, the order in which they run.
+
+A communication is written as a generator: it yields the `Condition` it has to wait for and
+returns its result. Nobody runs in the background. A work advances when its rank touches its
+lane: at the call, at `wait()`, and whenever another communication of the rank waits or starts.
+Works of one lane (one group, or one direction to one peer) run strictly one after the other,
+because the headers of a group are double-buffered and not more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from simparallel.comm.transport import AbstractTransport, Condition
+
+Steps = Generator[Condition, None, Any]
+
+
+class Work:
+    """A communication that was started with `async_op=True`.
+
+    Attributes:
+        result: what the blocking call would have returned, once it is finished.
+    """
+
+    def __init__(self, lane: Lane, steps: Steps | None, describe: Callable[[], str]) -> None:
+        self._lane = lane
+        self._steps = steps
+        self._describe = describe
+        self.finished = False
+        self.result: Any = None
+        self.sim_end_ps = 0
+
+    def wait(self) -> Any:
+        """Finish the communication and return its result. May be called again.
+
+        Collective: yes, as the call that made it.
+
+        Raises:
+            What the blocking call raises.
+        """
+        if not self.finished:
+            self._lane.finish(self)
+        if self._lane.join is not None:
+            self._lane.join(self.sim_end_ps)
+        return self.result
+
+    def is_completed(self) -> bool:
+        """Advance as far as possible without waiting; True when the result is there."""
+        if not self.finished:
+            self._lane.advance()
+        return self.finished
+
+    def __repr__(self) -> str:
+        return f"Work({self._describe()}, {'finished' if self.finished else 'running'})"
+
+
+class Lane:
+    """Works in their order; the first one is the one that runs.
+
+    Args:
+        transport: to wait with.
+        others: all lanes of this rank; they are advanced while one of them waits.
+        join: told the simulated end of a work that is waited for.
+    """
+
+    def __init__(
+        self, transport: AbstractTransport, others: set[Lane], join: Callable[[int], None] | None
+    ) -> None:
+        self.transport = transport
+        self.join = join
+        self._others = others
+        self._queue: deque[Work] = deque()
+        self._waiting_for: Condition | None = None
+        self._error: BaseException | None = None
+
+    def submit(self, steps: Steps, describe: Callable[[], str]) -> Work:
+        """Put a communication at the end, and advance."""
+        work = Work(self, steps, describe)
+        self._queue.append(work)
+        self._others.add(self)
+        self.advance()
+        return work
+
+    def advance(self) -> Condition | None:
+        """Run until something is missing; return that, or None if nothing is left to do.
+
+        After an error the lane is in an unknown state and repeats the error.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            while self._queue:
+                if self._waiting_for is not None:
+                    if not self.transport.met(self._waiting_for):
+                        return self._waiting_for
+                    self._waiting_for = None
+                work = self._queue[0]
+                try:
+                    self._waiting_for = next(work._steps)  # type: ignore[arg-type]
+                except StopIteration as end:
+                    work.result, work.finished, work._steps = end.value, True, None
+                    self._queue.popleft()
+        except BaseException as error:
+            self._error = error
+            raise
+        self._others.discard(self)
+        return None
+
+    def finish(self, work: Work) -> None:
+        """Advance this lane, and meanwhile all others, until `work` is finished."""
+        while True:
+            condition = self.advance()
+            if work.finished or condition is None:
+                return
+            conditions = [condition]
+            if len(self._others) > 1:
+                for lane in tuple(self._others):
+                    if lane is not self:
+                        other = lane.advance()
+                        if other is not None:
+                            conditions.append(other)
+                if self.transport.met(condition):
+                    continue
+            self.transport.wait(conditions, work._describe)
+
+    @property
+    def last(self) -> Work:
+        """The work that ends last (the lane must not be empty)."""
+        return self._queue[-1]

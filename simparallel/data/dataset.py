@@ -1,0 +1,119 @@
+"""Datasets: anything with a length and an index.
+
+A dataset whose `vectorized` is True also takes an array of indices, and gives a whole batch with
+one look-up. That is what makes a loader fast without worker processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import Array
+from simparallel.errors import DTypeError, InputError, ShapeError
+
+
+class Dataset(Protocol):
+    """What a loader needs: `len(dataset)` samples, and `dataset[i]` for i in 0 … len-1."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any) -> Any: ...
+
+
+class TensorDataset:
+    """Samples are the rows of one or more arrays: `dataset[i] == (images[i], labels[i])`.
+
+    Args:
+        arrays: arrays, Tensors or nested sequences, each of shape (n, ...). Arrays are kept, not copied.
+
+    Attributes:
+        arrays: tuple of the arrays.
+
+    Raises:
+        InputError: no arrays.
+        ShapeError: an array without dims, or arrays of different lengths.
+    """
+
+    vectorized = True
+
+    def __init__(self, *arrays: Any) -> None:
+        if not arrays:
+            raise InputError("TensorDataset: needs at least one array, as in TensorDataset(images, labels).")
+        self.arrays: tuple[Array, ...] = tuple(Tensor(array).data for array in arrays)
+        shapes = [array.shape for array in self.arrays]
+        if any(not shape or shape[0] != shapes[0][0] for shape in shapes):
+            raise ShapeError(f"TensorDataset: shapes {shapes} must begin with the same number of samples.")
+
+    def __len__(self) -> int:
+        return self.arrays[0].shape[0]
+
+    def __getitem__(self, index: Any) -> tuple[Any, ...]:
+        """Rows of every array: one for an int, a batch for a slice or an array of integers.
+
+        Raises:
+            IndexError: out of range.
+            DTypeError: indices that are not integers.
+        """
+        rows = _index(index)
+        return tuple(array[rows] for array in self.arrays)
+
+
+class Subset:
+    """The samples of `dataset` at `indices`, in that order.
+
+    Args:
+        dataset: where the samples come from.
+        indices: integers in 0 … len(dataset)-1; repeats are fine.
+
+    Raises:
+        InputError: an index out of range.
+        DTypeError: indices that are not integers.
+    """
+
+    def __init__(self, dataset: Dataset, indices: Sequence[int] | np.ndarray) -> None:
+        self.dataset = dataset
+        self.indices = np.array(indices if isinstance(indices, np.ndarray) else list(indices))
+        if self.indices.size == 0:
+            self.indices = np.zeros(0, np.int64)
+        if self.indices.ndim != 1 or self.indices.dtype.kind not in "iu":
+            raise DTypeError(
+                f"Subset: indices have shape {self.indices.shape} and dtype {self.indices.dtype}, need "
+                "integers in a list; turn a mask into indices with np.flatnonzero(mask)."
+            )
+        outside = (self.indices < 0) | (self.indices >= len(dataset))
+        if outside.any():
+            position = int(np.argmax(outside))
+            raise InputError(
+                f"Subset: index {self.indices[position]} at position {position} is outside of the dataset's "
+                f"0 … {len(dataset) - 1}."
+            )
+
+    @property
+    def vectorized(self) -> bool:
+        return getattr(self.dataset, "vectorized", False)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Sample or, where the dataset itself can, a batch; as `dataset[indices[index]]`."""
+        chosen = self.indices[_index(index)]
+        return self.dataset[chosen if chosen.ndim else int(chosen)]
+
+
+def _index(index: Any) -> Any:
+    """`index` as an int, a slice or an array of integers."""
+    if isinstance(index, (int, slice)) and not isinstance(index, bool):
+        return index
+    rows = np.asarray(index)
+    if rows.size == 0:
+        return rows.astype(np.int64)  # an empty list comes as float64
+    if rows.dtype.kind not in "iu":
+        raise DTypeError(
+            f"index of dtype {rows.dtype}: need integers; turn a mask into indices with np.flatnonzero(mask)."
+        )
+    return rows

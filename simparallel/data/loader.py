@@ -1,0 +1,144 @@
+"""`DataLoader`: samples in, batches of Tensors out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import get_namespace, is_array
+from simparallel.data.dataset import Dataset
+from simparallel.data.sampler import RandomSampler, Sampler, SequentialSampler, check_integer
+from simparallel.errors import InputError, ShapeError
+from simparallel.events import current_recorder
+
+
+class DataLoader:
+    """Iterates over batches; each `for` loop over it is one epoch.
+
+    A dataset that takes an array of indices (`TensorDataset`, a `Subset` of one) is asked once per
+    batch; any other one sample by sample.
+
+    Args:
+        dataset: see `Dataset`.
+        batch_size: samples in a batch of *this* rank; see `per_rank_batch_size`.
+        shuffle: another order in each epoch: `RandomSampler(dataset, seed)`.
+        sampler: the order instead: a `Sampler`, or any iterable of indices with a length.
+        drop_last: leave out a last batch that is not full.
+        collate_fn: list of samples -> batch, in place of `default_collate`.
+        seed: of the shuffling.
+
+    Yields:
+        Tuple of Tensors, one per field of a sample, each of shape (batch, ...); or what
+        `collate_fn` returns. The arrays are copies: writing into them leaves the dataset alone.
+
+    Raises:
+        InputError: batch_size below 1, shuffle together with a sampler, or not a single batch.
+    """
+
+    def __init__(
+        self, dataset: Dataset, batch_size: int = 1, shuffle: bool = False, sampler: Any = None,
+        drop_last: bool = False, collate_fn: Callable[[list[Any]], Any] | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.dataset = dataset
+        self.batch_size = check_integer("DataLoader", "batch_size", batch_size, 1)
+        self.drop_last = bool(drop_last)
+        self.collate_fn = collate_fn
+        if sampler is not None and shuffle:
+            raise InputError(
+                "DataLoader: shuffle=True and a sampler exclude each other: the sampler sets the order. "
+                "Leave out shuffle, and shuffle in the sampler (DistributedSampler(..., shuffle=True))."
+            )
+        if sampler is None:
+            sampler = RandomSampler(dataset, seed) if shuffle else SequentialSampler(dataset)
+        self.sampler: Any = sampler
+        if len(self) == 0:
+            raise InputError(
+                f"DataLoader: {len(sampler)} samples with batch_size={batch_size} and drop_last={drop_last} "
+                "make no batch; use more data, a smaller batch or drop_last=False."
+            )
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch."""
+        num_samples = len(self.sampler)
+        return num_samples // self.batch_size if self.drop_last else math.ceil(num_samples / self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        # The order is drawn here, not at the first batch: each loop that begins is an epoch.
+        if isinstance(self.sampler, Sampler):
+            order = self.sampler.indices()
+        else:
+            order = np.fromiter(self.sampler, dtype=np.int64)
+        return self._batches(order)
+
+    def _batches(self, order: np.ndarray) -> Iterator[Any]:
+        whole = self.collate_fn is None and getattr(self.dataset, "vectorized", False)
+        end = len(order) - len(order) % self.batch_size if self.drop_last else len(order)
+        for start in range(0, end, self.batch_size):
+            chosen = order[start : start + self.batch_size]
+            if whole:
+                yield tuple(Tensor(array) for array in self.dataset[chosen])
+            else:
+                samples = [self.dataset[i] for i in chosen.tolist()]
+                yield (self.collate_fn or default_collate)(samples)
+
+
+def default_collate(samples: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Stack samples field by field.
+
+    Args:
+        samples: tuples or lists of fields, or single fields; a field is an array, Tensor or number.
+
+    Returns:
+        One Tensor of shape (len(samples), ...) per field. Python floats become float32.
+
+    Raises:
+        ShapeError: samples with different numbers of fields, or fields of different shapes.
+    """
+    rows = [tuple(s) if isinstance(s, (tuple, list)) else (s,) for s in samples]
+    counts = sorted({len(row) for row in rows})
+    if len(counts) != 1:
+        raise ShapeError(f"default_collate: samples have {counts} fields, need the same number in each.")
+    return tuple(_stack(i, field) for i, field in enumerate(zip(*rows, strict=True)))
+
+
+def _stack(i: int, values: tuple[Any, ...]) -> Tensor:
+    arrays = [value.data if isinstance(value, Tensor) else value for value in values]
+    shapes = [np.shape(array) for array in arrays]
+    if len(set(shapes)) > 1:
+        other = next(k for k, shape in enumerate(shapes) if shape != shapes[0])
+        raise ShapeError(
+            f"default_collate: field {i} has shape {shapes[0]} in sample 0 of the batch and {shapes[other]} "
+            f"in sample {other}; bring them to one shape in the dataset, or pass collate_fn."
+        )
+    if any(is_array(array) or isinstance(array, np.generic) for array in arrays):
+        return Tensor(get_namespace(*arrays).stack(arrays))
+    return Tensor(arrays)
+
+
+def per_rank_batch_size(global_batch_size: int, world_size: int | None = None) -> int:
+    """The batch size of each rank, when the batch of all ranks together is given.
+
+    Args:
+        global_batch_size: samples per step over all ranks.
+        world_size: number of ranks; None takes that of the run, outside of a run 1.
+
+    Raises:
+        InputError: the batch does not divide evenly; names the nearest sizes that do.
+    """
+    if world_size is None:
+        recorder = current_recorder()
+        world_size = recorder.cluster.world_size if recorder else 1
+    ranks = check_integer("per_rank_batch_size", "world_size", world_size, 1)
+    size = check_integer("per_rank_batch_size", "global_batch_size", global_batch_size, 1)
+    each, rest = divmod(size, ranks)
+    if rest:
+        nearest = f"{each * ranks} or {(each + 1) * ranks}" if each else f"{ranks} or more"
+        raise InputError(
+            f"per_rank_batch_size: a global batch of {size} samples does not divide over {ranks} ranks "
+            f"({each} each, {rest} left over); use {nearest}."
+        )
+    return each

@@ -1,0 +1,148 @@
+"""Samplers: in which order a loader, or one rank's loader, visits the samples.
+
+The order of epoch e is the permutation of `random_permutation(seed + e, "sampler", n)`, the same in
+`RandomSampler` and in `DistributedSampler`: the k-th batches of all ranks together hold the samples
+of the k-th batch of one process whose batch is that many times as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import numpy as np
+
+from simparallel.backend import random_permutation
+from simparallel.errors import InputError
+from simparallel.events import current_recorder
+
+
+class Sampler:
+    """Base: a subclass says `indices`, one epoch's order as an int64 array of shape (len,)."""
+
+    def indices(self) -> np.ndarray:
+        raise TypeError(f"{type(self).__name__} does not define indices")
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices().tolist())
+
+    def __len__(self) -> int:
+        raise TypeError(f"{type(self).__name__} does not define __len__")
+
+
+class SequentialSampler(Sampler):
+    """0, 1, …, n-1."""
+
+    def __init__(self, dataset: Sized) -> None:
+        self.num_samples = len(dataset)
+
+    def indices(self) -> np.ndarray:
+        return np.arange(self.num_samples)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class RandomSampler(Sampler):
+    """A permutation of 0 … n-1, another one each time it is asked.
+
+    Args:
+        dataset: anything with a length.
+        seed: integer of 0 or more.
+
+    Attributes:
+        epoch: number of the next epoch; counts by itself.
+
+    Raises:
+        InputError: a bad seed.
+    """
+
+    def __init__(self, dataset: Sized, seed: int = 0) -> None:
+        self.num_samples = len(dataset)
+        self.seed = check_integer("RandomSampler", "seed", seed, 0)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch, for example when training resumes."""
+        self.epoch = check_integer("RandomSampler", "epoch", epoch, 0)
+
+    def indices(self) -> np.ndarray:
+        self.epoch += 1
+        return random_permutation(self.seed + self.epoch - 1, "sampler", self.num_samples)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class DistributedSampler(Sampler):
+    """The share of one rank: every `num_replicas`-th sample of the epoch's order, from `rank` on.
+
+    All ranks get equally many. Where the samples do not divide, the order is filled up with its
+    own beginning (so a few samples count twice), or with `drop_last` cut at the end. Semantics
+    and names as in PyTorch; call `set_epoch` before each epoch, or every epoch has one order.
+
+    Args:
+        dataset: anything with a length.
+        num_replicas: number of ranks; None takes the running rank's world size, outside of a run 1.
+        rank: whose share; None takes the running rank, outside of a run 0.
+        shuffle: permute the samples in each epoch.
+        seed: the same on all ranks.
+        drop_last: cut the order instead of filling it up.
+
+    Attributes:
+        num_samples: samples of each rank.
+        total_size: samples of all ranks, `num_samples * num_replicas`.
+
+    Raises:
+        InputError: rank out of range, empty dataset, no sample left for a rank, a bad seed.
+    """
+
+    def __init__(
+        self, dataset: Sized, num_replicas: int | None = None, rank: int | None = None,
+        shuffle: bool = True, seed: int = 0, drop_last: bool = False,
+    ) -> None:  # fmt: skip
+        recorder = current_recorder()
+        if num_replicas is None:
+            num_replicas = recorder.cluster.world_size if recorder else 1
+        if rank is None:
+            rank = recorder.rank if recorder else 0
+        who = "DistributedSampler"
+        self.num_replicas = check_integer(who, "num_replicas", num_replicas, 1)
+        self.rank = check_integer(who, "rank", rank, 0)
+        self.seed = check_integer(who, "seed", seed, 0)
+        self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
+        self.epoch = 0
+        if self.rank >= self.num_replicas:
+            raise InputError(f"{who}: rank={rank} is not in 0 … num_replicas - 1 = {num_replicas - 1}.")
+        self.size = len(dataset)
+        if self.size == 0:
+            raise InputError(f"{who}: the dataset has length 0; each of {num_replicas} ranks needs a sample.")
+        self.num_samples = self.size // num_replicas if drop_last else -(-self.size // num_replicas)
+        if self.num_samples == 0:
+            raise InputError(
+                f"{who}: {self.size} samples and drop_last=True leave none for each of {num_replicas} ranks. "
+                f"Use drop_last=False, {self.size} ranks at most, or {num_replicas} samples at least."
+            )
+        self.total_size = self.num_samples * self.num_replicas
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order; call it with the same number on all ranks before each epoch."""
+        self.epoch = check_integer("DistributedSampler", "epoch", epoch, 0)
+
+    def indices(self) -> np.ndarray:
+        if self.shuffle:
+            order = random_permutation(self.seed + self.epoch, "sampler", self.size)
+        else:
+            order = np.arange(self.size)
+        # np.resize cuts at the end, or repeats from the beginning, as often as it takes.
+        return np.resize(order, self.total_size)[self.rank :: self.num_replicas]
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+def check_integer(who: str, name: str, value: Any, low: int) -> int:
+    """`value` as an int; InputError unless it is an integer of `low` or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+        raise InputError(f"{who}: {name}={value!r} must be an integer of {low} or more.")
+    return int(value)

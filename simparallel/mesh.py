@@ -1,0 +1,181 @@
+"""Ranks on a mesh with named axes: coordinates and ordered groups. Pure integers.
+
+Ranks fill the mesh row by row, the last axis fastest. A group is an *ordered* tuple of ranks: its
+order is the order of the chunks that the ranks hold, so it decides what a gather puts where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from simparallel.errors import LayoutError
+
+Coordinate = tuple[int, ...]
+Group = tuple[int, ...]
+
+
+def is_int(value: object) -> bool:
+    """Is it an integer, and not a bool, which Python counts among them?"""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_axes(who: str, sizes: object, names: object, *, sizes_name: str, names_name: str) -> None:
+    """Check the sizes and the names of axes, whatever the caller calls them.
+
+    Raises:
+        LayoutError: not tuples, of different lengths, a size below 1, or a name that is empty,
+            "None", repeated or not a str.
+    """
+    if not isinstance(sizes, tuple):
+        raise LayoutError(f"{who}: {sizes_name}={sizes!r} must be a tuple of integers, such as (2, 4).")
+    if not isinstance(names, tuple):
+        raise LayoutError(f"{who}: {names_name}={names!r} must be a tuple of names, such as ('dp', 'mp').")
+    for i, size in enumerate(sizes):
+        if not is_int(size) or size < 1:
+            raise LayoutError(f"{who}: {sizes_name}[{i}]={size!r} must be an integer of 1 or more.")
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or name in ("", "None"):
+            raise LayoutError(
+                f"{who}: {names_name}[{i}]={name!r} must be a non-empty str other than 'None', "
+                "which stands for a dim that is not cut."
+            )
+        if name in names[:i]:
+            raise LayoutError(f"{who}: {names_name}={names!r} repeats {name!r}; give each axis its own name.")
+    if len(sizes) != len(names):
+        raise LayoutError(
+            f"{who}: {sizes_name}={sizes!r} has {len(sizes)} axes, {names_name}={names!r} names "
+            f"{len(names)}; give one name per axis."
+        )
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Mesh:
+    """Ranks arranged along named axes.
+
+    Args:
+        shape: size of each axis; () is the mesh of one rank.
+        axis_names: one name per axis.
+        ranks: the rank at each row-major position; 0 … size-1 by default.
+
+    Raises:
+        LayoutError: sizes, names or ranks are malformed.
+
+    Example:
+        >>> mesh = Mesh((2, 4), ("dp", "mp"))
+        >>> mesh.coordinate(6), mesh.group("dp", rank=6), mesh.group("mp", rank=6)
+        ((1, 2), (2, 6), (4, 5, 6, 7))
+    """
+
+    shape: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+    def __init__(
+        self, shape: tuple[int, ...], axis_names: tuple[str, ...], ranks: tuple[int, ...] | None = None
+    ) -> None:
+        check_axes("Mesh", shape, axis_names, sizes_name="shape", names_name="axis_names")
+        size = prod(shape)
+        ranks = tuple(range(size)) if ranks is None else ranks
+        if not isinstance(ranks, tuple):
+            raise LayoutError(f"Mesh: ranks={ranks!r} must be a tuple of integers.")
+        for i, rank in enumerate(ranks):
+            if not is_int(rank) or rank < 0:
+                raise LayoutError(f"Mesh: ranks[{i}]={rank!r} must be an integer of 0 or more.")
+        if len(ranks) != size:
+            raise LayoutError(f"Mesh: {len(ranks)} ranks do not fill shape {shape}, which needs {size}.")
+        if len(set(ranks)) != size:
+            twice = next(rank for i, rank in enumerate(ranks) if rank in ranks[:i])
+            raise LayoutError(f"Mesh: ranks names rank {twice} twice; give each rank one position.")
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "axis_names", axis_names)
+        object.__setattr__(self, "ranks", ranks)
+
+    def __repr__(self) -> str:
+        in_order = self.ranks == tuple(range(self.size))
+        ranks = "" if in_order else f", ranks={self.ranks!r}"
+        return f"Mesh({self.shape!r}, {self.axis_names!r}{ranks})"
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    def axis_size(self, axis: str) -> int:
+        """Number of ranks along `axis`. Raises LayoutError for an unknown axis."""
+        return self.shape[self._axis_index(axis)]
+
+    def coordinate(self, rank: int) -> Coordinate:
+        """Where `rank` sits: one number per axis. Raises LayoutError for an unknown rank."""
+        if not is_int(rank) or rank not in self._positions:
+            raise LayoutError(f"{self!r}: rank {rank!r} is not in the mesh; its ranks are {self.ranks}.")
+        position = self._positions[rank]
+        coordinate = []
+        for size in reversed(self.shape):  # the last axis varies fastest
+            position, index = divmod(position, size)
+            coordinate.append(index)
+        return tuple(reversed(coordinate))
+
+    def rank_at(self, coordinate: Coordinate) -> int:
+        """The rank at `coordinate`. Raises LayoutError if it lies outside of the mesh."""
+        is_tuple = isinstance(coordinate, tuple) and all(map(is_int, coordinate))
+        if not is_tuple or len(coordinate) != len(self.shape):
+            raise LayoutError(
+                f"{self!r}: coordinate {coordinate!r} must be a tuple of {len(self.shape)} integers."
+            )
+        position = 0
+        for name, index, size in zip(self.axis_names, coordinate, self.shape, strict=True):
+            if not 0 <= index < size:
+                raise LayoutError(
+                    f"{self!r}: coordinate {coordinate!r} has {index} along {name!r}, use 0 … {size - 1}."
+                )
+            position = position * size + index
+        return self.ranks[position]
+
+    def group(self, axes: str | Sequence[str], rank: int) -> Group:
+        """The ranks that agree with `rank` on every axis that is not in `axes`.
+
+        Args:
+            axes: a name or several; the first is outermost, so that the order of the group is
+                the chunk order of a dim that is cut by `axes`.
+            rank: a member of the group.
+
+        Raises:
+            LayoutError: an axis is unknown or named twice, or the rank is unknown.
+        """
+        indices = self._axis_indices(axes)
+        coordinate = list(self.coordinate(rank))
+        members = []
+        for inner in product(*(range(self.shape[i]) for i in indices)):
+            for i, value in zip(indices, inner, strict=True):
+                coordinate[i] = value
+            members.append(self.rank_at(tuple(coordinate)))
+        return tuple(members)
+
+    def groups(self, axes: str | Sequence[str]) -> tuple[Group, ...]:
+        """All groups along `axes`, each as `group` orders it; together they hold every rank once.
+
+        Raises:
+            LayoutError: an axis is unknown or named twice.
+        """
+        indices = self._axis_indices(axes)
+        origins = product(*(range(1 if i in indices else size) for i, size in enumerate(self.shape)))
+        return tuple(self.group(axes, self.rank_at(origin)) for origin in origins)
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {rank: position for position, rank in enumerate(self.ranks)}
+
+    def _axis_index(self, axis: str) -> int:
+        if axis not in self.axis_names:
+            raise LayoutError(f"{self!r}: axis {axis!r} is unknown; the axes are {self.axis_names!r}.")
+        return self.axis_names.index(axis)
+
+    def _axis_indices(self, axes: str | Sequence[str]) -> list[int]:
+        indices = [self._axis_index(axis) for axis in ([axes] if isinstance(axes, str) else axes)]
+        if len(set(indices)) != len(indices):
+            raise LayoutError(f"{self!r}: axes {axes!r} name an axis twice; name each axis once.")
+        return indices

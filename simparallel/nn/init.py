@@ -1,0 +1,145 @@
+"""Initial values, in place. Each call draws one stream of counter-based random numbers.
+
+The n-th call after `manual_seed(s)` gives the same values on every rank and in every process,
+whatever other random numbers the program draws by other means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import random_normal, random_state, random_uniform, to_device_like
+from simparallel.errors import DTypeError, InputError, ShapeError
+
+T = TypeVar("T", bound=Tensor)
+
+_BLOCK = 1 << 18  # elements made at a time: their float64 fits in the cache
+_GAINS = {"linear": 1.0, "conv": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2.0)}
+
+
+def constant_(tensor: T, value: float) -> T:
+    """Every element `value`. Returns `tensor`, as all of these do."""
+    tensor.data[...] = value
+    return tensor
+
+
+def zeros_(tensor: T) -> T:
+    """Every element 0."""
+    return constant_(tensor, 0)
+
+
+def ones_(tensor: T) -> T:
+    """Every element 1."""
+    return constant_(tensor, 1)
+
+
+def uniform_(tensor: T, low: float = 0.0, high: float = 1.0) -> T:
+    """Uniform in [low, high).
+
+    Raises:
+        InputError: `low` above `high`, or not finite.
+        DTypeError: the tensor is not floating point.
+    """
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise InputError(f"uniform_: low={low!r} and high={high!r} must be finite, low not above high.")
+    return _fill(tensor, "uniform", lambda *part: low + (high - low) * random_uniform(*part))
+
+
+def normal_(tensor: T, mean: float = 0.0, std: float = 1.0) -> T:
+    """Normal with this mean and standard deviation.
+
+    Raises:
+        InputError: `std` below 0, or a number that is not finite.
+        DTypeError: the tensor is not floating point.
+    """
+    if not (math.isfinite(mean) and math.isfinite(std) and std >= 0):
+        raise InputError(f"normal_: mean={mean!r} and std={std!r} must be finite, std 0 or more.")
+    return _fill(tensor, "normal", lambda *part: mean + std * random_normal(*part))
+
+
+def kaiming_uniform_(tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> T:
+    """Uniform in ±gain * sqrt(3 / fan): He et al. 2015, "Delving deep into rectifiers".
+
+    Args:
+        tensor: shape (out, in, ...), floating point.
+        a: negative slope, for `nonlinearity="leaky_relu"`.
+        mode: "fan_in" keeps the variance in forward, "fan_out" in backward.
+        nonlinearity: "leaky_relu", "relu", "tanh", "sigmoid", "linear" or "conv".
+
+    Raises:
+        ShapeError: fewer than two dims.
+        InputError: unknown `mode` or `nonlinearity`.
+    """
+    bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
+    return uniform_(tensor, -bound, bound)
+
+
+def kaiming_normal_(tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> T:
+    """Normal with std gain / sqrt(fan). Arguments and errors as for `kaiming_uniform_`."""
+    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))
+
+
+def xavier_uniform_(tensor: T, gain: float = 1.0) -> T:
+    """Uniform in ±gain * sqrt(6 / (fan_in + fan_out)): Glorot and Bengio 2010.
+
+    Raises:
+        ShapeError: fewer than two dims.
+    """
+    bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
+    return uniform_(tensor, -bound, bound)
+
+
+def xavier_normal_(tensor: T, gain: float = 1.0) -> T:
+    """Normal with std gain * sqrt(2 / (fan_in + fan_out)). Errors as for `xavier_uniform_`."""
+    return normal_(tensor, 0.0, _xavier_std(tensor, gain))
+
+
+def fans(tensor: Tensor) -> tuple[int, int]:
+    """(fan_in, fan_out) of a weight of shape (out, in, ...); kernel dims count for both.
+
+    Raises:
+        ShapeError: fewer than two dims.
+    """
+    if tensor.ndim < 2:
+        raise ShapeError(f"fan_in and fan_out need a weight (out, in, ...), got shape {tensor.shape}.")
+    kernel = math.prod(tensor.shape[2:])
+    return tensor.shape[1] * kernel, tensor.shape[0] * kernel
+
+
+def calculate_gain(nonlinearity: str, a: float = 0.0) -> float:
+    """By how much to scale the standard deviation in front of `nonlinearity`."""
+    if nonlinearity == "leaky_relu":
+        return math.sqrt(2.0 / (1.0 + a * a))
+    if nonlinearity not in _GAINS:
+        known = ", ".join(["leaky_relu", *_GAINS])
+        raise InputError(f"nonlinearity={nonlinearity!r} has no known gain; choose from {known}.")
+    return _GAINS[nonlinearity]
+
+
+def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
+    if mode not in ("fan_in", "fan_out"):
+        raise InputError(f"mode={mode!r} must be 'fan_in' or 'fan_out'.")
+    fan = fans(tensor)[mode == "fan_out"]
+    return calculate_gain(nonlinearity, a) / math.sqrt(max(fan, 1))  # a fan of 0 has no elements
+
+
+def _xavier_std(tensor: Tensor, gain: float) -> float:
+    return gain * math.sqrt(2.0 / max(sum(fans(tensor)), 1))
+
+
+def _fill(tensor: T, purpose: str, draw: Callable[[int, str, int, int], np.ndarray]) -> T:
+    """Write the elements of a new stream: `draw(seed, stream, start, count)` gives a part of it."""
+    if tensor.dtype.kind != "f":
+        raise DTypeError(f"{purpose}_: need a floating-point tensor, got dtype {tensor.dtype}.")
+    stream = random_state.next_stream(purpose)
+    flat = np.empty(tensor.size, dtype=tensor.dtype)
+    for start in range(0, flat.size, _BLOCK):
+        part = flat[start : start + _BLOCK]
+        part[:] = draw(random_state.seed, stream, start, part.size)
+    tensor.data[...] = to_device_like(flat.reshape(tensor.shape), tensor.data)
+    return tensor

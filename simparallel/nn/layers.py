@@ -1,0 +1,165 @@
+"""Layers: what `Sequential` is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, overload
+
+import numpy as np
+
+from simparallel.autograd import Tensor, functions
+from simparallel.errors import DTypeError, InputError
+from simparallel.nn import init
+from simparallel.nn.module import Module, Parameter
+
+
+class Linear(Module):
+    """y = x @ weight.T + bias.   x: (..., in_features)   y: (..., out_features)
+
+    Args:
+        in_features: size of the last dim of x.
+        out_features: size of the last dim of y.
+        bias: whether there is one.
+        dtype: floating-point dtype of the parameters.
+
+    Attributes:
+        weight: Parameter (out_features, in_features), uniform in ±1 / sqrt(in_features) at first.
+        bias: Parameter (out_features,), uniform likewise; or None.
+
+    Raises:
+        InputError: a size that is not a positive integer.
+        DTypeError: `dtype` is not floating point.
+    """
+
+    bias: Parameter | None
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, dtype: Any = np.float32
+    ) -> None:
+        super().__init__()
+        self.in_features = _check_size("in_features", in_features)
+        self.out_features = _check_size("out_features", out_features)
+        dtype = np.dtype(dtype)
+        if dtype.kind != "f":
+            raise DTypeError(f"Linear: dtype={dtype} must be floating point, for example float32.")
+        self.weight = Parameter(np.empty((out_features, in_features), dtype))
+        self.bias = Parameter(np.empty(out_features, dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values (PyTorch's: He's bound for a leaky ReLU of slope sqrt(5))."""
+        init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
+        if self.bias is not None:
+            bound = 1.0 / math.sqrt(self.in_features)
+            init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        has_bias = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={has_bias}"
+
+
+class ReLU(Module):
+    """y = max(x, 0), any shape."""
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.relu(x)
+
+
+class Tanh(Module):
+    """y = tanh x, any shape."""
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.tanh(x)
+
+
+class Sigmoid(Module):
+    """y = 1 / (1 + e ** -x), any shape."""
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.sigmoid(x)
+
+
+class Identity(Module):
+    """y = x; takes the place of a layer that is left out."""
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+class Flatten(Module):
+    """Merge the dims `start_dim … end_dim` into one; by default all but the first, the batch."""
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        for name, dim in (("start_dim", start_dim), ("end_dim", end_dim)):
+            if not _is_integer(dim):
+                raise InputError(f"Flatten: {name}={dim!r} must be an integer.")
+        self.start_dim, self.end_dim = int(start_dim), int(end_dim)
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.flatten(x, self.start_dim, self.end_dim)
+
+    def extra_repr(self) -> str:
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+
+
+class Sequential(Module):
+    """Modules one after the other: `Sequential(a, b)(x)` is `b(a(x))`.
+
+    Args:
+        modules: Modules, named "0", "1", …; or one mapping from names to Modules.
+
+    Raises:
+        InputError: something that is not a Module, or a name that is taken.
+    """
+
+    def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
+        super().__init__()
+        named: Mapping[str, Any] = {str(i): module for i, module in enumerate(modules)}
+        if len(modules) == 1 and isinstance(modules[0], Mapping):
+            named = modules[0]
+        for name, module in named.items():
+            self.add_module(name, module)  # refuses what is not a Module
+
+    def append(self, module: Module) -> Sequential:
+        """Add a module at the end, named by the next free number; returns self."""
+        number = len(self)
+        while str(number) in self._modules:
+            number += 1
+        self.add_module(str(number), module)
+        return self
+
+    def forward(self, x: Any) -> Any:
+        for module in self._modules.values():
+            x = module(x)
+        return x
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self._modules.values())
+
+    @overload
+    def __getitem__(self, index: int) -> Module: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequential: ...
+    def __getitem__(self, index: int | slice) -> Module:
+        """One module, or a Sequential of some under their names (the modules are shared)."""
+        if isinstance(index, slice):
+            return Sequential(dict(list(self._modules.items())[index]))
+        return list(self._modules.values())[index]
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _check_size(name: str, value: Any) -> int:
+    if not _is_integer(value) or value < 1:
+        raise InputError(f"Linear: {name}={value!r} must be an integer of 1 or more.")
+    return int(value)

@@ -1,0 +1,288 @@
+"""`Parameter` and `Module`: a tree of named arrays with a forward function."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import is_array, to_host
+from simparallel.errors import InputError
+from simparallel.nn.state import LoadResult, load
+
+
+class Parameter(Tensor):
+    """A leaf tensor that a Module registers, and that requires a gradient by default.
+
+    Args:
+        data: array (kept, not copied), Tensor, number or nested sequence; floating point.
+        requires_grad: collect a gradient for it.
+        name: for messages.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, data: Any, requires_grad: bool = True, name: str = "") -> None:
+        super().__init__(data, requires_grad, name)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Tensor", "Parameter", 1)
+
+
+class Module:
+    """Base of everything with parameters. Assign Parameters and Modules to attributes in `__init__`.
+
+    Example:
+        >>> class Scale(Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.factor = Parameter([2.0])
+        ...
+        ...     def forward(self, x):
+        ...         return x * self.factor
+        >>> [name for name, _ in Scale().named_parameters()]
+        ['factor']
+    """
+
+    training: bool
+    _parameters: dict[str, Parameter | None]
+    _buffers: dict[str, Tensor | None]
+    _modules: dict[str, Module]
+    _not_saved: set[str]
+
+    def __init__(self) -> None:
+        # Past __setattr__, which looks into these dicts.
+        self.__dict__.update(training=True, _parameters={}, _buffers={}, _modules={}, _not_saved=set())
+
+    def _forward_missing(self, *inputs: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} does not define forward")
+
+    forward: Callable[..., Any] = _forward_missing
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self.forward(*inputs, **kwargs)
+
+    # --- registering -----------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        registry = self._registry_for(name, value)
+        if registry is None:
+            object.__setattr__(self, name, value)
+            return
+        self._check_name(name)
+        for other in ("_parameters", "_buffers", "_modules"):
+            if other != registry:
+                self.__dict__[other].pop(name, None)
+        self.__dict__.pop(name, None)  # a plain attribute would hide the registered one
+        self.__dict__[registry][name] = value
+
+    def _registry_for(self, name: str, value: Any) -> str | None:
+        """Name of the dict that `value` goes to, None for a plain attribute."""
+        if isinstance(value, Parameter):
+            return "_parameters"
+        if isinstance(value, Module):
+            return "_modules"
+        if name in self.__dict__.get("_buffers", ()) and (value is None or isinstance(value, Tensor)):
+            return "_buffers"
+        if name in self.__dict__.get("_parameters", ()) and value is None:
+            return "_parameters"
+        for registry, kind in (("_parameters", "Parameter"), ("_buffers", "Tensor"), ("_modules", "Module")):
+            if name in self.__dict__.get(registry, ()):
+                raise InputError(
+                    f"{type(self).__name__}.{name} is a registered {kind} and cannot become a "
+                    f"{type(value).__name__}. Write into its .data, or `del` it first."
+                )
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached when the usual look-up fails. Unpickling asks before __dict__ is filled.
+        for registry in ("_parameters", "_buffers", "_modules"):
+            members = self.__dict__.get(registry, {})
+            if name in members:
+                return members[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        for registry in ("_parameters", "_buffers", "_modules"):
+            if name in self.__dict__.get(registry, ()):
+                del self.__dict__[registry][name]
+                self._not_saved.discard(name)
+                return
+        object.__delattr__(self, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
+
+    def register_parameter(self, name: str, parameter: Parameter | None) -> None:
+        """Add a parameter under `name`; None keeps the name for an absent one (a layer without bias)."""
+        if parameter is not None and not isinstance(parameter, Parameter):
+            raise InputError(f"register_parameter({name!r}): {type(parameter).__name__} is not a Parameter.")
+        self._check_free(name)
+        self._parameters[name] = None
+        setattr(self, name, parameter)
+
+    def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
+        """Add state that is not trained, such as a running mean.
+
+        Args:
+            name: attribute name.
+            tensor: Tensor or array (kept, not copied), or None for an absent one.
+            persistent: whether it belongs to `state_dict()`.
+
+        Raises:
+            InputError: the name is taken, or `tensor` is neither of these.
+        """
+        if is_array(tensor):
+            tensor = Tensor(tensor)
+        if isinstance(tensor, Parameter) or not (tensor is None or isinstance(tensor, Tensor)):
+            raise InputError(f"register_buffer({name!r}): {type(tensor).__name__} is not a Tensor or array.")
+        self._check_free(name)
+        self._buffers[name] = None
+        setattr(self, name, tensor)
+        (self._not_saved.discard if persistent else self._not_saved.add)(name)
+
+    def add_module(self, name: str, module: Module) -> None:
+        """Add a child under a name that need not be a Python identifier, such as "0"."""
+        if not isinstance(module, Module):
+            raise InputError(f"add_module({name!r}): {type(module).__name__} is not a Module.")
+        self._check_free(name)
+        setattr(self, name, module)
+
+    def _check_name(self, name: str) -> None:
+        if not isinstance(name, str) or not name or "." in name:
+            raise InputError(f"{type(self).__name__}: name {name!r} must be a non-empty string without dots.")
+        if "_parameters" not in self.__dict__:
+            raise InputError(
+                f"{type(self).__name__}: {name!r} was assigned before Module.__init__ ran; "
+                "begin __init__ with super().__init__()."
+            )
+
+    def _check_free(self, name: str) -> None:
+        self._check_name(name)
+        if hasattr(self, name):
+            raise InputError(f"{type(self).__name__} already has an attribute {name!r}; choose another name.")
+
+    # --- walking the tree ------------------------------------------------------------------------
+
+    def children(self) -> Iterator[Module]:
+        """The modules right below this one, each once."""
+        yield from {id(child): child for child in self._modules.values()}.values()
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """(dotted name, module), this one first, parents before children, each module once."""
+        seen: set[int] = set()
+        stack = [(prefix, self)]
+        while stack:
+            path, module = stack.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            yield path, module
+            stack += [(_join(path, name), child) for name, child in reversed(module._modules.items())]
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it, each once."""
+        return (module for _, module in self.named_modules())
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """(dotted name, parameter); one that is used in several places comes once, by its first name."""
+        return self._named_members("_parameters", prefix)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """All parameters, each once, in the order of `named_parameters()`."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        """(dotted name, buffer), each buffer once."""
+        return self._named_members("_buffers", prefix)
+
+    def buffers(self) -> Iterator[Tensor]:
+        """All buffers, each once, in the order of `named_buffers()`."""
+        return (buffer for _, buffer in self.named_buffers())
+
+    def _named_members(self, registry: str, prefix: str) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        for path, module in self.named_modules(prefix):
+            for name, tensor in module.__dict__[registry].items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield _join(path, name), tensor
+
+    # --- saving and loading ----------------------------------------------------------------------
+
+    def _saved_tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        """Parameters and saved buffers under *every* name they have, as a file needs them."""
+        for name, tensor in (*self._parameters.items(), *self._buffers.items()):
+            if tensor is not None and name not in self._not_saved:
+                yield _join(prefix, name), tensor
+        for name, child in self._modules.items():
+            yield from child._saved_tensors(_join(prefix, name))
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Dotted name -> copy of the array in host memory. Tied parameters stand under each name."""
+        return {name: np.array(to_host(tensor.data)) for name, tensor in self._saved_tensors()}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> LoadResult:
+        """Copy arrays into the parameters and buffers, in place; all of them or, on an error, none.
+
+        Args:
+            state: name -> array or Tensor, as from `state_dict()`.
+            strict: names must match exactly. Shapes and dtypes must match in any case.
+
+        Returns:
+            The names passed over; both lists are empty when `strict`.
+
+        Raises:
+            StateDictError: lists every missing and unexpected name, wrong shape and wrong dtype.
+        """
+        return load(type(self).__name__, dict(self._saved_tensors()), state, strict)
+
+    # --- switching -------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> Self:
+        """Set `training` here and below (dropout and normalisation ask for it)."""
+        for module in self.modules():
+            module.training = bool(mode)
+        return self
+
+    def eval(self) -> Self:
+        """`train(False)`."""
+        return self.train(False)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients: `.grad` is None afterwards."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Train the parameters here and below, or freeze them."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(requires_grad)
+        return self
+
+    def apply(self, fn: Callable[[Module], Any]) -> Self:
+        """Call `fn` with every module below, children first, and then with this one."""
+        for child in self.children():
+            child.apply(fn)
+        fn(self)
+        return self
+
+    # --- showing ---------------------------------------------------------------------------------
+
+    def extra_repr(self) -> str:
+        """Settings for `repr`, such as "in_features=3, out_features=2"."""
+        return ""
+
+    def __repr__(self) -> str:
+        extra, children = self.extra_repr(), self._modules.items()
+        if not children:
+            return f"{type(self).__name__}({extra})"
+        lines = ([extra] if extra else []) + [f"({name}): {child!r}" for name, child in children]
+        return f"{type(self).__name__}(\n{textwrap.indent(chr(10).join(lines), '  ')}\n)"
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

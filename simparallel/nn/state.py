@@ -1,0 +1,68 @@
+"""Loading a state dict: everything is checked before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from simparallel.autograd import Tensor
+from simparallel.backend import is_array, to_device_like, to_host
+from simparallel.errors import StateDictError
+
+
+class LoadResult(NamedTuple):
+    """What `load_state_dict(strict=False)` passed over."""
+
+    missing: list[str]
+    unexpected: list[str]
+
+
+def load(who: str, targets: Mapping[str, Tensor], state: Mapping[str, Any], strict: bool) -> LoadResult:
+    """Copy the arrays of `state` into the tensors of the same names.
+
+    Args:
+        who: name of the module, for the message.
+        targets: name -> tensor to be written in place.
+        state: name -> array or Tensor.
+        strict: names must match exactly. Shapes and dtypes must match in any case.
+
+    Returns:
+        The names passed over; both lists are empty when `strict`.
+
+    Raises:
+        StateDictError: lists every missing and unexpected name, wrong shape and wrong dtype.
+    """
+    missing = [name for name in targets if name not in state]
+    unexpected = [name for name in state if name not in targets]
+    arrays = {
+        name: value.data if isinstance(value, Tensor) else value
+        for name, value in state.items()
+        if name in targets
+    }
+    problems = [_misfit(name, array, targets[name]) for name, array in arrays.items()]
+    if strict:
+        problems += [f"missing: {name}, shape {targets[name].shape}" for name in missing]
+        problems += [f"unexpected: {name}" for name in unexpected]
+    problems = [problem for problem in problems if problem]
+    if problems:
+        raise StateDictError(
+            f"{who}.load_state_dict: {len(problems)} of the entries do not fit, nothing was loaded:\n  "
+            + "\n  ".join(problems)
+            + "\nBuild the module as it was saved; strict=False passes over missing and unexpected names.",
+            missing=missing, unexpected=unexpected,
+        )  # fmt: skip
+    for name, array in arrays.items():
+        data = targets[name].data
+        data[...] = to_device_like(to_host(array), data)  # in place: a gradient bucket may share this memory
+    return LoadResult(missing, unexpected)
+
+
+def _misfit(name: str, value: Any, target: Tensor) -> str:
+    """What keeps `value` from being copied into `target`, or an empty string."""
+    if not is_array(value):
+        return f"{name}: need an array, got {type(value).__name__}"
+    if value.shape != target.shape:
+        return f"{name}: shape {value.shape}, need {target.shape}"
+    if value.dtype != target.dtype:
+        return f"{name}: dtype {value.dtype}, need {target.dtype}"
+    return ""

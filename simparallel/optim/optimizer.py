@@ -1,0 +1,269 @@
+"""`Optimizer`: parameter groups, state, the step and its place on the clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from time import perf_counter_ns
+from typing import Any, ClassVar
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import Array, get_namespace, is_array, to_device_like, to_host
+from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError, StateDictError
+from simparallel.events import current_recorder
+
+Group = dict[str, Any]  # {"params": [Tensor, ...], "lr": 0.1, ...}
+
+
+class Optimizer:
+    """Base of the optimizers. A subclass says `check`, `update` and `work`.
+
+    Args:
+        params: Tensors, or dicts `{"params": Tensors, "lr": ...}` with settings of their own.
+        defaults: settings of the groups that do not name them.
+
+    Attributes:
+        param_groups: list of dicts: "params" and the settings. Change `group["lr"]` to schedule it.
+        state: parameter -> what the optimizer remembers about it.
+
+    Raises:
+        InputError: no parameters, one of them twice, or a setting out of range.
+        DTypeError: a parameter that is not floating point.
+        AutogradError: a parameter that was computed by an op.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ()  # arrays in `state`, each of the parameter's shape
+    state_counts: ClassVar[tuple[str, ...]] = ()  # integers in `state`
+
+    def __init__(self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Group) -> None:
+        self.defaults = defaults
+        self.param_groups: list[Group] = []
+        self.state: dict[Tensor, dict[str, Any]] = {}
+        self._scratch: dict[Tensor, list[Array]] = {}
+        if isinstance(params, (Tensor, Mapping)) or not isinstance(params, Iterable):
+            raise InputError(f"{self._name}: params must be a list of Tensors or of dicts; write [params].")
+        entries: list[Any] = list(params)
+        if not entries:
+            raise InputError(f"{self._name}: the list of parameters is empty; nothing could be trained.")
+        if isinstance(entries[0], Mapping):
+            for group in entries:
+                self.add_param_group(group)
+        else:
+            self.add_param_group({"params": entries})
+
+    # --- what a subclass says --------------------------------------------------------------------
+
+    def check(self, group: Group) -> None:
+        """Raise InputError for settings out of range."""
+
+    def update(self, param: Tensor, grad: Array, group: Group) -> None:
+        """Change `param.data` in place. `grad` has its shape and dtype, and must stay as it is."""
+        raise TypeError(f"{self._name} does not define update")
+
+    def work(self, group: Group) -> tuple[int, int]:
+        """(flops, memory accesses) per element of a parameter, for the simulated clock."""
+        raise TypeError(f"{self._name} does not define work")
+
+    # --- what users call -------------------------------------------------------------------------
+
+    def add_param_group(self, group: Mapping[str, Any]) -> None:
+        """Add parameters with settings of their own; what is not named comes from the defaults."""
+        if not isinstance(group, Mapping) or "params" not in group:
+            raise InputError(f"{self._name}: a group is a dict with the key 'params', got {group!r}.")
+        params = group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        unknown = sorted(set(group) - {"params", *self.defaults})
+        if unknown:
+            known = ", ".join(self.defaults)
+            raise InputError(f"{self._name}: unknown settings {', '.join(unknown)}; known: {known}.")
+        if not params:
+            raise InputError(f"{self._name}: group {len(self.param_groups)} has no parameters.")
+        known_params = set(self._params())
+        for i, param in enumerate(params):
+            self._check_param(i, param, known_params)
+            known_params.add(param)
+        full = {**self.defaults, **group, "params": params}
+        self.check(full)
+        self.param_groups.append(full)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, or (False) fill them with zeros in place."""
+        for param in self._params():
+            if set_to_none:
+                param.grad = None
+            elif param.grad is not None:
+                param.grad.data.fill(0)
+
+    def step(self) -> None:
+        """Update every parameter that has a gradient in `.grad`.
+
+        Raises:
+            ShapeError, DTypeError, InputError: a gradient does not fit; no parameter was changed.
+        """
+        self._step([param.grad for param in self._params()])
+
+    def __call__(self, grads: Sequence[Tensor | Array | None]) -> None:
+        """`step()` with these gradients, in the order of the parameters; `.grad` is not touched.
+
+        Raises:
+            ShapeError, DTypeError, InputError: a gradient does not fit; no parameter was changed.
+        """
+        self._step(list(grads))
+
+    # --- saving and loading ----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and host copies of arrays; parameters are named by number.
+
+        Returns:
+            `{"state": {number: {name: array or int}}, "param_groups": [{setting: ..., "params": numbers}]}`
+        """
+        number = {param: i for i, param in enumerate(self._params())}
+        groups = [{**group, "params": [number[p] for p in group["params"]]} for group in self.param_groups]
+        state = {
+            number[param]: {k: np.array(to_host(v)) if is_array(v) else v for k, v in values.items()}
+            for param, values in self.state.items()
+        }
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over settings and state, all or, on an error, nothing.
+
+        Raises:
+            StateDictError: groups, names, shapes or dtypes differ from this optimizer's.
+            InputError: a setting out of range.
+        """
+        saved_groups = state_dict["param_groups"]
+        sizes = [len(group["params"]) for group in self.param_groups]
+        saved_sizes = [len(group["params"]) for group in saved_groups]
+        if sizes != saved_sizes:
+            raise StateDictError(
+                f"{self._name}: groups of {saved_sizes} parameters were saved, this optimizer has {sizes}."
+            )
+        groups = [
+            {**group, **saved, "params": group["params"]}
+            for group, saved in zip(self.param_groups, saved_groups, strict=True)
+        ]
+        for group in groups:
+            if set(group) != {"params", *self.defaults}:
+                unknown = ", ".join(sorted(set(group) - {"params", *self.defaults}))
+                raise StateDictError(f"{self._name} has no settings {unknown}; another optimizer was saved.")
+            self.check(group)
+        params = self._params()
+        numbers = [number for group in saved_groups for number in group["params"]]
+        param_of = dict(zip(numbers, params, strict=True))
+        state = {
+            self._saved_param(param_of, number): self._checked_state(number, param_of[int(number)], values)
+            for number, values in state_dict["state"].items()
+        }
+        for group, loaded in zip(self.param_groups, groups, strict=True):
+            group.update(loaded)  # in place: a schedule may hold the dict
+        self.state = state
+
+    def _saved_param(self, param_of: dict[int, Tensor], number: Any) -> Tensor:
+        if int(number) not in param_of:
+            raise StateDictError(f"{self._name}: state of parameter {number}, which no saved group has.")
+        return param_of[int(number)]
+
+    def _checked_state(self, number: Any, param: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies of one parameter's saved state, as its own kind of array."""
+        if set(values) != {*self.state_names, *self.state_counts}:
+            raise StateDictError(
+                f"{self._name}: parameter {number} was saved with {', '.join(sorted(values))}; need "
+                f"{', '.join([*self.state_names, *self.state_counts])}. Another optimizer was saved."
+            )
+        copies = {name: np.array(to_host(values[name])) for name in self.state_names}
+        for name, value in copies.items():
+            if value.shape != param.shape or value.dtype != param.dtype:
+                raise StateDictError(
+                    f"{self._name}: {name} of parameter {number} has shape {value.shape} and dtype "
+                    f"{value.dtype}, the parameter {param.shape} and {param.dtype}."
+                )
+        counts = {name: int(values[name]) for name in self.state_counts}
+        return counts | {name: to_device_like(value, param.data) for name, value in copies.items()}
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _params(self) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
+
+    def _check_param(self, i: int, param: Any, known: set[Tensor]) -> None:
+        if not isinstance(param, Tensor):
+            raise InputError(f"{self._name}: params[{i}] is a {type(param).__name__}, need a Tensor.")
+        if not param.is_leaf:
+            raise AutogradError(f"{self._name}: params[{i}] was computed by an op; train leaves only.")
+        if param.dtype.kind != "f":
+            raise DTypeError(f"{self._name}: params[{i}] has dtype {param.dtype}, need floating point.")
+        if param in known:
+            raise InputError(f"{self._name}: params[{i}] is listed twice; it would be updated twice a step.")
+
+    def _step(self, grads: list[Any]) -> None:
+        start_ns = perf_counter_ns()
+        params = self._params()
+        if len(grads) != len(params):
+            raise InputError(f"{self._name}: {len(grads)} gradients were given for {len(params)} parameters.")
+        # All checks before the first update: a step happens whole or not at all.
+        arrays = [self._checked_grad(i, p, g) for i, (p, g) in enumerate(zip(params, grads, strict=True))]
+        remaining = iter(zip(params, arrays, strict=True))
+        flops = size_bytes = itemsize = 0
+        for group in self.param_groups:
+            element_flops, element_accesses = self.work(group)
+            for _ in group["params"]:
+                param, grad = next(remaining)
+                if grad is None:
+                    continue
+                self.update(param, grad, group)
+                flops += element_flops * grad.size
+                size_bytes += element_accesses * grad.nbytes
+                itemsize = max(itemsize, grad.itemsize)
+        recorder = current_recorder()
+        if recorder is None:
+            return
+        # One event for all parameters, as a fused kernel; the widest dtype sets the peak speed.
+        key = self._name, flops, size_bytes, itemsize
+        price = recorder.prices.get(key)
+        if price is None:
+            price = recorder.prices[key] = recorder.price(flops, size_bytes, itemsize or 4)
+        recorder.compute(f"{self._name}.step", "optimizer", start_ns, perf_counter_ns(), price)
+        recorder.next_step()
+
+    def _checked_grad(self, i: int, param: Tensor, grad: Any) -> Array | None:
+        if grad is None:
+            return None
+        array = grad.data if isinstance(grad, Tensor) else grad
+        if not is_array(array) or get_namespace(array) is not get_namespace(param.data):
+            raise InputError(
+                f"{self._name}: the gradient of parameter {i} is a {type(array).__name__}, "
+                f"need a {type(param.data).__name__} like the parameter."
+            )
+        if array.shape != param.shape:
+            raise ShapeError(
+                f"{self._name}: the gradient of parameter {i} has shape {array.shape}, need {param.shape}."
+            )
+        if array.dtype != param.dtype:
+            raise DTypeError(
+                f"{self._name}: the gradient of parameter {i} has dtype {array.dtype}, need {param.dtype}; "
+                f"use grad.astype({str(param.dtype)!r})."
+            )
+        return array
+
+    def _temporary(self, param: Tensor, number: int = 0) -> Array:
+        """An array of the parameter's shape and dtype to compute in, the same one at every step."""
+        arrays = self._scratch.setdefault(param, [])
+        while len(arrays) <= number:
+            arrays.append(get_namespace(param.data).empty_like(param.data))
+        return arrays[number]
+
+
+def check_number(who: str, name: str, value: Any, low: float = 0.0, below: float = math.inf) -> None:
+    """Raise InputError unless `value` is a real number with low <= value < below."""
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not is_number or not low <= value < below:
+        limit = "finite" if below == math.inf else f"below {below:g}"
+        raise InputError(f"{who}: {name}={value!r} must be a number of {low:g} or more and {limit}.")

@@ -1,0 +1,85 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from simparallel.autograd import Tensor
+from simparallel.backend import Array, get_namespace
+from simparallel.errors import InputError
+from simparallel.optim.optimizer import Group, Optimizer, check_number
+
+
+class SGD(Optimizer):
+    """g = grad + weight_decay p;   b = momentum b + (1 - dampening) g;   p = p - lr b
+
+    At the first step b = g. With `nesterov`, p = p - lr (g + momentum b); without momentum,
+    p = p - lr g. Momentum: Sutskever et al. 2013, "On the importance of initialization and
+    momentum in deep learning", in PyTorch's form, where the learning rate is outside of b.
+
+    Args:
+        params: Tensors, or dicts with a group's own settings.
+        lr: learning rate, 0 or more.
+        momentum: share of b that is kept, 0 or more.
+        dampening: share of g that is left out of b.
+        weight_decay: factor of the L2 penalty, 0 or more.
+        nesterov: look ahead; needs momentum and no dampening.
+
+    Raises:
+        InputError, DTypeError, AutogradError: see `Optimizer`.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: float = 1e-3, momentum: float = 0.0,
+        dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False,
+    ) -> None:  # fmt: skip
+        settings = {
+            "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
+            "nesterov": nesterov,
+        }  # fmt: skip
+        super().__init__(params, settings)
+
+    state_names = ("momentum_buffer",)
+
+    def check(self, group: Group) -> None:
+        for name in ("lr", "momentum", "weight_decay"):
+            check_number("SGD", name, group[name])
+        check_number("SGD", "dampening", group["dampening"], low=float("-inf"))
+        if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
+            raise InputError(
+                f"SGD: nesterov needs momentum above 0 and dampening 0, got momentum={group['momentum']!r} "
+                f"and dampening={group['dampening']!r}."
+            )
+
+    def update(self, param: Tensor, grad: Array, group: Group) -> None:
+        xp, p, temporary = get_namespace(param.data), param.data, self._temporary(param)
+        momentum, dampening, weight_decay = group["momentum"], group["dampening"], group["weight_decay"]
+
+        step = grad
+        if weight_decay:
+            step = xp.multiply(p, weight_decay, out=temporary)
+            step += grad
+        if momentum:
+            state = self.state.get(param)
+            if state is None:
+                b = step.copy()
+                self.state[param] = {"momentum_buffer": b}
+            else:
+                b = state["momentum_buffer"]
+                b *= momentum
+                # `step` may be `grad`, which stays as it is: the product goes elsewhere.
+                b += xp.multiply(step, 1 - dampening, out=temporary) if dampening else step
+            if group["nesterov"]:
+                ahead = xp.multiply(b, momentum, out=self._temporary(param, 1))
+                ahead += step
+                step = ahead
+            else:
+                step = b
+        p -= xp.multiply(step, group["lr"], out=temporary)
+
+    def work(self, group: Group) -> tuple[int, int]:
+        has_momentum = bool(group["momentum"])
+        flops = 2 + 2 * bool(group["weight_decay"]) + 2 * has_momentum
+        flops += 2 * bool(group["nesterov"]) + (has_momentum and group["dampening"] != 0)
+        return flops, 3 + 2 * has_momentum  # read p and grad, write p; read and write b

@@ -1,0 +1,119 @@
+"""The host process: a clean interpreter that forks the device processes and watches over them.
+
+It is exec'd, so nothing of the user's program, and none of its threads, is in it. It imports what
+devices need, wraps the log handlers with multiprocessing-logging, forks, and then only waits. It
+never runs user code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from simparallel.comm.segment import Segment
+from simparallel.runtime.device import Wiring, device_main
+
+LOG_FORMAT = "%(asctime)s [%(processName)s] %(levelname)s %(name)s: %(message)s"
+GRACE_S = 2.0
+
+
+def main(config_text: str) -> None:
+    """Entry point; `config_text` is the JSON that the launcher wrote."""
+    config = json.loads(config_text)
+    wiring = Wiring(**config["wiring"])
+    sys.path[:] = wiring.path
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    multiprocessing.current_process().name = "host"
+    log = logging.getLogger("simparallel.host")
+    _gather_records()
+    devices, host_life = _fork(wiring)
+    control = Connection(config["control_fd"])
+    log.info("%d device processes: %s", wiring.world_size, ", ".join(str(d.pid) for d in devices))
+    try:
+        _watch(devices, control, wiring, log)
+    finally:
+        _end(devices)
+        os.close(host_life)
+        logging.shutdown()
+
+
+def _gather_records() -> None:
+    """All records, of this process and of every device, go to one stream: scheduler.log."""
+    multiprocessing.set_start_method("fork")
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    root.addHandler(handler)
+    from multiprocessing_logging import install_mp_handler
+
+    try:
+        install_mp_handler()  # the last step before the forks: its receiver thread must stay idle
+    except OSError as error:  # semaphores need /dev/shm
+        root.warning("records of the devices are not merged here, only in worker_N.log: %s", error)
+
+
+def _fork(wiring: Wiring) -> tuple[list[BaseProcess], int]:
+    """Fork all devices. No record may be logged before the last one is forked."""
+    host_life = os.pipe()
+    context = multiprocessing.get_context("fork")
+    devices: list[BaseProcess] = []
+    with warnings.catch_warnings():
+        # The only other thread is the idle receiver of multiprocessing-logging.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for rank in range(wiring.world_size):
+            arguments = (rank, wiring, host_life, os.getpid())
+            device = context.Process(target=device_main, args=arguments, name=f"rank {rank}")
+            device.start()
+            devices.append(device)
+    os.close(host_life[0])
+    for fd in (*wiring.log_fds, *wiring.connection_fds):
+        os.close(fd)
+    return devices, host_life[1]
+
+
+def _watch(
+    devices: list[BaseProcess], control: Connection, wiring: Wiring, log: logging.Logger
+) -> None:
+    """Until the launcher closes its end, or dies: note every device that ends, at once."""
+    segment = Segment(wiring.world_size, fd=wiring.segment_fd)
+    alive = {device.sentinel: (rank, device) for rank, device in enumerate(devices)}
+    while True:
+        ready = wait([*alive, control, wiring.life_fd])
+        for sentinel in [s for s in ready if s in alive]:
+            rank, device = alive.pop(sentinel)  # type: ignore[index]
+            device.join()
+            code = device.exitcode or 0
+            segment.words[segment.map.exit_of(rank)] = code if code < 0 else code + 1
+            log.info("rank %d (pid %d) ended with %d", rank, device.pid, code)
+            _tell_exit(control, rank, code)
+        if control in ready or wiring.life_fd in ready:
+            return
+
+
+def _tell_exit(control: Connection, rank: int, code: int) -> None:
+    try:
+        control.send_bytes(json.dumps({"rank": rank, "exit_code": code}).encode())
+    except OSError:
+        return  # the launcher is gone; its life pipe says so too
+
+
+def _end(devices: list[BaseProcess]) -> None:
+    """Wait for the devices a moment, then do not ask any more."""
+    wait_all(devices, GRACE_S)
+    for device in devices:
+        if device.is_alive():
+            device.kill()
+    wait_all(devices, GRACE_S)
+
+
+def wait_all(devices: list[BaseProcess], limit_s: float) -> None:
+    for device in devices:
+        device.join(limit_s)

@@ -1,0 +1,203 @@
+"""A device process: forked from the host, plays one rank, run after run, until told to close."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from simparallel.comm import Communicator
+from simparallel.comm.segment import Arena, Segment
+from simparallel.comm.shm import ShmTransport
+from simparallel.errors import LaunchError
+from simparallel.runtime.rank import play_rank
+from simparallel.runtime.reports import Outcome, failure_report
+
+PR_SET_PDEATHSIG = 1
+FLUSH_LIMIT_S = 1.0
+
+
+@dataclass
+class Wiring:
+    """Descriptors that the launcher made and that reach a device through the host's exec and fork."""
+
+    segment_fd: int
+    life_fd: int  # read end; its write end is in the launcher
+    log_fds: list[int]
+    connection_fds: list[int]
+    world_size: int
+    blas_threads: int
+    path: list[str]
+
+
+def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid: int) -> None:
+    """Set the process up, then serve runs. Never returns.
+
+    Args:
+        rank: which rank it plays.
+        wiring: the inherited descriptors.
+        host_life: pipe whose write end only the host keeps.
+        host_pid: to notice that the host died before we could watch it.
+    """
+    code = 1
+    try:
+        _take_own_descriptors(rank, wiring, host_life)
+        _die_with_the_host(wiring.life_fd, host_life[0], host_pid)
+        _limit_blas_threads(wiring.blas_threads)
+        _send_records_to_own_log()
+        interrupts = Interrupts()
+        signal.signal(signal.SIGINT, interrupts)
+        _serve(rank, wiring, interrupts)
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        _flush_records()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # not through atexit: the feeder thread of a log queue could block there
+
+
+def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
+    connection = Connection(wiring.connection_fds[rank])
+    segment = Segment(wiring.world_size, fd=wiring.segment_fd)
+    arena = Arena(segment, rank)
+    last: Communicator | None = None
+    connection.send_bytes(cloudpickle.dumps({"kind": "ready", "pid": os.getpid()}))
+    while True:
+        try:
+            message = cloudpickle.loads(connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            return
+        if message["kind"] == "close":
+            return
+        if last is not None:
+            last.release()  # every rank has ended the run before, else there would be no next one
+        settings = message["settings"]
+        transport = ShmTransport(segment, rank, settings["timeout_s"], arena)
+        transport.start()
+
+        def tell(note: dict[str, Any]) -> None:
+            connection.send_bytes(cloudpickle.dumps(note))
+
+        def call(payload: bytes = message["payload"]) -> Any:
+            interrupts.armed = True
+            try:
+                function, args, kwargs = cloudpickle.loads(payload)
+                return function(*args, **kwargs)
+            finally:
+                interrupts.armed = False
+
+        outcome, last = play_rank(
+            call, transport, settings["cluster"], keep_events=settings["keep_events"], tell=tell
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _flush_queues()
+        connection.send_bytes(_packed(outcome))
+
+
+def _packed(outcome: Outcome) -> bytes:
+    try:
+        return cloudpickle.dumps({"kind": "outcome", "outcome": outcome})
+    except Exception as error:  # any object of the user's may refuse, in any way
+        what = type(outcome.value).__name__
+        outcome.value = None
+        outcome.report = failure_report(
+            LaunchError(
+                f"rank {outcome.rank}: its result, a {what}, cannot be sent back: {error}. "
+                "Return arrays, numbers, strings, and lists or dicts of them."
+            )
+        )
+        return cloudpickle.dumps({"kind": "outcome", "outcome": outcome})
+
+
+class Interrupts:
+    """SIGINT from the launcher interrupts the user's function, and nothing else."""
+
+    armed = False
+
+    def __call__(self, signum: int, frame: Any) -> None:
+        if self.armed:
+            raise KeyboardInterrupt
+
+
+def _take_own_descriptors(rank: int, wiring: Wiring, host_life: tuple[int, int]) -> None:
+    os.close(host_life[1])  # only the host may hold it, else its death would go unnoticed
+    os.dup2(wiring.log_fds[rank], 1)
+    os.dup2(wiring.log_fds[rank], 2)
+    for fd in wiring.log_fds:
+        os.close(fd)
+    for other, fd in enumerate(wiring.connection_fds):
+        if other != rank:
+            os.close(fd)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    faulthandler.enable(file=sys.stderr)
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+
+
+def _die_with_the_host(launcher_life: int, host_life: int, host_pid: int) -> None:
+    """First line: end of file on a pipe, noticed by a thread. Second line: PR_SET_PDEATHSIG."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != host_pid:
+        os._exit(1)
+
+    def watch() -> None:
+        poll = select.poll()
+        for fd in (launcher_life, host_life):
+            poll.register(fd, select.POLLIN)
+        poll.poll()  # nobody ever writes: readable means that the other end is gone
+        os._exit(1)
+
+    threading.Thread(target=watch, name="life", daemon=True).start()
+
+
+def _limit_blas_threads(count: int) -> None:
+    if count != 1:  # the host was started with 1 in its environment
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(count)
+
+
+def _send_records_to_own_log() -> None:
+    """Records go to this rank's own file too, which needs no other process to be complete."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+
+
+def _queues() -> list[Any]:
+    return [handler.queue for handler in logging.getLogger().handlers if hasattr(handler, "queue")]
+
+
+def _flush_queues() -> None:
+    """Give the feeder threads of the log queues a moment to empty their buffers."""
+    for queue in _queues():
+        buffer = getattr(queue, "_buffer", None)
+        waited = threading.Event()
+        for _ in range(20):
+            if not buffer:
+                break
+            waited.wait(0.005)
+
+
+def _flush_records() -> None:
+    """Flush the merged log, but not for ever: its lock may have died with another rank."""
+    for queue in _queues():
+        queue.close()
+        joiner = threading.Thread(target=queue.join_thread, daemon=True)
+        joiner.start()
+        joiner.join(FLUSH_LIMIT_S)
+        queue.cancel_join_thread()

@@ -1,0 +1,198 @@
+"""The two doors: `launch` for one run, `Cluster` for devices that stay warm between runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from simparallel.cluster import DEFAULT_DEVICE, ClusterSpec, DeviceSpec, LinkSpec, describe
+from simparallel.comm.transport import DEFAULT_TIMEOUT_S
+from simparallel.errors import InputError, LaunchError, RunFailedError
+from simparallel.runtime.pool import Pool, pack
+from simparallel.runtime.reports import Outcome, run_failed
+from simparallel.runtime.threads import run_threads
+from simparallel.trace import Trace
+
+TRANSPORTS = ("shm", "inline")
+
+
+class Results(list[Any]):
+    """What each rank returned, in the order of ranks, and what happened meanwhile.
+
+    Attributes:
+        trace: the events of all ranks.
+        metrics: what ranks noted with `sp.log`: rank -> list of (step, name, value).
+    """
+
+    def __init__(self, outcomes: list[Outcome], cluster: ClusterSpec) -> None:
+        super().__init__(outcome.value for outcome in outcomes)
+        self.trace = Trace([event for outcome in outcomes for event in outcome.events], cluster)
+        self.metrics = {outcome.rank: outcome.metrics for outcome in outcomes}
+
+
+class Cluster:
+    """Simulated devices, one process each, that stay warm between runs.
+
+    Args:
+        world_size: number of devices.
+        device: preset name or `DeviceSpec` that prices their work.
+        link: the links between them; by default those of the preset.
+        transport: "shm" (processes) or "inline" (threads of this process, taking turns).
+        log_dir: directory for `scheduler.log` and `worker_N.log`; None keeps no files.
+        timeout_s: how long a rank waits for another one before it calls that an error.
+        arena_bytes: address space for each rank's shared memory; 0 for the default.
+        blas_threads: BLAS threads of each device; None for cores // ranks, at least 1.
+        echo: print what the ranks print, with `[rank N]` before each line.
+
+    Raises:
+        ClusterError: unknown device, or fewer than one.
+        InputError: unknown transport, bad log_dir or timeout.
+        LaunchError: the device processes did not start (at the first run).
+
+    Example:
+        >>> with Cluster(2, transport="inline") as cluster:
+        ...     cluster.run(pow, 2, 3)
+        [8, 8]
+    """
+
+    def __init__(
+        self, world_size: int, *, device: str | DeviceSpec = DEFAULT_DEVICE, link: LinkSpec | None = None,
+        transport: str = "shm", log_dir: str | Path | None = None, timeout_s: float = DEFAULT_TIMEOUT_S,
+        arena_bytes: int = 0, blas_threads: int | None = None, echo: bool = True,
+    ) -> None:  # fmt: skip
+        if transport not in TRANSPORTS:
+            raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.")
+        if not timeout_s > 0:
+            raise InputError(f"timeout_s={timeout_s!r} must be more than 0.")
+        self.spec = describe(world_size, device, link)
+        self.world_size = world_size
+        self.transport = transport
+        self.log_dir = None if log_dir is None else str(log_dir)
+        self.timeout_s = timeout_s
+        self.echo = echo
+        self.trace = Trace([], self.spec)
+        self._pool_settings = {"log_dir": log_dir, "arena_bytes": arena_bytes, "blas_threads": blas_threads}
+        self._pool: Pool | None = None
+        self._closed = False
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Results:
+        """Call `function(*args, **kwargs)` on every rank.
+
+        Returns:
+            The ranks' return values in order, with `.trace` and `.metrics`.
+
+        Raises:
+            RunFailedError: a rank raised, exited or died; the root cause comes first, and the
+                original exception is `__cause__`.
+            LaunchError: the function cannot be sent, or the devices cannot be started.
+            KeyboardInterrupt: after all ranks have stopped; the cluster stays usable.
+        """
+        if self._closed:
+            raise LaunchError("this Cluster is closed; make a new one.")
+        if not callable(function):
+            raise InputError(f"run needs a function, got {type(function).__name__}; pass it without calling it.")
+        bar = _Bar()
+        try:
+            if self.transport == "inline":
+                call = partial(function, *args, **kwargs)
+                outcomes = run_threads(call, self.spec, timeout_s=self.timeout_s, tell=bar)
+            else:
+                payload = pack(function, args, kwargs)
+                outcomes = self._warm_pool().run(
+                    payload, self.spec, timeout_s=self.timeout_s, echo=self.echo, note=bar
+                )
+        finally:
+            bar.close()
+            if self._pool is not None and not self._pool.usable:
+                self._pool.close()  # its processes may be in any state; the next run starts new ones
+                self._pool = None
+        results = Results(outcomes, self.spec)
+        self.trace = results.trace
+        self._raise_failure(outcomes)
+        return results
+
+    def _warm_pool(self) -> Pool:
+        if self._pool is None:
+            self._pool = Pool(self.world_size, **self._pool_settings)  # type: ignore[arg-type]
+        return self._pool
+
+    def _raise_failure(self, outcomes: list[Outcome]) -> None:
+        if all(outcome.report is None for outcome in outcomes):
+            return
+        error, cause = run_failed(outcomes, self.log_dir)
+        if self.log_dir is not None:
+            os.makedirs(self.log_dir, exist_ok=True)
+            for rank, report in error.facts["reports"].items():
+                text = json.dumps(report, indent=1)
+                Path(self.log_dir, f"error_rank{rank}.json").write_text(text + "\n")
+        raise error from cause
+
+    def close(self) -> None:
+        """End the device processes. May be called again."""
+        self._closed = True
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "warm" if self._pool else "idle"
+        return f"Cluster({self.spec.name}, transport={self.transport!r}, {state})"
+
+
+def launch(
+    fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
+    world_size: int = 1, **settings: Any,
+) -> Results:  # fmt: skip
+    """Call `fn(*args, **kwargs)` on `world_size` devices, and end them.
+
+    Args:
+        fn: any function, also one defined in a notebook cell.
+        args, kwargs: its arguments, copied to every rank.
+        world_size: number of devices.
+        settings: those of `Cluster`: device, link, transport, log_dir, timeout_s, echo, …
+
+    Returns:
+        The ranks' return values in order, with `.trace` and `.metrics`.
+
+    Raises:
+        What `Cluster` and `Cluster.run` raise.
+
+    Example:
+        >>> launch(lambda: current().rank, world_size=3, transport="inline")
+        [0, 1, 2]
+    """
+    with Cluster(world_size, **settings) as cluster:
+        return cluster.run(fn, *args, **(kwargs or {}))
+
+
+class _Bar:
+    """The progress bar of a run, drawn by the launcher from what rank 0 tells."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._description: str | None = None
+
+    def __call__(self, note: dict[str, Any]) -> None:
+        from tqdm import tqdm
+
+        if self._bar is None or note["description"] != self._description or note["done"] <= self._bar.n:
+            self.close()
+            self._description = note["description"]
+            self._bar = tqdm(total=note["total"], desc=self._description or None, file=sys.stderr)
+        self._bar.update(note["done"] - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -1,0 +1,109 @@
+"""The files of a run, and their lines on the console as they are written."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TextIO
+
+from simparallel.errors import InputError
+
+
+class LogFiles:
+    """One file for the host and one for each rank, open from before the processes start.
+
+    Args:
+        log_dir: where `scheduler.log` and `worker_N.log` go (and `rank.N/stdout`, links to
+            them); None keeps them in unnamed files that vanish with the run.
+        world_size: number of ranks.
+
+    Raises:
+        InputError: the directory cannot be made or written.
+    """
+
+    def __init__(self, log_dir: str | Path | None, world_size: int) -> None:
+        self.log_dir = None if log_dir is None else str(log_dir)
+        names = ["scheduler.log", *(f"worker_{rank}.log" for rank in range(world_size))]
+        try:
+            self.fds = [self._open(name) for name in names]
+            if self.log_dir is not None:
+                self._tidy(world_size)
+        except OSError as error:
+            raise InputError(f"log_dir={self.log_dir!r} cannot be used: {error}. Choose another one.") from error
+
+    @property
+    def host_fd(self) -> int:
+        return self.fds[0]
+
+    @property
+    def rank_fds(self) -> list[int]:
+        return self.fds[1:]
+
+    def _open(self, name: str) -> int:
+        if self.log_dir is None:
+            fd, path = tempfile.mkstemp(prefix="simparallel-")
+            os.unlink(path)
+            return fd
+        os.makedirs(self.log_dir, mode=0o700, exist_ok=True)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(os.path.join(self.log_dir, name), flags, 0o600)
+
+    def _tidy(self, world_size: int) -> None:
+        """Links as mpirun lays them out; reports of an earlier run in this directory go."""
+        assert self.log_dir is not None
+        for old in Path(self.log_dir).glob("error_rank*.json"):
+            old.unlink()
+        for rank in range(world_size):
+            folder = Path(self.log_dir, f"rank.{rank}")
+            folder.mkdir(exist_ok=True)
+            link = folder / "stdout"
+            if link.is_symlink():
+                link.unlink()
+            if not link.exists():
+                link.symlink_to(Path("..", f"worker_{rank}.log"))
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = []
+
+
+class Tail:
+    """Copies new lines of the ranks' files to the console, each with its rank before it."""
+
+    def __init__(self, fds: list[int], out: TextIO | None) -> None:
+        self._fds = fds
+        self._out = out
+        self._read = [os.fstat(fd).st_size for fd in fds]
+        self._open_line = [b""] * len(fds)
+
+    def show(self, *, final: bool = False) -> None:
+        """Print the whole lines written since the last time; finally also an unfinished one."""
+        for rank, fd in enumerate(self._fds):
+            size = os.fstat(fd).st_size
+            if size == self._read[rank] and not (final and self._open_line[rank]):
+                continue
+            data = self._open_line[rank] + os.pread(fd, size - self._read[rank], self._read[rank])
+            self._read[rank] = size
+            lines = data.split(b"\n")
+            self._open_line[rank] = lines.pop()
+            if final and self._open_line[rank]:
+                lines.append(self._open_line[rank])
+                self._open_line[rank] = b""
+            if self._out is not None:
+                for line in lines:
+                    print(f"[rank {rank}] {printable(line)}", file=self._out)
+        if self._out is not None:
+            self._out.flush()
+
+
+def printable(line: bytes) -> str:
+    """A line without control characters, which could change the terminal."""
+    text = line.decode("utf-8", errors="backslashreplace")
+    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text.rstrip("\r"))
+
+
+def console(echo: bool) -> TextIO | None:
+    return sys.stdout if echo else None

@@ -1,0 +1,88 @@
+"""Playing one rank: the same few lines for a device process and for a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from simparallel.autograd.tensor import grad_mode
+from simparallel.backend import random_state
+from simparallel.cluster import ClusterSpec
+from simparallel.comm import Communicator, use_communicator
+from simparallel.comm.segment import DONE
+from simparallel.comm.transport import AbstractTransport
+from simparallel.events import Recorder, use_recorder
+from simparallel.runtime.reports import Outcome, failure_report
+
+T = TypeVar("T")
+Tell = Callable[[dict[str, Any]], None]
+
+_teller = threading.local()
+
+
+def play_rank(
+    call: Callable[[], Any], transport: AbstractTransport, cluster: ClusterSpec, *,
+    keep_events: bool = True, tell: Tell | None = None,
+) -> tuple[Outcome, Communicator]:  # fmt: skip
+    """Run `call()` as this transport's rank; never raises, the outcome says how it ended.
+
+    The rank starts with seed 0, clocks at 0, gradients on. `sys.exit(0)` is a normal end.
+    """
+    recorder = Recorder(transport.rank, cluster, keep_events=keep_events)
+    communicator = Communicator(transport, recorder)
+    random_state.seed = random_state.drawn = 0
+    grad_mode.enabled = True
+    outcome = Outcome(transport.rank)
+    with use_recorder(recorder), use_communicator(communicator), _telling(tell):
+        try:
+            try:
+                outcome.value = call()
+            except SystemExit as error:
+                if error.code not in (None, 0):
+                    raise
+            communicator.finish()
+            transport.set_state(DONE)
+        except BaseException as error:
+            outcome.report = failure_report(error)
+            transport.fail(outcome.report)
+    outcome.events = recorder.events
+    outcome.metrics = recorder.metrics
+    return outcome, communicator
+
+
+@contextmanager
+def _telling(tell: Tell | None) -> Iterator[None]:
+    before = getattr(_teller, "tell", None)
+    _teller.tell = tell
+    try:
+        yield
+    finally:
+        _teller.tell = before
+
+
+def progress(iterable: Iterable[T], description: str = "", total: int | None = None) -> Iterator[T]:
+    """Go through `iterable` with a progress bar that the launcher draws for rank 0.
+
+    Args:
+        iterable: what to go through.
+        description: stands before the bar.
+        total: number of items; by default `len(iterable)` where it has one.
+    """
+    from simparallel.comm import current
+
+    if total is None and hasattr(iterable, "__len__"):
+        total = len(iterable)
+    tell = getattr(_teller, "tell", None)
+    if current().rank != 0:
+        tell = None
+    if tell is None and current().world_size == 1 and getattr(_teller, "tell", None) is None:
+        from tqdm import tqdm
+
+        yield from tqdm(iterable, desc=description, total=total)
+        return
+    for i, item in enumerate(iterable):
+        yield item
+        if tell is not None:
+            tell({"kind": "progress", "description": description, "done": i + 1, "total": total})

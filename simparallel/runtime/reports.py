@@ -1,0 +1,128 @@
+"""What became of each rank, and which of several failures was the cause of the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from simparallel.comm.transport import LEFT
+from simparallel.errors import RankFailedError, RunFailedError
+from simparallel.events import Event
+
+
+@dataclass
+class Outcome:
+    """How one rank ended.
+
+    Attributes:
+        value: what its function returned.
+        report: None, or why it failed: summary, traceback, secondary, time_ns, pid, exit_code,
+            exception (the pickled exception, or None).
+    """
+
+    rank: int
+    value: Any = None
+    report: dict[str, Any] | None = None
+    events: list[Event] = field(default_factory=list)
+    metrics: list[tuple[int, str, float]] = field(default_factory=list)
+
+
+def failure_report(error: BaseException) -> dict[str, Any]:
+    """An exception as plain data that can be sent and saved."""
+    exit_code = 1
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, SystemExit):
+        exit_code = error.code if isinstance(error.code, int) else 1
+        summary = f"sys.exit({error.code!r})"
+    caused_by_others = isinstance(error, RankFailedError) and error.facts.get("cause") != LEFT
+    try:
+        pickled = cloudpickle.dumps(error)
+    except Exception:  # any class of the user's may fail here, in any way; its text is kept
+        pickled = None
+    return {
+        "summary": summary,
+        "traceback": "".join(traceback.format_exception(_without_our_frames(error))),
+        "secondary": caused_by_others or isinstance(error, KeyboardInterrupt),
+        "time_ns": time.monotonic_ns(),
+        "pid": os.getpid(),
+        "exit_code": exit_code,
+        "exception": pickled,
+    }
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """The error with its traceback beginning where the user's code begins."""
+    here = os.path.dirname(__file__)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(here):
+        trace = trace.tb_next
+    return error.with_traceback(trace) if trace is not None else error
+
+
+def death_report(pid: int, exit_code: int) -> dict[str, Any]:
+    """A process that ended without a word: `exit_code` is negative for a signal."""
+    if exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        often = ", often the out-of-memory killer" if exit_code == -signal.SIGKILL else ""
+        summary, code = f"killed by {name}{often}", 128 - exit_code
+    else:
+        summary, code = f"process ended with exit code {exit_code} in the middle of the run", exit_code or 1
+    return {
+        "summary": summary,
+        "traceback": "",
+        "secondary": False,
+        "time_ns": time.monotonic_ns(),
+        "pid": pid,
+        "exit_code": code,
+        "exception": None,
+    }
+
+
+def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedError, BaseException | None]:
+    """The error for a run in which some rank failed, root cause first, and its original exception.
+
+    The root cause is the earliest failure that was not itself caused by another rank's.
+    """
+    reports = {outcome.rank: outcome.report for outcome in outcomes if outcome.report is not None}
+    order = sorted(reports, key=lambda rank: (reports[rank]["secondary"], reports[rank]["time_ns"]))
+    root, others = order[0], order[1:]
+    cause = reports[root]
+    lines = [f"rank {root} of {len(outcomes)} failed: {cause['summary']}"]
+    if cause["traceback"]:
+        lines += ["", f"Traceback of rank {root} (pid {cause['pid']}):", cause["traceback"].rstrip()]
+    stopped = [rank for rank in others if reports[rank]["secondary"]]
+    if stopped:
+        lines += ["", f"Stopped because of it: rank{'s' * (len(stopped) > 1)} {_join(stopped)}."]
+    independent = [rank for rank in others if not reports[rank]["secondary"]]
+    same = [rank for rank in independent if reports[rank]["summary"] == cause["summary"]]
+    if same:
+        lines += ["", f"Failed in the same way: rank{'s' * (len(same) > 1)} {_join(same)}."]
+    lines += [f"Also failed, later: rank {r}: {reports[r]['summary']}" for r in independent if r not in same]
+    if log_dir is not None:
+        lines += ["", f"Logs: {os.path.join(log_dir, f'worker_{root}.log')}, {os.path.join(log_dir, 'scheduler.log')}"]
+    plain = {
+        rank: {key: value for key, value in report.items() if key != "exception"}
+        for rank, report in reports.items()
+    }
+    error = RunFailedError("\n".join(lines), rank=root, exit_code=cause["exit_code"], reports=plain)
+    return error, _original(cause["exception"])
+
+
+def _original(pickled: bytes | None) -> BaseException | None:
+    if pickled is None:
+        return None
+    try:
+        error = cloudpickle.loads(pickled)
+    except Exception:  # a class that exists only over there; its text is in the message
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+def _join(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))

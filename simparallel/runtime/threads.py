@@ -1,0 +1,51 @@
+"""Ranks as threads of this process, taking turns: for tests, and where there are no processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from simparallel.cluster import ClusterSpec
+from simparallel.comm.inline import InlineTransport, Turns
+from simparallel.comm.segment import ABORT_INTERRUPT, Segment
+from simparallel.comm.transport import DEFAULT_TIMEOUT_S
+from simparallel.runtime.rank import Tell, play_rank
+from simparallel.runtime.reports import Outcome
+
+ARENA_BYTES = 1 << 30  # address space, not memory
+
+
+def run_threads(
+    call: Callable[[], Any], cluster: ClusterSpec, *, keep_events: bool = True,
+    timeout_s: float = DEFAULT_TIMEOUT_S, tell: Tell | None = None,
+) -> list[Outcome]:  # fmt: skip
+    """Run `call()` as every rank of `cluster`; one outcome per rank, in order."""
+    segment = Segment(cluster.world_size, arena_bytes=ARENA_BYTES)
+    turns = Turns(cluster.world_size)
+    transports = [InlineTransport(segment, rank, turns, timeout_s) for rank in range(cluster.world_size)]
+    outcomes: list[Outcome] = [Outcome(rank) for rank in range(cluster.world_size)]
+
+    def play(rank: int) -> None:
+        turns.begin(rank)
+        try:
+            outcomes[rank], _ = play_rank(call, transports[rank], cluster, keep_events=keep_events, tell=tell)
+        finally:
+            transports[rank].end()
+
+    threads = [threading.Thread(target=play, args=(r,), name=f"rank {r}") for r in range(cluster.world_size)]
+    for thread in threads:
+        thread.start()
+    turns.gates[0].release()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        # Ranks see it at their next wait; a rank in the middle of a computation finishes that first.
+        segment.words[segment.map.abort()] = ABORT_INTERRUPT
+        for thread in threads:
+            thread.join()
+        raise
+    finally:
+        segment.close_fd()
+    return outcomes

@@ -1,0 +1,5 @@
+"""What users get for their own tests. Hypothesis strategies: `from simparallel.testing import strategies`."""
+
+from simparallel.testing.gradients import check_gradients
+
+__all__ = ["check_gradients"]

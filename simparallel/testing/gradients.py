@@ -1,0 +1,122 @@
+"""Check gradients against central finite differences, without a full Jacobian.
+
+With a fixed random cotangent c, the scalar f(x) = <c, fn(x)> has the gradient that one backward
+pass gives. Along a direction d it must agree with <c, fn(x + eps d) - fn(x - eps d)> / (2 eps).
+Several random directions find an error in large inputs, every single element is tried in small
+ones, where the position of the error is worth more than the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor, no_grad, run_backward
+from simparallel.backend import is_array, random_normal, to_host
+from simparallel.errors import DTypeError, InputError
+
+NUM_DIRECTIONS = 3
+SMALL = 64  # inputs of up to so many elements are checked element by element
+
+
+def check_gradients(
+    fn: Callable[..., Tensor],
+    inputs: Sequence[Any],
+    *,
+    eps: float = 1e-6,
+    rtol: float = 1e-6,
+    atol: float = 1e-8,
+) -> None:
+    """Check the gradients of `fn` with respect to its floating-point inputs, in float64.
+
+    Keep the inputs away from kinks (such as 0 for ReLU) by more than `eps`.
+
+    Args:
+        fn: takes Tensors, returns a Tensor of dtype float64 and any shape.
+        inputs: arrays, numbers or Tensors, one per argument of `fn`. Floating-point ones are
+            copied to float64 and differentiated; others (labels, indices) are passed through.
+        eps: half the step of the difference, in the unit of the inputs.
+        rtol: tolerance relative to the larger of the two numbers compared.
+        atol: absolute tolerance, for a cotangent of standard normal numbers.
+
+    Raises:
+        AssertionError: a gradient is wrong; names the input, the position and both numbers.
+        DTypeError: `fn` returned something other than a Tensor of float64.
+        InputError: no input can be differentiated, or `eps` is not positive.
+    """
+    if not eps > 0:
+        raise InputError(f"check_gradients: eps={eps!r} must be positive.")
+    arrays = [_as_float64(value) for value in inputs]
+    wanted = [i for i, array in enumerate(arrays) if array.dtype.kind == "f"]
+    if not wanted:
+        dtypes = ", ".join(str(array.dtype) for array in arrays)
+        raise InputError(f"check_gradients: no floating-point input among the dtypes ({dtypes}).")
+
+    tensors = [Tensor(array.copy(), requires_grad=i in wanted) for i, array in enumerate(arrays)]
+    result = fn(*tensors)
+    if not isinstance(result, Tensor) or result.dtype != np.float64:
+        found = f"a Tensor of {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
+        raise DTypeError(f"check_gradients: fn returned {found}, need a Tensor of float64.")
+    cotangent = _random(result.shape, "cotangent")
+    gradients = _reverse_mode(result, cotangent)
+
+    for i in wanted:
+        gradient = gradients.get(id(tensors[i]), np.zeros(arrays[i].shape))
+        if gradient.shape != arrays[i].shape or gradient.dtype != np.float64:
+            raise AssertionError(
+                f"input {i}: the gradient has shape {gradient.shape} and dtype {gradient.dtype}, "
+                f"the input {arrays[i].shape} and float64."
+            )
+        for where, direction in _directions(arrays[i], i):
+            step = eps * direction
+            above, below = arrays[i] + step, arrays[i] - step
+            change = _value(fn, arrays, i, above) - _value(fn, arrays, i, below)
+            expected = float(np.sum(cotangent * change)) / (2 * eps)
+            # The step that was really taken, so that rounding x + eps does not count as an error.
+            actual = float(np.sum(gradient * (above - below))) / (2 * eps)
+            if not abs(actual - expected) <= atol + rtol * max(abs(actual), abs(expected)):
+                raise AssertionError(
+                    f"input {i}, shape {arrays[i].shape}, {where}: backward gives {actual:.12g}, "
+                    f"finite differences give {expected:.12g}."
+                )
+
+
+def _as_float64(value: Any) -> np.ndarray:
+    data = value.data if isinstance(value, Tensor) else value
+    array = to_host(data) if is_array(data) else np.asarray(data)
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+def _random(shape: tuple[int, ...], stream: str) -> np.ndarray:
+    count = int(np.prod(shape, dtype=np.int64))
+    return random_normal(0, f"check_gradients/{stream}", 0, count).reshape(shape)
+
+
+def _reverse_mode(result: Tensor, cotangent: np.ndarray) -> dict[int, np.ndarray]:
+    """id(leaf) -> gradient. Leaves outside of the inputs keep their `.grad` as it is."""
+    found: dict[int, np.ndarray] = {}
+
+    def keep(leaf: Tensor, gradient: Any) -> None:
+        found[id(leaf)] = np.asarray(gradient)
+
+    if result.requires_grad:  # else fn cut the tape: zeros, and the differences will tell
+        run_backward(result, cotangent, keep)
+    return found
+
+
+def _directions(array: np.ndarray, number: int) -> Iterator[tuple[str, np.ndarray]]:
+    """(description, direction) pairs: the single elements of a small input come first."""
+    if array.size <= SMALL:
+        for position in np.ndindex(array.shape):
+            direction = np.zeros(array.shape)
+            direction[position] = 1.0
+            yield f"position {position}", direction
+    for i in range(NUM_DIRECTIONS):
+        yield f"random direction {i}", _random(array.shape, f"direction/{number}/{i}")
+
+
+def _value(fn: Callable[..., Tensor], arrays: list[np.ndarray], i: int, replacement: np.ndarray) -> Any:
+    with no_grad():
+        return fn(*(Tensor(replacement if j == i else array) for j, array in enumerate(arrays))).data

@@ -1,0 +1,223 @@
+"""Traces as Chrome JSON, the format that ui.perfetto.dev and chrome://tracing open.
+
+A rank is a process (pid), a stream is a thread (tid), an event is a complete slice ("X"), and an
+arrow ("s", "t", "f") runs through the slices of one collective. The exact integers of every event
+ride in its `args`, so that `loads` gives back what `dumps` got, whatever the viewer rounds.
+
+The format: Trace Event Format (Google, 2016); slices of one thread must nest or be disjoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from simparallel.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from simparallel.errors import InputError
+from simparallel.events import COMPUTE, Event
+
+FORMAT = "simparallel-trace-1"
+CLOCKS = ("sim", "wall")
+# Fields that the viewer's own keys (name, cat, pid) already hold are not repeated in args.
+_ARGS = tuple(field for field in Event._fields if field not in ("rank", "name", "kind"))
+_TIDS_PER_RANK = 1000
+
+
+def dumps(events: Sequence[Event], cluster: ClusterSpec, *, name: str = "", clock: str = "sim") -> str:
+    """Chrome JSON text of `events`, placed on the simulated ("sim") or the wall clock.
+
+    Raises:
+        InputError: `clock` is neither.
+    """
+    if clock not in CLOCKS:
+        raise InputError(f"clock={clock!r} is not a clock of a trace; choose 'sim' or 'wall'.")
+    # The wall clock counts from boot; start it at 0.
+    origin_ns = min((event.wall_start_ns for event in events), default=0) if clock == "wall" else 0
+    spans = [_span_ns(event, clock, origin_ns) for event in events]
+    order = sorted(range(len(events)), key=lambda index: (spans[index], events[index].rank))
+    tids, threads = _threads(events, spans, order)
+
+    rows = _metadata(events, threads)
+    arrows = _arrows(events, spans, order)
+    for index in order:
+        event, (start_ns, end_ns) = events[index], spans[index]
+        where = {"pid": event.rank, "tid": tids[index], "ts": _microseconds(start_ns)}
+        args = {field: getattr(event, field) for field in _ARGS}
+        duration = {"dur": _microseconds(end_ns - start_ns)}
+        rows.append({"ph": "X", "name": event.name, "cat": event.kind, **where, **duration, "args": args})
+        if index in arrows:
+            rows.append({"name": event.name, "cat": event.kind, **where, **arrows[index]})
+
+    other = {"format": FORMAT, "name": name, "clock": clock, "cluster": asdict(cluster)}
+    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+    tail = json.dumps(other, sort_keys=True, allow_nan=False)
+    return f'{{"traceEvents": [\n{lines}\n],\n"displayTimeUnit": "ns",\n"otherData": {tail}}}\n'
+
+
+def _span_ns(event: Event, clock: str, origin_ns: int) -> tuple[int, int]:
+    if clock == "wall":
+        return event.wall_start_ns - origin_ns, event.wall_end_ns - origin_ns
+    # Viewers count nanoseconds. Rounding both ends down keeps neighbours disjoint.
+    return event.sim_start_ps // 1000, event.sim_end_ps // 1000
+
+
+def _microseconds(time_ns: int) -> float:
+    """Time in µs. Viewers truncate `1000 * value` to ns, which must give `time_ns` again."""
+    value = time_ns / 1000
+    while int(value * 1000) < time_ns:  # 1.001 * 1000 is 1000.999...
+        value = math.nextafter(value, math.inf)
+    return value
+
+
+def _threads(
+    events: Sequence[Event], spans: Sequence[tuple[int, int]], order: Sequence[int]
+) -> tuple[dict[int, int], dict[int, dict[int, str]]]:
+    """The tid of every event, and rank -> {tid: thread name}.
+
+    A stream is one thread, unless its events overlap, as the wall time of collectives that are
+    in flight together does: then the stream gets as many threads as it needs.
+    """
+    free_at: dict[tuple[int, str], list[int]] = {}  # (rank, stream) -> end [ns] of each thread
+    chosen: dict[int, tuple[int, str, int]] = {}
+    for index in order:
+        event, (start_ns, end_ns) = events[index], spans[index]
+        ends = free_at.setdefault((event.rank, event.stream), [])
+        thread = next((number for number, end in enumerate(ends) if end <= start_ns), len(ends))
+        ends[thread:thread + 1] = [end_ns]  # fmt: skip  # replaces, or opens a new thread
+        chosen[index] = (event.rank, event.stream, thread)
+
+    tid_of: dict[tuple[int, str, int], int] = {}
+    names: dict[int, dict[int, str]] = {}
+    for rank, stream in sorted(free_at, key=lambda key: (key[0], key[1] != COMPUTE, key[1])):
+        for thread in range(len(free_at[rank, stream])):
+            named = names.setdefault(rank, {})
+            # Never equal to a pid, which would mean "the main thread of that process".
+            tid = _TIDS_PER_RANK * (rank + 1) + len(named) + 1
+            tid_of[rank, stream, thread] = tid
+            named[tid] = stream if thread == 0 else f"{stream} ({thread + 1})"
+    return {index: tid_of[key] for index, key in chosen.items()}, names
+
+
+def _metadata(events: Sequence[Event], threads: dict[int, dict[int, str]]) -> list[dict[str, Any]]:
+    rows = []
+    for rank in sorted(threads):
+        first = min(threads[rank])  # any tid will do, but a new one would show as an empty thread
+        named: list[tuple[str, int, dict[str, Any]]] = [
+            ("process_name", first, {"name": f"rank {rank}"}),
+            ("process_sort_index", first, {"sort_index": rank}),
+        ]
+        for position, (tid, stream) in enumerate(threads[rank].items()):
+            named.append(("thread_name", tid, {"name": stream}))
+            named.append(("thread_sort_index", tid, {"sort_index": position}))
+        rows += [
+            {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": args} for what, tid, args in named
+        ]
+    return rows
+
+
+def _arrows(
+    events: Sequence[Event], spans: Sequence[tuple[int, int]], order: Sequence[int]
+) -> dict[int, dict[str, Any]]:
+    """The flow event of each slice that is part of a communication of several ranks."""
+    members: dict[tuple[Any, ...], list[int]] = {}
+    seen: dict[tuple[Any, ...], int] = {}
+    for index in order:
+        event = events[index]
+        if event.seq < 0:
+            continue
+        call = (event.kind, event.stream, event.group, event.seq)
+        # Numbers start again when a warm cluster runs a second program: pair first with first.
+        repeat = seen.get((event.rank, call), 0)
+        seen[event.rank, call] = repeat + 1
+        members.setdefault((*call, repeat), []).append(index)
+
+    arrows: dict[int, dict[str, Any]] = {}
+    linked = (indices for indices in members.values() if len(indices) > 1)
+    for number, indices in enumerate(linked):
+        for position, index in enumerate(indices):
+            phase = "s" if position == 0 else "f" if position == len(indices) - 1 else "t"
+            arrows[index] = {"ph": phase, "id": number, "bp": "e"}
+    return arrows
+
+
+def loads(text: str) -> tuple[list[Event], ClusterSpec, str]:
+    """(events, cluster, name) of a text that `dumps` made; the events are in no special order.
+
+    Raises:
+        InputError: the text is something else; the message says what is wrong.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise InputError("not a trace: JSON nested too deeply") from error
+    if not isinstance(data, dict) or not isinstance(data.get("traceEvents"), list):
+        raise InputError("not a trace: no object with a list 'traceEvents'")
+    other = data.get("otherData")
+    if not isinstance(other, dict) or other.get("format") != FORMAT:
+        found = other.get("format") if isinstance(other, dict) else None
+        raise InputError(
+            f"a trace of another program or version: otherData.format is {found!r}, not {FORMAT!r}"
+        )
+    name = other.get("name")
+    if not isinstance(name, str):
+        raise InputError(f"otherData.name is {name!r}, not a text")
+    events = [
+        _read_event(row, number)
+        for number, row in enumerate(data["traceEvents"])
+        if not isinstance(row, dict) or row.get("ph") == "X"
+    ]
+    return events, _read_cluster(other.get("cluster")), name
+
+
+def _read_event(row: Any, number: int) -> Event:
+    try:
+        values = {"rank": row["pid"], "name": row["name"], "kind": row["cat"]}
+        values |= {field: row["args"][field] for field in _ARGS}
+        values["group"] = tuple(values["group"])
+    except (TypeError, KeyError) as error:
+        raise InputError(f"traceEvents[{number}]: {error!r} in {_short(row)}") from error
+    for field, value in values.items():
+        kind = str if field in ("stream", "name", "kind") else int
+        # A bool is an int to isinstance; the file would hold `true` in place of a number.
+        if any(type(item) is not kind for item in (value if field == "group" else [value])):
+            raise InputError(f"traceEvents[{number}]: {field}={value!r} in {_short(row)}")
+    return Event(**values)
+
+
+def _read_cluster(data: Any) -> ClusterSpec:
+    try:
+        device = dict(data["device"])
+        # JSON has only text keys.
+        device["peak_flops_per_s"] = {int(size): peak for size, peak in device["peak_flops_per_s"].items()}
+        fields = {**data, "device": DeviceSpec(**device), "link": LinkSpec(**data["link"])}
+        return ClusterSpec(**fields)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise InputError(f"otherData.cluster is not a cluster: {error!r}") from error
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
+    """Put `content` at `path` in one move, so that no reader ever sees half a file.
+
+    Raises:
+        OSError: the file cannot be written; nothing is left behind.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)

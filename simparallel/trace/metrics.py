@@ -1,0 +1,95 @@
+"""Where the time went: one row of numbers per rank, and those rows as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from simparallel.cluster import PS_PER_S
+from simparallel.events import COMPUTE, Event
+from simparallel.units import si_scale
+
+NS_PER_S = 10**9
+
+# (heading, key of the summary, base unit)
+_COLUMNS = (
+    ("rank", "rank", None),
+    ("steps", "steps", None),
+    ("compute", "compute_time_s", "s"),
+    ("comm", "communication_time_s", "s"),
+    ("exposed", "exposed_communication_s", "s"),
+    ("idle", "idle_time_s", "s"),
+    ("wall compute", "wall_compute_s", "s"),
+    ("wall comm", "wall_communication_s", "s"),
+    ("sent", "sent_bytes", "B"),
+    ("work", "flops", "flop"),
+)
+
+
+def busy(intervals: Iterable[tuple[int, int]]) -> int:
+    """Length of the union of half-open intervals, in their own unit."""
+    total = 0
+    covered_until: int | None = None
+    for start, end in sorted(intervals):
+        if covered_until is not None:
+            start = max(start, covered_until)
+        if end > start:
+            total += end - start
+            covered_until = end
+    return total
+
+
+def makespan_ps(events: Sequence[Event]) -> int:
+    """Simulated time [ps] from the first start to the last end; 0 without events."""
+    if not events:
+        return 0
+    return max(event.sim_end_ps for event in events) - min(event.sim_start_ps for event in events)
+
+
+def summarize(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """One row per rank, in rank order. `Trace.summary` says what the columns mean."""
+    span_ps = makespan_ps(events)
+    by_rank: dict[int, list[Event]] = {}
+    for event in events:
+        by_rank.setdefault(event.rank, []).append(event)
+    return [_row(rank, by_rank[rank], span_ps) for rank in sorted(by_rank)]
+
+
+def _row(rank: int, events: list[Event], span_ps: int) -> dict[str, Any]:
+    compute = [event for event in events if event.stream == COMPUTE]
+    communication = [event for event in events if event.stream != COMPUTE]
+    compute_ps = busy((event.sim_start_ps, event.sim_end_ps) for event in compute)
+    communication_ps = busy((event.sim_start_ps, event.sim_end_ps) for event in communication)
+    any_ps = busy((event.sim_start_ps, event.sim_end_ps) for event in events)
+    return {
+        "rank": rank,
+        "steps": len({event.step for event in events}),
+        "compute_time_s": compute_ps / PS_PER_S,
+        "communication_time_s": communication_ps / PS_PER_S,
+        # What communication adds to the union is what no compute hides.
+        "exposed_communication_s": (any_ps - compute_ps) / PS_PER_S,
+        "idle_time_s": (span_ps - any_ps) / PS_PER_S,
+        "wall_compute_s": busy((e.wall_start_ns, e.wall_end_ns) for e in compute) / NS_PER_S,
+        "wall_communication_s": busy((e.wall_start_ns, e.wall_end_ns) for e in communication) / NS_PER_S,
+        "sent_bytes": sum(event.sent_bytes for event in events),
+        "flops": sum(event.flops for event in events),
+    }
+
+
+def format_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows of `summarize` as aligned columns; each column has one unit, in its heading."""
+    columns = []
+    for heading, key, unit in _COLUMNS:
+        values = [row[key] for row in rows]
+        if unit is None:
+            cells = [heading, *(str(value) for value in values)]
+        else:
+            is_time = unit == "s"
+            factor, prefix = si_scale(
+                values, smallest=-12 if is_time else 0, largest=0 if is_time else 18, digits=4
+            )
+            decimals = 0 if factor == 1 and not is_time else 2  # no fractions of a byte
+            cells = [f"{heading} [{prefix}{unit}]", *(f"{value / factor:.{decimals}f}" for value in values)]
+        width = max(map(len, cells))
+        columns.append([cell.rjust(width) for cell in cells])
+    return "\n".join("  ".join(line) for line in zip(*columns, strict=True))

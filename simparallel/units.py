@@ -1,0 +1,58 @@
+"""Numbers as people read them: "12.3 µs", "4.19 MB", "1.5 G". SI prefixes, factors of 1000."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+_PREFIXES = {-12: "p", -9: "n", -6: "µ", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P", 18: "E"}
+
+
+def si_scale(
+    values: Iterable[float], *, smallest: int = -12, largest: int = 18, digits: int = 3
+) -> tuple[float, str]:
+    """One SI prefix that suits all of `values`: that of the largest magnitude.
+
+    Args:
+        values: numbers in the base unit; those that are not finite are ignored.
+        smallest: lowest power of ten allowed; 0 for things that are counted.
+        largest: highest power of ten allowed; 0 for seconds, nobody reads kiloseconds.
+        digits: significant digits that will be shown. A value that would be rounded up to
+            1000 takes the next prefix.
+
+    Returns:
+        (factor, prefix): `value / factor` is what to print in front of prefix and unit.
+    """
+    peak = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if peak == 0:
+        return 1.0, ""
+    # "%e" rounds first and finds the exponent after, so 999.9996 counts as 1e+03.
+    exponent = int(f"{peak:.{digits - 1}e}".partition("e")[2])
+    power = min(max(exponent // 3 * 3, smallest), largest)
+    return 10.0**power, _PREFIXES[power]
+
+
+def _format(value: float, unit: str, smallest: int, largest: int) -> str:
+    factor, prefix = si_scale([value], smallest=smallest, largest=largest)
+    scaled = value / factor
+    # "%.3g" turns to exponents from 1000 on; that can only happen beyond the last prefix.
+    number = f"{scaled:.3g}" if abs(scaled) < 999.5 or not math.isfinite(scaled) else f"{scaled:.0f}"
+    return f"{number} {prefix}{unit}".rstrip()
+
+
+def format_seconds(seconds: float) -> str:
+    """A time [s] with three significant digits: `format_seconds(1.23e-5) == "12.3 µs"`."""
+    return _format(seconds, "s", smallest=-12, largest=0)
+
+
+def format_bytes(size_bytes: float) -> str:
+    """A size [byte] with three significant digits: `format_bytes(4_194_304) == "4.19 MB"`.
+
+    Prefixes are SI (1 kB = 1000 B), as bandwidths are given in them.
+    """
+    return _format(size_bytes, "B", smallest=0, largest=18)
+
+
+def format_count(count: float, unit: str = "") -> str:
+    """A count with three significant digits: `format_count(1.5e9, "flop") == "1.5 Gflop"`."""
+    return _format(count, unit, smallest=0, largest=18)

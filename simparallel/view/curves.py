@@ -1,0 +1,86 @@
+"""Loss curves, drawn so that curves on top of each other can still be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from simparallel.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito, "Color Universal Design" (2008): told apart with any colour vision.
+_COLORS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#F0E442", "#D55E00")
+_TOP_COLOR = "#10243E"  # the last curve lies on all others: dark, thin and dashed
+_THINNEST_PT = 1.8
+_MARK_UP_TO = 40  # points; more marks than that hide the dashes
+
+
+def plot_loss(
+    history: Mapping[str, Sequence[float] | Sequence[tuple[int, float]]], *, ax: Axes | None = None
+) -> Axes:
+    """Draw loss over training step, a curve per entry.
+
+    Each curve is thinner than the one before it and lies on top of it, so equal curves show as
+    a thin dashed line inside a wide light one: put the reference last. Losses that are not finite leave gaps.
+
+    Args:
+        history: name of the curve -> losses, or (step, loss) pairs.
+        ax: axes to draw into; None makes a figure.
+
+    Raises:
+        InputError: no curve, a curve without points, or points that are neither form.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    curves = {name: _points(name, values) for name, values in history.items()}
+    if not curves:
+        raise InputError('plot_loss: no curves; give {"4 devices": [0.9, 0.7, ...]} or so.')
+    if ax is None:
+        _, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    last = len(curves) - 1
+    widest_pt = min(10.0, 4.0 + 2.0 * last)  # more curves need more room to show beside each other
+    for number, (name, (steps, losses)) in enumerate(curves.items()):
+        on_top = number == last
+        width = widest_pt - (widest_pt - _THINNEST_PT) * (number / last if last else 1.0)
+        # A lone point has no line; the marks of wide lines would only hide the next curve.
+        marked = len(steps) == 1 or (on_top and len(steps) <= _MARK_UP_TO)
+        ax.plot(
+            steps,
+            losses,
+            label=name,
+            color=_TOP_COLOR if on_top else _COLORS[number % len(_COLORS)],
+            linestyle=(0, (4, 2)) if on_top and last else "-",
+            linewidth=width,
+            marker="o" if marked else None,
+            markersize=width + 2.5,
+            markeredgewidth=0,
+            zorder=3 + number,
+        )
+    ax.set_xlabel("training step [updates]", fontsize=12)
+    ax.set_ylabel("loss [dimensionless]", fontsize=12)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(True, color="0.88", linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, handlelength=3.5, fontsize="large")
+    return ax
+
+
+def _points(name: str, values: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """(steps, losses) of one curve."""
+    rows = list(values)
+    if not rows:
+        raise InputError(f"plot_loss: curve {name!r} has no points.")
+    try:
+        if all(isinstance(row, tuple | list) for row in rows):
+            pairs = [(float(step), float(loss)) for step, loss in rows]
+        else:
+            pairs = [(float(step), float(loss)) for step, loss in enumerate(rows)]
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"plot_loss: curve {name!r} is not losses or (step, loss) pairs: {error}."
+        ) from error
+    return [step for step, _ in pairs], [loss for _, loss in pairs]

@@ -1,0 +1,60 @@
+"""Figures as files that are the same, byte for byte, whenever the picture is."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simparallel.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+# What each format would otherwise stamp into the file: the date, the version of the library.
+_METADATA: dict[str, dict[str, Any]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
+
+def save_figure(ax_or_fig: Axes | Figure | SubFigure, path: str | os.PathLike[str], dpi: int = 150) -> Path:
+    """Write a figure as PNG, SVG or PDF, by the suffix of `path`. Replaces the file at once.
+
+    Args:
+        ax_or_fig: axes (their whole figure is saved) or a figure.
+        path: the file; missing parent directories are made.
+        dpi: dots per inch, for PNG.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: the suffix is none of .png, .svg, .pdf.
+        OSError: the file cannot be written.
+    """
+    import matplotlib
+
+    target = Path(path)
+    suffix = target.suffix.lower()
+    if suffix not in _METADATA:
+        raise InputError(f"save_figure({str(path)!r}): end the name in one of {', '.join(_METADATA)}.")
+    figure: Any = ax_or_fig
+    while getattr(figure, "figure", figure) is not figure:  # axes, or a figure inside a figure
+        figure = figure.figure
+
+    content = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "simparallel"}):  # else SVG ids are random
+        figure.savefig(content, format=suffix[1:], dpi=dpi, metadata=_METADATA[suffix], bbox_inches="tight")
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_bytes(content.getvalue())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target

@@ -1,0 +1,115 @@
+"""Arrays and counter-based random numbers: any slice of a stream can be made anywhere."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from simparallel import backend
+from simparallel.backend import manual_seed, random_state
+from simparallel.errors import InputError
+
+DRAWS = [backend.random_bits, backend.random_uniform, backend.random_normal]
+
+
+@pytest.fixture(autouse=True)
+def _restored_seed():
+    before = random_state.seed, random_state.drawn
+    yield
+    random_state.seed, random_state.drawn = before
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    offset=st.one_of(st.just(0), st.integers(0, 2**40)),
+    bounds=st.lists(st.integers(0, 40), min_size=2, max_size=2).map(sorted),
+)
+def test_slice_equals_slice_of_the_whole(draw, seed, offset, bounds):
+    start, stop = bounds
+    whole = draw(seed, "weights", offset, 40)
+
+    np.testing.assert_array_equal(draw(seed, "weights", offset + start, stop - start), whole[start:stop])
+    assert whole.shape == (40,)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_seeds_and_streams_differ_and_equal_ones_agree(draw):
+    drawn = [draw(seed, stream, 0, 8) for seed in (0, 1) for stream in ("a", "b", "ab")]
+
+    assert len({array.tobytes() for array in drawn}) == 6
+    np.testing.assert_array_equal(draw(1, "ab", 0, 8), drawn[5])
+
+
+def test_uniform_and_normal_have_their_moments():
+    uniform = backend.random_uniform(7, "moments", 0, 20000)
+    normal = backend.random_normal(7, "moments", 0, 20000)
+
+    assert uniform.min() >= 0
+    assert uniform.max() < 1
+    # 5 standard errors of the mean and of the variance of 20000 draws
+    assert abs(uniform.mean() - 1 / 2) < 5 * np.sqrt(1 / 12 / 20000)
+    assert abs(uniform.var() - 1 / 12) < 5 * np.sqrt(1 / 180 / 20000)
+    assert abs(normal.mean()) < 5 / np.sqrt(20000)
+    assert abs(normal.var() - 1) < 5 * np.sqrt(2 / 20000)
+    assert abs(np.corrcoef(normal[:-1], normal[1:])[0, 1]) < 5 / np.sqrt(20000)
+
+
+@given(st.integers(0, 1000), st.integers(0, 60))
+def test_permutation_is_one(seed, size):
+    order = backend.random_permutation(seed, "order", size)
+
+    np.testing.assert_array_equal(np.sort(order), np.arange(size))
+    np.testing.assert_array_equal(order, backend.random_permutation(seed, "order", size))
+
+
+def test_permutations_of_two_epochs_differ():
+    assert backend.random_permutation(0, "a", 50).tolist() != backend.random_permutation(0, "b", 50).tolist()
+
+
+def test_streams_start_afresh_with_the_seed():
+    manual_seed(np.int64(5))
+    first = [random_state.next_stream("weight"), random_state.next_stream("mask")]
+    manual_seed(5)
+
+    assert random_state.seed == 5
+    assert [random_state.next_stream("weight"), random_state.next_stream("mask")] == first
+    assert len({*first, random_state.next_stream("weight")}) == 3
+
+
+def test_every_thread_counts_for_itself():
+    manual_seed(3)
+    seen = []
+
+    def rank():
+        seen.append((random_state.seed, random_state.next_stream("weight")))
+
+    expected = (0, "weight/1")
+    random_state.next_stream("weight")
+    for _ in range(2):
+        thread = threading.Thread(target=rank)
+        thread.start()
+        thread.join()
+
+    assert seen == [expected, expected]
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "7", True, None])
+def test_seeds_that_are_none(seed):
+    with pytest.raises(InputError, match=f"seed={seed!r}"):
+        manual_seed(seed)
+
+
+def test_arrays_of_the_host():
+    x = np.ones(3)
+
+    assert backend.get_namespace(x, 2.0) is np
+    assert backend.is_array(x)
+    assert not backend.is_array([1.0])
+    assert not backend.is_array(np.float64(1))
+    assert backend.to_host(x) is x
+    assert backend.to_device_like(x, np.zeros(1)) is x
+    np.testing.assert_array_equal(backend.to_host([1, 2]), np.array([1, 2]))

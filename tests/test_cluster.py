@@ -1,0 +1,138 @@
+"""The described hardware: what work and communication cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from simparallel.cluster import (
+    PRESETS,
+    ClusterSpec,
+    DeviceSpec,
+    LinkSpec,
+    Traffic,
+    describe,
+    picoseconds,
+    resize,
+)
+from simparallel.errors import ClusterError
+
+COLLECTIVES = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",
+    "barrier",
+)  # fmt: skip
+# 1 byte/ps of memory, 1 flop/ps in float32, 2 in float16: prices can be read off.
+DEVICE = DeviceSpec("plain", {2: 2e12, 4: 1e12}, 1e12, 10**9, launch_s=1e-9)
+LINK = LinkSpec(latency_s=1e-9, bandwidth_bytes_per_s=1e12)
+CLUSTER = ClusterSpec(4, DEVICE, LINK)
+
+collectives = st.sampled_from(COLLECTIVES)
+sizes = st.integers(0, 10**12)
+groups = st.integers(1, 64).map(lambda n: tuple(range(n)))
+
+
+@given(collectives, sizes, sizes, groups)
+def test_collectives_cost_nothing_or_more_and_no_less_for_more_bytes(op, size_a, size_b, ranks):
+    small, large = (CLUSTER.collective(op, size, ranks) for size in sorted((size_a, size_b)))
+
+    assert 0 <= small.time_ps <= large.time_ps
+    assert 0 <= small.sent_bytes <= large.sent_bytes
+    assert all(isinstance(number, int) for number in (*vars(small).values(), *vars(large).values()))
+
+
+@given(collectives, sizes)
+def test_collective_of_one_rank_is_free(op, size):
+    assert CLUSTER.collective(op, size, (3,)) == Traffic(0, 0)
+
+
+@given(st.integers(0, 10**6), st.integers(2, 32))
+def test_ring_all_reduce_is_two_passes_of_the_ring(chunk, num_ranks):
+    size, ranks = chunk * num_ranks, tuple(range(num_ranks))
+    cost = CLUSTER.collective("all_reduce", size, ranks)
+
+    # 2 (p - 1) steps of 1000 ps latency and chunk bytes at 1 byte/ps
+    assert cost == Traffic(2 * (num_ranks - 1) * (1000 + chunk), 2 * (num_ranks - 1) * chunk)
+
+
+@given(st.integers(0, 10**6), st.integers(2, 32))
+def test_all_reduce_is_a_reduce_scatter_and_an_all_gather(chunk, num_ranks):
+    size, ranks = chunk * num_ranks, tuple(range(num_ranks))
+    whole, first, second = (
+        CLUSTER.collective(op, size, ranks) for op in ("all_reduce", "reduce_scatter", "all_gather")
+    )
+
+    assert whole.time_ps == first.time_ps + second.time_ps
+    assert whole.sent_bytes == first.sent_bytes + second.sent_bytes
+
+
+@given(sizes, sizes)
+def test_messages(size_a, size_b):
+    small, large = sorted((size_a, size_b))
+
+    assert CLUSTER.message(small, 0, 1).time_ps <= CLUSTER.message(large, 0, 1).time_ps
+    assert CLUSTER.message(small, 0, 1) == Traffic(1000 + small, small)
+    assert CLUSTER.message(large, 2, 2) == Traffic(0, 0)
+
+
+@given(st.integers(0, 10**15), st.integers(0, 10**12), st.sampled_from((2, 4)))
+def test_device_time_is_a_roofline(flops, size_bytes, itemsize):
+    compute_ps = flops / (2 if itemsize == 2 else 1)
+
+    assert DEVICE.time_ps(flops, size_bytes, itemsize) == pytest.approx(
+        1000 + max(compute_ps, size_bytes), abs=1
+    )
+    assert DEVICE.time_ps(0, 0, itemsize) == 1000
+
+
+def test_peak_of_an_item_size_that_is_not_listed_is_that_of_the_next_larger():
+    assert [DEVICE.peak(size) for size in (1, 2, 3, 4, 8)] == [2e12, 2e12, 1e12, 1e12, 1e12]
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_presets_are_found_by_name(name):
+    cluster = describe(8, name)
+
+    assert (cluster.world_size, cluster.device, cluster.link) == (8, *PRESETS[name])
+    assert cluster.name == f"8 x {name}"
+    assert cluster.device.notes
+    assert cluster.link.notes
+    assert cluster.device.peak(2) > cluster.device.peak(4)
+
+
+def test_own_devices_and_links_are_taken():
+    cluster = describe(2, DEVICE, LINK)
+
+    assert cluster == ClusterSpec(2, DEVICE, LINK, "2 x plain")
+    assert resize(cluster, 4) == ClusterSpec(4, DEVICE, LINK, "4 x plain")
+    assert describe(2, DEVICE).device is DEVICE
+
+
+def test_picoseconds_round_to_nearest():
+    assert [picoseconds(s) for s in (0, 1e-12, 1.4e-12, 1.6e-12, 1)] == [0, 1, 1, 2, 10**12]
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: describe(8, "tpu"), "device='tpu'.*a100, ascend910"),
+        (lambda: describe(0), "world_size=0"),
+        (lambda: describe(-2), "world_size=-2"),
+        (lambda: describe(True), "world_size=True"),
+        (lambda: describe(2.0), r"world_size=2\.0"),
+        (lambda: resize(CLUSTER, 0), "world_size=0"),
+        (lambda: CLUSTER.collective("all_sum", 8, (0, 1)), "'all_sum'.*all_reduce"),
+        (lambda: DeviceSpec("d", {}, 1e12, 1, 0.0), "peak_flops_per_s is empty"),
+        (lambda: DeviceSpec("d", {4: 0.0}, 1e12, 1, 0.0), r"peak_flops_per_s\[4\]=0\.0"),
+        (lambda: DeviceSpec("d", {4: 1.0}, -1.0, 1, 0.0), r"memory_bandwidth_bytes_per_s=-1\.0"),
+        (lambda: DeviceSpec("d", {4: 1.0}, 1.0, 0, 0.0), "memory_bytes=0"),
+        (lambda: DeviceSpec("d", {4: np.inf}, 1.0, 1, 0.0), r"\[4\]=inf"),
+        (lambda: DeviceSpec("d", {4: 1.0}, 1.0, 1, -1e-6), "launch_s=-1e-06"),
+        (lambda: LinkSpec(-1.0, 1.0), r"latency_s=-1\.0"),
+        (lambda: LinkSpec(float("nan"), 1.0), "latency_s=nan"),
+        (lambda: LinkSpec(0.0, 0.0), r"bandwidth_bytes_per_s=0\.0"),
+    ],
+)
+def test_bad_values_are_named(call, match):
+    with pytest.raises(ClusterError, match=match):
+        call()

@@ -1,0 +1,289 @@
+"""One walk over every op: gradients, `infer`, `rule`, `work`, and a one-line NumPy oracle each.
+
+An op that is registered without an entry in `op_calls` and in `ORACLES` fails here.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from simparallel.autograd import Mean, Op, Sigmoid, Spec, Tensor, functions as F, rule as rules
+from simparallel.errors import DTypeError, InputError, LabelError, ShapeError
+from simparallel.testing import check_gradients
+from simparallel.testing.strategies import INTEGERS, arrays, op_calls
+
+
+def softmax_loss(op, logits, labels):
+    """The naive formula; only good for small logits."""
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels.astype(int)]
+    return {"mean": losses.sum() / max(len(labels), 1), "sum": losses.sum(), "none": losses}[op.reduction]
+
+
+def axes(op):
+    return tuple(op.dim) if isinstance(op.dim, tuple) else op.dim
+
+
+# What each op computes, in NumPy.
+ORACLES = {
+    "Add": lambda op, a, b: a + b,
+    "CrossEntropy": softmax_loss,
+    "Div": lambda op, a, b: a / b,
+    "Exp": lambda op, x: np.exp(x),
+    "Linear": lambda op, x, w, b: np.einsum("...k,nk->...n", x, w) + b,
+    "Log": lambda op, x: np.log(x),
+    "MatMul": lambda op, x, w: np.einsum("...mk,...kn->...mn", x, w),
+    "Mean": lambda op, x: np.mean(x, axis=axes(op), keepdims=op.keepdim),
+    "Mul": lambda op, a, b: a * b,
+    "Neg": lambda op, x: 0 - x,
+    "Permute": lambda op, x: np.transpose(x, op.dims),
+    "ReLU": lambda op, x: np.where(x > 0, x, 0),
+    "Reshape": lambda op, x: np.reshape(x, op.shape),
+    "Sigmoid": lambda op, x: 1 / (1 + np.exp(-x)),
+    "Sub": lambda op, a, b: a - b,
+    "Sum": lambda op, x: np.sum(x, axis=axes(op), keepdims=op.keepdim),
+    "Tanh": lambda op, x: np.tanh(x),
+}
+EXACT = {"Add", "Linear", "MatMul", "Mul", "Neg", "Permute", "ReLU", "Reshape", "Sub", "Sum"}
+NO_FLOPS = {"Permute", "Reshape"}  # they move elements, or only look at them differently
+
+every_op = pytest.mark.parametrize("name", sorted(Op.registry))
+
+
+def specs_of(inputs):
+    return [Spec(array.shape, array.dtype) for array in inputs]
+
+
+def call(op, inputs):
+    return op(*(Tensor(array) for array in inputs))
+
+
+def missing_entries():
+    """Names of the ops that nobody said how to call, or what they compute."""
+    missing = []
+    for name in sorted(Op.registry):
+        try:
+            op_calls(name)
+        except InputError:
+            missing.append(name)
+    return missing + [name for name in sorted(Op.registry) if name not in ORACLES]
+
+
+def test_every_op_has_its_entries():
+    assert missing_entries() == []
+
+
+def test_an_op_without_entries_is_found_missing():
+    """Red control: the walk below must not pass over an op in silence."""
+    try:
+
+        class Forgotten(Op):
+            rule = "... -> ..."
+
+        assert missing_entries() == ["Forgotten", "Forgotten"]
+        with pytest.raises(InputError, match="'Forgotten' has no entry"):
+            op_calls("Forgotten")
+    finally:
+        Op.registry.pop("Forgotten", None)
+
+
+@every_op
+@given(data=st.data())
+def test_gradients_agree_with_finite_differences(name, data):
+    op, inputs = data.draw(op_calls(name))
+    check_gradients(op, inputs)
+
+
+@every_op
+@given(data=st.data())
+def test_gradients_have_shape_and_dtype_of_their_leaf(name, data):
+    dtype = data.draw(st.sampled_from((np.float16, np.float32, np.float64)))
+    op, inputs = data.draw(op_calls(name, dtype))
+    leaves = [Tensor(array, requires_grad=array.dtype.kind == "f") for array in inputs]
+    y = op(*leaves)
+    y.backward(np.ones(y.shape), check_finite=False)
+
+    for leaf in leaves:
+        if leaf.requires_grad:
+            assert (leaf.grad.shape, leaf.grad.dtype) == (leaf.shape, leaf.dtype)
+
+
+@every_op
+@given(data=st.data())
+def test_infer_and_rule_foretell_the_output(name, data):
+    dtype = data.draw(st.sampled_from((np.float16, np.float32, np.float64)))
+    op, inputs = data.draw(op_calls(name, dtype))
+    shapes = tuple(array.shape for array in inputs)
+    y = call(op, inputs)
+
+    assert op.infer(*specs_of(inputs)) == Spec(y.shape, y.dtype)
+    assert rules.output_shape(op.rule_for(*shapes), shapes) == y.shape
+
+
+@every_op
+@given(data=st.data())
+def test_work_is_whole_and_positive_where_something_is_done(name, data):
+    op, inputs = data.draw(op_calls(name))
+    specs = specs_of(inputs)
+    output, work = op.infer(*specs), op.work(*specs)
+    backward = op.work_backward(tuple(array.dtype.kind == "f" for array in inputs), work)
+
+    assert all(isinstance(number, int) and number >= 0 for number in (*work, *backward))
+    if name in NO_FLOPS:
+        assert work.flops == 0
+    elif output.size_bytes and all(array.size for array in inputs):
+        assert work.flops >= prod(output.shape)
+        assert work.size_bytes >= output.size_bytes
+    if name == "Reshape":
+        assert work.size_bytes == 0
+
+
+@every_op
+@given(data=st.data())
+def test_forward_equals_numpy(name, data):
+    op, inputs = data.draw(op_calls(name, exact=True))
+    before = [array.copy() for array in inputs]
+    actual, expected = call(op, inputs).numpy(), ORACLES[name](op, *inputs)
+
+    if name in EXACT:
+        np.testing.assert_array_equal(actual, expected)
+    else:  # the same function in another order of roundings
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-14)
+    for array, unchanged in zip(inputs, before, strict=True):
+        np.testing.assert_array_equal(array, unchanged)
+
+
+@given(st.data())
+def test_integers_become_what_infer_says(data):
+    for name in (
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Neg",
+        "ReLU",
+        "Exp",
+        "Tanh",
+        "Sigmoid",
+        "Sum",
+        "Mean",
+        "MatMul",
+    ):
+        dtype = data.draw(st.sampled_from((np.int8, np.int32, np.int64)))
+        op, inputs = data.draw(op_calls(name, dtype, exact=True))
+        y = call(op, inputs)
+
+        assert op.infer(*specs_of(inputs)) == Spec(y.shape, y.dtype)
+
+
+def test_matmul_and_linear_count_their_flops():
+    x, w, b = Spec((5, 3, 4), np.dtype("f4")), Spec((4, 6), np.dtype("f4")), Spec((6,), np.dtype("f4"))
+
+    product = Op.registry["MatMul"]().work(x, w)
+    assert product == (2 * 5 * 3 * 4 * 6, 4 * (5 * 3 * 4 + 4 * 6 + 5 * 3 * 6))
+    assert Op.registry["MatMul"]().work_backward((True, True), product).flops == 2 * product.flops
+    wide = Spec((6, 4), np.dtype("f4"))
+    assert Op.registry["Linear"]().work(x, wide, b).flops == (2 * 4 + 1) * 5 * 3 * 6
+
+
+# --- single ops ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("huge", [1e4, -1e4])
+def test_cross_entropy_of_huge_logits_is_finite_and_right(huge, dtype):
+    logits = Tensor(np.array([[huge, 0, -huge], [0, huge, 0]], dtype), requires_grad=True)
+    loss = F.cross_entropy(logits, np.array([0, 1]))
+    loss.backward()
+    row_losses = (0.0, 0.0) if huge > 0 else (2e4, 1e4 + np.log(2))
+
+    np.testing.assert_allclose(loss.numpy(), np.mean(row_losses), rtol=1e-6)
+    assert np.isfinite(logits.grad.numpy()).all()
+    np.testing.assert_allclose(logits.grad.numpy().sum(1), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("label", [-1, 3, 10])
+def test_cross_entropy_names_the_label_outside_of_the_classes(label):
+    with pytest.raises(LabelError, match=f"label {label} at position 1 .* 3 classes") as caught:
+        F.cross_entropy(Tensor(np.zeros((3, 3))), np.array([0, label, 2]))
+
+    assert caught.value.facts == {"label": label, "position": 1, "num_classes": 3}
+
+
+def test_calls_that_do_not_fit_are_refused():
+    two, three = Tensor(np.zeros(2)), Tensor(np.zeros((3, 3)))
+    with pytest.raises(DTypeError, match="float64, need integers"):
+        F.cross_entropy(three, np.zeros(3))
+    with pytest.raises(DTypeError, match="int64, need floating point"):
+        F.cross_entropy(np.zeros((3, 3), np.int64), np.zeros(3, np.int64))
+    with pytest.raises(ShapeError, match="'n' is 3 in one tensor and 2"):
+        F.cross_entropy(three, np.zeros(2, np.int64))
+    with pytest.raises(InputError, match="reduction='average'"):
+        F.cross_entropy(three, np.zeros(3, np.int64), "average")
+    with pytest.raises(ShapeError, match=r"Add\(\): .*\(2,\) and \(3, 3\)"):
+        two + three
+    with pytest.raises(ShapeError, match="'k' is 3 in one tensor and 2"):
+        three @ np.zeros((2, 5))
+    with pytest.raises(ShapeError, match=r"needs 2 dims, got shape \(2,\)"):
+        three @ two
+    with pytest.raises(ShapeError, match="dim=2 does not fit a tensor of 2 dims"):
+        three.sum(2)
+    with pytest.raises(ShapeError, match=r"dim=\(0, -2\)"):
+        three.mean((0, -2))
+    with pytest.raises(ShapeError, match="with 9 elements"):
+        three.reshape(4, -1)
+    with pytest.raises(ShapeError, match=r"\(0, 0\) must name each of the 2 dims"):
+        three.permute(0, 0)
+    with pytest.raises(ShapeError, match="dims 0 and 5"):
+        three.transpose(0, 5)
+    with pytest.raises(ShapeError, match="dims 1 … 0"):
+        three.flatten(1, 0)
+
+
+def test_mean_of_float16_does_not_overflow_on_the_way():
+    x = Tensor(np.full(8, 60000, np.float16))
+
+    assert x.mean().item() == np.mean(x.numpy()) == 60000
+    assert Mean().infer(Spec((8,), np.dtype(np.float16))).dtype == np.float16
+
+
+def test_sigmoid_keeps_small_values():
+    x = np.array([-700.0, -30.0, -1.0, 0.0, 1.0, 30.0, 700.0])
+
+    np.testing.assert_allclose(call(Sigmoid(), [x]).numpy(), 1 / (1 + np.exp(-x)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)])
+def test_linear_takes_the_same_inputs_with_and_without_bias(shape):
+    x, w = np.ones(shape), np.arange(20.0).reshape(5, 4)
+
+    np.testing.assert_array_equal(F.linear(x, w, np.zeros(5)).numpy(), x @ w.T)
+    np.testing.assert_array_equal(F.linear(x, w).numpy(), x @ w.T)
+
+
+@given(st.data())
+def test_flatten_and_transpose_are_numpys(data):
+    x = data.draw(arrays((2, 3, 4), values=INTEGERS))
+    first, second = data.draw(st.integers(-3, 2)), data.draw(st.integers(-3, 2))
+    start, end = sorted((first % 3, second % 3))
+    merged = (*x.shape[:start], prod(x.shape[start : end + 1]), *x.shape[end + 1 :])
+
+    np.testing.assert_array_equal(F.transpose(x, first, second).numpy(), np.swapaxes(x, first, second))
+    np.testing.assert_array_equal(F.flatten(x, start, end - 3).numpy(), x.reshape(merged))
+
+
+def test_chain_of_ops_has_the_right_gradient():
+    """A small network through every arithmetic operator, against finite differences."""
+    x = np.linspace(-1, 1, 6).reshape(2, 3)
+    w = np.linspace(0.2, 0.9, 12).reshape(3, 4)
+    labels = np.array([1, 3])
+
+    def loss(x, w, labels):
+        hidden = (x @ w).tanh() * 2 - 1
+        gate = (hidden.exp() / (1 + hidden.exp())).log()
+        return F.cross_entropy(-gate + hidden.sigmoid(), labels)
+
+    check_gradients(loss, [x, w, labels])

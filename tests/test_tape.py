@@ -1,0 +1,146 @@
+"""Around the tape: no_grad, hooks, value_and_grad, losses that are not finite."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from simparallel.autograd import Tensor, at_backward_end, no_grad, value_and_grad
+from simparallel.cluster import describe
+from simparallel.errors import AutogradError, NonFiniteLossError
+from simparallel.events import Recorder, use_recorder
+
+
+def leaf(*values, dtype=np.float64):
+    return Tensor(np.array(values, dtype), requires_grad=True)
+
+
+# --- no_grad -------------------------------------------------------------------------------------------
+
+
+def test_no_grad_as_a_block_and_as_a_decorator():
+    x = leaf(1.0)
+
+    @no_grad()
+    def countdown(n):
+        return (x * n).requires_grad or (n > 0 and countdown(n - 1))
+
+    assert countdown(3) is False
+    assert (x * 2).requires_grad
+    with no_grad():
+        with no_grad():
+            assert not (x * 2).requires_grad
+        assert not (x * 2).requires_grad
+    assert (x * 2).requires_grad
+
+
+def test_no_grad_ends_with_an_error_and_stays_in_its_thread():
+    x, seen = leaf(1.0), []
+
+    @no_grad()
+    def fail():
+        thread = threading.Thread(target=lambda: seen.append((x * 2).requires_grad))
+        thread.start()
+        thread.join()
+        assert not (x * 2).requires_grad
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert seen == [True]
+    assert (x * 2).requires_grad
+
+
+# --- hooks -----------------------------------------------------------------------------------------------
+
+
+def test_hook_fires_once_per_backward_with_the_finished_gradient():
+    x, seen = leaf(2.0), []
+    remove = x.register_post_accumulate_grad_hook(lambda t: seen.append((t is x, t.grad.item())))
+    for _ in range(2):
+        (x * x * x + x.exp() * x).backward()
+        x.grad = None
+    expected = 3 * 2.0**2 + np.exp(2) * 3
+
+    assert [is_x for is_x, _ in seen] == [True, True]
+    np.testing.assert_allclose([value for _, value in seen], expected)
+    remove()
+    (x * x).backward()
+    assert len(seen) == 2
+
+
+def test_hooks_fire_while_earlier_layers_are_still_to_come():
+    """The order of the last uses, youngest first: what lets communication overlap backward."""
+    first, second, third = leaf(1.0), leaf(2.0), leaf(3.0)
+    order = []
+    for name, tensor in [("first", first), ("second", second), ("third", third)]:
+        tensor.register_post_accumulate_grad_hook(
+            lambda t, name=name: order.append((name, first.grad is None))
+        )
+    (((first * 2).exp() * second).tanh() * third).backward()
+
+    assert order == [("third", True), ("second", True), ("first", False)]
+
+
+def test_end_of_backward_comes_once_after_all_gradients():
+    x, y, order = leaf(1.0), leaf(2.0), []
+
+    def finish():
+        order.append(("end", x.grad is not None and y.grad is not None))
+
+    y.register_post_accumulate_grad_hook(lambda t: at_backward_end(finish))
+    x.register_post_accumulate_grad_hook(lambda t: order.append("x"))
+    (x.exp() * y).backward()
+
+    assert order == ["x", ("end", True)]
+    with pytest.raises(AutogradError):
+        at_backward_end(finish)
+
+
+def test_end_of_backward_can_be_awaited_when_the_loss_is_a_leaf():
+    x, order = leaf(1.0), []
+    x.register_post_accumulate_grad_hook(lambda t: at_backward_end(lambda: order.append("end")))
+    x.backward()
+
+    assert order == ["end"]
+
+
+# --- value_and_grad, losses that are not finite ------------------------------------------------------------
+
+
+def test_value_and_grad_leaves_grad_alone_and_gives_zeros_for_unused_params():
+    x, unused = leaf(1.0, 2.0), leaf(5.0, dtype=np.float32)
+    value, (dx, dunused) = value_and_grad(lambda scale: (x * x * scale).sum(), [x, unused])(3.0)
+
+    assert (value.item(), x.grad, unused.grad) == (15.0, None, None)
+    np.testing.assert_array_equal(dx.numpy(), [6.0, 12.0])
+    assert (dunused.numpy().tolist(), dunused.dtype) == ([0.0], np.float32)
+
+
+def test_value_and_grad_passes_aux_on():
+    x = leaf(2.0)
+    (loss, more), (dx,) = value_and_grad(lambda: (x * x, "more"), [x], has_aux=True)()
+
+    assert (loss.item(), more, dx.item()) == (4.0, "more", 4.0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_loss_that_is_not_finite_changes_nothing_and_names_rank_and_step(value):
+    x = leaf(1.0)
+    recorder = Recorder(3, describe(8))
+    recorder.next_step()
+    with (
+        use_recorder(recorder),
+        pytest.raises(NonFiniteLossError, match=f"rank 3, step 1: the loss is {value}") as e,
+    ):
+        (x * value).backward()
+
+    assert (e.value.rank, e.value.step, e.value.value, x.grad) == (3, 1, str(value), None)
+    with pytest.raises(NonFiniteLossError, match="outside of a run"):
+        (x * value).backward()
+    with pytest.raises(NonFiniteLossError):
+        value_and_grad(lambda: x * value, [x])()
+    (x * value).backward(check_finite=False)
+    assert not np.isfinite(x.grad.item())

@@ -1,0 +1,57 @@
+"""Numbers as people read them."""
+
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, strategies as st
+
+from simparallel.units import format_bytes, format_count, format_seconds, si_scale
+
+POWERS = {"p": -12, "n": -9, "µ": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (format_seconds(0), "0 s"),
+        (format_seconds(1.23e-5), "12.3 µs"),
+        (format_seconds(-2e-3), "-2 ms"),
+        (format_seconds(5e-12), "5 ps"),
+        (format_seconds(999.96e-6), "1 ms"),
+        (format_seconds(7200), "7200 s"),
+        (format_seconds(math.inf), "inf s"),
+        (format_seconds(math.nan), "nan s"),
+        (format_bytes(0), "0 B"),
+        (format_bytes(512), "512 B"),
+        (format_bytes(1000), "1 kB"),
+        (format_bytes(4_194_304), "4.19 MB"),
+        (format_count(999_999), "1 M"),
+        (format_count(7), "7"),
+        (format_count(1.5e9, "flop"), "1.5 Gflop"),
+    ],
+)
+def test_known_texts(text: str, expected: str) -> None:
+    assert text == expected
+
+
+@given(st.floats(1e-12, 1e17), st.sampled_from([format_bytes, format_count, format_seconds]))
+def test_text_means_the_number(value: float, formatter: Callable[[float], str]) -> None:
+    value = value if formatter is format_seconds else max(value, 1.0)  # nothing smaller is counted
+    match = re.fullmatch(r"([\d.]+) ?([pnµmkMGTPE]?)[sB]?", formatter(value))
+    assert match, formatter(value)
+    shown = float(match[1]) * 10.0 ** POWERS[match[2]]
+    assert shown == pytest.approx(value, rel=5.1e-3)
+
+
+@given(st.floats(1e-12, 900), st.integers(2, 5))
+def test_scaled_numbers_lie_between_1_and_1000(value: float, digits: int) -> None:
+    factor, prefix = si_scale([value, -value / 7, math.nan], largest=0, digits=digits)
+    assert factor == pytest.approx(10.0 ** POWERS[prefix])
+    assert 0.99 <= value / factor < 1000
+
+
+def test_nothing_to_scale() -> None:
+    assert si_scale([]) == (1.0, "")
+    assert si_scale([0.0, math.inf]) == (1.0, "")
