@@ -1,3 +1,67 @@
-"""Distributed deep-learning training on one laptop."""
+"""Distributed deep-learning training on one laptop.
+
+Real device processes, real gradients, real collectives through shared memory, simulated hardware
+time. `import simparallel as sp` starts nothing and imports neither CuPy nor matplotlib.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from simparallel import autograd as ops, cluster, data, errors, nn, optim, parallel
+from simparallel.autograd import Tensor, functions, no_grad, value_and_grad
+from simparallel.backend import device_count, get_namespace, manual_seed
+from simparallel.comm import Group, Work
+from simparallel.layout import Layout
+from simparallel.mesh import Mesh
+from simparallel.parallel.collectives import (
+    all_gather,
+    all_gather_object,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    broadcast_object,
+    empty,
+    gather,
+    gather_object,
+    get_rank,
+    get_world_size,
+    init,
+    irecv,
+    isend,
+    log,
+    new_group,
+    recv,
+    reduce,
+    reduce_scatter,
+    scatter,
+    send,
+)
+from simparallel.runtime import Cluster, launch, progress
+from simparallel.trace import Trace
+
+if TYPE_CHECKING:
+    from simparallel import testing, view
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Cluster", "Group", "Layout", "Mesh", "Tensor", "Trace", "Work",
+    "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
+    "broadcast_object", "cluster", "data", "device_count", "empty", "errors", "functions", "gather",
+    "gather_object", "get_namespace", "get_rank", "get_world_size", "init", "irecv", "isend", "launch",
+    "log", "manual_seed", "new_group", "nn", "no_grad", "ops", "optim", "parallel", "progress", "recv",
+    "reduce", "reduce_scatter", "scatter", "send", "testing", "value_and_grad", "view",
+]  # fmt: skip
+
+logging.getLogger("simparallel").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> Any:
+    """Rooms that few programs need are imported when they are first named."""
+    if name in ("testing", "view"):
+        return import_module(f"simparallel.{name}")
+    raise AttributeError(f"module 'simparallel' has no attribute {name!r}")

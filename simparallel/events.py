@@ -123,12 +123,17 @@ def current_recorder() -> Recorder | None:
     return getattr(_current, "recorder", None)
 
 
+def set_recorder(recorder: Recorder | None) -> None:
+    """Make `recorder` this thread's current one from now on."""
+    _current.recorder = recorder
+
+
 @contextmanager
 def use_recorder(recorder: Recorder | None) -> Iterator[Recorder | None]:
     """Make `recorder` this thread's current one inside the block."""
     before = current_recorder()
-    _current.recorder = recorder
+    set_recorder(recorder)
     try:
         yield recorder
     finally:
-        _current.recorder = before
+        set_recorder(before)

@@ -1,0 +1,5 @@
+"""Strategies that train one model on several devices, and the collectives under public names."""
+
+from simparallel.parallel.distributed import DistributedDataParallel, max_difference_between_ranks
+
+__all__ = ["DistributedDataParallel", "max_difference_between_ranks"]

@@ -1,0 +1,256 @@
+"""The collectives under their public names: for Tensors, NumPy and CuPy arrays.
+
+A Tensor stands for its data. A CuPy array travels through host memory, on any transport that
+shares host memory. The rules are those of `comm.AbstractCommunicator`: every rank of the group
+makes the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import Array, is_array, to_device_like, to_host
+from simparallel.cluster import describe
+from simparallel.comm import Group, Work, current, is_running
+from simparallel.errors import InputError, LaunchError
+from simparallel.events import Recorder, current_recorder, set_recorder
+
+_FOREIGN_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+
+def init() -> None:
+    """Be a rank: of the run that started this process, or of a world of one.
+
+    A script calls it once, before anything else of this module. May be called again.
+
+    Raises:
+        LaunchError: another launcher started several processes, which cannot talk here.
+    """
+    if is_running():
+        return
+    for variable in _FOREIGN_LAUNCHERS:
+        count = os.environ.get(variable, "1")
+        if count.isdigit() and int(count) > 1:
+            raise LaunchError(
+                f"init: {variable}={count} says that another launcher started {count} processes, but they would "
+                "each be alone. Start the script with: simparallel run -n "
+                f"{count} SCRIPT"
+            )
+    if current_recorder() is None:
+        recorder = Recorder(0, describe(1))
+        set_recorder(recorder)
+
+
+def get_rank() -> int:
+    """This rank, 0 … world size - 1; 0 outside of a run."""
+    return current().rank
+
+
+def get_world_size() -> int:
+    """Number of ranks; 1 outside of a run."""
+    return current().world_size
+
+
+def all_reduce(x: Any, op: str = "sum", group: Group | None = None, async_op: bool = False) -> Any:
+    """Replace x on every rank by the reduction of the ranks' x, in the order of the group.
+
+    Args:
+        x: array or Tensor, any shape and numeric dtype, the same on every rank; written.
+        op: "sum", "mean", "prod", "max", "min", "and" or "or". float16 is summed in float32.
+        group: from `new_group`; by default all ranks.
+        async_op: return a `Work` at once; `work.wait()` returns x.
+
+    Returns:
+        x; bitwise equal on all ranks.
+
+    Collective: yes - every rank of the group, in the same order.
+    Cost: 2 (P-1)/P * x.nbytes [bytes] per rank.
+
+    Raises:
+        InputError, DTypeError: bad arguments; nothing was sent.
+        CollectiveMismatchError: ranks made different calls; no data was changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    return _in_place(x, lambda a: current().all_reduce(a, op, group, async_op))
+
+
+def broadcast(x: Any, src: int = 0, group: Group | None = None, async_op: bool = False) -> Any:
+    """Replace x on every rank by x of rank `src`; returns x. Collective: yes."""
+    return _in_place(x, lambda a: current().broadcast(a, src, group, async_op))
+
+
+def reduce(
+    x: Any, dst: int = 0, op: str = "sum", group: Group | None = None, async_op: bool = False
+) -> Any:
+    """Replace x on rank `dst` by the reduction of the ranks' x; returns x. Collective: yes."""
+    return _in_place(x, lambda a: current().reduce(a, dst, op, group, async_op))
+
+
+def all_gather(x: Any, dim: int = 0, group: Group | None = None, async_op: bool = False) -> Any:
+    """A new array: the ranks' x concatenated along `dim`. Collective: yes."""
+    return _new(x, lambda a: current().all_gather(a, dim, group, async_op))
+
+
+def reduce_scatter(
+    x: Any, dim: int = 0, op: str = "sum", group: Group | None = None, async_op: bool = False
+) -> Any:
+    """A new array: this rank's equal part, along `dim`, of the reduction. Collective: yes."""
+    return _new(x, lambda a: current().reduce_scatter(a, dim, op, group, async_op))
+
+
+def all_to_all(
+    x: Any, split_dim: int = 0, concat_dim: int = 0, group: Group | None = None, async_op: bool = False
+) -> Any:
+    """A new array: part `rank` of every rank's x, joined along `concat_dim`. Collective: yes."""
+    return _new(x, lambda a: current().all_to_all(a, split_dim, concat_dim, group, async_op))
+
+
+def gather(x: Any, dst: int = 0, group: Group | None = None, async_op: bool = False) -> Any:
+    """On rank `dst` a list of the ranks' x, elsewhere None. Collective: yes."""
+    return _new(x, lambda a: current().gather(a, dst, group, async_op))
+
+
+def scatter(
+    arrays: Sequence[Any] | None = None, src: int = 0, group: Group | None = None, async_op: bool = False
+) -> Any:
+    """A new array: entry `rank` of the list on rank `src`; the others pass None. Collective: yes."""
+    parts = None if arrays is None else [to_host(_array("scatter", part)) for part in arrays]
+    return current().scatter(parts, src, group, async_op)
+
+
+def send(x: Any, dst: int, tag: int = 0) -> None:
+    """Send x to rank `dst`; x may be changed when it returns. Collective: no."""
+    current().send(to_host(_array("send", x)), dst, tag)
+
+
+def recv(x: Any, src: int, tag: int = 0) -> Any:
+    """Fill x with the next message of this tag from rank `src`; returns x. Collective: no."""
+    return _in_place(x, lambda a: current().recv(a, src, tag))
+
+
+def isend(x: Any, dst: int, tag: int = 0) -> Work:
+    """`send` as a `Work`; x must not change before `wait()`. Collective: no."""
+    return current().isend(to_host(_array("isend", x)), dst, tag)
+
+
+def irecv(x: Any, src: int, tag: int = 0) -> Any:
+    """`recv` as a `Work`; x is filled when `wait()` returns. Collective: no."""
+    return _in_place(x, lambda a: current().irecv(a, src, tag))
+
+
+def barrier(group: Group | None = None) -> None:
+    """Return when every rank of the group is here. Collective: yes."""
+    current().barrier(group)
+
+
+def new_group(ranks: Sequence[int]) -> Group:
+    """A group of these ranks in this order. Collective: over all ranks, members or not."""
+    return current().new_group(ranks)
+
+
+def all_gather_object(value: Any, group: Group | None = None) -> list[Any]:
+    """Every rank's value (any picklable object), in the order of the group. Collective: yes."""
+    return current().all_gather_object(value, group)
+
+
+def broadcast_object(value: Any = None, src: int = 0, group: Group | None = None) -> Any:
+    """The value of rank `src` (any picklable object), on every rank. Collective: yes."""
+    return current().broadcast_object(value, src, group)
+
+
+def gather_object(value: Any, dst: int = 0, group: Group | None = None) -> list[Any] | None:
+    """On rank `dst` every rank's value (any picklable object), elsewhere None. Collective: yes."""
+    return current().gather_object(value, dst, group)
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, shared: bool = False) -> Array:
+    """A new array, not initialised. `shared=True`: in the arena, so that collectives do not copy it.
+
+    Collective: no.
+
+    Raises:
+        SharedMemoryError: no room in the arena.
+    """
+    return current().empty(shape, dtype) if shared else np.empty(shape, dtype)
+
+
+def log(**values: Any) -> None:
+    """Note numbers of the current step: `sp.log(loss=loss)`. They end in `metrics.json`.
+
+    Numbers named `loss` are drawn in `loss.png`. Collective: no.
+    """
+    recorder = current_recorder()
+    if recorder is not None:
+        recorder.log(**{name: float(value) for name, value in values.items()})
+
+
+# --- Tensors and GPU arrays -------------------------------------------------------------------------
+
+
+class _CopyBack(Work):
+    """A communication on the host copy of a GPU array, which it fills when it is waited for."""
+
+    def __init__(self, work: Work, host: np.ndarray, device_array: Array, owner: Any) -> None:
+        self._work, self._host, self._device_array, self._owner = work, host, device_array, owner
+
+    def wait(self) -> Any:
+        self._work.wait()
+        self._device_array[...] = to_device_like(self._host, self._device_array)
+        return self._owner
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+
+class _Mapped(Work):
+    """A communication whose result is changed before it is handed out."""
+
+    def __init__(self, work: Work, change: Callable[[Any], Any]) -> None:
+        self._work, self._change = work, change
+
+    def wait(self) -> Any:
+        return self._change(self._work.wait())
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+
+def _array(op: str, x: Any) -> Array:
+    array = x.data if isinstance(x, Tensor) else x
+    if not is_array(array):
+        raise InputError(f"{op}: needs an array or a Tensor, got {type(x).__name__}; use np.asarray(...).")
+    return array
+
+
+def _in_place(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
+    array = _array("this call", x)
+    if isinstance(array, np.ndarray):
+        result = communicate(array)
+        if x is array:
+            return result
+        return _Mapped(result, lambda _: x) if isinstance(result, Work) else x
+    host = np.array(to_host(array))
+    result = communicate(host)
+    if isinstance(result, Work):
+        return _CopyBack(result, host, array, x)
+    array[...] = to_device_like(host, array)
+    return x
+
+
+def _new(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
+    array = _array("this call", x)
+    result = communicate(to_host(array))
+    if isinstance(array, np.ndarray):
+        return result
+
+    def back(value: Any) -> Any:
+        if isinstance(value, list):
+            return [to_device_like(part, array) for part in value]
+        return None if value is None else to_device_like(value, array)
+
+    return _Mapped(result, back) if isinstance(result, Work) else back(result)
