@@ -218,11 +218,15 @@ def describe(
     """
     if isinstance(device, str):
         if device not in PRESETS:
-            raise ClusterError(f"device={device!r} is not a preset; choose from {', '.join(sorted(PRESETS))}.")
+            raise ClusterError(
+                f"device={device!r} is not a preset; choose from {', '.join(sorted(PRESETS))}."
+            )
         device_spec, preset_link = PRESETS[device]
     else:
         device_spec, preset_link = device, PRESETS[DEFAULT_DEVICE][1]
-    return ClusterSpec(world_size, device_spec, link or preset_link, name=f"{world_size} x {device_spec.name}")
+    return ClusterSpec(
+        world_size, device_spec, link or preset_link, name=f"{world_size} x {device_spec.name}"
+    )
 
 
 def resize(cluster: ClusterSpec, world_size: int) -> ClusterSpec:

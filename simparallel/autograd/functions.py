@@ -154,7 +154,9 @@ def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
     try:
         order[dim0], order[dim1] = order[dim1], order[dim0]
     except IndexError:
-        raise ShapeError(f"transpose: dims {dim0} and {dim1} do not fit a tensor of shape {x.shape}.") from None
+        raise ShapeError(
+            f"transpose: dims {dim0} and {dim1} do not fit a tensor of shape {x.shape}."
+        ) from None
     return permute(x, *order)
 
 

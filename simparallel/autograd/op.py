@@ -20,12 +20,13 @@ from functools import lru_cache
 from math import prod
 from time import perf_counter_ns
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from simparallel.autograd import rule as rules
-from simparallel.autograd import tensor as tensors
+from simparallel.autograd.tape import Node, grad_mode
+from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import ShapeError, SimParallelError
 from simparallel.events import Recorder, current_recorder
@@ -74,6 +75,12 @@ class Context:
         self.xp = xp
         self.needs = needs
         self.plan = plan
+
+    if TYPE_CHECKING:  # what an op keeps for its backward, under any name
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def sum_over(self, dims: str, x: Array) -> Array:
         """`x` summed over the ranks among which any of `dims` is cut."""
@@ -148,10 +155,10 @@ class Op:
 
     # --- what it does when called -------------------------------------------------------------
 
-    def __call__(self, *inputs: tensors.Tensor) -> tensors.Tensor:
+    def __call__(self, *inputs: Tensor) -> Tensor:
         arrays = [tensor.data for tensor in inputs]
         plan = self._plan(arrays)
-        recording = tensors.grad_mode.enabled
+        recording = grad_mode.enabled
         needs = tuple(recording and tensor.requires_grad for tensor in inputs)
         ctx = Context(get_namespace(*arrays), needs, plan)
         recorder = current_recorder()
@@ -164,8 +171,8 @@ class Op:
             if price is None:
                 price = _price(recorder, plan, plan, plan.work)
             recorder.compute(self.name, "forward", start_ns, perf_counter_ns(), price)
-        node = tensors.Node(self, ctx, inputs) if True in needs else None
-        return tensors.Tensor._result(y, node)
+        node = Node(self, ctx, inputs) if True in needs else None
+        return Tensor._result(y, node)
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """`backward`, on the clock."""

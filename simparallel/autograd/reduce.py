@@ -64,7 +64,9 @@ class Mean(AbstractReduce):
 
     def _count(self, ctx: Context) -> int:
         ndim = len(ctx.plan.inputs[0].shape)
-        return prod(ctx.size(name) for i, name in enumerate(dim_names(ndim)) if i in normalize_dims(self.dim, ndim))
+        return prod(
+            ctx.size(name) for i, name in enumerate(dim_names(ndim)) if i in normalize_dims(self.dim, ndim)
+        )
 
     def forward(self, ctx: Context, x: Array) -> Array:
         dtype = ctx.plan.output.dtype

@@ -117,7 +117,9 @@ def bind(text: str, shapes: tuple[Shape, ...]) -> dict[str, int]:
             if dim.kind == "ellipsis":
                 leading = broadcast(leading, found)
             elif dim.sizes and (prod(dim.sizes),) != found:
-                raise ShapeError(f"a dim of size {found[0]} must be {prod(dim.sizes)}, shapes {_join(shapes)}")
+                raise ShapeError(
+                    f"a dim of size {found[0]} must be {prod(dim.sizes)}, shapes {_join(shapes)}"
+                )
             factors = dim.sizes or found if dim.names else ()
             for name, size in zip(dim.names, factors, strict=True):
                 if sizes.setdefault(name, size) != size:

@@ -1,64 +1,19 @@
-"""`Tensor`, the tape and its backward pass.
-
-The tape is the chain of `Node`s behind a Tensor: the op, its context and its inputs. Backward
-walks them from the youngest to the oldest; a leaf's gradient is finished when its last use has
-been visited, and then whoever listens is told. DistributedDataParallel listens, and sends a
-bucket of gradients on its way while the rest of backward still runs.
-"""
+"""`Tensor`: an array with a place on the tape."""
 
 from __future__ import annotations
 
-import heapq
 import math
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import ContextDecorator
-from itertools import count
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from simparallel.autograd.tape import Node, run_backward
 from simparallel.backend import Array, get_namespace, is_array, to_host
 from simparallel.errors import AutogradError, NonFiniteLossError, ShapeError
 from simparallel.events import current_recorder
 
-if TYPE_CHECKING:
-    from simparallel.autograd.op import Context, Op
-
-
-class _GradMode(threading.local):
-    enabled = True
-
-
-grad_mode = _GradMode()
 _functions: Any = None  # the functions module, which needs Tensor first and sets this when it is ready
-_node_numbers = count()
-
-
-class no_grad(ContextDecorator):  # noqa: N801 (PyTorch's name)
-    """Inside the block (or the decorated function) nothing is put on the tape."""
-
-    def __init__(self) -> None:
-        self._before: list[bool] = []  # a stack: one object may be entered again inside itself
-
-    def __enter__(self) -> None:
-        self._before.append(grad_mode.enabled)
-        grad_mode.enabled = False
-
-    def __exit__(self, *exc: object) -> None:
-        grad_mode.enabled = self._before.pop()
-
-
-class Node:
-    """One operation on the tape."""
-
-    __slots__ = ("ctx", "inputs", "number", "op")
-
-    def __init__(self, op: Op, ctx: Context, inputs: Sequence[Tensor]) -> None:
-        self.op = op
-        self.ctx: Context | None = ctx
-        self.inputs = inputs
-        self.number = next(_node_numbers)
 
 
 class Tensor:
@@ -236,7 +191,7 @@ class Tensor:
         return _functions.transpose(self, dim0, dim1)
 
     @property
-    def T(self) -> Tensor:  # noqa: N802 (NumPy's name)
+    def T(self) -> Tensor:
         """All dims in reverse order."""
         return _functions.permute(self, *reversed(range(self.ndim)))
 
@@ -269,7 +224,7 @@ class Tensor:
             AutogradError: nothing to differentiate, or the graph was consumed before.
             NonFiniteLossError: the loss is NaN or infinite; names rank and step.
         """
-        seed = _seed(self, grad, check_finite)
+        seed = seed_of(self, grad, check_finite)
         run_backward(self, seed, _accumulate, retain_graph=retain_graph)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
@@ -280,7 +235,8 @@ class Tensor:
         return self
 
 
-def _seed(root: Tensor, grad: Any, check_finite: bool) -> Array:
+def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
+    """The cotangent that backward starts with; checks that there is something to differentiate."""
     if not root.requires_grad:
         raise AutogradError(
             "backward: this tensor does not depend on any tensor with requires_grad=True "
@@ -293,7 +249,9 @@ def _seed(root: Tensor, grad: Any, check_finite: bool) -> Array:
             raise ShapeError(f"backward: grad has shape {seed.shape}, the tensor {root.shape}.")
         return seed
     if root.size != 1:
-        raise ShapeError(f"backward: a tensor of shape {root.shape} needs grad=; only a scalar may leave it out.")
+        raise ShapeError(
+            f"backward: a tensor of shape {root.shape} needs grad=; only a scalar may leave it out."
+        )
     value = root.item()
     if check_finite and not math.isfinite(abs(value)):
         recorder = current_recorder()
@@ -308,96 +266,6 @@ def _seed(root: Tensor, grad: Any, check_finite: bool) -> Array:
     return xp.ones(root.shape, dtype=root.dtype)
 
 
-class _BackwardEnd(threading.local):
-    callbacks: list[Callable[[], None]] | None = None
-
-
-_backward_end = _BackwardEnd()
-
-
-def at_backward_end(callback: Callable[[], None]) -> None:
-    """Call `callback` once, when the running backward has delivered its last gradient.
-
-    Raises:
-        AutogradError: no backward is running on this thread.
-    """
-    if _backward_end.callbacks is None:
-        raise AutogradError("at_backward_end: no backward pass is running.")
-    _backward_end.callbacks.append(callback)
-
-
-def run_backward(
-    root: Tensor, seed: Array, deliver: Callable[[Tensor, Array], None], *, retain_graph: bool = False
-) -> None:
-    """Walk the tape behind `root`; call `deliver(leaf, gradient)` as each leaf's is finished.
-
-    The array given to `deliver` is new, or `seed`, and no other leaf gets the same memory.
-    """
-    uses = _count_uses(root._node) if root._node else {}
-    grads: dict[int, Array] = {id(root._node): seed}
-    heap = [(-root._node.number, root._node)] if root._node else []
-    outer, _backward_end.callbacks = _backward_end.callbacks, []
-    try:
-        if root._node is None:
-            deliver(root, seed.copy())
-        while heap:
-            node = heapq.heappop(heap)[1]
-            dy = grads.pop(id(node))
-            assert node.ctx is not None  # _count_uses has looked
-            input_grads = node.op.run_backward(node.ctx, dy)
-            needs = node.ctx.needs
-            if not retain_graph:
-                node.ctx = None  # the activations are free as soon as they are used
-            for tensor, needed, gradient in zip(node.inputs, needs, input_grads, strict=True):
-                if not needed:
-                    continue
-                source = tensor._node
-                key = id(tensor) if source is None else id(source)
-                if gradient.dtype != tensor.data.dtype:  # dtypes were mixed in forward
-                    gradient = gradient.astype(tensor.data.dtype)
-                before = grads.get(key)
-                if before is not None:
-                    gradient = before + gradient
-                elif source is None and (gradient is dy or gradient.base is not None):
-                    gradient = gradient.copy()  # else two leaves might share one array
-                grads[key] = gradient
-                uses[key] -= 1
-                if uses[key] == 0:
-                    if source is None:
-                        deliver(tensor, grads.pop(key))
-                    else:
-                        heapq.heappush(heap, (-source.number, source))
-        for callback in _backward_end.callbacks:
-            callback()
-    finally:
-        _backward_end.callbacks = outer
-
-
-def _count_uses(root: Node) -> dict[int, int]:
-    """How often each node and leaf behind `root` is used; keys are ids of nodes and leaves."""
-    uses: dict[int, int] = {}
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node.ctx is None:
-            raise AutogradError(
-                f"backward: the graph behind {node.op!r} was consumed by an earlier backward; "
-                "run the forward pass again, or pass retain_graph=True the first time."
-            )
-        for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
-            if not needed:
-                continue
-            source = tensor._node
-            key = id(tensor) if source is None else id(source)
-            if key in uses:
-                uses[key] += 1
-            else:
-                uses[key] = 1
-                if source is not None:
-                    stack.append(source)
-    return uses
-
-
 def _accumulate(leaf: Tensor, gradient: Array) -> None:
     if leaf.grad is None:
         leaf.grad = Tensor._result(gradient, None)
@@ -406,48 +274,3 @@ def _accumulate(leaf: Tensor, gradient: Array) -> None:
     if leaf._hooks:
         for hook in tuple(leaf._hooks):
             hook(leaf)
-
-
-def value_and_grad(
-    fn: Callable[..., Any], params: Sequence[Tensor], has_aux: bool = False
-) -> Callable[..., tuple[Any, list[Tensor]]]:
-    """A function that returns `fn`'s value and its gradients by `params`; `.grad` is not touched.
-
-    Args:
-        fn: returns a scalar Tensor, or a tuple whose first entry is one when `has_aux`.
-        params: leaves with `requires_grad`. Those that `fn` does not use get zeros.
-        has_aux: `fn` returns further values beside the loss; they are passed on.
-
-    Returns:
-        `g(*args) -> (value, grads)`; `grads[i]` has shape and dtype of `params[i]`.
-
-    Example:
-        >>> x = Tensor([3.0], requires_grad=True)
-        >>> value, (dx,) = value_and_grad(lambda: (x * x).sum(), [x])()
-        >>> float(value), dx.numpy().tolist()
-        (9.0, [6.0])
-    """
-    params = list(params)
-    for i, param in enumerate(params):
-        if not (param.is_leaf and param.requires_grad):
-            raise AutogradError(f"value_and_grad: params[{i}] is not a leaf with requires_grad=True.")
-
-    def value_and_gradients(*args: Any, **kwargs: Any) -> tuple[Any, list[Tensor]]:
-        value = fn(*args, **kwargs)
-        loss = value[0] if has_aux else value
-        if not isinstance(loss, Tensor):
-            raise AutogradError(
-                f"value_and_grad: fn returned {type(loss).__name__}, not a Tensor"
-                + ("." if has_aux else "; pass has_aux=True if it returns (loss, more).")
-            )
-        found: dict[int, Array] = {}
-
-        def keep(leaf: Tensor, gradient: Array) -> None:
-            found[id(leaf)] = gradient
-
-        run_backward(loss, _seed(loss, None, True), keep)
-        xp = get_namespace(loss.data)
-        grads = [found[id(p)] if id(p) in found else xp.zeros(p.shape, p.dtype) for p in params]
-        return value, [Tensor._result(grad, None) for grad in grads]
-
-    return value_and_gradients

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from simparallel.comm.communicator import AbstractCommunicator, Communicator
+from simparallel.comm.communicator import Communicator
+from simparallel.comm.contract import AbstractCommunicator
 from simparallel.comm.group import Group
 from simparallel.comm.inline import InlineTransport, Turns
 from simparallel.comm.segment import Segment

@@ -1,20 +1,18 @@
-"""`Communicator`: every way in which ranks talk, on host arrays.
+"""`Communicator`: the contract on shared memory, whether its ranks are processes or threads.
 
-`AbstractCommunicator` is the contract; `Communicator` fulfils it on shared memory, whether its
-ranks are processes or threads. Arguments are checked here, before anything is published, so that
+Arguments are checked here, before anything is published, so that
 bad input is an error of its rank alone and nothing has changed.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from simparallel.comm import header as h
+from simparallel.comm.contract import AbstractCommunicator
 from simparallel.comm.group import Group
 from simparallel.comm.p2p import Inbox, Outbox
 from simparallel.comm.reduction import reduction
@@ -23,127 +21,6 @@ from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.work import Lane, Work
 from simparallel.errors import CommError, DTypeError, InputError, ShapeError
 from simparallel.events import Recorder
-
-
-class AbstractCommunicator:
-    """What every transport offers. All methods are collective over `group` unless they say not.
-
-    Arrays are NumPy arrays of any dtype but object, any shape and any strides. Reductions run in
-    the order of the group's ranks, so every rank gets the same bits on every run. `async_op=True`
-    returns a `Work`; `work.wait()` then gives what the blocking call returns.
-
-    Raises (every collective):
-        InputError, ShapeError, DTypeError: this rank's arguments, before anything is changed.
-        CollectiveMismatchError: ranks made different calls; no data was changed.
-        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
-    """
-
-    rank: int
-    world_size: int
-    world: Any
-    recorder: Recorder | None
-
-    def all_reduce(self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
-        """x = op over the ranks' x, in place on every rank; returns x."""
-        raise NotImplementedError
-
-    def broadcast(self, x: np.ndarray, src: int = 0, group: Any = None, async_op: bool = False) -> Any:
-        """x = x of rank `src`, in place; returns x."""
-        raise NotImplementedError
-
-    def reduce(
-        self, x: np.ndarray, dst: int = 0, op: str = "sum", group: Any = None, async_op: bool = False
-    ) -> Any:
-        """x = op over the ranks' x, in place on rank `dst` only; returns x."""
-        raise NotImplementedError
-
-    def all_gather(self, x: np.ndarray, dim: int = 0, group: Any = None, async_op: bool = False) -> Any:
-        """A new array: the ranks' x, concatenated along `dim` in the order of the group."""
-        raise NotImplementedError
-
-    def reduce_scatter(
-        self, x: np.ndarray, dim: int = 0, op: str = "sum", group: Any = None, async_op: bool = False
-    ) -> Any:
-        """A new array: this rank's equal part, along `dim`, of op over the ranks' x."""
-        raise NotImplementedError
-
-    def all_to_all(
-        self, x: np.ndarray, split_dim: int = 0, concat_dim: int = 0, group: Any = None, async_op: bool = False
-    ) -> Any:
-        """A new array: part `rank` (along `split_dim`) of every rank's x, joined along `concat_dim`."""
-        raise NotImplementedError
-
-    def gather(self, x: np.ndarray, dst: int = 0, group: Any = None, async_op: bool = False) -> Any:
-        """On `dst` a list of every rank's x, in the order of the group; None elsewhere."""
-        raise NotImplementedError
-
-    def scatter(
-        self, arrays: Sequence[np.ndarray] | None, src: int = 0, group: Any = None, async_op: bool = False
-    ) -> Any:
-        """A new array: entry `rank` of the list that `src` gives; the others give None."""
-        raise NotImplementedError
-
-    def send(self, x: np.ndarray, dst: int, tag: int = 0) -> None:
-        """Send x to rank `dst`; returns once x may be changed again. Not collective."""
-        raise NotImplementedError
-
-    def recv(self, x: np.ndarray, src: int, tag: int = 0) -> np.ndarray:
-        """Fill x with the next message from `src` with this tag; returns x. Not collective."""
-        raise NotImplementedError
-
-    def isend(self, x: np.ndarray, dst: int, tag: int = 0) -> Work:
-        """`send` that never waits; x must not change before `wait()`. Not collective."""
-        raise NotImplementedError
-
-    def irecv(self, x: np.ndarray, src: int, tag: int = 0) -> Work:
-        """`recv` that never waits; x is filled when `wait()` returns. Not collective."""
-        raise NotImplementedError
-
-    def barrier(self, group: Any = None, async_op: bool = False) -> Any:
-        """Return when every rank of the group has called it."""
-        raise NotImplementedError
-
-    def new_group(self, ranks: Sequence[int]) -> Any:
-        """A group of these ranks, in this order. Every rank of the world calls it, member or not."""
-        raise NotImplementedError
-
-    # --- objects, on top of arrays ------------------------------------------------------------------
-
-    def all_gather_object(self, value: Any, group: Any = None) -> list[Any]:
-        """Every rank's value, in the order of the group. Pickled; for small control data."""
-        data = _pack(value)
-        sizes = self.all_gather(np.array([data.size]), group=group)
-        padded = np.zeros(int(sizes.max()), np.uint8)
-        padded[: data.size] = data
-        rows = self.all_gather(padded, group=group).reshape(len(sizes), -1)
-        return [_unpack(row[:size]) for row, size in zip(rows, sizes, strict=True)]
-
-    def broadcast_object(self, value: Any = None, src: int = 0, group: Any = None) -> Any:
-        """The value of rank `src`, on every rank. Pickled; for small control data."""
-        data = _pack(value) if self.rank == src else np.empty(0, np.uint8)
-        size = self.broadcast(np.array([data.size]), src=src, group=group)
-        data = data if self.rank == src else np.empty(int(size[0]), np.uint8)
-        self.broadcast(data, src=src, group=group)
-        return value if self.rank == src else _unpack(data)
-
-    def gather_object(self, value: Any, dst: int = 0, group: Any = None) -> list[Any] | None:
-        """On `dst` every rank's value, in the order of the group; None elsewhere."""
-        data = _pack(value)
-        sizes = self.all_gather(np.array([data.size]), group=group)
-        padded = np.zeros(int(sizes.max()), np.uint8)
-        padded[: data.size] = data
-        rows = self.gather(padded, dst=dst, group=group)
-        if rows is None:
-            return None
-        return [_unpack(row[:size]) for row, size in zip(rows, sizes, strict=True)]
-
-
-def _pack(value: Any) -> np.ndarray:
-    return np.frombuffer(cloudpickle.dumps(value), np.uint8)
-
-
-def _unpack(data: np.ndarray) -> Any:
-    return pickle.loads(data.tobytes())  # written by a rank of this run, in this run's own memory
 
 
 class Communicator(AbstractCommunicator):
@@ -229,7 +106,12 @@ class Communicator(AbstractCommunicator):
         return work if async_op else work.wait()
 
     def all_to_all(
-        self, x: np.ndarray, split_dim: int = 0, concat_dim: int = 0, group: Any = None, async_op: bool = False
+        self,
+        x: np.ndarray,
+        split_dim: int = 0,
+        concat_dim: int = 0,
+        group: Any = None,
+        async_op: bool = False,
     ) -> Any:
         group = self._group("all_to_all", group)
         _check_array("all_to_all", x)
@@ -356,7 +238,11 @@ class Communicator(AbstractCommunicator):
 
     def _check_message(self, op: str, x: np.ndarray, what: str, rank: int, tag: int) -> None:
         _check_array(op, x)
-        if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or not 0 <= rank < self.world_size:
+        if (
+            isinstance(rank, bool)
+            or not isinstance(rank, (int, np.integer))
+            or not 0 <= rank < self.world_size
+        ):
             raise InputError(f"{op}: {what}={rank!r} is not a rank of 0 … {self.world_size - 1}.")
         if isinstance(tag, bool) or not isinstance(tag, (int, np.integer)) or not 0 <= tag < 2**62:
             raise InputError(f"{op}: tag={tag!r} must be an integer of 0 or more.")

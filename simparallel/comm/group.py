@@ -66,9 +66,7 @@ class Group:
         control, me = self.transport.segment.map, self.transport.rank
         peers = tuple(rank for rank in self.ranks if rank != me)
         self._peers = peers
-        self._watched = [
-            tuple(control.mark(self._slot, rank, which) for rank in peers) for which in range(3)
-        ]
+        self._watched = [tuple(control.mark(self._slot, rank, which) for rank in peers) for which in range(3)]
         self._own_marks = [control.mark(self._slot, me, which) for which in range(3)]
         self._headers = [[control.header(self._slot, parity, r) for r in self.ranks] for parity in (0, 1)]
         self._slots = self.transport.arena.reserve_slots(self._slot)
@@ -284,7 +282,7 @@ class Call:
         words[h.NBYTES] = size_bytes
         words[h.ZERO_COPY] = self.zero_copy
         start = group._headers[self.seq & 1][group.rank or 0]
-        group.transport.words[start : start + h.USED] = words  # type: ignore[assignment]
+        group.transport.words[start : start + h.USED] = words
 
     def _expose(self) -> tuple[int, int]:
         """Put the payload where peers can read it: (offset in the arena, bytes)."""

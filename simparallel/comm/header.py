@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -126,7 +126,7 @@ _FIELDS = {"number": (SEQ,), "op": (OP,), "reduce op": (REDUCE,), "root": (ROOT,
 
 
 def mismatch_error(
-    group_name: str, headers: dict[int, Sequence[int]], sites: dict[int, str], me: int
+    group_name: str, headers: Mapping[int, Sequence[int]], sites: dict[int, str], me: int
 ) -> CollectiveMismatchError:
     """The error for headers that differ: equal calls are told together, with their places.
 

@@ -63,7 +63,7 @@ class Outbox(Lane):
         letter[h.SEQ], letter[h.SITE], letter[h.SIM_PS] = number, site, start_ps
         letter[h.OFFSET], letter[h.NBYTES], letter[h.TAG] = offset, x.nbytes, tag
         start = transport.segment.map.letter(transport.rank, self.dst, number)
-        words[start : start + h.USED] = letter  # type: ignore[assignment]
+        words[start : start + h.USED] = letter
         order()
         self._sent = words[self._sent_index] = number + 1  # published: payload, letter, number
         transport.notify(self._sent_index)

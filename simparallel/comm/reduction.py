@@ -45,7 +45,9 @@ def reduction(op: str, dtype: np.dtype) -> Reduction:
         raise InputError(f"op={op!r} is not a reduction; choose from {', '.join(_UFUNCS)}.")
     ufunc = _UFUNCS[op]
     if op == "mean" and dtype.kind not in "fc":
-        raise DTypeError(f"op='mean' needs a floating-point dtype, got {dtype}; use 'sum' and divide, or cast.")
+        raise DTypeError(
+            f"op='mean' needs a floating-point dtype, got {dtype}; use 'sum' and divide, or cast."
+        )
     accumulate = np.dtype(np.float32) if dtype == np.float16 and op in ("sum", "mean", "prod") else dtype
     try:
         result = ufunc(np.zeros(1, accumulate), np.zeros(1, accumulate))

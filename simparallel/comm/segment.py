@@ -48,14 +48,14 @@ IDLE, RUNNING, DONE, FAILED, FAILED_BY_OTHERS = range(5)
 class ControlMap:
     """Where each word is. Indices are in words; P is the number of ranks.
 
-        launcher   8                abort                          written by the launcher
-        host       P x 8            exit of rank r                 written by the host process
-        status     P x 8            state, pid, sleeping, sites    written by rank r
-        marks      G x P x 8        arrive, phase, done            written by rank r, per group
-        headers    G x 2 x P x 32   what rank r called, for odd and for even numbers
-        sent       P x P x 8        messages sent from r to q      written by r
-        taken      P x P x 8        messages from q taken by r     written by r
-        letters    P x P x 16 x 32  headers of the messages        written by r (sender)
+    launcher   8                abort                          written by the launcher
+    host       P x 8            exit of rank r                 written by the host process
+    status     P x 8            state, pid, sleeping, sites    written by rank r
+    marks      G x P x 8        arrive, phase, done            written by rank r, per group
+    headers    G x 2 x P x 32   what rank r called, for odd and for even numbers
+    sent       P x P x 8        messages sent from r to q      written by r
+    taken      P x P x 8        messages from q taken by r     written by r
+    letters    P x P x 16 x 32  headers of the messages        written by r (sender)
     """
 
     world_size: int
@@ -275,20 +275,19 @@ class Arena:
         """
         size = _round_up(max(size_bytes, 1), LINE)
         with self._lock:
-            for i, (start, length) in enumerate(self._free):
-                if length >= size:
-                    break
-            else:
+            fitting = next((i for i, (_, length) in enumerate(self._free) if length >= size), None)
+            if fitting is None:
                 raise SharedMemoryError(
                     f"rank {self.rank}: {size} bytes of shared memory do not fit its arena of "
                     f"{self.segment.arena_bytes} bytes; free shared arrays or pass a larger arena_bytes.",
                     needed_bytes=size, available_bytes=max((n for _, n in self._free), default=0),
                 )  # fmt: skip
+            start, length = self._free[fitting]
             self._fallocate_to(start + size)
             if length == size:
-                del self._free[i]
+                del self._free[fitting]
             else:
-                self._free[i] = (start + size, length - size)
+                self._free[fitting] = (start + size, length - size)
             self._sizes[start] = size
             return start
 

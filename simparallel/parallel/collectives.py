@@ -84,9 +84,7 @@ def broadcast(x: Any, src: int = 0, group: Group | None = None, async_op: bool =
     return _in_place(x, lambda a: current().broadcast(a, src, group, async_op))
 
 
-def reduce(
-    x: Any, dst: int = 0, op: str = "sum", group: Group | None = None, async_op: bool = False
-) -> Any:
+def reduce(x: Any, dst: int = 0, op: str = "sum", group: Group | None = None, async_op: bool = False) -> Any:
     """Replace x on rank `dst` by the reduction of the ranks' x; returns x. Collective: yes."""
     return _in_place(x, lambda a: current().reduce(a, dst, op, group, async_op))
 

@@ -9,6 +9,7 @@ lie in the device's shared memory, so that peers read the gradients where they a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,7 @@ class Bucket:
         self.work: Work | None = None
 
 
-def make_buckets(
-    parameters: list[Tensor], cap_bytes: int, communicator: Communicator
-) -> list[Bucket]:
+def make_buckets(parameters: Sequence[Tensor], cap_bytes: int, communicator: Communicator) -> list[Bucket]:
     """Parameters in reverse order, cut where a bucket would exceed `cap_bytes` or the dtype changes.
 
     A parameter that is larger than the cap has a bucket of its own.

@@ -79,16 +79,14 @@ def _fork(wiring: Wiring) -> tuple[list[BaseProcess], int]:
     return devices, host_life[1]
 
 
-def _watch(
-    devices: list[BaseProcess], control: Connection, wiring: Wiring, log: logging.Logger
-) -> None:
+def _watch(devices: list[BaseProcess], control: Connection, wiring: Wiring, log: logging.Logger) -> None:
     """Until the launcher closes its end, or dies: note every device that ends, at once."""
     segment = Segment(wiring.world_size, fd=wiring.segment_fd)
     alive = {device.sentinel: (rank, device) for rank, device in enumerate(devices)}
     while True:
         ready = wait([*alive, control, wiring.life_fd])
         for sentinel in [s for s in ready if s in alive]:
-            rank, device = alive.pop(sentinel)  # type: ignore[index]
+            rank, device = alive.pop(sentinel)
             device.join()
             code = device.exitcode or 0
             segment.words[segment.map.exit_of(rank)] = code if code < 0 else code + 1

@@ -12,7 +12,7 @@ from typing import Any
 
 from simparallel.cluster import DEFAULT_DEVICE, ClusterSpec, DeviceSpec, LinkSpec, describe
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
-from simparallel.errors import InputError, LaunchError, RunFailedError
+from simparallel.errors import InputError, LaunchError
 from simparallel.runtime.pool import Pool, pack
 from simparallel.runtime.reports import Outcome, run_failed
 from simparallel.runtime.threads import run_threads
@@ -95,7 +95,9 @@ class Cluster:
         if self._closed:
             raise LaunchError("this Cluster is closed; make a new one.")
         if not callable(function):
-            raise InputError(f"run needs a function, got {type(function).__name__}; pass it without calling it.")
+            raise InputError(
+                f"run needs a function, got {type(function).__name__}; pass it without calling it."
+            )
         bar = _Bar()
         try:
             if self.transport == "inline":

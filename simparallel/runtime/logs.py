@@ -31,7 +31,9 @@ class LogFiles:
             if self.log_dir is not None:
                 self._tidy(world_size)
         except OSError as error:
-            raise InputError(f"log_dir={self.log_dir!r} cannot be used: {error}. Choose another one.") from error
+            raise InputError(
+                f"log_dir={self.log_dir!r} cannot be used: {error}. Choose another one."
+            ) from error
 
     @property
     def host_fd(self) -> int:

@@ -23,7 +23,6 @@ from typing import Any
 
 import cloudpickle
 
-import simparallel
 from simparallel.cluster import ClusterSpec
 from simparallel.comm.segment import ABORT_INTERRUPT, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
@@ -105,13 +104,20 @@ class Pool:
                 end.close()
             os.close(life_read)
         self._closer = weakref.finalize(
-            self, _close, self._host, self.control, self.connections, self.logs, self._life_write, self.segment
+            self,
+            _close,
+            self._host,
+            self.control,
+            self.connections,
+            self.logs,
+            self._life_write,
+            self.segment,
         )
         self.pids = self._wait_until_ready()
 
     def _exec_host(self, wiring: dict[str, Any], control_fd: int) -> subprocess.Popen[bytes]:
         config = json.dumps({"wiring": wiring, "control_fd": control_fd})
-        home = str(Path(simparallel.__file__).resolve().parent.parent)
+        home = str(Path(__file__).resolve().parents[2])
         code = (
             f"import sys; sys.path.insert(0, {home!r}); "
             "from simparallel.runtime._host import main; main(sys.argv[1])"
@@ -140,7 +146,9 @@ class Pool:
     def _start_error(self, what: str) -> LaunchError:
         said = os.pread(self.logs.host_fd, 4000, 0).decode(errors="replace").strip()
         self.close()
-        return LaunchError(f"the device processes did not start: {what}. The host process said:\n{said or '(nothing)'}")
+        return LaunchError(
+            f"the device processes did not start: {what}. The host process said:\n{said or '(nothing)'}"
+        )
 
     # --- a run ------------------------------------------------------------------------------------
 
@@ -213,7 +221,7 @@ class _Run:
             if connection is self.pool.control:
                 self._note_death()
             elif connection in self.waiting:
-                self._receive(connection)  # type: ignore[arg-type]
+                self._receive(connection)
         self.tail.show()
 
     def _receive(self, connection: Connection) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from simparallel.autograd.tensor import grad_mode
+from simparallel.autograd.tape import grad_mode
 from simparallel.backend import random_state
 from simparallel.cluster import ClusterSpec
 from simparallel.comm import Communicator, use_communicator
@@ -72,7 +72,7 @@ def progress(iterable: Iterable[T], description: str = "", total: int | None = N
     """
     from simparallel.comm import current
 
-    if total is None and hasattr(iterable, "__len__"):
+    if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     tell = getattr(_teller, "tell", None)
     if current().rank != 0:

@@ -105,7 +105,10 @@ def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedE
         lines += ["", f"Failed in the same way: rank{'s' * (len(same) > 1)} {_join(same)}."]
     lines += [f"Also failed, later: rank {r}: {reports[r]['summary']}" for r in independent if r not in same]
     if log_dir is not None:
-        lines += ["", f"Logs: {os.path.join(log_dir, f'worker_{root}.log')}, {os.path.join(log_dir, 'scheduler.log')}"]
+        lines += [
+            "",
+            f"Logs: {os.path.join(log_dir, f'worker_{root}.log')}, {os.path.join(log_dir, 'scheduler.log')}",
+        ]
     plain = {
         rank: {key: value for key, value in report.items() if key != "exception"}
         for rank, report in reports.items()

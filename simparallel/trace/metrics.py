@@ -46,6 +46,11 @@ def makespan_ps(events: Sequence[Event]) -> int:
     return max(event.sim_end_ps for event in events) - min(event.sim_start_ps for event in events)
 
 
+def num_steps(events: Iterable[Event]) -> int:
+    """Optimizer steps that were finished. Set-up and evaluation carry step numbers too, but are none."""
+    return len({event.step for event in events if event.kind == "optimizer"})
+
+
 def summarize(events: Sequence[Event]) -> list[dict[str, Any]]:
     """One row per rank, in rank order. `Trace.summary` says what the columns mean."""
     span_ps = makespan_ps(events)
@@ -63,7 +68,7 @@ def _row(rank: int, events: list[Event], span_ps: int) -> dict[str, Any]:
     any_ps = busy((event.sim_start_ps, event.sim_end_ps) for event in events)
     return {
         "rank": rank,
-        "steps": len({event.step for event in events}),
+        "steps": num_steps(events),
         "compute_time_s": compute_ps / PS_PER_S,
         "communication_time_s": communication_ps / PS_PER_S,
         # What communication adds to the union is what no compute hides.

@@ -114,7 +114,7 @@ class Trace:
         communication stream busy), `exposed_communication_s` (communication while compute
         stands still), `idle_time_s` (neither); compute + exposed + idle is the makespan.
         Measured on this machine: `wall_compute_s`, `wall_communication_s` (waiting included).
-        Counted: `rank`, `steps`, `sent_bytes` (as modelled), `flops`.
+        Counted: `rank`, `steps` (of the optimizer), `sent_bytes` (as modelled), `flops`.
         """
         return metrics.summarize(self.events)
 
@@ -122,7 +122,7 @@ class Trace:
         """`summary` as text for a terminal, one unit per column."""
         if not self.events:
             return f"{self.title}: no events"
-        head = f"{self.title}: {format_seconds(self.makespan_s)} simulated, {len(self.steps)} step(s)"
+        head = f"{self.title}: {format_seconds(self.makespan_s)} simulated, {metrics.num_steps(self.events)} steps"
         foot = (
             "compute, comm, exposed (not hidden by compute), idle and sent: modelled for the described "
             "hardware; wall: measured here"

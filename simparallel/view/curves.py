@@ -59,8 +59,8 @@ def plot_loss(
             markeredgewidth=0,
             zorder=3 + number,
         )
-    ax.set_xlabel("training step [updates]", fontsize=12)
-    ax.set_ylabel("loss [dimensionless]", fontsize=12)
+    ax.set_xlabel("training step", fontsize=12)
+    ax.set_ylabel("loss", fontsize=12)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(True, color="0.88", linewidth=0.8)
     ax.set_axisbelow(True)

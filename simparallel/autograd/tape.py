@@ -1,0 +1,148 @@
+"""The tape and its backward pass.
+
+The tape is the chain of `Node`s behind a Tensor: the op, its context and its inputs. Backward
+walks them from the youngest to the oldest; a leaf's gradient is finished when its last use has
+been visited, and then whoever listens is told. DistributedDataParallel listens, and sends a
+bucket of gradients on its way while the rest of backward still runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
+from itertools import count
+from typing import TYPE_CHECKING
+
+from simparallel.backend import Array
+from simparallel.errors import AutogradError
+
+if TYPE_CHECKING:
+    from simparallel.autograd.op import Context, Op
+    from simparallel.autograd.tensor import Tensor
+
+
+class _GradMode(threading.local):
+    enabled = True
+
+
+grad_mode = _GradMode()
+_node_numbers = count()
+
+
+class no_grad(ContextDecorator):
+    """Inside the block (or the decorated function) nothing is put on the tape."""
+
+    def __init__(self) -> None:
+        self._before: list[bool] = []  # a stack: one object may be entered again inside itself
+
+    def __enter__(self) -> None:
+        self._before.append(grad_mode.enabled)
+        grad_mode.enabled = False
+
+    def __exit__(self, *exc: object) -> None:
+        grad_mode.enabled = self._before.pop()
+
+
+class Node:
+    """One operation on the tape."""
+
+    __slots__ = ("ctx", "inputs", "number", "op")
+
+    def __init__(self, op: Op, ctx: Context, inputs: Sequence[Tensor]) -> None:
+        self.op = op
+        self.ctx: Context | None = ctx
+        self.inputs = inputs
+        self.number = next(_node_numbers)
+
+
+class _BackwardEnd(threading.local):
+    callbacks: list[Callable[[], None]] | None = None
+
+
+_backward_end = _BackwardEnd()
+
+
+def at_backward_end(callback: Callable[[], None]) -> None:
+    """Call `callback` once, when the running backward has delivered its last gradient.
+
+    Raises:
+        AutogradError: no backward is running on this thread.
+    """
+    if _backward_end.callbacks is None:
+        raise AutogradError("at_backward_end: no backward pass is running.")
+    _backward_end.callbacks.append(callback)
+
+
+def run_backward(
+    root: Tensor, seed: Array, deliver: Callable[[Tensor, Array], None], *, retain_graph: bool = False
+) -> None:
+    """Walk the tape behind `root`; call `deliver(leaf, gradient)` as each leaf's is finished.
+
+    The array given to `deliver` is new, or `seed`, and no other leaf gets the same memory.
+    """
+    uses = _count_uses(root._node) if root._node else {}
+    grads: dict[int, Array] = {id(root._node): seed}
+    heap = [(-root._node.number, root._node)] if root._node else []
+    outer, _backward_end.callbacks = _backward_end.callbacks, []
+    try:
+        if root._node is None:
+            deliver(root, seed.copy())
+        while heap:
+            node = heapq.heappop(heap)[1]
+            dy = grads.pop(id(node))
+            assert node.ctx is not None  # _count_uses has looked
+            input_grads = node.op.run_backward(node.ctx, dy)
+            needs = node.ctx.needs
+            if not retain_graph:
+                node.ctx = None  # the activations are free as soon as they are used
+            for tensor, needed, gradient in zip(node.inputs, needs, input_grads, strict=True):
+                if not needed:
+                    continue
+                assert gradient is not None, f"{node.op!r} gave no gradient for an input that needs one"
+                source = tensor._node
+                key = id(tensor) if source is None else id(source)
+                if gradient.dtype != tensor.data.dtype:  # dtypes were mixed in forward
+                    gradient = gradient.astype(tensor.data.dtype)
+                before = grads.get(key)
+                if before is not None:
+                    gradient = before + gradient
+                elif source is None and (gradient is dy or gradient.base is not None):
+                    gradient = gradient.copy()  # else two leaves might share one array
+                grads[key] = gradient
+                uses[key] -= 1
+                if uses[key] == 0:
+                    if source is None:
+                        deliver(tensor, grads.pop(key))
+                    else:
+                        heapq.heappush(heap, (-source.number, source))
+        for callback in _backward_end.callbacks:
+            callback()
+    finally:
+        _backward_end.callbacks = outer
+
+
+def _count_uses(root: Node) -> dict[int, int]:
+    """How often each node and leaf behind `root` is used; keys are ids of nodes and leaves."""
+    uses: dict[int, int] = {}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.ctx is None:
+            raise AutogradError(
+                f"backward: the graph behind {node.op!r} was consumed by an earlier backward; "
+                "run the forward pass again, or pass retain_graph=True the first time."
+            )
+        for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
+            if not needed:
+                continue
+            source = tensor._node
+            key = id(tensor) if source is None else id(source)
+            if key in uses:
+                uses[key] += 1
+            else:
+                uses[key] = 1
+                if source is not None:
+                    stack.append(source)
+    return uses

@@ -1,0 +1,118 @@
+"""The `simparallel` command: demo, run, trace."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import simparallel as sp
+from simparallel.cluster import DEFAULT_DEVICE, PRESETS
+from simparallel.comm.transport import DEFAULT_TIMEOUT_S
+from simparallel.errors import InputError, RunFailedError, SimParallelError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, as argparse sees it."""
+    top = argparse.ArgumentParser(
+        prog="simparallel", description="Distributed deep-learning training on one laptop."
+    )
+    top.add_argument("--version", action="version", version=f"simparallel {sp.__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser(
+        "demo", help="train on real digits on four device processes, and compare with one"
+    )
+    _add_cluster_options(demo, default=4)
+    demo.add_argument("--epochs", type=int, default=20)
+    demo.add_argument(
+        "--batch-size", type=int, default=120, help="of all ranks together (default %(default)s)"
+    )
+    demo.add_argument("--out", default="runs/demo", help="directory for what it writes (default %(default)s)")
+
+    run = commands.add_parser("run", help="run a script on several device processes")
+    _add_cluster_options(run, default=1)
+    run.add_argument("--log-dir", help="directory for logs, trace and pictures (default runs/SCRIPT)")
+    run.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
+                     help="how long a rank waits for another one (default %(default)g s)")  # fmt: skip
+    run.add_argument("script", help="a Python file; it calls sp.init()")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
+
+    trace = commands.add_parser("trace", help="summarise a trace.json, or draw it")
+    trace.add_argument("file")
+    trace.add_argument("--png", help="write the timeline to this picture")
+    trace.add_argument("--clock", choices=("sim", "wall"), default="sim")
+    trace.add_argument("--steps", type=int, nargs="*", help="draw only these steps")
+    return top
+
+
+def _add_cluster_options(command: argparse.ArgumentParser, default: int) -> None:
+    command.add_argument("-n", "--world-size", type=int, default=default, metavar="N",
+                         help="number of devices (default %(default)s)")  # fmt: skip
+    command.add_argument("--device", default=DEFAULT_DEVICE, help=f"one of {', '.join(sorted(PRESETS))}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return {"demo": _demo, "run": _run, "trace": _trace}[options.command](options)
+    except RunFailedError as error:
+        print(f"simparallel: {error}", file=sys.stderr)
+        return int(error.facts["exit_code"])
+    except SimParallelError as error:
+        print(f"simparallel: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("simparallel: interrupted; all ranks were stopped.", file=sys.stderr)
+        return 130
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from simparallel import demo
+
+    if options.epochs < 1:
+        raise InputError(f"--epochs {options.epochs}: at least 1 is needed.")
+    demo.main(options.world_size, options.epochs, options.batch_size, options.device, options.out)
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from simparallel import rundir
+    from simparallel.runtime.script import check_script, run_script
+
+    check_script(options.script)
+    directory = Path(options.log_dir or Path("runs", Path(options.script).stem))
+    started = time.perf_counter()
+    cluster = sp.Cluster(
+        options.world_size, device=options.device, log_dir=directory, timeout_s=options.timeout
+    )
+    with cluster:
+        try:
+            results = cluster.run(run_script, options.script, options.arguments)
+        finally:
+            written = rundir.write_trace(directory, cluster.trace)  # also after a failure: what led to it
+    losses = rundir.mean_over_ranks(results.metrics, "loss")
+    written += rundir.write_losses(directory, {f"{options.world_size} devices": losses})
+    numbers = {"wall_time_s": time.perf_counter() - started, "script": options.script}
+    written.append(rundir.write_metrics(directory, results.trace, numbers))
+    print(f"\n{results.trace.table()}\n\nwritten: {', '.join(str(path) for path in written)}, "
+          f"{directory / 'scheduler.log'}, {directory / 'worker_N.log'}")  # fmt: skip
+    return 0
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from simparallel import rundir
+
+    trace = sp.Trace.load(options.file)
+    print(trace.table())
+    if options.png:
+        rundir.save_and_close(trace.timeline(clock=options.clock, steps=options.steps), Path(options.png))
+        print(f"written: {options.png}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
