@@ -22,6 +22,8 @@ from simparallel.testing.strategies import broadcastable_shapes
         ("n c h -> n (c h)", ((2, 3, 4),), {"c": 3, "h": 4}, (2, 12)),
         ("(c=3 h=4) -> c h", ((12,),), {"c": 3, "h": 4}, (3, 4)),
         ("1 c -> c 5", ((1, 7),), {"c": 7}, (7, 5)),
+        ("n -> n v=5", ((3,),), {"n": 3}, (3, 5)),
+        ("n c <h>, o c {k} -> n o <h>=6", ((2, 3, 8), (4, 3, 3)), {"h": 8, "o": 4, "k": 3}, (2, 4, 6)),
         (" -> ", ((),), {}, ()),
     ],
 )  # fmt: skip
@@ -41,6 +43,8 @@ def test_rule_binds_sizes_and_foretells_the_shape(text, shapes, sizes, output):
         ("a b c -> b", ("a", "c")),
         ("n c h -> n (c h)", ()),
         ("... -> ...", ()),
+        ("n c <h>, o c {k} -> n o <h>=6", ("c", "k")),
+        ("..., v e -> ... e", ("v",)),
     ],
 )
 def test_summed_dims_are_those_that_the_output_lacks(text, summed):
@@ -48,10 +52,11 @@ def test_summed_dims_are_those_that_the_output_lacks(text, summed):
 
 
 def test_kinds_of_dims():
-    (dims,), output = parse("... m [v] {h} (a=2 b=3) 1 -> ... 4").inputs, parse("... 4 -> 4").output
+    (dims,), output = parse("... m [v] {h} (a=2 b=3) 1 <w> -> ... 4").inputs, parse("... 4 -> 4").output
 
-    assert [dim.kind for dim in dims] == ["ellipsis", "plain", "completed", "whole", "factored", "fixed"]
-    assert [dim.names for dim in dims] == [(), ("m",), ("v",), ("h",), ("a", "b"), ()]
+    kinds = ["ellipsis", "plain", "completed", "whole", "factored", "fixed", "window"]
+    assert [dim.kind for dim in dims] == kinds
+    assert [dim.names for dim in dims] == [(), ("m",), ("v",), ("h",), ("a", "b"), (), ("w",)]
     assert (dims[4].sizes, dims[5].sizes, output[0].sizes) == ((2, 3), (1,), (4,))
 
 

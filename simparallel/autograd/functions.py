@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd import elementwise, loss, matmul as products, op, reduce, shape, tensor
-from simparallel.autograd.tensor import Tensor
+from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import get_namespace, is_array
 from simparallel.errors import ShapeError
 
@@ -16,11 +16,6 @@ _ADD, _SUB, _MUL, _DIV = elementwise.Add(), elementwise.Sub(), elementwise.Mul()
 _NEG, _EXP, _LOG = elementwise.Neg(), elementwise.Exp(), elementwise.Log()
 _TANH, _SIGMOID, _RELU = elementwise.Tanh(), elementwise.Sigmoid(), elementwise.ReLU()
 _MATMUL, _LINEAR = products.MatMul(), products.Linear()
-
-
-def as_tensor(value: Any) -> Tensor:
-    """`value` itself if it is a Tensor, else a Tensor off the tape (arrays are not copied)."""
-    return value if isinstance(value, Tensor) else Tensor(value)
 
 
 def _operands(a: Any, b: Any) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,11 @@
     "n {h} -> n {h}"         {h} may not be cut
     "n c h -> n (c h)"       (c h) is one dim, the product of its factors, first outermost
     "(c=3 h=4) -> c h"       an input dim that is split says the sizes of its factors
-    "1 c -> c 5"             a dim of exactly this size; a new one in the output
+    "1 c -> c 5"             a dim of exactly this size; a new one in the output, not cuttable
+    "n -> n v=5"             a new dim that may be cut: each rank makes its part of it
+    "n c <h>, o c {k} -> n o <h>=6"   <h> is read through a sliding window: it may be cut where the
+                             windows allow, with an exchange of the slices' borders; the output
+                             says its own size
 
 Pure text and integers: a rule knows nothing of arrays, devices or strategies.
 """
@@ -22,15 +26,15 @@ from simparallel.errors import ShapeError
 
 Shape = tuple[int, ...]
 
-_TOKEN = re.compile(r"\.\.\.|\([\w= ]*\)|\[\w+\]|\{\w+\}|\w+")
+_TOKEN = re.compile(r"\.\.\.|\([\w= ]*\)|\[\w+\]|\{\w+\}|(?:<\w+>|\w+)(?:=\d+)?")
 
 
 class Dim(NamedTuple):
     """One dim of one tensor in a rule."""
 
     names: tuple[str, ...]  # one name; several for a factored dim; () for "..." and a number
-    kind: str  # "plain" | "completed" | "whole" (not cuttable) | "factored" | "ellipsis" | "fixed"
-    sizes: tuple[int, ...] = ()  # of the factors of a dim that is split, or of a fixed dim
+    kind: str  # "plain" | "completed" | "whole" (not cuttable) | "factored" | "ellipsis" | "fixed" | "window"
+    sizes: tuple[int, ...] = ()  # where the rule says them: factors of a split dim, fixed and new dims
 
 
 class Rule(NamedTuple):
@@ -63,7 +67,11 @@ def _parse_dim(token: str) -> Dim:
         return Dim((token[1:-1],), "completed")
     if token[0] == "{":
         return Dim((token[1:-1],), "whole")
-    return Dim((token,), "plain")
+    name, _, size = token.partition("=")
+    sizes = (int(size),) if size else ()
+    if name[0] == "<":
+        return Dim((name[1:-1],), "window", sizes)
+    return Dim((name,), "plain", sizes)
 
 
 def _parse_tensor(text: str) -> tuple[Dim, ...]:
@@ -140,8 +148,8 @@ def output_shape(text: str, shapes: tuple[Shape, ...]) -> Shape:
         if dim.kind == "ellipsis":
             num_leading = sum(name.startswith("...") for name in sizes) - 1
             shape += [sizes[f"...{i}"] for i in range(num_leading)]
-        elif dim.kind == "fixed":
-            shape += dim.sizes
+        elif dim.sizes:
+            shape.append(prod(dim.sizes))
         else:
             shape.append(prod(sizes[name] for name in dim.names))
     return tuple(shape)

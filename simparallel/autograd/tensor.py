@@ -235,6 +235,11 @@ class Tensor:
         return self
 
 
+def as_tensor(value: Any) -> Tensor:
+    """`value` itself if it is a Tensor, else a Tensor off the tape (arrays are not copied)."""
+    return value if isinstance(value, Tensor) else Tensor(value)
+
+
 def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
     """The cotangent that backward starts with; checks that there is something to differentiate."""
     if not root.requires_grad:

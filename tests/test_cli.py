@@ -1,0 +1,179 @@
+"""The command: exit codes, messages, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import simparallel as sp
+from simparallel import cli
+
+PNG = b"\x89PNG\r\n"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+
+
+def write(name: str, text: str) -> str:
+    Path(name).write_text(text)
+    return name
+
+
+@pytest.mark.process
+def test_demo_shows_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo"]) == 0
+
+    out = capsys.readouterr().out
+    numbers = json.loads(Path("runs/demo/metrics.json").read_text())
+    assert numbers["test_accuracy"] >= 0.95
+    assert numbers["difference_between_ranks"] == 0
+    assert numbers["difference_to_one_device"] < 1e-5
+    assert numbers["samples"] == [7200] * 4
+    assert [row["steps"] for row in numbers["ranks"]] == [240] * 4
+    written = [
+        "scheduler.log",
+        *(f"worker_{r}.log" for r in range(4)),
+        "trace.json",
+        "timeline.png",
+        "loss.png",
+    ]
+    for name in (*written, "metrics.json"):
+        assert Path("runs/demo", name).stat().st_size > 0
+        assert f"runs/demo/{name}" in out
+    assert Path("runs/demo/timeline.png").read_bytes().startswith(PNG)
+    assert "epoch 19: loss" in Path("runs/demo/worker_3.log").read_text()
+    assert "[rank 3]" in Path("runs/demo/scheduler.log").read_text()
+
+
+@pytest.mark.process
+def test_demo_timeline_is_the_same_on_every_run() -> None:
+    pictures = []
+    for folder in ("a", "b"):
+        assert cli.main(["demo", "-n", "3", "--epochs", "1", "--out", folder]) == 0
+        pictures.append(Path(folder, "timeline.png").read_bytes())
+    assert pictures[0] == pictures[1]
+    first, second = (sp.Trace.load(f"{folder}/trace.json") for folder in ("a", "b"))
+    fields = [(e.rank, e.stream, e.name, e.sim_start_ps, e.sim_end_ps, e.sent_bytes) for e in first.events]
+    assert fields == [
+        (e.rank, e.stream, e.name, e.sim_start_ps, e.sim_end_ps, e.sent_bytes) for e in second.events
+    ]
+
+
+@pytest.mark.process
+def test_run_writes_a_run_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    script = write(
+        "train.py",
+        "import sys, logging, simparallel as sp\n"
+        "sp.init()\n"
+        "sp.log(loss=1.5)\n"
+        "sp.barrier()\n"
+        "print(sys.argv, __name__, __file__)\n"
+        "logging.getLogger('mine').warning('take care')\n",
+    )
+    assert cli.main(["run", "-n", "2", script, "--lr", "0.1"]) == 0
+    out = capsys.readouterr().out
+    for rank in range(2):
+        assert f"[rank {rank}] ['train.py', '--lr', '0.1'] __main__ train.py" in out
+    directory = Path("runs/train")
+    assert {path.name for path in directory.iterdir()} == {
+        "scheduler.log", "worker_0.log", "worker_1.log", "rank.0", "rank.1",
+        "trace.json", "timeline.png", "loss.png", "metrics.json",
+    }  # fmt: skip
+    assert "take care" in (directory / "scheduler.log").read_text()
+    assert cli.main(["trace", "runs/train/trace.json", "--png", "t.png", "--clock", "wall"]) == 0
+    assert Path("t.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.process
+def test_script_finds_its_neighbours() -> None:
+    Path("lib").mkdir()
+    write("lib/helper.py", "VALUE = 7\n")
+    script = write("lib/train.py", "import helper\nassert helper.VALUE == 7\n")
+    assert cli.main(["run", "-n", "2", script]) == 0
+
+
+BAD_INPUT = {
+    "no device": (["run", "-n", "0", "ok.py"], 2, "world_size=0"),
+    "negative": (["demo", "-n", "-3"], 2, "world_size=-3"),
+    "missing script": (["run", "missing.py"], 2, "missing.py cannot be read: No such file"),
+    "directory": (["run", "."], 2, "is a directory"),
+    "syntax error": (["run", "syntax.py"], 2, "syntax.py:2: syntax error"),
+    "unknown device": (["run", "--device", "tpu", "ok.py"], 2, "device='tpu'"),
+    "batch smaller than the world": (["demo", "--batch-size", "2"], 2, "2"),
+    "batch not divisible": (["demo", "--batch-size", "30"], 2, "30"),
+    "no epochs": (["demo", "--epochs", "0"], 2, "--epochs 0"),
+    "no trace": (["trace", "missing.json"], 2, "missing.json"),
+    "not a trace": (["trace", "syntax.py"], 2, "syntax.py"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT, ids=str)
+def test_bad_input_is_told_before_anything_starts(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write("ok.py", "")
+    write("syntax.py", "x = 1\ndef f(:\n")
+    arguments, code, text = BAD_INPUT[case]
+    assert cli.main(arguments) == code
+    assert text in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+FAILING = {
+    "raises on one rank": ("if sp.get_rank() == 1: raise ValueError('boo')", 1, "rank 1 of 2 failed: ValueError: boo"),
+    "sys.exit(3)": ("import sys\nif sp.get_rank() == 0: sys.exit(3)", 3, "rank 0 of 2 failed: sys.exit(3)"),
+    "killed": ("import os\nif sp.get_rank() == 1: os.kill(os.getpid(), 9)", 137, "rank 1 of 2 failed: killed by SIGKILL"),
+    "NaN loss": (
+        "w = sp.Tensor([1.0], requires_grad=True)\n"
+        "opt = sp.optim.SGD([w], lr=0.1)\n"
+        "for i in range(5):\n"
+        "    loss = (w * (float('nan') if sp.get_rank() == 1 and i == 3 else 1.0)).sum()\n"
+        "    opt.zero_grad(); loss.backward(); sp.all_reduce(w.grad); opt.step()",
+        1,
+        "rank 1, step 3: the loss is nan",
+    ),
+    "label": (
+        "import numpy as np\nsp.functions.cross_entropy(np.zeros((2, 3), 'f4'), np.array([0, 3]))",
+        1,
+        "label 3 at position 1",
+    ),
+    "shapes": ("import numpy as np\nsp.all_reduce(np.ones(2 + sp.get_rank()))", 1, "ranks made different calls"),
+}  # fmt: skip
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("case", FAILING, ids=str)
+def test_failing_script_gives_root_cause_and_code(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    body, code, text = FAILING[case]
+    script = write("train.py", f"import simparallel as sp\nsp.init()\n{body}\nsp.barrier()\n")
+    assert cli.main(["run", "-n", "2", script]) == code
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.index("failed:") < 40
+    records = [json.loads(path.read_text()) for path in Path("runs/train").glob("error_rank*.json")]
+    assert any(text.split("failed: ")[-1] in record["summary"] for record in records)
+    assert Path("runs/train/trace.json").exists()
+
+
+def test_script_runs_alone_too() -> None:
+    script = write("train.py", "import simparallel as sp\nsp.init()\nassert sp.get_world_size() == 1\n")
+    subprocess.run([sys.executable, script], check=True, timeout=30)
+
+
+def test_foreign_launcher_is_not_ignored() -> None:
+    script = write("train.py", "import simparallel as sp\nsp.init()\n")
+    done = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "WORLD_SIZE": "4"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert "WORLD_SIZE=4" in done.stderr
