@@ -1,4 +1,4 @@
-"""The `simparallel` command: demo, run, trace."""
+"""The `simparallel` command: demo, run, bench, trace."""
 
 from __future__ import annotations
 
@@ -40,6 +40,12 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("script", help="a Python file; it calls sp.init()")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
 
+    bench = commands.add_parser("bench", help="measure beside peers, in one interleaved run")
+    bench.add_argument("what", choices=("step",), help="step: a training step of each model, beside PyTorch")
+    bench.add_argument("--rounds", type=int, default=7, help="turns of each contender (default %(default)s)")
+    bench.add_argument("--models", nargs="*", help="only models whose name contains one of these")
+    bench.add_argument("--json", action="store_true", help="print JSON")
+
     trace = commands.add_parser("trace", help="summarise a trace.json, or draw it")
     trace.add_argument("file")
     trace.add_argument("--png", help="write the timeline to this picture")
@@ -58,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     options = parser().parse_args(arguments)
     try:
-        return {"demo": _demo, "run": _run, "trace": _trace}[options.command](options)
+        return {"demo": _demo, "run": _run, "bench": _bench, "trace": _trace}[options.command](options)
     except RunFailedError as error:
         print(f"simparallel: {error}", file=sys.stderr)
         return int(error.facts["exit_code"])
@@ -100,6 +106,15 @@ def _run(options: argparse.Namespace) -> int:
     written.append(rundir.write_metrics(directory, results.trace, numbers))
     print(f"\n{results.trace.table()}\n\nwritten: {', '.join(str(path) for path in written)}, "
           f"{directory / 'scheduler.log'}, {directory / 'worker_N.log'}")  # fmt: skip
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from simparallel.bench import step
+
+    if options.rounds < 1:
+        raise InputError(f"--rounds {options.rounds}: at least 1 is needed.")
+    step.main(rounds=options.rounds, names=options.models, as_json=options.json)
     return 0
 
 

@@ -104,6 +104,17 @@ class SharedMemoryError(SimParallelError, MemoryError):
     """Shared memory could not be had. Facts: `needed_bytes`, `available_bytes`."""
 
 
+class DeviceOutOfMemoryError(SimParallelError, MemoryError):
+    """A simulated device has no room. Facts: `needed_bytes`, `limit_bytes`, `live`, `layer`."""
+
+    def in_layer(self, name: str) -> DeviceOutOfMemoryError:
+        """The same error, one layer further out: `fc2`, then `body.fc2`, …"""
+        inner = self.facts["layer"]
+        layer = f"{name}.{inner}" if inner else name
+        message = self.args[0].removesuffix(f" In layer {inner}.") + f" In layer {layer}."
+        return type(self)(message, **{**self.facts, "layer": layer})
+
+
 class LaunchError(SimParallelError, RuntimeError):
     """Device processes could not be started, or a function or result could not be sent."""
 

@@ -1,4 +1,4 @@
-"""What happened when: events, the recorder of one device, and its two clocks.
+"""What happened when: events, the recorder of one device, its two clocks and its memory.
 
 Every event carries wall time (what this machine did) and simulated time (what the described
 device would have done). The simulated clock is a set of streams: one for compute, one for each
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from simparallel.cluster import ClusterSpec
+from simparallel.memory import MemoryAccount
 
 COMPUTE = "compute"
 
@@ -46,13 +47,17 @@ class Recorder:
         rank: global rank of the device.
         cluster: the described hardware that prices operations.
         keep_events: False keeps the clocks and drops the events.
+        memory_bytes: capacity of the device's memory; None for no limit.
     """
 
-    def __init__(self, rank: int, cluster: ClusterSpec, *, keep_events: bool = True) -> None:
+    def __init__(
+        self, rank: int, cluster: ClusterSpec, *, keep_events: bool = True, memory_bytes: int | None = None
+    ) -> None:
         self.rank = rank
         self.cluster = cluster
         self.step = 0
         self.keep_events = keep_events
+        self.memory = MemoryAccount(memory_bytes, f"rank {rank}")
         self.clock_ps: dict[str, int] = {COMPUTE: 0}
         # Plain tuples in Event's field order; building an Event each time costs twice as much.
         self._rows: list[tuple[Any, ...]] = []

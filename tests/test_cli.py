@@ -128,7 +128,7 @@ def test_bad_input_is_told_before_anything_starts(case: str, capsys: pytest.Capt
 FAILING = {
     "raises on one rank": ("if sp.get_rank() == 1: raise ValueError('boo')", 1, "rank 1 of 2 failed: ValueError: boo"),
     "sys.exit(3)": ("import sys\nif sp.get_rank() == 0: sys.exit(3)", 3, "rank 0 of 2 failed: sys.exit(3)"),
-    "killed": ("import os\nif sp.get_rank() == 1: os.kill(os.getpid(), 9)", 137, "rank 1 of 2 failed: killed by SIGKILL"),
+    "killed": ("import os\nif sp.get_rank() == 1: os.kill(os.getpid(), 9)", 137, "rank 1 of 2 failed: killed by"),
     "NaN loss": (
         "w = sp.Tensor([1.0], requires_grad=True)\n"
         "opt = sp.optim.SGD([w], lr=0.1)\n"

@@ -11,12 +11,12 @@ import simparallel
 
 ROOT = Path(simparallel.__file__).parent
 FLOORS = {
-    0: {"errors", "backend", "mesh", "layout", "events", "cluster", "units"},
+    0: {"errors", "backend", "mesh", "layout", "events", "cluster", "memory", "units"},
     1: {"autograd", "comm", "view"},
     2: {"nn", "optim", "data", "trace"},
     3: {"runtime", "parallel"},
     4: {"testing"},
-    5: {"__init__", "cli", "demo", "rundir"},
+    5: {"__init__", "bench", "cli", "demo", "rundir"},
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 # The ground floor has an order of its own: who may import whom there.
@@ -27,7 +27,8 @@ GROUND = {
     "mesh": {"errors"},
     "layout": {"errors", "mesh"},
     "cluster": {"errors"},
-    "events": {"cluster", "errors"},
+    "memory": {"errors", "units"},
+    "events": {"cluster", "errors", "memory"},
 }
 ONLY_IN = {
     "cupy": {"backend"},

@@ -27,9 +27,10 @@ import numpy as np
 from simparallel.autograd import rule as rules
 from simparallel.autograd.tape import Node, grad_mode
 from simparallel.autograd.tensor import Tensor
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array, get_namespace, is_array
 from simparallel.errors import ShapeError, SimParallelError
 from simparallel.events import Recorder, current_recorder
+from simparallel.memory import ACTIVATIONS, MemoryAccount
 
 
 class Spec(NamedTuple):
@@ -165,8 +166,12 @@ class Op:
         if recorder is None:
             y = self.forward(ctx, *arrays)
         else:
+            memory = recorder.memory
+            if memory.limit_bytes is not None:
+                memory.make_room(plan.output.size_bytes, self.name)
             start_ns = perf_counter_ns()
             y = self.forward(ctx, *arrays)
+            _hold(memory, y, ctx)
             price = recorder.prices.get(plan)
             if price is None:
                 price = _price(recorder, plan, plan, plan.work)
@@ -211,6 +216,13 @@ class Op:
     def __repr__(self) -> str:
         settings = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if not k.startswith("_"))
         return f"{self.name}({settings})"
+
+
+def _hold(memory: MemoryAccount, y: Array, ctx: Context) -> None:
+    """Count the output, and what the op keeps for its backward, until they are freed."""
+    for array in (y, *ctx.__dict__.values()):
+        if is_array(array) and not memory.is_held(array):
+            memory.hold(array, ACTIVATIONS)
 
 
 def _price(recorder: Recorder, plan: Plan, key: Any, work: Work) -> tuple[int, int, int]:

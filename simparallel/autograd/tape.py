@@ -15,8 +15,10 @@ from contextlib import ContextDecorator
 from itertools import count
 from typing import TYPE_CHECKING
 
-from simparallel.backend import Array
+from simparallel.backend import Array, is_array
 from simparallel.errors import AutogradError
+from simparallel.events import current_recorder
+from simparallel.memory import GRADIENTS
 
 if TYPE_CHECKING:
     from simparallel.autograd.op import Context, Op
@@ -85,6 +87,8 @@ def run_backward(
     uses = _count_uses(root._node) if root._node else {}
     grads: dict[int, Array] = {id(root._node): seed}
     heap = [(-root._node.number, root._node)] if root._node else []
+    recorder = current_recorder()
+    memory = recorder.memory if recorder else None
     outer, _backward_end.callbacks = _backward_end.callbacks, []
     try:
         if root._node is None:
@@ -110,6 +114,8 @@ def run_backward(
                     gradient = before + gradient
                 elif source is None and (gradient is dy or gradient.base is not None):
                     gradient = gradient.copy()  # else two leaves might share one array
+                if memory is not None and is_array(gradient):
+                    memory.hold(gradient, GRADIENTS)
                 grads[key] = gradient
                 uses[key] -= 1
                 if uses[key] == 0:

@@ -11,6 +11,8 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.backend import is_array, to_host
 from simparallel.errors import InputError
+from simparallel.events import current_recorder
+from simparallel.memory import BUFFERS, PARAMETERS
 from simparallel.nn.state import LoadResult, load
 
 
@@ -27,6 +29,10 @@ class Parameter(Tensor):
 
     def __init__(self, data: Any, requires_grad: bool = True, name: str = "") -> None:
         super().__init__(data, requires_grad, name)
+        recorder = current_recorder()
+        if recorder is not None:
+            recorder.memory.hold(self.data, PARAMETERS, move=True)
+            recorder.memory.make_room(0, f"a parameter of shape {self.shape}")
 
     def __repr__(self) -> str:
         return super().__repr__().replace("Tensor", "Parameter", 1)
@@ -137,6 +143,9 @@ class Module:
         """
         if is_array(tensor):
             tensor = Tensor(tensor)
+        recorder = current_recorder()
+        if recorder is not None and isinstance(tensor, Tensor):
+            recorder.memory.hold(tensor.data, BUFFERS, move=True)
         if isinstance(tensor, Parameter) or not (tensor is None or isinstance(tensor, Tensor)):
             raise InputError(f"register_buffer({name!r}): {type(tensor).__name__} is not a Tensor or array.")
         self._check_free(name)

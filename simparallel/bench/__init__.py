@@ -1,0 +1,1 @@
+"""Measurements beside peers: always as ratios, taken in one interleaved run."""

@@ -1,0 +1,200 @@
+"""`simparallel bench step`: one training step of each model, beside PyTorch on one BLAS thread."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import simparallel as sp
+from simparallel.bench.contest import Result, Step, contest, table
+from simparallel.units import format_bytes
+
+LEARNING_RATE = 0.01
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+def images(batch_size: int, *shape: int) -> Batch:
+    """Random images and labels of 10 classes: float32 (batch_size, *shape), int64 (batch_size,)."""
+    generator = np.random.Generator(np.random.Philox(0))
+    pixels = generator.standard_normal((batch_size, *shape), dtype=np.float32)
+    return pixels, generator.integers(0, 10, batch_size)
+
+
+def tokens(batch_size: int, length: int, vocabulary: int) -> Batch:
+    """Random tokens and the next ones: int64 (batch_size, length) each."""
+    generator = np.random.Generator(np.random.Philox(0))
+    text = generator.integers(0, vocabulary, (batch_size, length + 1))
+    return text[:, :-1], text[:, 1:]
+
+
+# name -> (our model, PyTorch's, batch); the models are made when they are measured.
+MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Batch]]] = {}
+
+
+def model(name: str, ours: Callable[[], Any], torch_model: str, batch: Callable[[], Batch]) -> None:
+    """Enter a row of the table; `torch_model` names a function of `bench.torch_models`."""
+
+    def theirs() -> Any:
+        from simparallel.bench import torch_models
+
+        return getattr(torch_models, torch_model)()
+
+    MODELS[name] = (ours, theirs, batch)
+
+
+def _mlp() -> sp.nn.Module:
+    return sp.nn.Sequential(
+        sp.nn.Linear(784, 512), sp.nn.ReLU(), sp.nn.Linear(512, 512), sp.nn.ReLU(), sp.nn.Linear(512, 10)
+    )
+
+
+model("MLP 784-512-512-10, batch 32", _mlp, "mlp", lambda: images(32, 784))
+model("MLP 784-512-512-10, batch 256", _mlp, "mlp", lambda: images(256, 784))
+
+
+def our_step(net: Any, batch: Batch) -> Step:
+    """Forward, backward and SGD step in simparallel."""
+    optimizer = sp.optim.SGD(net.parameters(), lr=LEARNING_RATE)
+    inputs, labels = sp.Tensor(batch[0]), sp.Tensor(batch[1].reshape(-1))
+
+    def step() -> None:
+        logits = net(inputs)
+        loss = sp.functions.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def torch_step(net: Any, batch: Batch) -> Step:
+    """The same in PyTorch."""
+    import torch
+
+    optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
+    inputs, labels = torch.from_numpy(batch[0]), torch.from_numpy(batch[1].reshape(-1))
+
+    def step() -> None:
+        logits = net(inputs)
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def by_hand_step(batch: Batch) -> Step:
+    """The MLP's step written out in plain NumPy: what no framework can be much faster than."""
+    x, labels = batch
+    generator = np.random.Generator(np.random.Philox(1))
+    sizes = (784, 512, 512, 10)
+    weights = [
+        generator.standard_normal((n, k), dtype=np.float32) / np.sqrt(k, dtype=np.float32)
+        for k, n in zip(sizes, sizes[1:], strict=False)
+    ]
+    biases = [np.zeros(n, np.float32) for n in sizes[1:]]
+    rows = np.arange(len(x))
+
+    def step() -> None:
+        inputs, h = [], x
+        for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
+            inputs.append(h)
+            h = h @ w.T
+            h += b
+            if i < 2:
+                np.maximum(h, 0, out=h)
+        h -= h.max(axis=1, keepdims=True)
+        np.exp(h, out=h)
+        h /= h.sum(axis=1, keepdims=True)
+        -np.log(h[rows, labels]).mean()
+        h[rows, labels] -= 1
+        h /= len(x)
+        for i in (2, 1, 0):
+            dw, db = h.T @ inputs[i], h.sum(axis=0)
+            if i:
+                h = h @ weights[i]
+                h *= inputs[i] > 0
+            weights[i] -= np.float32(LEARNING_RATE) * dw
+            biases[i] -= np.float32(LEARNING_RATE) * db
+
+    return step
+
+
+def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = False) -> list[Result]:
+    """Measure, print a table or JSON, return the results."""
+    from threadpoolctl import threadpool_limits
+
+    has_torch = _has_torch()
+    results = []
+    with threadpool_limits(1):
+        for name, (ours, theirs, batch) in MODELS.items():
+            if names and not any(part.lower() in name.lower() for part in names):
+                continue
+            data = batch()
+            contenders = {"simparallel": our_step(ours(), data)}
+            if has_torch:
+                contenders["PyTorch"] = torch_step(theirs(), data)
+            if name == "MLP 784-512-512-10, batch 32":
+                contenders["NumPy by hand"] = by_hand_step(data)
+            result = contest(name, contenders, rounds=rounds)
+            result.extra = {f"peak_bytes {who}": peak_bytes(name, who) for who in contenders if who[0] != "N"}
+            results.append(result)
+            if not as_json:
+                print(table([result], "simparallel"), "  peak memory", _told_peaks(result), flush=True)
+    if as_json:
+        rows = [{"model": r.title, "median_s": {n: r.median_s(n) for n in r.times_s},
+                 "ratio": {n: r.ratio("simparallel", n) for n in r.times_s}, **r.extra} for r in results]  # fmt: skip
+        print(json.dumps(rows, indent=1))
+    else:
+        print("\n" + table(results, "simparallel"))
+        if not has_torch:
+            print('PyTorch is not installed, so nothing stands beside: pip install ".[bench]"')
+    return results
+
+
+def _told_peaks(result: Result) -> str:
+    return ", ".join(f"{name.split()[1]} {format_bytes(float(str(n)))}" for name, n in result.extra.items())
+
+
+def _has_torch() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    torch.set_num_threads(1)
+    return True
+
+
+def peak_bytes(name: str, who: str) -> int:
+    """Peak resident memory of three steps in a process of their own, without what importing takes."""
+    code = f"from simparallel.bench.step import print_peak; print_peak({name!r}, {who!r})"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    return int(done.stdout)
+
+
+def print_peak(name: str, who: str) -> None:
+    """Body of the process that `peak_bytes` starts."""
+    ours, theirs, batch = MODELS[name]
+    data = batch()
+    if who == "PyTorch":
+        _has_torch()
+    before = _status_bytes("VmRSS")
+    step = our_step(ours(), data) if who == "simparallel" else torch_step(theirs(), data)
+    for _ in range(3):
+        step()
+    print(_status_bytes("VmHWM") - before)  # not getrusage: that counts what the parent had before exec
+
+
+def _status_bytes(field: str) -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))

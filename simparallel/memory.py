@@ -1,0 +1,130 @@
+"""The memory of one simulated device: which arrays are alive, by category, and how many may be.
+
+Nothing is estimated: an array is counted from the moment it is held until Python frees it. Views
+cost nothing; what is counted is the array that owns the memory. What a device holds that no op
+made and no module owns (a batch that was just loaded) is not counted.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from simparallel.errors import DeviceOutOfMemoryError, InputError
+from simparallel.units import format_bytes
+
+PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS = CATEGORIES = (
+    "parameters", "gradients", "optimizer state", "activations", "buffers",
+)  # fmt: skip
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_bytes(text: str | int) -> int:
+    """A size: a number of bytes, or text such as "64MB" (10⁶) or "64MiB" (2²⁰).
+
+    Raises:
+        InputError: not a positive size.
+    """
+    number, unit = str(text).strip(), "B"
+    for suffix in sorted(_UNITS, key=len, reverse=True):
+        if number.upper().endswith(suffix):
+            number, unit = number[: -len(suffix)].strip(), suffix
+            break
+    try:
+        size = round(float(number) * _UNITS[unit])
+    except (ValueError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise InputError(f"device_memory={text!r} is not a size; write 64000000, '64MB' or '64MiB'.")
+    return size
+
+
+class _Held(weakref.ref):  # type: ignore[type-arg]
+    """A counted array; when it dies, its account is told."""
+
+    __slots__ = ("category", "key", "size_bytes")
+
+
+class MemoryAccount:
+    """What one device holds.
+
+    Args:
+        limit_bytes: capacity; None for no limit.
+        who: for messages.
+
+    Attributes:
+        live: category -> bytes alive now.
+        total: their sum.
+        peak: the largest `total` so far.
+        at_peak: category -> bytes when it was largest.
+    """
+
+    def __init__(self, limit_bytes: int | None = None, who: str = "device") -> None:
+        self.limit_bytes = limit_bytes
+        self.who = who
+        self.live = dict.fromkeys(CATEGORIES, 0)
+        self.total = 0
+        self.peak = 0
+        self.at_peak = dict(self.live)
+        self._held: dict[int, _Held] = {}
+
+    def make_room(self, size_bytes: int, what: str) -> None:
+        """Called before an allocation: is there room?
+
+        Raises:
+            DeviceOutOfMemoryError: with what is alive, by category.
+        """
+        if self.limit_bytes is not None and self.total + size_bytes > self.limit_bytes:
+            raise self._out_of_memory(size_bytes, what)
+
+    def hold(self, array: Any, category: str, *, move: bool = False) -> None:
+        """Count the memory behind `array` until it is freed.
+
+        Memory that is counted already stays in its category, unless `move`.
+        """
+        base = array.base
+        while base is not None and type(base) is type(array):
+            array, base = base, base.base
+        key = id(array)
+        held = self._held.get(key)
+        if held is not None:
+            if move and held.category != category:
+                self.live[held.category] -= held.size_bytes
+                self.live[category] += held.size_bytes
+                held.category = category
+            return
+        held = _Held(array, self._release)
+        held.key, held.size_bytes, held.category = key, array.nbytes, category
+        self._held[key] = held
+        self.live[category] += held.size_bytes
+        self.total += held.size_bytes
+        if self.total > self.peak:
+            self.peak = self.total
+            self.at_peak.update(self.live)
+
+    def is_held(self, array: Any) -> bool:
+        """Is this very array (not the owner of a view) counted?"""
+        return id(array) in self._held
+
+    def _release(self, held: _Held) -> None:
+        del self._held[held.key]
+        self.live[held.category] -= held.size_bytes
+        self.total -= held.size_bytes
+
+    def summary(self) -> dict[str, Any]:
+        """Plain numbers: `{"peak_bytes": …, "at_peak": {category: bytes}, "live": {…}, "limit_bytes": …}`."""
+        return {
+            "peak_bytes": self.peak,
+            "at_peak": dict(self.at_peak),
+            "live": dict(self.live),
+            "limit_bytes": self.limit_bytes,
+        }
+
+    def _out_of_memory(self, size_bytes: int, what: str) -> DeviceOutOfMemoryError:
+        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.live.items() if size)
+        return DeviceOutOfMemoryError(
+            f"{self.who}: {what} needs {format_bytes(size_bytes)}, but {format_bytes(self.total)} of "
+            f"{format_bytes(self.limit_bytes or 0)} are taken: {held or 'nothing'}. Use a smaller batch or model, "
+            "checkpoint activations, or give the devices more memory (device_memory=).",
+            needed_bytes=size_bytes, limit_bytes=self.limit_bytes, live=dict(self.live), layer="",
+        )  # fmt: skip
