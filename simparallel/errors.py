@@ -107,12 +107,14 @@ class SharedMemoryError(SimParallelError, MemoryError):
 class DeviceOutOfMemoryError(SimParallelError, MemoryError):
     """A simulated device has no room. Facts: `needed_bytes`, `limit_bytes`, `live`, `layer`."""
 
-    def in_layer(self, name: str) -> DeviceOutOfMemoryError:
-        """The same error, one layer further out: `fc2`, then `body.fc2`, …"""
+    passed: Any = None  # the module it went through last
+
+    def add_layer(self, name: str) -> None:
+        """Say the layer, from the inside out: `fc2`, then `body.fc2`, …"""
         inner = self.facts["layer"]
-        layer = f"{name}.{inner}" if inner else name
-        message = self.args[0].removesuffix(f" In layer {inner}.") + f" In layer {layer}."
-        return type(self)(message, **{**self.facts, "layer": layer})
+        self.layer = self.facts["layer"] = f"{name}.{inner}" if inner else name
+        message = self.args[0].removesuffix(f" In layer {inner}.")
+        self.args = (f"{message} In layer {self.layer}.",)
 
 
 class LaunchError(SimParallelError, RuntimeError):

@@ -39,10 +39,13 @@ def parse_bytes(text: str | int) -> int:
     return size
 
 
-class _Held(weakref.ref):  # type: ignore[type-arg]
+class _Held(weakref.ref):
     """A counted array; when it dies, its account is told."""
 
     __slots__ = ("category", "key", "size_bytes")
+    category: str
+    key: int  # id of the array
+    size_bytes: int
 
 
 class MemoryAccount:

@@ -34,7 +34,7 @@ ONLY_IN = {
     "cupy": {"backend"},
     "matplotlib": {"view", "rundir"},
     "multiprocessing": {"runtime"},
-    "subprocess": {"runtime"},
+    "subprocess": {"bench", "runtime"},
     "socket": set(),
 }
 

@@ -104,21 +104,21 @@ def run_backward(
             for tensor, needed, gradient in zip(node.inputs, needs, input_grads, strict=True):
                 if not needed:
                     continue
-                assert gradient is not None, f"{node.op!r} gave no gradient for an input that needs one"
                 source = tensor._node
                 key = id(tensor) if source is None else id(source)
-                if gradient.dtype != tensor.data.dtype:  # dtypes were mixed in forward
-                    gradient = gradient.astype(tensor.data.dtype)
-                before = grads.get(key)
-                if before is not None:
-                    gradient = before + gradient
-                elif source is None and (gradient is dy or gradient.base is not None):
-                    gradient = gradient.copy()  # else two leaves might share one array
-                if memory is not None and is_array(gradient):
-                    memory.hold(gradient, GRADIENTS)
-                grads[key] = gradient
+                if gradient is not None:  # None: this use contributes nothing
+                    if gradient.dtype != tensor.data.dtype:  # dtypes were mixed in forward
+                        gradient = gradient.astype(tensor.data.dtype)
+                    before = grads.get(key)
+                    if before is not None:
+                        gradient = before + gradient
+                    elif source is None and (gradient is dy or gradient.base is not None):
+                        gradient = gradient.copy()  # else two leaves might share one array
+                    if memory is not None and is_array(gradient):
+                        memory.hold(gradient, GRADIENTS)
+                    grads[key] = gradient
                 uses[key] -= 1
-                if uses[key] == 0:
+                if uses[key] == 0 and key in grads:
                     if source is None:
                         deliver(tensor, grads.pop(key))
                     else:

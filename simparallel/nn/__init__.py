@@ -4,9 +4,10 @@ from simparallel.nn import init
 from simparallel.nn.layers import Flatten, Identity, Linear, ReLU, Sequential, Sigmoid, Tanh
 from simparallel.nn.losses import CrossEntropyLoss
 from simparallel.nn.module import Module, Parameter
+from simparallel.nn.recompute import checkpoint
 from simparallel.nn.state import LoadResult
 
 __all__ = [
     "CrossEntropyLoss", "Flatten", "Identity", "Linear", "LoadResult", "Module", "Parameter", "ReLU",
-    "Sequential", "Sigmoid", "Tanh", "init",
+    "Sequential", "Sigmoid", "Tanh", "checkpoint", "init",
 ]  # fmt: skip

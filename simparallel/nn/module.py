@@ -10,7 +10,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import is_array, to_host
-from simparallel.errors import InputError
+from simparallel.errors import DeviceOutOfMemoryError, InputError
 from simparallel.events import current_recorder
 from simparallel.memory import BUFFERS, PARAMETERS
 from simparallel.nn.state import LoadResult, load
@@ -69,7 +69,15 @@ class Module:
     forward: Callable[..., Any] = _forward_missing
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        return self.forward(*inputs, **kwargs)
+        try:
+            return self.forward(*inputs, **kwargs)
+        except DeviceOutOfMemoryError as error:
+            # On its way out it learns the layer's name, one parent after the other.
+            for name, child in self._modules.items():
+                if child is error.passed:
+                    error.add_layer(name)
+            error.passed = self
+            raise
 
     # --- registering -----------------------------------------------------------------------------
 

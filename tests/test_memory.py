@@ -1,0 +1,126 @@
+"""What a device holds, and its limit."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import simparallel as sp
+from simparallel.cluster import describe
+from simparallel.errors import DeviceOutOfMemoryError, InputError
+from simparallel.events import Recorder, use_recorder
+from simparallel.memory import CATEGORIES, MemoryAccount, parse_bytes
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from(CATEGORIES)), max_size=20), st.randoms())
+def test_account_is_the_sum_of_what_is_alive(sizes, random):
+    account = MemoryAccount()
+    alive, largest = [], 0
+    for size, category in sizes:
+        alive.append((np.empty(size, np.uint8), category))
+        account.hold(*alive[-1])
+        largest = max(largest, sum(array.nbytes for array, _ in alive))
+        if random.random() < 0.4:
+            del alive[random.randrange(len(alive))]
+
+    for category in CATEGORIES:
+        assert account.live[category] == sum(array.nbytes for array, held in alive if held == category)
+    assert account.total == sum(account.live.values())
+    assert account.peak == largest
+    assert sum(account.at_peak.values()) == account.peak
+
+
+def test_views_cost_nothing_and_keep_their_owner():
+    account = MemoryAccount()
+    owner = np.empty((10, 4), np.float32)
+    view = owner.T[2:]
+    account.hold(view, "gradients")
+    account.hold(owner, "activations")
+    assert account.live["gradients"] == 160
+    assert account.total == 160
+    account.hold(owner, "activations", move=True)
+    assert account.live == {**dict.fromkeys(CATEGORIES, 0), "activations": 160}
+    del owner
+    assert account.total == 160
+    del view
+    assert account.total == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("64MB", 64_000_000),
+        ("64MiB", 64 << 20),
+        ("1.5 GB", 1_500_000_000),
+        (10, 10),
+        ("10", 10),
+        ("2kb", 2000),
+    ],
+)
+def test_sizes_are_read(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1", 0, "1e400", "much", "nan", None])
+def test_bad_sizes_are_refused(text):
+    with pytest.raises(InputError, match="device_memory="):
+        parse_bytes(text)
+
+
+def step(net, batch_size):
+    loss = sp.functions.cross_entropy(
+        net(sp.Tensor(np.ones((batch_size, 8), np.float32))), np.zeros(batch_size, int)
+    )
+    loss.backward()
+    return loss
+
+
+def test_training_step_is_counted_and_given_back():
+    with use_recorder(Recorder(0, describe(1))) as recorder:
+        assert recorder is not None
+        net = sp.nn.Sequential(sp.nn.Linear(8, 16), sp.nn.ReLU(), sp.nn.Linear(16, 4))
+        parameter_bytes = sum(p.data.nbytes for p in net.parameters())
+        assert recorder.memory.live["parameters"] == parameter_bytes
+        step(net, 32)
+        gc.collect()
+        assert recorder.memory.live["gradients"] == parameter_bytes
+        assert recorder.memory.live["activations"] == 0
+        assert recorder.memory.at_peak["activations"] >= 32 * 16 * 4
+        net.zero_grad()
+        del net
+        gc.collect()
+        assert recorder.memory.total == 0
+
+
+def test_activations_are_released_as_backward_consumes_them():
+    with use_recorder(Recorder(0, describe(1))) as recorder:
+        assert recorder is not None
+        x = sp.Tensor(np.ones(1000), requires_grad=True)
+        y = x
+        for _ in range(10):
+            y = y.exp().log()
+        held = recorder.memory.live["activations"]
+        assert held >= 20 * 8000
+        y.sum().backward()
+        del y
+        assert recorder.memory.live["activations"] <= 8000 + 8 * 1000
+        assert recorder.memory.peak < held + 6 * 8000  # not twice the activations
+
+
+def test_limit_names_breakdown_and_refuses_before_it_allocates():
+    memory_bytes = 40_000
+    with use_recorder(Recorder(3, describe(4), memory_bytes=memory_bytes)) as recorder:
+        assert recorder is not None
+        net = sp.nn.Sequential(sp.nn.Linear(8, 16), sp.nn.ReLU(), sp.nn.Linear(16, 4))
+        step(net, 10)
+        with pytest.raises(
+            DeviceOutOfMemoryError, match="rank 3: .*needs .*40 kB are taken: parameters"
+        ) as caught:
+            step(net, 1000)
+        assert caught.value.limit_bytes == memory_bytes
+        assert caught.value.live["parameters"] > 0
+        assert caught.value.layer == "0"
+        assert recorder.memory.total <= memory_bytes
