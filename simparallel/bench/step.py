@@ -15,7 +15,7 @@ import simparallel as sp
 from simparallel.bench.contest import Result, Step, contest, table
 from simparallel.units import format_bytes
 
-LEARNING_RATE = 0.01
+LEARNING_RATE = 1e-4  # small: thousands of steps on one batch must not end in denormal numbers
 Batch = tuple[np.ndarray, np.ndarray]
 
 
