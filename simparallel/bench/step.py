@@ -121,8 +121,10 @@ def by_hand_step(batch: Batch) -> Step:
             if i:
                 h = h @ weights[i]
                 h *= inputs[i] > 0
-            weights[i] -= np.float32(LEARNING_RATE) * dw
-            biases[i] -= np.float32(LEARNING_RATE) * db
+            dw *= np.float32(LEARNING_RATE)
+            db *= np.float32(LEARNING_RATE)
+            weights[i] -= dw
+            biases[i] -= db
 
     return step
 

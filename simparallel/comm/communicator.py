@@ -36,7 +36,7 @@ class Communicator(AbstractCommunicator):
         self.recorder = recorder
         self.rank = transport.rank
         self.world_size = transport.world_size
-        self._lanes: set[Lane] = set()
+        self._lanes: dict[Lane, None] = {}
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
         self.world = Group(transport, recorder, self._lanes, 0, tuple(range(self.world_size)))
@@ -58,7 +58,7 @@ class Communicator(AbstractCommunicator):
     def broadcast(self, x: np.ndarray, src: int = 0, group: Any = None, async_op: bool = False) -> Any:
         group = self._group("broadcast", group)
         root = _root("broadcast", group, src)
-        _check_array("broadcast", x, written=True)
+        _check_array("broadcast", x, written=root != group.rank)
         work = group.submit(
             "broadcast", ("broadcast", src, x.dtype, x.shape),
             lambda: h.encode("broadcast", root=src, dtype=x.dtype, shape=x.shape),
@@ -162,12 +162,13 @@ class Communicator(AbstractCommunicator):
         return work if async_op else work.wait()
 
     def new_group(self, ranks: Sequence[int]) -> Group:
-        members = tuple(int(rank) for rank in ranks)
-        outside = [rank for rank in members if not 0 <= rank < self.world_size]
+        members = tuple(ranks)
+        outside = [rank for rank in members if not _is_integer(rank) or not 0 <= rank < self.world_size]
         if not members or outside or len(set(members)) != len(members):
             raise InputError(
                 f"new_group: ranks={members} must be different ranks of 0 … {self.world_size - 1}, at least one."
             )
+        members = tuple(int(rank) for rank in members)  # NumPy integers have another repr
         number = len(self._groups)
         if number == MAX_GROUPS:
             raise CommError(f"new_group: a world has at most {MAX_GROUPS} groups; keep and reuse them.")
@@ -238,14 +239,14 @@ class Communicator(AbstractCommunicator):
 
     def _check_message(self, op: str, x: np.ndarray, what: str, rank: int, tag: int) -> None:
         _check_array(op, x)
-        if (
-            isinstance(rank, bool)
-            or not isinstance(rank, (int, np.integer))
-            or not 0 <= rank < self.world_size
-        ):
+        if not _is_integer(rank) or not 0 <= rank < self.world_size:
             raise InputError(f"{op}: {what}={rank!r} is not a rank of 0 … {self.world_size - 1}.")
-        if isinstance(tag, bool) or not isinstance(tag, (int, np.integer)) or not 0 <= tag < 2**62:
+        if not _is_integer(tag) or not 0 <= tag < 2**62:
             raise InputError(f"{op}: tag={tag!r} must be an integer of 0 or more.")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _check_array(op: str, x: Any, *, written: bool = False) -> None:
@@ -258,9 +259,11 @@ def _check_array(op: str, x: Any, *, written: bool = False) -> None:
 
 
 def _check_dim(op: str, x: np.ndarray, dim: int, divided_by: int = 1) -> int:
+    if not _is_integer(dim):
+        raise InputError(f"{op}: dim={dim!r} is not an integer.")
     if not -x.ndim <= dim < x.ndim:
         raise ShapeError(f"{op}: dim {dim} does not fit shape {x.shape}; a scalar needs reshape(1) first.")
-    dim %= x.ndim
+    dim = int(dim) % x.ndim
     if x.shape[dim] % divided_by:
         raise ShapeError(
             f"{op}: dim {dim} of shape {x.shape} has size {x.shape[dim]}, which the {divided_by} ranks of the "
@@ -270,7 +273,7 @@ def _check_dim(op: str, x: np.ndarray, dim: int, divided_by: int = 1) -> int:
 
 
 def _root(op: str, group: Group, rank: int) -> int:
-    if rank not in group.ranks:
+    if not _is_integer(rank) or rank not in group.ranks:
         raise InputError(f"{op}: rank {rank!r} is not a member of {group.name} (ranks {group.ranks}).")
     return group.ranks.index(rank)
 

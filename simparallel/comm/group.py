@@ -29,6 +29,7 @@ from simparallel.comm.work import Lane, Steps, Work
 from simparallel.events import Recorder
 
 ARRIVE, PHASE, DONE_MARK = 0, 1, 2
+MAX_TEMPLATES = 1024  # headers kept for calls that may come again
 Body = Generator[Condition, None, Any]
 
 
@@ -42,7 +43,7 @@ class Group:
     """
 
     def __init__(
-        self, transport: AbstractTransport, recorder: Recorder | None, lanes: set[Lane],
+        self, transport: AbstractTransport, recorder: Recorder | None, lanes: dict[Lane, None],
         slot: int, ranks: tuple[int, ...],
     ) -> None:  # fmt: skip
         self.ranks = ranks
@@ -89,6 +90,8 @@ class Group:
         """
         template = self._templates.get(key)
         if template is None:
+            if len(self._templates) >= MAX_TEMPLATES:
+                self._templates.clear()
             template = self._templates[key] = make_header()
         site = self.transport.call_site()
         issued_ps = self.recorder.now_ps if self.recorder else 0
@@ -182,7 +185,7 @@ class Group:
         yield from ()
         words = call.words_of(root)
         shape, dtype = h.decode_given(words)
-        return call.peer(root, (self.size, *shape), dtype)[self.rank or 0].copy()
+        return call.peer(root, (self.size, *shape), dtype)[self.rank or 0, ...].copy()
 
     def nothing(self, call: Call) -> Body:
         yield from ()

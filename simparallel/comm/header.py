@@ -42,13 +42,15 @@ def _hash63(text: str) -> int:
 
 def encode_dtype(dtype: np.dtype) -> int:
     """A dtype's text as a number that can be read back; longer texts become a hash."""
+    if dtype.fields is not None:  # its `str` tells its size only
+        return -_hash63(str(dtype.descr))
     text = dtype.str.encode()
     return int.from_bytes(text, "little") if len(text) < 8 else -_hash63(dtype.str)
 
 
 def decode_dtype(code: int) -> str:
     if code <= 0:
-        return "a dtype with a long name" if code else "-"
+        return f"a dtype with a long name [{-code:x}]" if code else "-"
     return np.dtype(_dtype_text(code)).name
 
 

@@ -25,7 +25,7 @@ class Outbox(Lane):
     """Messages from this rank to one other."""
 
     def __init__(
-        self, transport: AbstractTransport, recorder: Recorder | None, lanes: set[Lane], dst: int
+        self, transport: AbstractTransport, recorder: Recorder | None, lanes: dict[Lane, None], dst: int
     ) -> None:
         super().__init__(transport, lanes, recorder.join if recorder else None)
         self.dst = dst
@@ -40,15 +40,12 @@ class Outbox(Lane):
         site = self.transport.call_site()
         text = f"send({x.dtype} {x.shape}, dst={self.dst}, tag={tag})"
         issued_ps = self.recorder.now_ps if self.recorder else 0
-        ends: list[int] = []
-        work = self.submit(
-            self._steps(x, tag, site, issued_ps, ends),
+        return self.submit(
+            self._steps(x, tag, site, issued_ps),
             lambda: f"{text} at {self.transport.site_text(self.transport.rank, site)}",
         )
-        work.sim_end_ps = ends[0] if ends else 0
-        return work
 
-    def _steps(self, x: np.ndarray, tag: int, site: int, issued_ps: int, ends: list[int]) -> Steps:
+    def _steps(self, x: np.ndarray, tag: int, site: int, issued_ps: int) -> Steps:
         transport, words, recorder = self.transport, self.transport.words, self.recorder
         start_ns, number = perf_counter_ns(), self._sent
         if words[self._taken_index] <= number - RING:
@@ -70,9 +67,9 @@ class Outbox(Lane):
         self._in_flight.append((number, offset))
         if recorder is not None:
             cost = recorder.cluster.message(x.nbytes, transport.rank, self.dst)
-            ends.append(start_ps + cost.time_ps)
+            end_ps = self._queue[0].sim_end_ps = start_ps + cost.time_ps  # the first one is running
             recorder.communicate(
-                "send", "p2p", stream, start_ns, perf_counter_ns(), start_ps, ends[0],
+                "send", "p2p", stream, start_ns, perf_counter_ns(), start_ps, end_ps,
                 x.nbytes, cost.sent_bytes, (transport.rank, self.dst), number,
             )  # fmt: skip
 
@@ -108,7 +105,7 @@ class Inbox(Lane):
     """Messages to this rank from one other. Receives end as their messages come, by tag."""
 
     def __init__(
-        self, transport: AbstractTransport, recorder: Recorder | None, lanes: set[Lane], src: int
+        self, transport: AbstractTransport, recorder: Recorder | None, lanes: dict[Lane, None], src: int
     ) -> None:
         super().__init__(transport, lanes, recorder.join if recorder else None)
         self.src = src
@@ -123,15 +120,17 @@ class Inbox(Lane):
         issued_ps = self.recorder.now_ps if self.recorder else 0
         receive = Receive(self, x, tag, self.transport.call_site(), issued_ps)
         self._queue.append(receive)
-        self._others.add(self)
+        self._others[self] = None
         self.advance()
         return receive
 
     def advance(self) -> Condition | None:
+        if self._error is not None:
+            raise self._error
         while True:
             self._match()
             if not self._queue:
-                self._others.discard(self)
+                self._others.pop(self, None)
                 return None
             if self.transport.words[self._sent_index] <= self._taken:
                 return Condition((self._sent_index,), (self.src,), self._taken + 1)
@@ -154,9 +153,13 @@ class Inbox(Lane):
             assert isinstance(receive, Receive)
             for i, (letter, raw) in enumerate(self._unclaimed):
                 if letter[h.TAG] == receive.tag:
+                    try:
+                        self._deliver(receive, letter, raw)
+                    except CollectiveMismatchError as error:  # whoever asks from now on gets it too
+                        self._error = error
+                        raise
                     del self._unclaimed[i]
                     self._queue.remove(receive)
-                    self._deliver(receive, letter, raw)
                     break
 
     def _deliver(self, receive: Receive, letter: list[int], raw: np.ndarray) -> None:

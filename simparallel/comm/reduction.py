@@ -23,10 +23,14 @@ BLOCK_BYTES = 128 * 1024  # the partial result stays in the cache while the peer
 
 
 class Reduction(NamedTuple):
-    """How to reduce one dtype: `ufunc` in `accumulate`, then divide by `divisor_of(P)`."""
+    """How to reduce one dtype: `ufunc` in `accumulate`, then divide by the number of ranks if `is_mean`.
+
+    `loop` is what ufuncs are told: `accumulate`, but None for times, whose unit they refuse to be told.
+    """
 
     ufunc: np.ufunc
     accumulate: np.dtype
+    loop: np.dtype | None
     is_mean: bool
 
 
@@ -48,19 +52,26 @@ def reduction(op: str, dtype: np.dtype) -> Reduction:
         raise DTypeError(
             f"op='mean' needs a floating-point dtype, got {dtype}; use 'sum' and divide, or cast."
         )
-    accumulate = np.dtype(np.float32) if dtype == np.float16 and op in ("sum", "mean", "prod") else dtype
+    native = dtype.newbyteorder("=")
+    wide = native == np.float16 and op in ("sum", "mean", "prod")
+    accumulate = np.dtype(np.float32) if wide else native
     try:
         result = ufunc(np.zeros(1, accumulate), np.zeros(1, accumulate))
     except TypeError:
         raise DTypeError(f"op={op!r} has no meaning for dtype {dtype}.") from None
     if result.dtype != accumulate:
         raise DTypeError(f"op={op!r} has no meaning for dtype {dtype}: it gives {result.dtype}.")
-    return Reduction(ufunc, accumulate, op == "mean")
+    return Reduction(ufunc, accumulate, None if dtype.kind in "mM" else accumulate, op == "mean")
 
 
 def reduce_stack(rule: Reduction, stack: np.ndarray) -> np.ndarray:
     """Reduce over dim 0 of (P, n); the result has the accumulation dtype."""
-    total = rule.ufunc.reduce(stack, axis=0, dtype=rule.accumulate)
+    if stack.shape[1] == 1:  # `reduce` would run along the ranks, and add them in pairs
+        total = np.array(stack[0], rule.accumulate)
+        for row in stack[1:]:
+            rule.ufunc(total, row, out=total, dtype=rule.loop)
+    else:
+        total = rule.ufunc.reduce(stack, axis=0, dtype=rule.loop)
     if rule.is_mean:
         total /= len(stack)
     return total
@@ -77,9 +88,9 @@ def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray) -
     for start in range(0, out.size, block):
         stop = min(start + block, out.size)
         total = scratch[: stop - start]
-        rule.ufunc(parts[0][start:stop], parts[1][start:stop], out=total, dtype=rule.accumulate)
+        rule.ufunc(parts[0][start:stop], parts[1][start:stop], out=total, dtype=rule.loop)
         for part in parts[2:]:
-            rule.ufunc(total, part[start:stop], out=total, dtype=rule.accumulate)
+            rule.ufunc(total, part[start:stop], out=total, dtype=rule.loop)
         if rule.is_mean:
             total /= len(parts)
         out[start:stop] = total
@@ -89,7 +100,7 @@ def reduce_arrays(rule: Reduction, parts: Sequence[np.ndarray], dtype: np.dtype)
     """Reduction of arrays of any equal shape, as a new array of `dtype`."""
     total = np.array(parts[0], dtype=rule.accumulate, copy=True, order="C", ndmin=0)
     for part in parts[1:]:
-        rule.ufunc(total, part, out=total, dtype=rule.accumulate)
+        rule.ufunc(total, part, out=total, dtype=rule.loop)
     if rule.is_mean:
         total /= len(parts)
     return total.astype(dtype, copy=False)

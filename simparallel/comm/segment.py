@@ -21,6 +21,7 @@ import platform
 import tempfile
 import threading
 import weakref
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,14 +123,22 @@ def _open_unnamed(size_bytes: int) -> int:
     """A file descriptor of an unnamed file of this (sparse) size."""
     if hasattr(os, "memfd_create") and "memfd" not in os.environ.get("SIMPARALLEL_DISABLE", ""):
         fd = os.memfd_create("simparallel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, size_bytes)
+        _truncate(fd, size_bytes)
         _seal(fd)
         return fd
     directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     fd, path = tempfile.mkstemp(prefix="simparallel-", dir=directory)
     os.unlink(path)
-    os.ftruncate(fd, size_bytes)
+    _truncate(fd, size_bytes)
     return fd
+
+
+def _truncate(fd: int, size_bytes: int) -> None:
+    try:
+        os.ftruncate(fd, size_bytes)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _seal(fd: int) -> None:
@@ -165,6 +174,8 @@ class Segment:
         if fd is None:
             fd = self._create(arena_bytes)
         self.fd = fd
+        self._closer = weakref.finalize(self, os.close, fd)
+        self._closer.atexit = False
         total = os.fstat(fd).st_size
         self.arena_bytes = (total - self._arenas_at) // world_size
         self.mmap = mmap.mmap(fd, total)
@@ -173,7 +184,7 @@ class Segment:
         self.address = self._bytes.__array_interface__["data"][0]
 
     def _create(self, arena_bytes: int) -> int:
-        wanted = _round_up(arena_bytes or DEFAULT_ARENA_BYTES, PAGE)
+        wanted = max(_round_up(arena_bytes or DEFAULT_ARENA_BYTES, PAGE), MAX_GROUPS * 2 * SLOT_BYTES + PAGE)
         while True:
             total = self._arenas_at + self.world_size * wanted
             fd = -1
@@ -199,9 +210,8 @@ class Segment:
 
         Afterwards no further memory can be reserved.
         """
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._closer()
+        self.fd = -1
 
     def arena_at(self, rank: int) -> int:
         """Byte position of the arena of `rank`."""
@@ -259,7 +269,10 @@ class Arena:
         self._free: list[tuple[int, int]] = [(self._heap_at, segment.arena_bytes - self._heap_at)]
         self._reserved_to = 0
         self._sizes: dict[int, int] = {}
-        self._lock = threading.Lock()  # finalizers run on whatever thread drops the last reference
+        # Finalizers run on whatever thread drops the last reference, also in the middle of `allocate`
+        # (garbage collection), so `free` must never wait for the lock.
+        self._lock = threading.Lock()
+        self._given_back: deque[int] = deque()
 
     def reserve_slots(self, group: int) -> tuple[int, int]:
         """Offsets of the even and the odd slot of a group: the same on every rank."""
@@ -275,6 +288,7 @@ class Arena:
         """
         size = _round_up(max(size_bytes, 1), LINE)
         with self._lock:
+            self._merge()
             fitting = next((i for i, (_, length) in enumerate(self._free) if length >= size), None)
             if fitting is None:
                 raise SharedMemoryError(
@@ -292,8 +306,17 @@ class Arena:
             return start
 
     def free(self, offset: int) -> None:
-        """Give `allocate`'s memory back; neighbours are merged."""
-        with self._lock:
+        """Give `allocate`'s memory back; neighbours are merged, now or at the next `allocate`."""
+        self._given_back.append(offset)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._merge()
+            finally:
+                self._lock.release()
+
+    def _merge(self) -> None:
+        while self._given_back:
+            offset = self._given_back.popleft()
             merged: list[tuple[int, int]] = []
             for start, length in sorted([*self._free, (offset, self._sizes.pop(offset))]):
                 if merged and merged[-1][0] + merged[-1][1] == start:

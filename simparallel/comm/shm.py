@@ -90,10 +90,11 @@ class ShmTransport(AbstractTransport):
                 fence()
                 if any(self.met(condition) for condition in conditions):
                     return
-                index = next(i for i in first.indices if words[i] < first.target)
-                value = words[index]
-                if value < first.target:
-                    self._futex.sleep(index, value)
+                for index in first.indices:
+                    value = words[index]
+                    if value < first.target:  # all may have come since the look above
+                        self._futex.sleep(index, value)
+                        break
                 if any(self.met(condition) for condition in conditions):
                     return
                 self._check(first, describe, deadline)

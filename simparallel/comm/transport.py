@@ -18,7 +18,9 @@ from simparallel.comm.segment import (
     DONE,
     FAILED,
     FAILED_BY_OTHERS,
+    RECORD_BYTES,
     RUNNING,
+    SITE_BYTES,
     SITES,
     Arena,
     Segment,
@@ -95,8 +97,10 @@ class AbstractTransport:
 
     def fail(self, report: dict[str, Any]) -> None:
         """Publish why this rank failed; the others raise in their next wait."""
-        told = {"summary": report["summary"][:4000], "time_ns": report.get("time_ns", 0)}
-        self.segment.write_record(self.rank, json.dumps(told))
+        summary, time_ns = report["summary"][:4000], report.get("time_ns", 0)
+        while len(record := json.dumps({"summary": summary, "time_ns": time_ns})) > RECORD_BYTES:
+            summary = summary[: len(summary) // 2]  # escapes may be long
+        self.segment.write_record(self.rank, record)
         self.set_state(FAILED_BY_OTHERS if report.get("secondary") else FAILED)
 
     def check_health(self, needed: Condition, describe: Callable[[], str]) -> None:
@@ -139,7 +143,7 @@ class AbstractTransport:
         file = code.co_filename
         if not file.startswith("<"):
             file = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
-        text = f"{file}:{line} in {code.co_name}"
+        text = f"{file}:{line} in {code.co_name}"[-SITE_BYTES:]  # the end has the line
         self.segment.write_site(self.rank, number, text if number < SITES - 1 else "(one of many places)")
         self._site_numbers[key] = number
         return number

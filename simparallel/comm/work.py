@@ -62,12 +62,13 @@ class Lane:
 
     Args:
         transport: to wait with.
-        others: all lanes of this rank; they are advanced while one of them waits.
+        others: the lanes of this rank that have something to do, in the order they began; they
+            are advanced while one of them waits.
         join: told the simulated end of a work that is waited for.
     """
 
     def __init__(
-        self, transport: AbstractTransport, others: set[Lane], join: Callable[[int], None] | None
+        self, transport: AbstractTransport, others: dict[Lane, None], join: Callable[[int], None] | None
     ) -> None:
         self.transport = transport
         self.join = join
@@ -80,7 +81,7 @@ class Lane:
         """Put a communication at the end, and advance."""
         work = Work(self, steps, describe)
         self._queue.append(work)
-        self._others.add(self)
+        self._others[self] = None
         self.advance()
         return work
 
@@ -106,7 +107,7 @@ class Lane:
         except BaseException as error:
             self._error = error
             raise
-        self._others.discard(self)
+        self._others.pop(self, None)
         return None
 
     def finish(self, work: Work) -> None:

@@ -190,32 +190,21 @@ def log(**values: Any) -> None:
 # --- Tensors and GPU arrays -------------------------------------------------------------------------
 
 
-class _CopyBack(Work):
-    """A communication on the host copy of a GPU array, which it fills when it is waited for."""
-
-    def __init__(self, work: Work, host: np.ndarray, device_array: Array, owner: Any) -> None:
-        self._work, self._host, self._device_array, self._owner = work, host, device_array, owner
-
-    def wait(self) -> Any:
-        self._work.wait()
-        self._device_array[...] = to_device_like(self._host, self._device_array)
-        return self._owner
-
-    def is_completed(self) -> bool:
-        return self._work.is_completed()
-
-
 class _Mapped(Work):
     """A communication whose result is changed before it is handed out."""
 
     def __init__(self, work: Work, change: Callable[[Any], Any]) -> None:
+        super().__init__(work._lane, None, work._describe)
         self._work, self._change = work, change
 
     def wait(self) -> Any:
-        return self._change(self._work.wait())
+        if not self.finished:
+            self.result = self._change(self._work.wait())
+            self.finished = True
+        return self.result
 
     def is_completed(self) -> bool:
-        return self._work.is_completed()
+        return self.finished or self._work.is_completed()
 
 
 def _array(op: str, x: Any) -> Array:
@@ -234,10 +223,14 @@ def _in_place(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
         return _Mapped(result, lambda _: x) if isinstance(result, Work) else x
     host = np.array(to_host(array))
     result = communicate(host)
+
+    def copy_back() -> Any:
+        array[...] = to_device_like(host, array)
+        return x
+
     if isinstance(result, Work):
-        return _CopyBack(result, host, array, x)
-    array[...] = to_device_like(host, array)
-    return x
+        return _Mapped(result, lambda _: copy_back())
+    return copy_back()
 
 
 def _new(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:

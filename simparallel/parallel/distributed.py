@@ -49,7 +49,7 @@ class Bucket:
         self.work: Work | None = None
 
 
-def make_buckets(parameters: Sequence[Tensor], cap_bytes: int, communicator: Communicator) -> list[Bucket]:
+def make_buckets(parameters: Sequence[Tensor], cap_bytes: float, communicator: Communicator) -> list[Bucket]:
     """Parameters in reverse order, cut where a bucket would exceed `cap_bytes` or the dtype changes.
 
     A parameter that is larger than the cap has a bucket of its own.
@@ -106,7 +106,7 @@ class DistributedDataParallel(Module):
             raise InputError("DistributedDataParallel: no parameter of the module requires a gradient.")
         self._check_same_model()
         self._copy_from_first()
-        self._buckets = make_buckets(parameters, int(bucket_cap_mb * MIB), self._communicator)
+        self._buckets = make_buckets(parameters, bucket_cap_mb * MIB, self._communicator)
         self._running = False
         self._next = 0
         for bucket in self._buckets:
@@ -115,6 +115,8 @@ class DistributedDataParallel(Module):
         self._start_over()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self._running:  # the last backward was left by an error
+            self._start_over()
         return self.module(*inputs, **kwargs)
 
     def extra_repr(self) -> str:
@@ -124,7 +126,10 @@ class DistributedDataParallel(Module):
     # --- before training ----------------------------------------------------------------------------
 
     def _check_same_model(self) -> None:
-        own = [(name, p.shape, str(p.dtype)) for name, p in self.module.named_parameters()]
+        own = [
+            (name, p.shape, str(p.dtype), "trained" if p.requires_grad else "frozen")
+            for name, p in self.module.named_parameters()
+        ]
         models = self._communicator.all_gather_object(own, self._group)
         for rank, other in enumerate(models):
             if other != models[0]:

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import warnings
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -34,10 +35,10 @@ def main(config_text: str) -> None:
     log = logging.getLogger("simparallel.host")
     _gather_records()
     devices, host_life = _fork(wiring)
-    control = Connection(config["control_fd"])
+    control = Connection(wiring.control_fd)
     log.info("%d device processes: %s", wiring.world_size, ", ".join(str(d.pid) for d in devices))
     try:
-        _watch(devices, control, wiring, log)
+        _watch(devices, control, wiring, config["launcher_pid"], log)
     finally:
         _end(devices)
         os.close(host_life)
@@ -71,7 +72,12 @@ def _fork(wiring: Wiring) -> tuple[list[BaseProcess], int]:
         for rank in range(wiring.world_size):
             arguments = (rank, wiring, host_life, os.getpid())
             device = context.Process(target=device_main, args=arguments, name=f"rank {rank}")
-            device.start()
+            try:
+                device.start()
+            except BaseException:  # no more processes or memory: the launcher shows this traceback
+                for started in devices:
+                    started.kill()
+                raise
             devices.append(device)
     os.close(host_life[0])
     for fd in (*wiring.log_fds, *wiring.connection_fds):
@@ -79,12 +85,30 @@ def _fork(wiring: Wiring) -> tuple[list[BaseProcess], int]:
     return devices, host_life[1]
 
 
-def _watch(devices: list[BaseProcess], control: Connection, wiring: Wiring, log: logging.Logger) -> None:
+def _death_of(pid: int | None) -> int | None:
+    """A descriptor that becomes readable when this child, or our parent, ends.
+
+    A pipe would not do: a process that the dead one had forked holds a copy of its end.
+    """
+    if pid is None or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _watch(
+    devices: list[BaseProcess], control: Connection, wiring: Wiring, launcher_pid: int, log: logging.Logger
+) -> None:
     """Until the launcher closes its end, or dies: note every device that ends, at once."""
     segment = Segment(wiring.world_size, fd=wiring.segment_fd)
-    alive = {device.sentinel: (rank, device) for rank, device in enumerate(devices)}
+    alive = {_death_of(device.pid) or device.sentinel: (rank, device) for rank, device in enumerate(devices)}
+    launcher = _death_of(launcher_pid) or wiring.life_fd
+    if os.getppid() != launcher_pid:
+        return
     while True:
-        ready = wait([*alive, control, wiring.life_fd])
+        ready = wait([*alive, control, wiring.life_fd, launcher])
         for sentinel in [s for s in ready if s in alive]:
             rank, device = alive.pop(sentinel)
             device.join()
@@ -92,7 +116,11 @@ def _watch(devices: list[BaseProcess], control: Connection, wiring: Wiring, log:
             segment.words[segment.map.exit_of(rank)] = code if code < 0 else code + 1
             log.info("rank %d (pid %d) ended with %d", rank, device.pid, code)
             _tell_exit(control, rank, code)
-        if control in ready or wiring.life_fd in ready:
+        if launcher in ready or wiring.life_fd in ready:
+            for _, device in alive.values():  # their own watch may be blind, see `_death_of`
+                device.kill()
+            return
+        if control in ready:
             return
 
 
@@ -105,13 +133,15 @@ def _tell_exit(control: Connection, rank: int, code: int) -> None:
 
 def _end(devices: list[BaseProcess]) -> None:
     """Wait for the devices a moment, then do not ask any more."""
-    wait_all(devices, GRACE_S)
+    _wait_all(devices, GRACE_S)
     for device in devices:
         if device.is_alive():
             device.kill()
-    wait_all(devices, GRACE_S)
+    _wait_all(devices, GRACE_S)
 
 
-def wait_all(devices: list[BaseProcess], limit_s: float) -> None:
+def _wait_all(devices: list[BaseProcess], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
     for device in devices:
-        device.join(limit_s)
+        if device.is_alive():
+            device.join(max(0.0, deadline - time.monotonic()))

@@ -35,6 +35,7 @@ class Wiring:
     life_fd: int  # read end; its write end is in the launcher
     log_fds: list[int]
     connection_fds: list[int]
+    control_fd: int  # the host's alone
     world_size: int
     blas_threads: int
     path: list[str]
@@ -86,6 +87,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
         settings = message["settings"]
         transport = ShmTransport(segment, rank, settings["timeout_s"], arena)
         transport.start()
+        signal.signal(signal.SIGINT, interrupts)  # a function of an earlier run may have set its own
 
         def tell(note: dict[str, Any]) -> None:
             connection.send_bytes(cloudpickle.dumps(note))
@@ -101,25 +103,28 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
         outcome, last = play_rank(
             call, transport, settings["cluster"], keep_events=settings["keep_events"], tell=tell
         )
+        interrupts.armed = False
         sys.stdout.flush()
         sys.stderr.flush()
         _flush_queues()
-        connection.send_bytes(_packed(outcome))
+        for part in _packed(outcome):
+            connection.send_bytes(part)
 
 
-def _packed(outcome: Outcome) -> bytes:
+def _packed(outcome: Outcome) -> tuple[bytes, bytes]:
+    """The outcome without its value, and the value, which may refuse to be pickled or unpickled."""
+    value, outcome.value = outcome.value, None
     try:
-        return cloudpickle.dumps({"kind": "outcome", "outcome": outcome})
-    except Exception as error:  # any object of the user's may refuse, in any way
-        what = type(outcome.value).__name__
-        outcome.value = None
+        packed_value = cloudpickle.dumps(value)
+    except (Exception, SystemExit) as error:  # any object of the user's may refuse, in any way
+        packed_value = cloudpickle.dumps(None)
         outcome.report = failure_report(
             LaunchError(
-                f"rank {outcome.rank}: its result, a {what}, cannot be sent back: {error}. "
-                "Return arrays, numbers, strings, and lists or dicts of them."
+                f"rank {outcome.rank}: its result, a {type(value).__name__}, cannot be sent back: "
+                f"{type(error).__name__}: {error}. Return arrays, numbers, strings, and lists or dicts of them."
             )
         )
-        return cloudpickle.dumps({"kind": "outcome", "outcome": outcome})
+    return cloudpickle.dumps({"kind": "outcome", "outcome": outcome}), packed_value
 
 
 class Interrupts:
@@ -133,7 +138,8 @@ class Interrupts:
 
 
 def _take_own_descriptors(rank: int, wiring: Wiring, host_life: tuple[int, int]) -> None:
-    os.close(host_life[1])  # only the host may hold it, else its death would go unnoticed
+    os.close(host_life[1])  # only the host may hold these, else its death would go unnoticed
+    os.close(wiring.control_fd)
     os.dup2(wiring.log_fds[rank], 1)
     os.dup2(wiring.log_fds[rank], 2)
     for fd in wiring.log_fds:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -79,8 +81,9 @@ class Cluster:
         self._pool_settings = {"log_dir": log_dir, "arena_bytes": arena_bytes, "blas_threads": blas_threads}
         self._pool: Pool | None = None
         self._closed = False
+        self._running = threading.Lock()
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Results:
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Results:
         """Call `function(*args, **kwargs)` on every rank.
 
         Returns:
@@ -89,7 +92,8 @@ class Cluster:
         Raises:
             RunFailedError: a rank raised, exited or died; the root cause comes first, and the
                 original exception is `__cause__`.
-            LaunchError: the function cannot be sent, or the devices cannot be started.
+            LaunchError: the function cannot be sent, the devices cannot be started, or they are busy
+                with a run of another thread.
             KeyboardInterrupt: after all ranks have stopped; the cluster stays usable.
         """
         if self._closed:
@@ -98,27 +102,43 @@ class Cluster:
             raise InputError(
                 f"run needs a function, got {type(function).__name__}; pass it without calling it."
             )
-        bar = _Bar()
+        if not self._running.acquire(blocking=False):
+            raise LaunchError("this Cluster is busy with another run; wait for it, or make a second Cluster.")
         try:
-            if self.transport == "inline":
-                call = partial(function, *args, **kwargs)
-                outcomes = run_threads(call, self.spec, timeout_s=self.timeout_s, tell=bar)
-            else:
-                payload = pack(function, args, kwargs)
-                outcomes = self._warm_pool().run(
-                    payload, self.spec, timeout_s=self.timeout_s, echo=self.echo, note=bar
-                )
+            outcomes = self._outcomes(function, args, kwargs)
         finally:
-            bar.close()
-            if self._pool is not None and not self._pool.usable:
-                self._pool.close()  # its processes may be in any state; the next run starts new ones
-                self._pool = None
+            self._running.release()
         results = Results(outcomes, self.spec)
         self.trace = results.trace
         self._raise_failure(outcomes)
         return results
 
+    def _outcomes(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Outcome]:
+        if self.log_dir is not None:
+            for old in Path(self.log_dir).glob("error_rank*.json"):
+                old.unlink(missing_ok=True)
+        bar = _Bar()
+        try:
+            if self.transport == "inline":
+                call = partial(function, *args, **kwargs)
+                return run_threads(call, self.spec, timeout_s=self.timeout_s, tell=bar)
+            payload = pack(function, args, kwargs)
+            return self._warm_pool().run(
+                payload, self.spec, timeout_s=self.timeout_s, echo=self.echo, note=bar
+            )
+        finally:
+            bar.close()
+            if self._pool is not None and not self._pool.usable:
+                self._pool.close()  # its processes may be in any state; the next run starts new ones
+                self._pool = None
+
     def _warm_pool(self) -> Pool:
+        if self._pool is not None and not self._pool.is_intact():
+            logging.getLogger("simparallel").warning("a process ended between two runs; starting new ones")
+            self._pool.close()
+            self._pool = None
         if self._pool is None:
             self._pool = Pool(self.world_size, **self._pool_settings)  # type: ignore[arg-type]
         return self._pool
@@ -127,12 +147,19 @@ class Cluster:
         if all(outcome.report is None for outcome in outcomes):
             return
         error, cause = run_failed(outcomes, self.log_dir)
-        if self.log_dir is not None:
-            os.makedirs(self.log_dir, exist_ok=True)
-            for rank, report in error.facts["reports"].items():
-                text = json.dumps(report, indent=1)
-                Path(self.log_dir, f"error_rank{rank}.json").write_text(text + "\n")
+        try:
+            self._write_reports(error.facts["reports"])
+        except OSError as problem:  # must not hide why the run failed
+            error.add_note(f"error_rankN.json could not be written: {problem}")
         raise error from cause
+
+    def _write_reports(self, reports: dict[int, dict[str, Any]]) -> None:
+        if self.log_dir is None:
+            return
+        os.makedirs(self.log_dir, exist_ok=True)
+        for rank, report in reports.items():
+            text = json.dumps(report, indent=1)
+            Path(self.log_dir, f"error_rank{rank}.json").write_text(text + "\n")
 
     def close(self) -> None:
         """End the device processes. May be called again."""
@@ -178,6 +205,20 @@ def launch(
         return cluster.run(fn, *args, **(kwargs or {}))
 
 
+def _quiet_tqdm() -> type:
+    """tqdm without its monitor thread, and without its process lock.
+
+    The lock would fix the start method of the user's `multiprocessing`, the thread would stay.
+    """
+    from tqdm import tqdm
+
+    class QuietBar(tqdm):
+        monitor_interval = 0
+
+    QuietBar.set_lock(threading.RLock())
+    return QuietBar
+
+
 class _Bar:
     """The progress bar of a run, drawn by the launcher from what rank 0 tells."""
 
@@ -186,12 +227,10 @@ class _Bar:
         self._description: str | None = None
 
     def __call__(self, note: dict[str, Any]) -> None:
-        from tqdm import tqdm
-
         if self._bar is None or note["description"] != self._description or note["done"] <= self._bar.n:
             self.close()
             self._description = note["description"]
-            self._bar = tqdm(total=note["total"], desc=self._description or None, file=sys.stderr)
+            self._bar = _quiet_tqdm()(total=note["total"], desc=self._description or None, file=sys.stderr)
         self._bar.update(note["done"] - self._bar.n)
 
     def close(self) -> None:

@@ -21,16 +21,22 @@ class LogFiles:
 
     Raises:
         InputError: the directory cannot be made or written.
+        OSError: the unnamed files cannot be made.
     """
 
     def __init__(self, log_dir: str | Path | None, world_size: int) -> None:
         self.log_dir = None if log_dir is None else str(log_dir)
         names = ["scheduler.log", *(f"worker_{rank}.log" for rank in range(world_size))]
+        self.fds: list[int] = []
         try:
-            self.fds = [self._open(name) for name in names]
+            for name in names:
+                self.fds.append(self._open(name))
             if self.log_dir is not None:
-                self._tidy(world_size)
+                self._link(world_size)
         except OSError as error:
+            self.close()
+            if self.log_dir is None:
+                raise
             raise InputError(
                 f"log_dir={self.log_dir!r} cannot be used: {error}. Choose another one."
             ) from error
@@ -52,11 +58,9 @@ class LogFiles:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(os.path.join(self.log_dir, name), flags, 0o600)
 
-    def _tidy(self, world_size: int) -> None:
-        """Links as mpirun lays them out; reports of an earlier run in this directory go."""
+    def _link(self, world_size: int) -> None:
+        """Links as mpirun lays them out."""
         assert self.log_dir is not None
-        for old in Path(self.log_dir).glob("error_rank*.json"):
-            old.unlink()
         for rank in range(world_size):
             folder = Path(self.log_dir, f"rank.{rank}")
             folder.mkdir(exist_ok=True)
@@ -80,6 +84,7 @@ class Tail:
         self._out = out
         self._read = [os.fstat(fd).st_size for fd in fds]
         self._open_line = [b""] * len(fds)
+        self._encoding = getattr(out, "encoding", None) or "utf-8"
 
     def show(self, *, final: bool = False) -> None:
         """Print the whole lines written since the last time; finally also an unfinished one."""
@@ -96,7 +101,8 @@ class Tail:
                 self._open_line[rank] = b""
             if self._out is not None:
                 for line in lines:
-                    print(f"[rank {rank}] {printable(line)}", file=self._out)
+                    text = printable(line).encode(self._encoding, "backslashreplace").decode(self._encoding)
+                    print(f"[rank {rank}] {text}", file=self._out)
         if self._out is not None:
             self._out.flush()
 

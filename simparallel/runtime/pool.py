@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,15 +29,16 @@ from simparallel.comm.segment import ABORT_INTERRUPT, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError
 from simparallel.runtime.logs import LogFiles, Tail, console
-from simparallel.runtime.reports import Outcome, death_report
+from simparallel.runtime.reports import Outcome, death_report, failure_report
 
 START_LIMIT_S = 30.0
 POLL_S = 0.02
-STOP_ASK_S, STOP_TERM_S, STOP_KILL_S = 0.3, 1.0, 2.0  # after the first failure or Ctrl-C
+STOP_ASK_S, STOP_TERM_S, STOP_KILL_S = 0.5, 1.5, 2.5  # after the first failure or Ctrl-C
 PAYLOAD_WARNING_BYTES = 64 << 20
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
+_LADDER = ((STOP_ASK_S, signal.SIGINT), (STOP_TERM_S, signal.SIGTERM), (STOP_KILL_S, signal.SIGKILL))
 Note = Callable[[dict[str, Any]], None]
 
 
@@ -82,48 +84,61 @@ class Pool:
     ) -> None:  # fmt: skip
         self.world_size = world_size
         self.usable = True
-        self.segment = Segment(world_size, arena_bytes=arena_bytes)
-        self.logs = LogFiles(log_dir, world_size)
-        ends = [Pipe() for _ in range(world_size)]
-        self.connections: list[Connection] = [ours for ours, _ in ends]
-        self.control, host_end = Pipe()
-        life_read, self._life_write = os.pipe()
-        wiring = {
-            "segment_fd": self.segment.fd,
-            "life_fd": life_read,
-            "log_fds": self.logs.rank_fds,
-            "connection_fds": [theirs.fileno() for _, theirs in ends],
-            "world_size": world_size,
-            "blas_threads": blas_threads or max(1, len(os.sched_getaffinity(0)) // world_size),
-            "path": [path or os.getcwd() for path in sys.path],
-        }
         try:
-            self._host = self._exec_host(wiring, host_end.fileno())
-        finally:
-            for end in (host_end, *(theirs for _, theirs in ends)):
-                end.close()
-            os.close(life_read)
-        self._closer = weakref.finalize(
-            self,
-            _close,
-            self._host,
-            self.control,
-            self.connections,
-            self.logs,
-            self._life_write,
-            self.segment,
-        )
-        self.pids = self._wait_until_ready()
+            self._start(log_dir, arena_bytes, blas_threads)
+        except OSError as error:
+            raise LaunchError(
+                f"the device processes did not start: {error}. Use fewer ranks, or raise the limit (ulimit -n, -u)."
+            ) from error
+        try:
+            self.pids = self._wait_until_ready()
+        except BaseException:  # also Ctrl-C: its traceback would keep this pool alive
+            self.close()
+            raise
 
-    def _exec_host(self, wiring: dict[str, Any], control_fd: int) -> subprocess.Popen[bytes]:
-        config = json.dumps({"wiring": wiring, "control_fd": control_fd})
+    def _start(self, log_dir: str | Path | None, arena_bytes: int, blas_threads: int | None) -> None:
+        # `undo`: given back if a later step fails. `theirs`: given back in any case.
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
+            self.segment = Segment(self.world_size, arena_bytes=arena_bytes)
+            undo.callback(self.segment.close_fd)
+            self.logs = LogFiles(log_dir, self.world_size)
+            undo.callback(self.logs.close)
+            ends = []
+            for _ in range(self.world_size + 1):
+                ends.append(Pipe())
+                undo.callback(ends[-1][0].close)
+                theirs.callback(ends[-1][1].close)
+            *self.connections, self.control = [ours for ours, _ in ends]
+            life_read, life_write = os.pipe()
+            theirs.callback(os.close, life_read)
+            undo.callback(os.close, life_write)  # a host that was just started ends by that
+            *connection_fds, control_fd = [end.fileno() for _, end in ends]
+            wiring = {
+                "segment_fd": self.segment.fd,
+                "life_fd": life_read,
+                "log_fds": self.logs.rank_fds,
+                "connection_fds": connection_fds,
+                "control_fd": control_fd,
+                "world_size": self.world_size,
+                "blas_threads": blas_threads or max(1, len(os.sched_getaffinity(0)) // self.world_size),
+                "path": [path or os.getcwd() for path in sys.path],
+            }
+            self._host = self._exec_host(wiring)
+            self._closer = weakref.finalize(
+                self, _close, os.getpid(), self._host, self.control, self.connections, self.logs, life_write,
+                self.segment,
+            )  # fmt: skip
+            undo.pop_all()
+
+    def _exec_host(self, wiring: dict[str, Any]) -> subprocess.Popen[bytes]:
+        config = json.dumps({"wiring": wiring, "launcher_pid": os.getpid()})
         home = str(Path(__file__).resolve().parents[2])
         code = (
             f"import sys; sys.path.insert(0, {home!r}); "
             "from simparallel.runtime._host import main; main(sys.argv[1])"
         )
         environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1"), "PYTHONUNBUFFERED": "1"}
-        inherited = [wiring["segment_fd"], wiring["life_fd"], control_fd]
+        inherited = [wiring["segment_fd"], wiring["life_fd"], wiring["control_fd"]]
         return subprocess.Popen(
             [sys.executable, "-P", "-c", code, config],
             stdin=subprocess.DEVNULL, stdout=self.logs.host_fd, stderr=self.logs.host_fd,
@@ -168,23 +183,32 @@ class Pool:
         run = _Run(self, Tail(self.logs.rank_fds, console(echo)), note)
         try:
             for rank, connection in enumerate(self.connections):
+                run.waiting[connection] = rank  # first: what an interrupt cuts off counts as unanswered
                 with contextlib.suppress(OSError):  # its death is on its way through `control`
                     connection.send_bytes(message)
-                run.waiting[connection] = rank
             run.collect()
         except KeyboardInterrupt:
             run.interrupt()
             raise
         finally:
-            run.tail.show(final=True)
             if run.waiting or run.dead:
                 self.usable = False
+            run.tail.show(final=True)
         return run.outcomes
+
+    def is_intact(self) -> bool:
+        """False if a device or the host ended since the last run."""
+        return self.usable and not self.control.poll(0)
 
     def signal_all(self, number: int) -> None:
         """Send a signal to the host's process group: the devices, and the host, which ignores SIGINT."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._host.pid, number)
+
+    def signal_rank(self, rank: int, number: int) -> None:
+        """Send a signal to one device. The host must live on, to say how its devices ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pids[rank], number)
 
     @property
     def host_pid(self) -> int:
@@ -207,7 +231,8 @@ class _Run:
         self.dead: set[int] = set()
         self.outcomes = [Outcome(rank) for rank in range(pool.world_size)]
         self._first_failure_at: float | None = None
-        self._asked = 0
+        self._asked = 0  # steps of the ladder taken
+        self._reading = False
 
     def collect(self) -> None:
         """Until every rank has answered or died."""
@@ -219,25 +244,48 @@ class _Run:
         ready = wait([*self.waiting, self.pool.control], limit_s)
         for connection in ready:
             if connection is self.pool.control:
-                self._note_death()
+                if self.pool.control.poll(0):  # `_lost` may have read it meanwhile
+                    self._note_death()
             elif connection in self.waiting:
                 self._receive(connection)
         self.tail.show()
 
     def _receive(self, connection: Connection) -> None:
-        try:
-            message = cloudpickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            # The process is gone; the host will say how. Listen no more on this end.
-            self._lost(connection)
-            return
-        if message["kind"] == "outcome":
-            rank = self.waiting.pop(connection)
-            self.outcomes[rank] = message["outcome"]
-            if message["outcome"].report is not None:
-                self._first_failure_at = self._first_failure_at or time.monotonic()
+        message = self._read(connection)
+        if message is None:
+            self._lost(connection)  # the process is gone; the host will say how
+        elif message["kind"] == "outcome":
+            self._accept(self.waiting.pop(connection), message["outcome"], message["value"])
         elif self.note is not None:
             self.note(message)
+
+    def _read(self, connection: Connection) -> dict[str, Any] | None:
+        """The next message of a rank, None at the end of file. An outcome's value comes as bytes."""
+        self._reading = True
+        try:
+            message: dict[str, Any] = cloudpickle.loads(connection.recv_bytes())
+            if message["kind"] == "outcome":
+                message["value"] = connection.recv_bytes()
+        except (EOFError, OSError):
+            self._reading = False
+            return None
+        self._reading = False
+        return message
+
+    def _accept(self, rank: int, outcome: Outcome, value: bytes) -> None:
+        try:
+            outcome.value = cloudpickle.loads(value)
+        except (Exception, SystemExit) as error:  # any object of the user's may refuse, in any way
+            outcome.report = failure_report(
+                LaunchError(
+                    f"rank {rank}: its result arrived, but cannot be unpickled: {type(error).__name__}: {error}. "
+                    "Return arrays, numbers, strings, and lists or dicts of them."
+                )
+            )
+            outcome.report["pid"] = self.pool.pids[rank]
+        self.outcomes[rank] = outcome
+        if outcome.report is not None:
+            self._first_failure_at = self._first_failure_at or time.monotonic()
 
     def _lost(self, connection: Connection) -> None:
         rank = self.waiting[connection]
@@ -262,13 +310,15 @@ class _Run:
     def _bury(self, rank: int, exit_code: int) -> None:
         self.dead.add(rank)
         connection = self.pool.connections[rank]
-        while rank in self.waiting.values() and _has_message(connection):
-            message = cloudpickle.loads(connection.recv_bytes())  # what it said before it died counts
+        while connection in self.waiting and _has_message(connection):  # what it said before it died counts
+            message = self._read(connection)
+            if message is None:
+                break
             if message["kind"] == "outcome":
-                self.outcomes[rank] = message["outcome"]
-                self.waiting.pop(connection)
+                self._accept(self.waiting.pop(connection), message["outcome"], message["value"])
         if self.waiting.pop(connection, None) is not None:
-            self.outcomes[rank].report = death_report(self.pool.pids[rank], exit_code)
+            by_us = -exit_code in [number for _, number in _LADDER[: self._asked]]
+            self.outcomes[rank].report = death_report(self.pool.pids[rank], exit_code, by_us=by_us)
             self._first_failure_at = self._first_failure_at or time.monotonic()
 
     def _hurry(self) -> None:
@@ -276,13 +326,16 @@ class _Run:
         if self._first_failure_at is None or not self.waiting:
             return
         passed = time.monotonic() - self._first_failure_at
-        ladder = ((STOP_ASK_S, signal.SIGINT), (STOP_TERM_S, signal.SIGTERM), (STOP_KILL_S, signal.SIGKILL))
-        while self._asked < len(ladder) and passed > ladder[self._asked][0]:
-            self.pool.signal_all(ladder[self._asked][1])
+        while self._asked < len(_LADDER) and passed > _LADDER[self._asked][0]:
+            for rank in self.waiting.values():
+                self.pool.signal_rank(rank, _LADDER[self._asked][1])
             self._asked += 1
 
     def interrupt(self) -> None:
         """Ctrl-C: devices raise KeyboardInterrupt, then are ended; a second Ctrl-C kills at once."""
+        if self._reading:  # in the middle of a message: nothing after it could be understood
+            self.pool.signal_all(signal.SIGKILL)
+            return
         words, control = self.pool.segment.words, self.pool.segment.map
         words[control.abort()] = ABORT_INTERRUPT
         self.pool.signal_all(signal.SIGINT)
@@ -302,25 +355,37 @@ def _has_message(connection: Connection) -> bool:
 
 
 def _close(
-    host: subprocess.Popen[bytes], control: Connection, connections: list[Connection], logs: LogFiles,
+    owner: int, host: subprocess.Popen[bytes], control: Connection, connections: list[Connection], logs: LogFiles,
     life_write: int, segment: Segment,
 ) -> None:  # fmt: skip
-    """Ask, wait, kill; then give back every descriptor. Runs once, at the latest at exit."""
-    for connection in connections:
-        with contextlib.suppress(OSError):
-            connection.send_bytes(cloudpickle.dumps({"kind": "close"}))
-    with contextlib.suppress(OSError):
-        control.send_bytes(b"close")
+    """Hang up, wait, kill; give back every descriptor. Runs once, at the latest at exit.
+
+    In a process that the user forked from the launcher, only the descriptors are given back.
+    """
     try:
-        host.wait(STOP_KILL_S)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
+        if os.getpid() == owner:
+            for connection in (*connections, control):
+                _hang_up(connection)
+            _end_host(host)
+    finally:
+        for connection in (*connections, control):
+            connection.close()
+        os.close(life_write)
+        logs.close()
+        segment.close_fd()
+
+
+def _hang_up(connection: Connection) -> None:
+    """End of file for the other side, also where a forked process holds a copy of our end. Never blocks."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def _end_host(host: subprocess.Popen[bytes]) -> None:
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            host.wait(STOP_KILL_S)
+    finally:  # also after Ctrl-C
+        with contextlib.suppress(ProcessLookupError):  # it, or a device that outlived it
             os.killpg(host.pid, signal.SIGKILL)
         host.wait()
-    with contextlib.suppress(ProcessLookupError):  # a device that outlived its host
-        os.killpg(host.pid, signal.SIGKILL)
-    for connection in (*connections, control):
-        connection.close()
-    os.close(life_write)
-    logs.close()
-    segment.close_fd()

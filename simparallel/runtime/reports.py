@@ -65,18 +65,21 @@ def _without_our_frames(error: BaseException) -> BaseException:
     return error.with_traceback(trace) if trace is not None else error
 
 
-def death_report(pid: int, exit_code: int) -> dict[str, Any]:
-    """A process that ended without a word: `exit_code` is negative for a signal."""
+def death_report(pid: int, exit_code: int, *, by_us: bool = False) -> dict[str, Any]:
+    """A process that ended without a word: `exit_code` is negative for a signal.
+
+    `by_us`: the launcher ended it, because of another rank's failure.
+    """
     if exit_code < 0:
         name = signal.Signals(-exit_code).name
-        often = ", often the out-of-memory killer" if exit_code == -signal.SIGKILL else ""
+        often = ", often the out-of-memory killer" if exit_code == -signal.SIGKILL and not by_us else ""
         summary, code = f"killed by {name}{often}", 128 - exit_code
     else:
         summary, code = f"process ended with exit code {exit_code} in the middle of the run", exit_code or 1
     return {
         "summary": summary,
         "traceback": "",
-        "secondary": False,
+        "secondary": by_us,
         "time_ns": time.monotonic_ns(),
         "pid": pid,
         "exit_code": code,
@@ -96,11 +99,11 @@ def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedE
     lines = [f"rank {root} of {len(outcomes)} failed: {cause['summary']}"]
     if cause["traceback"]:
         lines += ["", f"Traceback of rank {root} (pid {cause['pid']}):", cause["traceback"].rstrip()]
-    stopped = [rank for rank in others if reports[rank]["secondary"]]
+    stopped = [rank for rank in sorted(others) if reports[rank]["secondary"]]
     if stopped:
         lines += ["", f"Stopped because of it: rank{'s' * (len(stopped) > 1)} {_join(stopped)}."]
     independent = [rank for rank in others if not reports[rank]["secondary"]]
-    same = [rank for rank in independent if reports[rank]["summary"] == cause["summary"]]
+    same = [rank for rank in sorted(independent) if reports[rank]["summary"] == cause["summary"]]
     if same:
         lines += ["", f"Failed in the same way: rank{'s' * (len(same) > 1)} {_join(same)}."]
     lines += [f"Also failed, later: rank {r}: {reports[r]['summary']}" for r in independent if r not in same]
@@ -122,7 +125,7 @@ def _original(pickled: bytes | None) -> BaseException | None:
         return None
     try:
         error = cloudpickle.loads(pickled)
-    except Exception:  # a class that exists only over there; its text is in the message
+    except (Exception, SystemExit):  # a class that exists only over there; its text is in the message
         return None
     return error if isinstance(error, BaseException) else None
 

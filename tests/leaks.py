@@ -1,0 +1,141 @@
+"""Nothing may be left behind: what this process holds before a test and after it.
+
+Processes are found in two ways: as descendants of this one, and by a mark in the environment
+that everything started from here inherits, so that orphans are found too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import simparallel
+
+MARK = "SIMPARALLEL_TEST_MARK"
+os.environ[MARK] = uuid.uuid4().hex
+HEADER = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
+def _stat(pid: int) -> tuple[int, str] | None:
+    """(parent, start time) of a process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1]), fields[19]
+
+
+def marked(mark: str) -> set[int]:
+    """Processes that were started with this mark in their environment; zombies have none."""
+    found = set()
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if f"{MARK}={mark}".encode() in environment.split(b"\0"):
+            found.add(pid)
+    return found
+
+
+def descendants(ancestor: int) -> set[int]:
+    """Children of a process, their children, and so on; zombies too."""
+    parents = {int(name): _stat(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    found: set[int] = set()
+    while True:
+        more = {pid for pid, stat in parents.items() if stat and stat[0] in {ancestor, *found}} - found
+        if not more:
+            return found
+        found |= more
+
+
+def belongings() -> dict[str, set[str]]:
+    """What this process holds, by kind, as texts that can be compared and read."""
+    processes = set()
+    for pid in (descendants(os.getpid()) | marked(os.environ[MARK])) - {os.getpid()}:
+        stat = _stat(pid)
+        if stat is not None:
+            processes.add(f"pid {pid} started at {stat[1]}")
+    descriptors = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            descriptors.add(f"{fd} -> {os.readlink(f'/proc/self/fd/{fd}')}")
+        except OSError:  # the one that listed the directory
+            continue
+    return {
+        "processes": processes,
+        "descriptors": descriptors,
+        "threads": {f"{thread.name} {thread.ident}" for thread in threading.enumerate()},
+        "native threads": set(os.listdir("/proc/self/task")),
+        "shared memory": {
+            name for name in os.listdir("/dev/shm") if name.startswith(("simparallel", "sem.mp"))
+        },
+        "temporary files": {path.name for path in Path(tempfile.gettempdir()).glob("simparallel-*")},
+    }
+
+
+def new_belongings(before: dict[str, set[str]], limit_s: float = 3.0) -> dict[str, set[str]]:
+    """What was not there before; waits for it to go, so that slow ends are not called leaks."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        gc.collect()  # what only a cycle of references holds is not a leak
+        now = belongings()
+        new = {kind: now[kind] - before[kind] for kind in now if now[kind] - before[kind]}
+        if not new or time.monotonic() > deadline:
+            return new
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    before = belongings()
+    yield
+    left = new_belongings(before)
+    for text in left.get("processes", ()):  # they shall not disturb the next test
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(text.split()[1]), signal.SIGKILL)
+    assert not left, f"left behind: {left}"
+
+
+def wait_for(what: Callable[[], bool], limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < deadline, "what the test waits for did not happen"
+        time.sleep(0.01)
+
+
+def start_script(folder: Path, text: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start `text` as a script in its own process group, as a shell would.
+
+    SIGINT is set to Python's default first: a process of a background job has it ignored.
+    """
+    path = folder / "script.py"
+    path.write_text(HEADER + text)
+    home = str(Path(simparallel.__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, str(path), *arguments],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        env={**os.environ, "PYTHONPATH": home, **environment}, process_group=0,
+    )  # fmt: skip
+
+
+def finish(script: subprocess.Popen[str], limit_s: float = 30.0) -> tuple[str, str]:
+    """(stdout, stderr) of a script, which may not take longer than the limit."""
+    try:
+        return script.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        script.kill()
+        said = script.communicate()
+        raise AssertionError(f"the script did not end: {said}") from None

@@ -1,0 +1,124 @@
+"""What collectives must give, one NumPy line each, and the worlds in which the tests run them.
+
+An oracle takes the inputs of a group's ranks, in the order of the group, and gives their outputs.
+`root` is a position in the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import simparallel as sp
+from simparallel.runtime import pool
+
+UFUNCS = {
+    "sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
+    "and": np.bitwise_and, "or": np.bitwise_or,
+}  # fmt: skip
+OPS = tuple(UFUNCS)
+
+
+def reduced(xs: list[np.ndarray], op: str) -> np.ndarray:
+    """One after the other, in order; float16 in float32, rounded once."""
+    wide = np.float32 if xs[0].dtype == np.float16 and op in ("sum", "mean", "prod") else xs[0].dtype
+    total = xs[0].astype(wide)
+    for x in xs[1:]:
+        total = UFUNCS[op](total, x)
+    return np.asarray(total / len(xs) if op == "mean" else total, dtype=xs[0].dtype)
+
+
+def all_reduce(xs, op="sum"):
+    return [reduced(xs, op) for _ in xs]
+
+
+def broadcast(xs, root):
+    return [xs[root] for _ in xs]
+
+
+def reduce(xs, root, op="sum"):
+    return [reduced(xs, op) if i == root else x for i, x in enumerate(xs)]
+
+
+def all_gather(xs, dim=0):
+    return [np.concatenate(xs, dim) for _ in xs]
+
+
+def reduce_scatter(xs, dim=0, op="sum"):
+    return np.split(reduced(xs, op), len(xs), dim)
+
+
+def all_to_all(xs, split_dim=0, concat_dim=0):
+    return [
+        np.concatenate([np.split(x, len(xs), split_dim)[i] for x in xs], concat_dim) for i in range(len(xs))
+    ]
+
+
+def gather(xs, root):
+    return [xs if i == root else None for i in range(len(xs))]
+
+
+def scatter(lists, root):
+    return list(lists[root])
+
+
+# --- worlds -----------------------------------------------------------------------------------------
+
+TRANSPORTS = ("inline", pytest.param("shm", marks=pytest.mark.process))
+
+
+class World:
+    """Ranks of one transport: `run` makes clusters as they are needed and keeps them until `close`.
+
+    Attributes:
+        max_size: largest number of ranks that tests should ask for.
+        examples: how many examples a property gets.
+    """
+
+    def __init__(self, transport: str, **cluster_settings: Any) -> None:
+        self.transport = transport
+        self.max_size, self.examples = (5, 50) if transport == "inline" else (4, 10)
+        self._settings = cluster_settings
+        self._clusters: dict[tuple[int, float], sp.Cluster] = {}
+        # Ranks learn of a failure from one another. On a busy machine the launcher's signals, which are
+        # for ranks that do not communicate, could be quicker; with this patience they do not hide a fault.
+        self._patch = pytest.MonkeyPatch()
+        for name, seconds in (("STOP_ASK_S", 20.0), ("STOP_TERM_S", 21.0), ("STOP_KILL_S", 22.0)):
+            self._patch.setattr(pool, name, seconds)
+
+    def run(self, size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 20.0) -> Any:
+        key = size, timeout_s
+        if key not in self._clusters:
+            self._clusters[key] = sp.Cluster(
+                size, transport=self.transport, timeout_s=timeout_s, echo=False, **self._settings
+            )
+        return self._clusters[key].run(fn, *args)
+
+    def check(self, strategy: Any, body: Callable[[Any], None], parts: int = 1) -> None:
+        """The property `body` on examples of `strategy`, fewer where ranks are processes.
+
+        `parts` tests share the examples of one.
+        """
+        scale = max(1, settings.default.max_examples // 30)
+
+        @settings(max_examples=max(4, self.examples // parts) * scale, deadline=None)
+        @given(strategy)
+        def run(case: Any) -> None:
+            body(case)
+
+        run()
+
+    def close(self) -> None:
+        for cluster in self._clusters.values():
+            cluster.close()
+        self._patch.undo()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
