@@ -40,11 +40,11 @@ from simparallel.parallel.collectives import (
     scatter,
     send,
 )
-from simparallel.runtime import Cluster, launch, progress
-from simparallel.trace import Trace
 
 if TYPE_CHECKING:
     from simparallel import testing, view
+    from simparallel.runtime import Cluster, launch, progress
+    from simparallel.trace import Trace
 
 __version__ = "0.1.0"
 
@@ -60,8 +60,19 @@ __all__ = [
 logging.getLogger("simparallel").addHandler(logging.NullHandler())
 
 
+_LATER = {
+    "Cluster": "runtime", "launch": "runtime", "progress": "runtime", "Trace": "trace",
+    "testing": "", "view": "",
+}  # fmt: skip
+
+
 def __getattr__(name: str) -> Any:
-    """Rooms that few programs need are imported when they are first named."""
-    if name in ("testing", "view"):
-        return import_module(f"simparallel.{name}")
-    raise AttributeError(f"module 'simparallel' has no attribute {name!r}")
+    """What a device process or a plain script may not need is imported when it is first named."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'simparallel' has no attribute {name!r}")
+    room = _LATER[name]
+    value = (
+        getattr(import_module(f"simparallel.{room}"), name) if room else import_module(f"simparallel.{name}")
+    )
+    globals()[name] = value
+    return value

@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from simparallel.comm.work import Work
@@ -132,6 +131,8 @@ class AbstractCommunicator:
 
 
 def _pack(value: Any) -> np.ndarray:
+    import cloudpickle  # takes a tenth of the time of `import simparallel`, and few programs send objects
+
     return np.frombuffer(cloudpickle.dumps(value), np.uint8)
 
 
