@@ -34,6 +34,7 @@ from leaks import (  # noqa: F401 (no_leaks is a fixture)
 
 import simparallel as sp
 from simparallel.errors import LaunchError, RunFailedError
+from simparallel.runtime.pool import THREAD_VARIABLES
 
 process = pytest.mark.process
 
@@ -558,18 +559,24 @@ multiprocessing.set_start_method("spawn")  # raises where somebody has fixed it 
 
 
 @process
+@pytest.mark.parametrize("users", [None, 2])
 @pytest.mark.parametrize(("world_size", "given"), [(1, None), (2, None), (2, 2), (2, 3)])
 def test_blas_threads_are_bounded(
-    world_size: int, given: int | None, monkeypatch: pytest.MonkeyPatch
+    world_size: int, given: int | None, users: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What the call says, else what the user's environment says, else an equal share of the cores."""
+
     def threads() -> list[int]:
         from threadpoolctl import threadpool_info
 
         np.ones((64, 64)) @ np.ones((64, 64))
         return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
 
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "16")
-    expected = given or max(1, len(os.sched_getaffinity(0)) // world_size)
+    for variable in THREAD_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    if users is not None:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", str(users))
+    expected = given or users or max(1, len(os.sched_getaffinity(0)) // world_size)
     for pools in sp.launch(threads, world_size=world_size, blas_threads=given, echo=False):
         assert pools == [expected] * len(pools)
         assert pools

@@ -124,3 +124,30 @@ def test_limit_names_breakdown_and_refuses_before_it_allocates():
         assert caught.value.live["parameters"] > 0
         assert caught.value.layer == "0"
         assert recorder.memory.total <= memory_bytes
+
+
+def fill(batch_size):
+    net = sp.parallel.DistributedDataParallel(
+        sp.nn.Sequential(sp.nn.Linear(8, 16), sp.nn.ReLU(), sp.nn.Linear(16, 4))
+    )
+    for _ in range(2):
+        net.zero_grad()
+        step(net, batch_size)
+
+
+@pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=pytest.mark.process)])
+def test_ranks_report_what_they_held(transport):
+    results = sp.launch(fill, (10,), world_size=2, transport=transport, device_memory="1MB", echo=False)
+    parameter_bytes = 4 * (8 * 16 + 16 + 16 * 4 + 4)
+    for rank in range(2):
+        memory = results.memory[rank]
+        assert memory["limit_bytes"] == 10**6
+        assert memory["at_peak"]["parameters"] == parameter_bytes
+        assert memory["at_peak"]["gradients"] >= parameter_bytes
+
+
+@pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=pytest.mark.process)])
+def test_a_device_without_room_fails_the_run(transport):
+    with pytest.raises(sp.errors.RunFailedError, match=r"needs .*In layer module\.0\.") as caught:
+        sp.launch(fill, (4000,), world_size=2, transport=transport, device_memory="100KB", echo=False)
+    assert isinstance(caught.value.__cause__, DeviceOutOfMemoryError)

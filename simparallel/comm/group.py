@@ -97,8 +97,10 @@ class Group:
         issued_ps = self.recorder.now_ps if self.recorder else 0
         call = Call(self, op, template, site, issued_ps, payload, traffic)
         work = self.lane.submit(call.steps(body), call.describe)
-        call.work = work
-        work.sim_end_ps = call.sim_end_ps
+        if work.finished:
+            work.sim_end_ps = call.sim_end_ps
+        else:
+            call.work = work  # until it is finished: no cycle is left for the garbage collector
         return work
 
     def condition(self, which: int, seq: int) -> Condition:
@@ -266,7 +268,7 @@ class Call:
             )
             self.sim_end_ps = sim_start_ps + cost.time_ps
             if self.work is not None:
-                self.work.sim_end_ps = self.sim_end_ps
+                self.work.sim_end_ps, self.work = self.sim_end_ps, None
             recorder.communicate(
                 self.op, "collective", group.stream, start_ns, perf_counter_ns(),
                 sim_start_ps, self.sim_end_ps, vector_bytes, cost.sent_bytes, group.ranks, seq,

@@ -18,6 +18,8 @@ from simparallel.autograd import Tensor, at_backward_end
 from simparallel.backend import Array, to_host
 from simparallel.comm import Communicator, Group, Work, current
 from simparallel.errors import CollectiveMismatchError, InputError, UnusedParameterError
+from simparallel.events import current_recorder
+from simparallel.memory import GRADIENTS
 from simparallel.nn import Module
 from simparallel.parallel import collectives
 
@@ -40,6 +42,9 @@ class Bucket:
             self.flat: Array = communicator.empty(size, dtype)
         else:
             self.flat = type(parameters[0].data)((size,), dtype)  # on the parameter's own GPU
+        recorder = current_recorder()
+        if recorder is not None:
+            recorder.memory.hold(self.flat, GRADIENTS)
         self.views: list[Array] = []
         start = 0
         for parameter in parameters:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import linecache
 import logging
 import os
+import random
 import select
 import signal
 import sys
@@ -15,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from simparallel.comm import Communicator
 from simparallel.comm.segment import Arena, Segment
@@ -100,9 +103,14 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
             finally:
                 interrupts.armed = False
 
+        # Python's and NumPy's own random numbers start afresh too, the same on every rank.
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002 (the global state is the point)
+        linecache.cache.update(message["sources"])
         outcome, last = play_rank(
-            call, transport, settings["cluster"], keep_events=settings["keep_events"], tell=tell
-        )
+            call, transport, settings["cluster"], keep_events=settings["keep_events"],
+            memory_bytes=settings["memory_bytes"], tell=tell,
+        )  # fmt: skip
         interrupts.armed = False
         sys.stdout.flush()
         sys.stderr.flush()

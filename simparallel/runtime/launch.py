@@ -15,6 +15,7 @@ from typing import Any
 from simparallel.cluster import DEFAULT_DEVICE, ClusterSpec, DeviceSpec, LinkSpec, describe
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError, LaunchError
+from simparallel.memory import parse_bytes
 from simparallel.runtime.pool import Pool, pack
 from simparallel.runtime.reports import Outcome, run_failed
 from simparallel.runtime.threads import run_threads
@@ -29,12 +30,14 @@ class Results(list[Any]):
     Attributes:
         trace: the events of all ranks.
         metrics: what ranks noted with `sp.log`: rank -> list of (step, name, value).
+        memory: rank -> what its device held: peak_bytes, at_peak and live by category, limit_bytes.
     """
 
     def __init__(self, outcomes: list[Outcome], cluster: ClusterSpec) -> None:
         super().__init__(outcome.value for outcome in outcomes)
         self.trace = Trace([event for outcome in outcomes for event in outcome.events], cluster)
         self.metrics = {outcome.rank: outcome.metrics for outcome in outcomes}
+        self.memory = {outcome.rank: outcome.memory for outcome in outcomes}
 
 
 class Cluster:
@@ -46,6 +49,7 @@ class Cluster:
         link: the links between them; by default those of the preset.
         transport: "shm" (processes) or "inline" (threads of this process, taking turns).
         log_dir: directory for `scheduler.log` and `worker_N.log`; None keeps no files.
+        device_memory: capacity of each device, such as "64MB"; None for no limit.
         timeout_s: how long a rank waits for another one before it calls that an error.
         arena_bytes: address space for each rank's shared memory; 0 for the default.
         blas_threads: BLAS threads of each device; None for cores // ranks, at least 1.
@@ -64,8 +68,9 @@ class Cluster:
 
     def __init__(
         self, world_size: int, *, device: str | DeviceSpec = DEFAULT_DEVICE, link: LinkSpec | None = None,
-        transport: str = "shm", log_dir: str | Path | None = None, timeout_s: float = DEFAULT_TIMEOUT_S,
-        arena_bytes: int = 0, blas_threads: int | None = None, echo: bool = True,
+        transport: str = "shm", log_dir: str | Path | None = None, device_memory: str | int | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S, arena_bytes: int = 0, blas_threads: int | None = None,
+        echo: bool = True,
     ) -> None:  # fmt: skip
         if transport not in TRANSPORTS:
             raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.")
@@ -76,6 +81,10 @@ class Cluster:
         self.transport = transport
         self.log_dir = None if log_dir is None else str(log_dir)
         self.timeout_s = timeout_s
+        self._limits = {
+            "timeout_s": timeout_s,
+            "memory_bytes": None if device_memory is None else parse_bytes(device_memory),
+        }
         self.echo = echo
         self.trace = Trace([], self.spec)
         self._pool_settings = {"log_dir": log_dir, "arena_bytes": arena_bytes, "blas_threads": blas_threads}
@@ -123,11 +132,10 @@ class Cluster:
         try:
             if self.transport == "inline":
                 call = partial(function, *args, **kwargs)
-                return run_threads(call, self.spec, timeout_s=self.timeout_s, tell=bar)
+                return run_threads(call, self.spec, tell=bar, **self._limits)  # type: ignore[arg-type]
             payload = pack(function, args, kwargs)
-            return self._warm_pool().run(
-                payload, self.spec, timeout_s=self.timeout_s, echo=self.echo, note=bar
-            )
+            pool = self._warm_pool()
+            return pool.run(payload, self.spec, echo=self.echo, note=bar, **self._limits)  # type: ignore[arg-type]
         finally:
             bar.close()
             if self._pool is not None and not self._pool.usable:

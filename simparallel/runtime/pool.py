@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import linecache
 import os
 import signal
 import socket
@@ -35,7 +36,7 @@ START_LIMIT_S = 30.0
 POLL_S = 0.02
 STOP_ASK_S, STOP_TERM_S, STOP_KILL_S = 0.5, 1.5, 2.5  # after the first failure or Ctrl-C
 PAYLOAD_WARNING_BYTES = 64 << 20
-_THREAD_VARIABLES = (
+THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
 _LADDER = ((STOP_ASK_S, signal.SIGINT), (STOP_TERM_S, signal.SIGTERM), (STOP_KILL_S, signal.SIGKILL))
@@ -120,7 +121,7 @@ class Pool:
                 "connection_fds": connection_fds,
                 "control_fd": control_fd,
                 "world_size": self.world_size,
-                "blas_threads": blas_threads or max(1, len(os.sched_getaffinity(0)) // self.world_size),
+                "blas_threads": blas_threads or _blas_threads(self.world_size),
                 "path": [path or os.getcwd() for path in sys.path],
             }
             self._host = self._exec_host(wiring)
@@ -137,7 +138,7 @@ class Pool:
             f"import sys; sys.path.insert(0, {home!r}); "
             "from simparallel.runtime._host import main; main(sys.argv[1])"
         )
-        environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1"), "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONUNBUFFERED": "1"}
         inherited = [wiring["segment_fd"], wiring["life_fd"], wiring["control_fd"]]
         return subprocess.Popen(
             [sys.executable, "-P", "-c", code, config],
@@ -169,7 +170,7 @@ class Pool:
 
     def run(
         self, payload: bytes, cluster: ClusterSpec, *, timeout_s: float = DEFAULT_TIMEOUT_S,
-        keep_events: bool = True, echo: bool = True, note: Note | None = None,
+        keep_events: bool = True, memory_bytes: int | None = None, echo: bool = True, note: Note | None = None,
     ) -> list[Outcome]:  # fmt: skip
         """Run a packed call on every rank; one outcome per rank, in order.
 
@@ -178,8 +179,13 @@ class Pool:
             LaunchError: the host process is gone.
         """
         self.segment.reset()
-        settings = {"cluster": cluster, "timeout_s": timeout_s, "keep_events": keep_events}
-        message = cloudpickle.dumps({"kind": "run", "payload": payload, "settings": settings})
+        for rank, pid in enumerate(self.pids):
+            self.segment.words[self.segment.map.pid(rank)] = pid
+        settings = {
+            "cluster": cluster, "timeout_s": timeout_s, "keep_events": keep_events, "memory_bytes": memory_bytes,
+        }  # fmt: skip
+        run_message = {"kind": "run", "payload": payload, "settings": settings, "sources": _cell_sources()}
+        message = cloudpickle.dumps(run_message)
         run = _Run(self, Tail(self.logs.rank_fds, console(echo)), note)
         try:
             for rank, connection in enumerate(self.connections):
@@ -345,6 +351,19 @@ class _Run:
             self.collect()
         except (KeyboardInterrupt, LaunchError):
             self.pool.signal_all(signal.SIGKILL)
+
+
+def _blas_threads(world_size: int) -> int:
+    """What the user's environment says, else an equal share of the cores, at least 1."""
+    for variable in THREAD_VARIABLES:
+        if os.environ.get(variable, "").isdigit():
+            return max(1, int(os.environ[variable]))
+    return max(1, len(os.sched_getaffinity(0)) // world_size)
+
+
+def _cell_sources() -> dict[str, Any]:
+    """Source text that is in no file, such as a notebook's cells: for tracebacks of the devices."""
+    return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
 
 
 def _has_message(connection: Connection) -> bool:

@@ -31,6 +31,7 @@ class Outcome:
     report: dict[str, Any] | None = None
     events: list[Event] = field(default_factory=list)
     metrics: list[tuple[int, str, float]] = field(default_factory=list)
+    memory: dict[str, Any] = field(default_factory=dict)
 
 
 def failure_report(error: BaseException) -> dict[str, Any]:

@@ -18,7 +18,7 @@ ARENA_BYTES = 1 << 30  # address space, not memory
 
 def run_threads(
     call: Callable[[], Any], cluster: ClusterSpec, *, keep_events: bool = True,
-    timeout_s: float = DEFAULT_TIMEOUT_S, tell: Tell | None = None,
+    memory_bytes: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S, tell: Tell | None = None,
 ) -> list[Outcome]:  # fmt: skip
     """Run `call()` as every rank of `cluster`; one outcome per rank, in order."""
     segment = Segment(cluster.world_size, arena_bytes=ARENA_BYTES)
@@ -29,7 +29,9 @@ def run_threads(
     def play(rank: int) -> None:
         turns.begin(rank)
         try:
-            outcomes[rank], _ = play_rank(call, transports[rank], cluster, keep_events=keep_events, tell=tell)
+            outcomes[rank], _ = play_rank(
+                call, transports[rank], cluster, keep_events=keep_events, memory_bytes=memory_bytes, tell=tell
+            )
         finally:
             transports[rank].end()
 
@@ -47,5 +49,6 @@ def run_threads(
             thread.join()
         raise
     finally:
+        turns.transports.clear()  # else the memory would wait for the garbage collector
         segment.close_fd()
     return outcomes
