@@ -27,15 +27,30 @@ def get_namespace(*arrays: Any) -> ModuleType:
     cupy = sys.modules.get("cupy")
     if cupy is not None and any(isinstance(array, cupy.ndarray) for array in arrays):
         return cupy
+    if _namespaces:
+        for array in arrays:
+            if type(array) in _namespaces:
+                return _namespaces[type(array)]
     return np
 
 
+_namespaces: dict[type, ModuleType] = {}
+
+
+def register_namespace(array_type: type, namespace: Any) -> None:
+    """Treat `array_type` as arrays too, computed with by `namespace`, as CuPy's are by CuPy.
+
+    The type has a method `get()` that gives a NumPy copy, and an attribute `device`, a context.
+    """
+    _namespaces[array_type] = namespace
+
+
 def is_array(value: Any) -> bool:
-    """Is it a NumPy or CuPy array?"""
+    """Is it a NumPy or CuPy array, or one of a registered type?"""
     if isinstance(value, np.ndarray):
         return True
     cupy = sys.modules.get("cupy")
-    return cupy is not None and isinstance(value, cupy.ndarray)
+    return type(value) in _namespaces or (cupy is not None and isinstance(value, cupy.ndarray))
 
 
 def to_host(array: Array) -> np.ndarray:

@@ -46,6 +46,10 @@ class ShapeError(InputError):
     """Shapes or sizes do not fit an operation."""
 
 
+class OutOfRangeError(InputError, IndexError):
+    """An index lies outside of a tensor."""
+
+
 class DTypeError(SimParallelError, TypeError):
     """A dtype does not fit an operation."""
 

@@ -1,18 +1,43 @@
 """Tensors, the tape, and the ops by family."""
 
 from simparallel.autograd import functions
+from simparallel.autograd.activation import GELU, SiLU
+from simparallel.autograd.cast import Cast
+from simparallel.autograd.compare import Equal, Greater, GreaterEqual, Less, LessEqual, NotEqual
 from simparallel.autograd.differentiate import value_and_grad
-from simparallel.autograd.elementwise import Add, Div, Exp, Log, Mul, Neg, ReLU, Sigmoid, Sub, Tanh
+from simparallel.autograd.elementwise import (
+    Abs,
+    Add,
+    Div,
+    Exp,
+    Log,
+    Mul,
+    Neg,
+    ReLU,
+    Sigmoid,
+    Sqrt,
+    Sub,
+    Tanh,
+)  # fmt: skip
+from simparallel.autograd.expand import BroadcastTo, Pad, Squeeze, Tile, Unsqueeze
+from simparallel.autograd.extremum import ArgMax, Max, Min, Var
+from simparallel.autograd.indexing import Index, Slice
+from simparallel.autograd.join import Concat, Stack
 from simparallel.autograd.loss import CrossEntropy
 from simparallel.autograd.matmul import Linear, MatMul
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work
+from simparallel.autograd.power import Pow
 from simparallel.autograd.reduce import Mean, Sum
+from simparallel.autograd.select import Clip, Maximum, Minimum, Where
 from simparallel.autograd.shape import Permute, Reshape
 from simparallel.autograd.tape import at_backward_end, no_grad, run_backward
 from simparallel.autograd.tensor import Tensor
 
 __all__ = [
-    "Add", "Context", "CrossEntropy", "Div", "Exp", "Linear", "Log", "MatMul", "Mean", "Mul", "Neg",
-    "Op", "Permute", "Plan", "ReLU", "Reshape", "Sigmoid", "Spec", "Sub", "Sum", "Tanh", "Tensor",
-    "Work", "at_backward_end", "functions", "no_grad", "run_backward", "value_and_grad",
+    "Abs", "Add", "ArgMax", "BroadcastTo", "Cast", "Clip", "Concat", "Context", "CrossEntropy", "Div",
+    "Equal", "Exp", "GELU", "Greater", "GreaterEqual", "Index", "Less", "LessEqual", "Linear", "Log",
+    "MatMul", "Max", "Maximum", "Mean", "Min", "Minimum", "Mul", "Neg", "NotEqual", "Op", "Pad",
+    "Permute", "Plan", "Pow", "ReLU", "Reshape", "SiLU", "Sigmoid", "Slice", "Spec", "Sqrt", "Squeeze",
+    "Stack", "Sub", "Sum", "Tanh", "Tensor", "Tile", "Unsqueeze", "Var", "Where", "Work",
+    "at_backward_end", "functions", "no_grad", "run_backward", "value_and_grad",
 ]  # fmt: skip

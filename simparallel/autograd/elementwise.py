@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from types import ModuleType
 
 import numpy as np
 
@@ -101,6 +102,17 @@ class Neg(AbstractUnary):
         return (-dy,)
 
 
+class Abs(AbstractUnary):
+    """y = |x|; the gradient at 0 is 0"""
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        ctx.x = x
+        return abs(x)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy * ctx.xp.sign(ctx.x),)
+
+
 class Exp(AbstractFloatUnary):
     """y = e ** x"""
 
@@ -123,6 +135,17 @@ class Log(AbstractFloatUnary):
         return (dy / ctx.x,)
 
 
+class Sqrt(AbstractFloatUnary):
+    """y = x ** (1/2); the gradient at 0 is infinite"""
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        ctx.y = ctx.xp.sqrt(self._cast(ctx, x))
+        return ctx.y
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy / (2 * ctx.y),)
+
+
 class Tanh(AbstractFloatUnary):
     """y = tanh x"""
 
@@ -134,13 +157,17 @@ class Tanh(AbstractFloatUnary):
         return (dy * (1 - ctx.y * ctx.y),)
 
 
+def stable_sigmoid(xp: ModuleType, x: Array) -> Array:
+    """1 / (1 + e ** -x) of a floating-point array."""
+    small = xp.exp(-abs(x))  # in (0, 1]: never overflows
+    return xp.where(x < 0, small, xp.ones_like(small)) / (1 + small)
+
+
 class Sigmoid(AbstractFloatUnary):
     """y = 1 / (1 + e ** -x), in the form that neither overflows nor loses small values"""
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        x = self._cast(ctx, x)
-        small = ctx.xp.exp(-abs(x))  # in (0, 1]: never overflows
-        ctx.y = ctx.xp.where(x < 0, small, 1) / (1 + small)
+        ctx.y = stable_sigmoid(ctx.xp, self._cast(ctx, x))
         return ctx.y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
@@ -151,7 +178,7 @@ class ReLU(AbstractUnary):
     """y = max(x, 0); the gradient at 0 is 0"""
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        ctx.y = ctx.xp.maximum(x, 0)
+        ctx.y = ctx.xp.maximum(x, 0 if x.dtype.kind != "b" else False)
         return ctx.y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:

@@ -1,15 +1,54 @@
 """The ops as functions of Tensors, arrays and numbers: `add(x, 1.0)`, `linear(x, w, b)`, …"""
 
+# The functions of two further files are named here, to be found in one place.
+# ruff: noqa: F401
+
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-import numpy as np
-
-from simparallel.autograd import elementwise, loss, matmul as products, op, reduce, shape, tensor
+from simparallel.autograd import elementwise, loss, matmul as products, op, operators, reduce, shape
+from simparallel.autograd.functions_math import (
+    abs,
+    argmax,
+    cast,
+    clamp,
+    clip,
+    eq,
+    ge,
+    gelu,
+    gt,
+    le,
+    lt,
+    max,
+    maximum,
+    min,
+    minimum,
+    ne,
+    pow,
+    silu,
+    sqrt,
+    var,
+    where,
+)
+from simparallel.autograd.functions_shape import (
+    broadcast_to,
+    cat,
+    chunk,
+    concat,
+    expand,
+    getitem,
+    pad,
+    split,
+    squeeze,
+    stack,
+    take,
+    tile,
+    unsqueeze,
+)
+from simparallel.autograd.operands import as_dims, operands, spread
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import get_namespace, is_array
 from simparallel.errors import ShapeError
 
 _ADD, _SUB, _MUL, _DIV = elementwise.Add(), elementwise.Sub(), elementwise.Mul(), elementwise.Div()
@@ -18,45 +57,24 @@ _TANH, _SIGMOID, _RELU = elementwise.Tanh(), elementwise.Sigmoid(), elementwise.
 _MATMUL, _LINEAR = products.MatMul(), products.Linear()
 
 
-def _operands(a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    """Both as Tensors; a plain number takes the other's dtype where that can hold its kind."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a, b
-    if not isinstance(a, Tensor):
-        b_tensor = as_tensor(b)
-        return _like(a, b_tensor), b_tensor
-    return a, _like(b, a)
-
-
-def _like(value: Any, like: Tensor) -> Tensor:
-    if isinstance(value, (bool, int, float, complex)):
-        xp = get_namespace(like.data)
-        return Tensor._result(xp.asarray(value, dtype=np.result_type(like.dtype, value)), None)
-    if not is_array(value) and not isinstance(value, np.generic):
-        value = get_namespace(like.data).asarray(value)
-        if value.dtype.kind == "f":  # Python floats take the tensor's precision
-            value = value.astype(np.result_type(like.dtype, 1.0))
-    return Tensor(value)
-
-
 def add(a: Any, b: Any) -> Tensor:
     """a + b, broadcast."""
-    return _ADD(*_operands(a, b))
+    return _ADD(*operands(a, b))
 
 
 def sub(a: Any, b: Any) -> Tensor:
     """a - b, broadcast."""
-    return _SUB(*_operands(a, b))
+    return _SUB(*operands(a, b))
 
 
 def mul(a: Any, b: Any) -> Tensor:
     """a * b, broadcast."""
-    return _MUL(*_operands(a, b))
+    return _MUL(*operands(a, b))
 
 
 def div(a: Any, b: Any) -> Tensor:
     """a / b, broadcast."""
-    return _DIV(*_operands(a, b))
+    return _DIV(*operands(a, b))
 
 
 def neg(x: Any) -> Tensor:
@@ -91,7 +109,7 @@ def relu(x: Any) -> Tensor:
 
 def matmul(x: Any, w: Any) -> Tensor:
     """x @ w.   x: (..., m, k)   w: (..., k, n)   result: (..., m, n)"""
-    return _MATMUL(*_operands(x, w))
+    return _MATMUL(*operands(x, w))
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
@@ -101,28 +119,19 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     return _LINEAR(as_tensor(x), as_tensor(weight), as_tensor(bias))
 
 
-def _as_dims(dim: Any) -> Any:
-    return tuple(dim) if isinstance(dim, list) else dim
-
-
-def _spread(numbers: tuple[Any, ...]) -> tuple[int, ...]:
-    """`f(2, 3)` and `f((2, 3))` mean the same."""
-    return tuple(numbers[0]) if len(numbers) == 1 and isinstance(numbers[0], (tuple, list)) else numbers
-
-
 def sum(x: Any, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """Sum over `dim` (all dims by default)."""
-    return op.instance(reduce.Sum, _as_dims(dim), keepdim)(as_tensor(x))
+    return op.instance(reduce.Sum, as_dims(dim), keepdim)(as_tensor(x))
 
 
 def mean(x: Any, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """Mean over `dim` (all dims by default)."""
-    return op.instance(reduce.Mean, _as_dims(dim), keepdim)(as_tensor(x))
+    return op.instance(reduce.Mean, as_dims(dim), keepdim)(as_tensor(x))
 
 
 def reshape(x: Any, *sizes: int) -> Tensor:
     """`x` in another shape, row-major; one size may be -1."""
-    return op.instance(shape.Reshape, _spread(sizes))(as_tensor(x))
+    return op.instance(shape.Reshape, spread(sizes))(as_tensor(x))
 
 
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
@@ -139,7 +148,7 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 def permute(x: Any, *dims: int) -> Tensor:
     """`x` with its dims in the order `dims`."""
-    return op.instance(shape.Permute, _spread(dims))(as_tensor(x))
+    return op.instance(shape.Permute, spread(dims))(as_tensor(x))
 
 
 def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
@@ -160,4 +169,4 @@ def cross_entropy(logits: Any, labels: Any, reduction: str = "mean") -> Tensor:
     return op.instance(loss.CrossEntropy, reduction)(as_tensor(logits), as_tensor(labels))
 
 
-tensor._functions = sys.modules[__name__]
+operators._functions = sys.modules[__name__]

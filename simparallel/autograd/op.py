@@ -218,6 +218,13 @@ class Op:
         return f"{self.name}({settings})"
 
 
+class AbstractConstant(Op):
+    """An op whose result does not change with a small change of its inputs: off the tape."""
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        return super().__call__(*(x.detach() if x.requires_grad else x for x in inputs))
+
+
 def _hold(memory: MemoryAccount, y: Array, ctx: Context) -> None:
     """Count the output, and what the op keeps for its backward, until they are freed."""
     for array in (y, *ctx.__dict__.values()):
@@ -232,7 +239,7 @@ def _price(recorder: Recorder, plan: Plan, key: Any, work: Work) -> tuple[int, i
     return price
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096, typed=True)  # typed: to an integer tensor, 2 and 2.0 are not the same
 def instance(op: type[Op], *settings: Any) -> Op:
     """The op with these settings; the same object each time, so that its plans are reused."""
     return op(*settings)

@@ -1,4 +1,4 @@
-"""Reductions over dims."""
+"""Reductions that are sums: a cut dim leaves the result Partial."""
 
 from __future__ import annotations
 
@@ -44,13 +44,19 @@ class AbstractReduce(Op):
 
 
 class Sum(AbstractReduce):
-    """y = sum of x over `dim`. Small integers are summed as NumPy does, in the platform integer."""
+    """y = sum of x over `dim`
+
+    Small integers are summed as NumPy does, in the platform integer; float16 is summed in float32.
+    """
 
     def infer(self, x: Spec) -> Spec:
         return Spec(super().infer(x).shape, np.sum(np.zeros(1, x.dtype)).dtype)
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        return x.sum(axis=normalize_dims(self.dim, x.ndim), keepdims=self.keepdim)
+        dims = normalize_dims(self.dim, x.ndim)
+        if x.dtype != "float16":
+            return x.sum(axis=dims, keepdims=self.keepdim)
+        return x.sum(axis=dims, keepdims=self.keepdim, dtype="float32").astype("float16")
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (self._spread(ctx, dy),)

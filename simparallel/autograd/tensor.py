@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.autograd.operators import TensorOperators
 from simparallel.autograd.tape import Node, run_backward
 from simparallel.backend import Array, get_namespace, is_array, to_host
 from simparallel.errors import AutogradError, NonFiniteLossError, ShapeError
 from simparallel.events import current_recorder
 
-_functions: Any = None  # the functions module, which needs Tensor first and sets this when it is ready
 
-
-class Tensor:
+class Tensor(TensorOperators):
     """An array with a place on the tape.
 
     Args:
@@ -121,79 +120,6 @@ class Tensor:
         grad = ", requires_grad=True" if self.requires_grad else ""
         name = f", name={self.name!r}" if self.name else ""
         return f"Tensor({text}, dtype={self.dtype}{grad}{name})"
-
-    # --- arithmetic (the ops themselves are elsewhere; see functions.py) -------------------------
-
-    def __add__(self, other: Any) -> Tensor:
-        return _functions.add(self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return _functions.add(other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return _functions.sub(self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return _functions.sub(other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return _functions.mul(self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return _functions.mul(other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return _functions.div(self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return _functions.div(other, self)
-
-    def __neg__(self) -> Tensor:
-        return _functions.neg(self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return _functions.matmul(self, other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return _functions.matmul(other, self)
-
-    def exp(self) -> Tensor:
-        return _functions.exp(self)
-
-    def log(self) -> Tensor:
-        return _functions.log(self)
-
-    def tanh(self) -> Tensor:
-        return _functions.tanh(self)
-
-    def sigmoid(self) -> Tensor:
-        return _functions.sigmoid(self)
-
-    def relu(self) -> Tensor:
-        return _functions.relu(self)
-
-    def sum(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
-        return _functions.sum(self, dim, keepdim)
-
-    def mean(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
-        return _functions.mean(self, dim, keepdim)
-
-    def reshape(self, *shape: int) -> Tensor:
-        return _functions.reshape(self, *shape)
-
-    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-        return _functions.flatten(self, start_dim, end_dim)
-
-    def permute(self, *dims: int) -> Tensor:
-        return _functions.permute(self, *dims)
-
-    def transpose(self, dim0: int, dim1: int) -> Tensor:
-        return _functions.transpose(self, dim0, dim1)
-
-    @property
-    def T(self) -> Tensor:
-        """All dims in reverse order."""
-        return _functions.permute(self, *reversed(range(self.ndim)))
 
     # --- gradients -------------------------------------------------------------------------------
 

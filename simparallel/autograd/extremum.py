@@ -1,0 +1,169 @@
+"""Reductions that a cut dim does not leave Partial: the op completes them itself, through `ctx`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from simparallel.autograd.op import AbstractConstant, Context, Spec, Work, normalize_dims
+from simparallel.autograd.reduce import AbstractReduce
+from simparallel.autograd.rule import dim_names
+from simparallel.backend import Array
+from simparallel.errors import ShapeError
+
+
+class AbstractCompleted(AbstractReduce):
+    """A reduction whose dims are marked `[d]`: each rank reduces its slice, then they exchange."""
+
+    def rule_for(self, shape: tuple[int, ...]) -> str:
+        left, _, right = super().rule_for(shape).partition("->")
+        reduced = set(self._dims(len(shape)))
+        marked = [f"[{name}]" if i in reduced else name for i, name in enumerate(left.split())]
+        return f"{' '.join(marked)} ->{right}"
+
+    def _dims(self, ndim: int) -> tuple[int, ...]:
+        return normalize_dims(self.dim, ndim)
+
+    def _names(self, ctx: Context) -> str:
+        """The reduced dims by name, for `ctx`."""
+        ndim = len(ctx.plan.inputs[0].shape)
+        names = dim_names(ndim)
+        return " ".join(names[i] for i in self._dims(ndim))
+
+    def _refuse_empty(self, shape: tuple[int, ...]) -> None:
+        if 0 in [shape[i] for i in self._dims(len(shape))]:
+            raise ShapeError(
+                f"no elements to reduce over dim={self.dim!r} of shape {shape}; every reduced dim "
+                "needs at least one."
+            )
+
+
+class AbstractExtremum(AbstractCompleted):
+    """The largest or smallest element. Equal ones share the gradient in equal parts."""
+
+    def infer(self, x: Spec) -> Spec:
+        self._refuse_empty(x.shape)
+        return super().infer(x)
+
+    def _extreme(self, ctx: Context, x: Array) -> Array:
+        raise TypeError(f"{self.name} does not define _extreme")
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        ctx.x = x
+        ctx.y = self._extreme(ctx, x)  # reduced dims have size 1
+        return ctx.y.reshape(ctx.plan.output.shape)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        chosen = ctx.x == ctx.y
+        count = chosen.sum(axis=self._dims(chosen.ndim), keepdims=True)
+        count = ctx.sum_over(self._names(ctx), count).clip(1)  # 0 where the extreme is NaN
+        return (chosen * (dy.reshape(ctx.y.shape) / count).astype(dy.dtype),)
+
+
+class Max(AbstractExtremum):
+    """y = largest x over `dim`; NaN where there is one"""
+
+    def _extreme(self, ctx: Context, x: Array) -> Array:
+        return ctx.max_over(self._names(ctx), x.max(axis=self._dims(x.ndim), keepdims=True))
+
+
+class Min(AbstractExtremum):
+    """y = smallest x over `dim`; NaN where there is one"""
+
+    def _extreme(self, ctx: Context, x: Array) -> Array:
+        local = x.min(axis=self._dims(x.ndim), keepdims=True)
+        if x.dtype.kind in "biu":  # ~ reverses the order without leaving the dtype, - may overflow
+            return ~ctx.max_over(self._names(ctx), ~local)
+        return -ctx.max_over(self._names(ctx), -local)
+
+
+class ArgMax(AbstractCompleted, AbstractConstant):
+    """y = position of the largest x along `dim`, int64; the lowest one where several are equal
+
+    Where the dim is cut, ranks exchange (value, global position) pairs.
+
+    Args:
+        dim: one dim; None looks at all elements and gives the row-major position.
+        keepdim: keep the reduced dim with size 1.
+    """
+
+    def __init__(self, dim: int | None = None, keepdim: bool = False) -> None:
+        super().__init__(dim, keepdim)
+
+    def infer(self, x: Spec) -> Spec:
+        self._refuse_empty(x.shape)
+        return Spec(super().infer(x).shape, np.dtype(np.int64))
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        xp, dims, names = ctx.xp, self._dims(x.ndim), self._names(ctx)
+        wide = tuple(1 if i in dims else size for i, size in enumerate(x.shape))
+        axis = None if self.dim is None else dims[0]
+        local = xp.argmax(x, axis=axis).reshape(wide)
+        position = self._global(ctx, local, x.shape)
+
+        value = x.max(axis=dims, keepdims=True)
+        largest = ctx.max_over(names, value)
+        holds = (value == largest) | (value != value)  # a NaN counts as the largest
+        nowhere = prod(ctx.size(name) for name in names.split())
+        candidate = xp.where(holds, position, xp.full_like(position, nowhere))
+        return -ctx.max_over(names, -candidate).reshape(ctx.plan.output.shape)
+
+    def _global(self, ctx: Context, local: Array, shape: tuple[int, ...]) -> Array:
+        """Row-major position among the reduced dims of the whole tensor, from that in the slice."""
+        position, stride = ctx.xp.zeros_like(local), 1
+        names = dim_names(len(shape))
+        for i in reversed(self._dims(len(shape))):
+            local, index = local // shape[i], local % shape[i]
+            position = position + (index + ctx.offset(names[i])) * stride
+            stride *= ctx.size(names[i])
+        return position
+
+
+class Var(AbstractCompleted):
+    """y = sum of (x - mean)^2 over `dim` / (n - correction), n the number of elements, globally
+
+    Two passes, so that a mean far from 0 costs no digits; float16 is summed in float32.
+
+    Args:
+        dim: dim or dims to reduce; None means all.
+        correction: 1 for a sample's variance, 0 for a population's.
+        keepdim: keep reduced dims with size 1.
+    """
+
+    def __init__(
+        self, dim: int | tuple[int, ...] | None = None, correction: int = 1, keepdim: bool = False
+    ) -> None:
+        super().__init__(dim, keepdim)
+        self.correction = correction
+
+    def infer(self, x: Spec) -> Spec:
+        return Spec(super().infer(x).shape, np.mean(np.zeros(1, x.dtype)).dtype)
+
+    def _divisor(self, ctx: Context) -> int:
+        count = prod(ctx.size(name) for name in self._names(ctx).split())
+        if count <= self.correction:
+            raise ShapeError(
+                f"{self!r}: the variance of {count} elements with correction={self.correction} is not "
+                "defined; reduce over more elements, or use correction=0."
+            )
+        return count - self.correction
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        dtype, dims, names = ctx.plan.output.dtype, self._dims(x.ndim), self._names(ctx)
+        divisor = self._divisor(ctx)
+        x = x.astype(np.result_type(dtype, np.float32), copy=False)
+        total = ctx.sum_over(names, x.sum(axis=dims, keepdims=True))
+        ctx.centred = x - total / (divisor + self.correction)
+        squares = ctx.sum_over(names, (ctx.centred * ctx.centred).sum(axis=dims, keepdims=True))
+        return (squares / divisor).astype(dtype).reshape(ctx.plan.output.shape)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        dims = self._dims(ctx.centred.ndim)
+        wide = tuple(1 if i in dims else size for i, size in enumerate(ctx.centred.shape))
+        return ((ctx.centred * (dy.reshape(wide) * (2 / self._divisor(ctx)))).astype(dy.dtype),)
+
+    def work(self, x: Spec) -> Work:
+        # per element: sum, subtraction, square, sum
+        return Work(4 * prod(x.shape), 2 * x.size_bytes + self.infer(x).size_bytes)

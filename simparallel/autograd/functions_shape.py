@@ -1,0 +1,150 @@
+"""Functions that join, part, index, repeat and pad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import expand as expanding, indexing, join, op
+from simparallel.autograd.operands import as_dims, spread
+from simparallel.autograd.tensor import Tensor, as_tensor
+from simparallel.backend import get_namespace, is_array
+from simparallel.errors import InputError, ShapeError
+
+
+def _joined(tensors: Sequence[Any], name: str) -> list[Tensor]:
+    if not tensors:
+        raise InputError(f"{name}: no tensors to join; give at least one.")
+    return [as_tensor(x) for x in tensors]
+
+
+def concat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    """The tensors one after another along `dim`."""
+    return op.instance(join.Concat, dim)(*_joined(tensors, "concat"))
+
+
+cat = concat
+
+
+def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    """The tensors, equal in shape, along a new dim `dim` of the result."""
+    return op.instance(join.Stack, dim)(*_joined(tensors, "stack"))
+
+
+def split(x: Any, sizes: int | Sequence[int], dim: int = 0) -> list[Tensor]:
+    """Parts of `x` along `dim`: of the given sizes, or each of one size, the last perhaps smaller.
+
+    As in PyTorch, a number is the size of a part; for a number of parts there is `chunk`.
+    """
+    x = as_tensor(x)
+    (at,) = op.normalize_dims(dim, x.ndim)
+    total = x.shape[at]
+    if isinstance(sizes, (int, np.integer)):
+        if sizes < 1:
+            raise ShapeError(f"split: the size of a part is {sizes}, must be positive.")
+        sizes = [int(sizes)] * (total // int(sizes)) + [total % int(sizes)] * (total % int(sizes) > 0)
+        sizes = sizes or [0]
+    if sum(sizes) != total or any(size < 0 for size in sizes):
+        raise ShapeError(f"split: sizes {list(sizes)} do not add up to {total}, the size of dim {dim}.")
+    parts, start = [], 0
+    for size in sizes:
+        whole: tuple[indexing.Item, ...] = ((None, None, None),) * at
+        parts.append(op.instance(indexing.Slice, (*whole, (start, start + size, None)))(x))
+        start += size
+    return parts
+
+
+def chunk(x: Any, count: int, dim: int = 0) -> list[Tensor]:
+    """`count` equal parts of `x` along `dim`."""
+    x = as_tensor(x)
+    (at,) = op.normalize_dims(dim, x.ndim)
+    if count < 1 or x.shape[at] % count:
+        raise ShapeError(
+            f"chunk: dim {dim} of shape {x.shape} has no {count} equal parts; use split for others."
+        )
+    return split(x, [x.shape[at] // count] * count, at)
+
+
+def getitem(x: Any, items: Any) -> Tensor:
+    """`x[items]`: integers, slices, None, ..., arrays of integers, masks of bool; as in NumPy."""
+    x = as_tensor(x)
+    items = _without_masks(items if isinstance(items, tuple) else (items,), get_namespace(x.data))
+    plain, dims, arrays = indexing.split_index(items, x.shape, lambda item: isinstance(item, Tensor))
+    if any(item != (None, None, None) for item in plain) or not dims:
+        x = op.instance(indexing.Slice, plain)(x)
+    if not dims:
+        return x
+    return op.instance(indexing.Index, dims)(x, *(_indices(item, x) for item in arrays))
+
+
+def _without_masks(items: tuple[Any, ...], xp: Any) -> tuple[Any, ...]:
+    """Arrays and lists as Tensors; a mask as the positions where it is true, an array a dim."""
+    result: list[Any] = []
+    for item in items:
+        if isinstance(item, list):
+            item = xp.asarray(item, dtype=None if item else "int64")
+        if is_array(item) or isinstance(item, Tensor):
+            item = as_tensor(item)
+            if item.dtype.kind == "b":
+                result += [Tensor(positions) for positions in item.data.nonzero()]
+                continue
+        result.append(item)
+    return tuple(result)
+
+
+def _indices(value: Any, like: Tensor) -> Tensor:
+    if isinstance(value, Tensor) or is_array(value):
+        return as_tensor(value)
+    return Tensor(get_namespace(like.data).asarray(value))
+
+
+def take(x: Any, indices: Any, dim: int) -> Tensor:
+    """The entries of `x` at `indices` (integers, any shape) along `dim`; its dims replace `dim`."""
+    x = as_tensor(x)
+    return op.instance(indexing.Index, (dim,))(x, _indices(indices, x))
+
+
+def pad(x: Any, pad: Sequence[int], value: float = 0.0) -> Tensor:
+    """`x` with `value` around it.
+
+    Args:
+        x: the tensor.
+        pad: elements before and after, pair by pair, beginning with the *last* dim, as in PyTorch.
+        value: of the new elements.
+    """
+    x = as_tensor(x)
+    if len(pad) % 2 or len(pad) > 2 * x.ndim:
+        raise ShapeError(f"pad: {list(pad)} must hold a pair for each of at most {x.ndim} dims.")
+    widths = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
+    widths += [(0, 0)] * (x.ndim - len(widths))
+    return op.instance(expanding.Pad, tuple(reversed(widths)), value)(x)
+
+
+def tile(x: Any, *repeats: int) -> Tensor:
+    """`x` repeated along its dims: A B becomes A B A B."""
+    return op.instance(expanding.Tile, spread(repeats))(as_tensor(x))
+
+
+def expand(x: Any, *shape: int) -> Tensor:
+    """`x` read again along dims of size 1 and new leading dims; -1 keeps a size. A read-only view."""
+    x, sizes = as_tensor(x), spread(shape)
+    extra = len(sizes) - x.ndim
+    kept = tuple(-1 if i >= extra and size == x.shape[i - extra] else size for i, size in enumerate(sizes))
+    return op.instance(expanding.BroadcastTo, kept)(x)
+
+
+broadcast_to = expand
+
+
+def squeeze(x: Any, dim: int | tuple[int, ...] | None = None) -> Tensor:
+    """`x` without its dims of size 1, or without those named, each of which must have size 1."""
+    x = as_tensor(x)
+    dims = tuple(i for i, size in enumerate(x.shape) if size == 1) if dim is None else as_dims(dim)
+    return op.instance(expanding.Squeeze, dims)(x)
+
+
+def unsqueeze(x: Any, dim: int | tuple[int, ...]) -> Tensor:
+    """`x` with a new dim of size 1 at `dim` of the result."""
+    return op.instance(expanding.Unsqueeze, as_dims(dim))(as_tensor(x))

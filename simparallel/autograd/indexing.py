@@ -1,0 +1,187 @@
+"""Reading a part of a tensor: `Slice` by integers and slices, `Index` by arrays of integers.
+
+`split_index` translates what stands in `x[...]` into these two, with NumPy's meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index as as_int
+from typing import Any
+
+from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
+from simparallel.autograd.rule import dim_names
+from simparallel.backend import Array
+from simparallel.errors import DTypeError, OutOfRangeError, ShapeError
+
+Triple = tuple[int | None, int | None, int | None]  # start, stop, step
+Item = int | None | Triple  # None is a new dim
+
+
+class Slice(Op):
+    """y = x[items]: integers drop a dim, None makes one, (start, stop, step) takes a part
+
+    A dim that is not taken whole may not be cut.
+
+    Args:
+        items: one entry for every dim of x (those left out at the end are taken whole), and None
+            for every new dim.
+    """
+
+    def __init__(self, items: tuple[Item, ...]) -> None:
+        self.items = items
+        self._key = tuple(slice(*item) if isinstance(item, tuple) else item for item in items)
+
+    def rule_for(self, shape: tuple[int, ...]) -> str:
+        names = dim_names(len(shape))
+        left, right = list(names), []
+        dim = 0
+        for item in self.items:
+            if item is None:
+                right.append("1")
+                continue
+            if dim == len(shape):
+                raise OutOfRangeError(f"too many indices for a tensor of shape {shape}.")
+            size = shape[dim]
+            if isinstance(item, int):
+                if not -size <= item < size:
+                    raise OutOfRangeError(f"index {item} is outside of dim {dim} of shape {shape}.")
+                left[dim] = f"{{{names[dim]}}}"
+            else:
+                steps = range(size)[slice(*item)]
+                if steps == range(size):
+                    right.append(names[dim])
+                else:
+                    left[dim] = f"{{{names[dim]}}}"
+                    right.append(str(len(steps)))
+            dim += 1
+        return f"{' '.join(left)} -> {' '.join(right + names[dim:])}"
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        return x[self._key]
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        x = ctx.plan.inputs[0]
+        dx = ctx.xp.zeros(x.shape, dtype=dy.dtype)
+        dx[self._key] = dy
+        return (dx,)
+
+    def work(self, x: Spec) -> Work:
+        return Work(0, 0)  # a view
+
+    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
+        return Work(0, 0)
+
+
+class Index(Op):
+    """y = x[..., indices, ...]: arrays of integers, broadcast together, choose along `dims`
+
+    y has the dims of the indices in place of `dims` where these are neighbours, else in front, as
+    in NumPy. The gradient is added up where an element was chosen more than once.
+
+    Args:
+        dims: the indexed dims of x in ascending order, one for every array of indices.
+    """
+
+    def __init__(self, dims: tuple[int, ...]) -> None:
+        self.dims = dims
+
+    def _dims(self, ndim: int) -> tuple[int, ...]:
+        dims = normalize_dims(self.dims, ndim)
+        if not dims or any(d not in (given, given + ndim) for d, given in zip(dims, self.dims, strict=True)):
+            raise ShapeError(f"dims {self.dims} must name at least one dim, in ascending order.")
+        return dims
+
+    def rule_for(self, shape: tuple[int, ...], *indices: tuple[int, ...]) -> str:
+        dims = self._dims(len(shape))
+        if len(dims) != len(indices):
+            raise ShapeError(f"indexes {len(dims)} dims, got {len(indices)} arrays of indices.")
+        names = dim_names(len(shape))
+        left = [f"{{{name}}}" if i in dims else name for i, name in enumerate(names)]
+        right = [name for i, name in enumerate(names) if i not in dims]
+        neighbours = dims == tuple(range(dims[0], dims[0] + len(dims)))
+        right.insert(dims[0] if neighbours else 0, "...")
+        return f"{', '.join([' '.join(left)] + ['...'] * len(indices))} -> {' '.join(right)}"
+
+    def infer(self, x: Spec, *indices: Spec) -> Spec:
+        for spec in indices:
+            if spec.dtype.kind not in "iu":
+                raise DTypeError(f"indices have dtype {spec.dtype}, need integers; use astype('int64').")
+        return Spec(super().infer(x, *indices).shape, x.dtype)
+
+    def _key(self, ndim: int, indices: Sequence[Array]) -> tuple[Any, ...]:
+        key: list[Any] = [slice(None)] * ndim
+        for dim, array in zip(self._dims(ndim), indices, strict=True):
+            key[dim] = array
+        return tuple(key)
+
+    def forward(self, ctx: Context, x: Array, *indices: Array) -> Array:
+        for dim, array in zip(self._dims(x.ndim), indices, strict=True):
+            _check_range(array, x.shape[dim], dim)
+        ctx.indices = indices
+        if len(indices) == 1:
+            return ctx.xp.take(x, indices[0], axis=self.dims[0])
+        return x[self._key(x.ndim, indices)]
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        shape = ctx.plan.inputs[0].shape
+        wide = "float32" if dy.dtype == "float16" else dy.dtype
+        dx = ctx.xp.zeros(shape, dtype=wide)
+        ctx.xp.add.at(dx, self._key(len(shape), ctx.indices), dy.astype(wide, copy=False))
+        return (dx.astype(dy.dtype, copy=False), *(None for _ in ctx.indices))
+
+    def work(self, x: Spec, *indices: Spec) -> Work:
+        moved = 2 * self.infer(x, *indices).size_bytes
+        return Work(0, moved + sum(spec.size_bytes for spec in indices))
+
+    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
+        return Work(work.size_bytes // 8, 2 * work.size_bytes)
+
+
+def _check_range(indices: Array, size: int, dim: int) -> None:
+    """CuPy would wrap around in silence."""
+    if indices.size and not (-size <= int(indices.min()) and int(indices.max()) < size):
+        raise OutOfRangeError(
+            f"Index: indices {int(indices.min())} … {int(indices.max())} are outside of dim {dim} of "
+            f"size {size}."
+        )
+
+
+def split_index(items: tuple[Any, ...], shape: tuple[int, ...], is_indices: Any) -> tuple[Any, Any, Any]:
+    """What stands in `x[...]` as (items of `Slice`, dims of `Index`, its arrays).
+
+    With an array among the items, integers count as arrays of no dims, as in NumPy.
+
+    Args:
+        items: integers, slices, None, one Ellipsis, arrays of integers.
+        shape: of x.
+        is_indices: tells the arrays from the rest.
+    """
+    num_open = len(shape) - sum(item is not None and item is not ... for item in items)
+    dots = [i for i, item in enumerate(items) if item is ...]
+    if num_open < 0 or len(dots) > 1:
+        raise OutOfRangeError(f"{len(items)} indices with {len(dots)} '...' do not fit shape {shape}.")
+    at = dots[0] if dots else len(items)
+    items = (*items[:at], *(slice(None),) * num_open, *items[at + 1 :])
+
+    advanced = any(is_indices(item) for item in items)
+    plain: list[Item] = []
+    dims, arrays, dim = [], [], 0
+    for item in items:
+        if item is None:
+            plain.append(None)
+        elif isinstance(item, slice):
+            plain.append((_int(item.start), _int(item.stop), _int(item.step)))
+        elif advanced:
+            plain.append((None, None, None))
+            dims.append(dim)
+            arrays.append(item)
+        else:
+            plain.append(as_int(item))
+            continue
+        dim += 1
+    return tuple(plain), tuple(dims), arrays
+
+
+def _int(value: Any) -> int | None:
+    return None if value is None else as_int(value)

@@ -1,0 +1,197 @@
+"""The operators and methods of a Tensor: each one calls the function of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simparallel.backend import is_array
+
+if TYPE_CHECKING:
+    from simparallel.autograd.tensor import Tensor
+
+_functions: Any = None  # the functions module, which needs Tensor first and sets this when it is ready
+
+
+class TensorOperators:
+    """Mixed into Tensor; a list or an array on the other side becomes a Tensor."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def ndim(self) -> int: ...
+
+        def __len__(self) -> int: ...
+
+    def __add__(self, other: Any) -> Tensor:
+        return _functions.add(self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return _functions.add(other, self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return _functions.sub(self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return _functions.sub(other, self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return _functions.mul(self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return _functions.mul(other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return _functions.div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return _functions.div(other, self)
+
+    def __neg__(self) -> Tensor:
+        return _functions.neg(self)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return _functions.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return _functions.matmul(other, self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return _functions.pow(self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return _functions.pow(other, self)
+
+    def __abs__(self) -> Tensor:
+        return _functions.abs(self)
+
+    def __getitem__(self, items: Any) -> Tensor:
+        return _functions.getitem(self, items)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (_functions.getitem(self, i) for i in range(len(self)))
+
+    # --- comparisons: Tensors of bool ------------------------------------------------------------
+
+    __hash__ = object.__hash__  # by identity: a Tensor can be a key although == compares elements
+
+    def __eq__(self, other: object) -> Tensor:
+        return _functions.eq(self, other) if _is_operand(other) else NotImplemented
+
+    def __ne__(self, other: object) -> Tensor:
+        return _functions.ne(self, other) if _is_operand(other) else NotImplemented
+
+    def __lt__(self, other: Any) -> Tensor:
+        return _functions.lt(self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return _functions.le(self, other)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return _functions.gt(self, other)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return _functions.ge(self, other)
+
+    # --- the same as methods -----------------------------------------------------------------------
+
+    def exp(self) -> Tensor:
+        return _functions.exp(self)
+
+    def log(self) -> Tensor:
+        return _functions.log(self)
+
+    def tanh(self) -> Tensor:
+        return _functions.tanh(self)
+
+    def sigmoid(self) -> Tensor:
+        return _functions.sigmoid(self)
+
+    def relu(self) -> Tensor:
+        return _functions.relu(self)
+
+    def sum(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+        return _functions.sum(self, dim, keepdim)
+
+    def mean(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+        return _functions.mean(self, dim, keepdim)
+
+    def reshape(self, *shape: int) -> Tensor:
+        return _functions.reshape(self, *shape)
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+        return _functions.flatten(self, start_dim, end_dim)
+
+    def permute(self, *dims: int) -> Tensor:
+        return _functions.permute(self, *dims)
+
+    def transpose(self, dim0: int, dim1: int) -> Tensor:
+        return _functions.transpose(self, dim0, dim1)
+
+    @property
+    def T(self) -> Tensor:
+        """All dims in reverse order."""
+        return _functions.permute(self, *reversed(range(self.ndim)))
+
+    def abs(self) -> Tensor:
+        return _functions.abs(self)
+
+    def sqrt(self) -> Tensor:
+        return _functions.sqrt(self)
+
+    def pow(self, exponent: Any) -> Tensor:
+        return _functions.pow(self, exponent)
+
+    def clip(self, low: float | None = None, high: float | None = None) -> Tensor:
+        return _functions.clip(self, low, high)
+
+    def astype(self, dtype: Any) -> Tensor:
+        """In another dtype; itself where it has that dtype already."""
+        return _functions.cast(self, dtype)
+
+    to = astype
+
+    def max(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+        return _functions.max(self, dim, keepdim)
+
+    def min(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+        return _functions.min(self, dim, keepdim)
+
+    def var(
+        self, dim: int | tuple[int, ...] | None = None, correction: int = 1, keepdim: bool = False
+    ) -> Tensor:
+        return _functions.var(self, dim, correction, keepdim)
+
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        return _functions.argmax(self, dim, keepdim)
+
+    def squeeze(self, dim: int | tuple[int, ...] | None = None) -> Tensor:
+        return _functions.squeeze(self, dim)
+
+    def unsqueeze(self, dim: int | tuple[int, ...]) -> Tensor:
+        return _functions.unsqueeze(self, dim)
+
+    def expand(self, *shape: int) -> Tensor:
+        return _functions.expand(self, *shape)
+
+    def tile(self, *repeats: int) -> Tensor:
+        return _functions.tile(self, *repeats)
+
+    def split(self, sizes: int | Sequence[int], dim: int = 0) -> list[Tensor]:
+        return _functions.split(self, sizes, dim)
+
+    def chunk(self, count: int, dim: int = 0) -> list[Tensor]:
+        return _functions.chunk(self, count, dim)
+
+    def take(self, indices: Any, dim: int) -> Tensor:
+        return _functions.take(self, indices, dim)
+
+
+def _is_operand(value: object) -> bool:
+    """Something to compare elements with; None or a string is not equal, and that is all."""
+    number = isinstance(value, (TensorOperators, int, float, complex, np.generic, list, tuple))
+    return number or is_array(value)

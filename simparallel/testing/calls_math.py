@@ -1,0 +1,150 @@
+"""How to call the ops that compute, compare or look for extremes."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from hypothesis import strategies as st
+
+from simparallel.autograd import Op
+from simparallel.testing.strategies import (
+    FLOATS,
+    INTEGERS,
+    POSITIVE_FLOATS,
+    POSITIVE_INTEGERS,
+    Draw,
+    OpCall,
+    Shape,
+    arrays,
+    broadcastable_shapes,
+    calls_of,
+    shapes,
+)
+
+# Apart by at least 0.1, so that a step of finite differences changes no order; none is 0.
+APART = tuple(0.05 + 0.1 * i for i in range(-12, 12))
+
+
+def _new(name: str, *settings: Any) -> Op:
+    return cast(Any, Op.registry[name])(*settings)
+
+
+def _values(exact: bool) -> tuple[float, ...]:
+    return INTEGERS if exact else FLOATS
+
+
+@calls_of("Abs", "SiLU")
+@st.composite
+def _unary(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    return _new(name), [draw(arrays(draw(shapes()), dtype, values=_values(exact)))]
+
+
+@calls_of("Sqrt")
+@st.composite
+def _sqrt(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    values = POSITIVE_INTEGERS if exact else POSITIVE_FLOATS
+    return _new(name), [draw(arrays(draw(shapes()), dtype, values=values))]
+
+
+@calls_of("GELU")
+@st.composite
+def _gelu(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    approximate = draw(st.sampled_from(("none", "tanh")))
+    return _new(name, approximate), [draw(arrays(draw(shapes()), dtype, values=_values(exact)))]
+
+
+@calls_of("Cast")
+@st.composite
+def _cast(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    # In float64 only the identity has gradients that finite differences can see.
+    targets = (np.float64, np.int32, bool) if dtype == np.float64 else (np.float16, np.float32, np.int64)
+    return _new(name, draw(st.sampled_from(targets))), [draw(arrays(draw(shapes()), dtype))]
+
+
+@calls_of("Pow")
+@st.composite
+def _pow(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    if draw(st.booleans()):
+        exponent = draw(st.sampled_from((2, 0, 1, 3, 2.0) if exact else (2, 0, 1, 3, -1, -2, 2.0)))
+        return _new(name, exponent), [draw(arrays(draw(shapes()), dtype, values=_values(exact)))]
+    shape_a, shape_b = draw(broadcastable_shapes(2))
+    base = draw(arrays(shape_a, dtype, values=POSITIVE_INTEGERS if exact else POSITIVE_FLOATS))
+    exponents = (0, 1, 2, 3) if exact else (*FLOATS[:6], 0, 1)
+    return _new(name), [base, draw(arrays(shape_b, dtype, values=exponents))]
+
+
+@calls_of("Maximum", "Minimum", "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual")
+@st.composite
+def _pair(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    shape_a, shape_b = draw(broadcastable_shapes(2))
+    if exact:
+        return _new(name), [draw(arrays(shape, dtype)) for shape in (shape_a, shape_b)]
+    # a tie has a kink: the two sides take their values from different tables
+    a = draw(arrays(shape_a, dtype, values=APART[::2]))
+    return _new(name), [a, draw(arrays(shape_b, dtype, values=APART[1::2]))]
+
+
+@calls_of("Where")
+@st.composite
+def _where(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    found = draw(broadcastable_shapes(3))
+    condition = draw(arrays(found[0], bool, values=(True, False)))
+    return _new(name), [condition, *(draw(arrays(s, dtype, values=_values(exact))) for s in found[1:])]
+
+
+@calls_of("Clip")
+@st.composite
+def _clip(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    bounds = draw(st.sampled_from(((-1, 1), (None, 0), (0, None), (0.0, 2.0), (2, -1))))
+    return _new(name, *bounds), [draw(arrays(draw(shapes()), dtype, values=INTEGERS if exact else APART))]
+
+
+@st.composite
+def _reduced(draw: Draw, least: int = 1, max_reduced: int = 3) -> tuple[Shape, Any]:
+    """(shape, dim): the reduced dims have together at least `least` elements, others may have 0."""
+    sizes = list(draw(shapes(1, 3, min_size=least, max_size=3 + least)))
+    ndim = len(sizes)
+    if draw(st.integers(0, 3)) == 0:
+        return tuple(sizes), None
+    reduced = sorted(
+        draw(st.lists(st.sampled_from(range(ndim)), min_size=1, max_size=max_reduced, unique=True))
+    )
+    for i in set(range(ndim)) - set(reduced):
+        sizes[i] = draw(st.sampled_from((sizes[i], 0)))
+    dims = tuple(d - ndim * draw(st.booleans()) for d in reduced)  # from either end
+    single = len(dims) == 1 and (max_reduced == 1 or draw(st.booleans()))
+    return tuple(sizes), dims[0] if single else dims
+
+
+@st.composite
+def _distinct(draw: Draw, shape: Shape, dtype: Any, exact: bool) -> np.ndarray:
+    """Ties if exact, for the oracle; none else, as a step of finite differences must not change the order."""
+    if exact:
+        return draw(arrays(shape, dtype))
+    size = int(np.prod(shape))
+    order = np.random.Generator(np.random.Philox(draw(st.integers(0, 255)))).permutation(size)
+    return (order * 0.25 - 2).astype(dtype).reshape(shape)
+
+
+@calls_of("Max", "Min")
+@st.composite
+def _extremum(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    shape, dim = ((), None) if draw(st.integers(0, 7)) == 7 else draw(_reduced())
+    return _new(name, dim, draw(st.booleans())), [draw(_distinct(shape, dtype, exact))]
+
+
+@calls_of("ArgMax")
+@st.composite
+def _argmax(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    shape, dim = draw(_reduced(max_reduced=1))
+    return _new(name, dim, draw(st.booleans())), [draw(_distinct(shape, dtype, exact))]
+
+
+@calls_of("Var")
+@st.composite
+def _var(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    correction = draw(st.sampled_from((1, 0)))
+    shape, dim = draw(_reduced(1 + correction))
+    op = _new(name, dim, correction, draw(st.booleans()))
+    return op, [draw(arrays(shape, dtype, values=_values(exact)))]

@@ -1,0 +1,229 @@
+"""A stand-in for CuPy that needs no GPU: NumPy that refuses what CuPy refuses.
+
+    x = strict.xp.asarray(np.ones(3))      # a StrictArray, "on the device"
+    x + x, strict.xp.exp(x)                # StrictArrays
+    x + np.ones(3), np.exp(x)              # TypeError: host and device arrays do not mix
+    strict.xp.errstate                     # AttributeError: CuPy has none
+
+Where it differs from NumPy, as CuPy does ("Differences between CuPy and NumPy" in its user guide):
+results of no dims stay arrays, ufuncs take no lists, nothing is converted to NumPy but by
+`get()`. An assignment that writes one element twice, undefined in CuPy, is an error here.
+
+Importing this file registers the type, so that Tensors hold it and ops compute with it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from simparallel.backend import register_namespace
+
+# Names of NumPy 2.4 that `import cupy` (14.2.0) does not have: found by comparing `numpy.__all__`,
+# `dir(numpy.ndarray)` and `numpy.linalg.__all__` with the modules themselves; types left out.
+_MISSING = """
+    asmatrix block bmat busday_count busday_offset bytes_ char clongdouble core ctypeslib datetime64
+    datetime_as_string datetime_data dtypes einsum_path emath errstate f2py float128 frompyfunc fromregex
+    geomspace getbufsize geterr geterrcall histogram_bin_edges info insert is_busday isnat longdouble ma
+    matrix matvec memmap nanpercentile nanquantile ndenumerate nditer nested_iters object_ polyder polydiv
+    polyint rec recarray record setbufsize seterr seterrcall spacing str_ strings test timedelta64
+    typecodes unstack vecdot vecmat void __array_namespace_info__
+"""
+_MISSING_IN_LINALG = "diagonal matrix_norm multi_dot outer svdvals tensordot trace vecdot vector_norm"
+_MISSING_METHODS = "ctypes getfield resize setfield setflags to_device"
+MISSING, MISSING_IN_LINALG = frozenset(_MISSING.split()), frozenset(_MISSING_IN_LINALG.split())
+MISSING_METHODS = frozenset(_MISSING_METHODS.split())
+_FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))  # copy to the device
+
+
+class StrictArray:
+    """An array "on the device": NumPy behind a wall."""
+
+    __slots__ = ("__weakref__", "_data")
+    __array_ufunc__ = None  # np_array + x: NumPy gives up and asks x, which refuses
+
+    def __init__(self, data: np.ndarray) -> None:
+        self._data = data
+
+    def get(self) -> np.ndarray:
+        """A copy on the host."""
+        return self._data.copy()
+
+    @property
+    def device(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @property
+    def base(self) -> StrictArray | None:
+        return None if self._data.base is None else StrictArray(self._data.base)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        raise TypeError("a device array is not converted to NumPy in silence; use get().")
+
+    def __array_function__(self, function: Any, *args: Any) -> Any:
+        raise TypeError(f"numpy.{function.__name__} was called with a device array; use ctx.xp.")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in MISSING_METHODS:
+            raise AttributeError(f"a CuPy array has no attribute {name!r}")
+        value = getattr(self._data, name)
+        return _guarded(value) if callable(value) else _wrap(value)
+
+    def __getitem__(self, key: Any) -> StrictArray:
+        return _wrap(self._data[_unwrap(key)])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        plain = _unwrap(key)
+        _refuse_repeats(self._data, plain)
+        self._data[plain] = _unwrap(value)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __bool__(self) -> bool:
+        return bool(self._data)
+
+    def __int__(self) -> int:
+        return int(self._data)
+
+    def __float__(self) -> float:
+        return float(self._data)
+
+    def __repr__(self) -> str:
+        return f"StrictArray({self._data!r})"
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _wrap(value: Any) -> Any:
+    """NumPy's arrays and scalars as device arrays; all else as it is."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return StrictArray(np.asarray(value))
+    if isinstance(value, (tuple, list)):
+        return tuple(_wrap(item) for item in value)
+    return value
+
+
+def _unwrap(value: Any) -> Any:
+    """Device arrays as NumPy's; NumPy arrays are refused, numbers and NumPy scalars are welcome."""
+    if isinstance(value, StrictArray):
+        return value._data
+    if isinstance(value, np.ndarray):
+        raise TypeError(
+            f"a NumPy array of shape {value.shape} was mixed with device arrays; move it with xp.asarray."
+        )
+    if isinstance(value, (tuple, list)):
+        return type(value)(_unwrap(item) for item in value)
+    return value
+
+
+def _refuse_repeats(data: np.ndarray, key: Any) -> None:
+    """Which of two values an element gets is undefined in CuPy; xp.add.at adds both."""
+    items = key if isinstance(key, tuple) else (key,)
+    if not any(isinstance(item, np.ndarray) and item.dtype.kind in "iu" for item in items):
+        return
+    touched = np.zeros(data.shape, np.int64)
+    np.add.at(touched, key, 1)
+    if touched.size and touched.max() > 1:
+        raise IndexError("x[indices] = … writes an element more than once; use xp.add.at.")
+
+
+def _guarded(function: Callable[..., Any], *, from_host: bool = False) -> Callable[..., Any]:
+    """`function` for device arrays."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not from_host:
+            args, kwargs = _unwrap(args), {key: _unwrap(value) for key, value in kwargs.items()}
+        elif isinstance(args[0], StrictArray):
+            args = (args[0]._data, *args[1:])
+        elif isinstance(args[0], np.ndarray):
+            args = (args[0].copy(), *args[1:])
+        return _wrap(function(*args, **kwargs))
+
+    return call
+
+
+class _Ufunc:
+    """A ufunc: no lists; `at`, `reduce` and the other methods are there."""
+
+    def __init__(self, ufunc: np.ufunc) -> None:
+        self._ufunc = ufunc
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for arg in args:
+            if isinstance(arg, (list, tuple)):
+                raise TypeError(f"cupy.{self._ufunc.__name__} takes arrays and numbers, got {arg!r}.")
+        return _guarded(self._ufunc)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return _guarded(getattr(self._ufunc, name))
+
+
+class StrictNamespace:
+    """`numpy` as `cupy` would be; `xp.linalg` and other rooms inside of it likewise."""
+
+    def __init__(self, module: ModuleType, missing: frozenset[str]) -> None:
+        self._module, self._missing = module, missing
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._missing:
+            raise AttributeError(f"CuPy 14 has no {name!r}; find another way to compute it.")
+        value = getattr(self._module, name)
+        if name == "ndarray":
+            return StrictArray
+        if isinstance(value, np.ufunc):
+            return _Ufunc(value)
+        if isinstance(value, ModuleType):
+            return StrictNamespace(value, MISSING_IN_LINALG if name == "linalg" else frozenset())
+        if callable(value) and not isinstance(value, type):
+            return _guarded(value, from_host=name in _FROM_HOST)
+        return value
+
+
+_ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
+
+
+def _give_operators() -> None:
+    """Python's operators: both sides on the device, or a number on one side."""
+
+    def binary(function: Callable[..., Any], swapped: bool) -> Callable[..., Any]:
+        def method(self: StrictArray, other: Any) -> Any:
+            if isinstance(other, (list, tuple)):
+                raise TypeError(f"a device array was mixed with {other!r}; use xp.asarray.")
+            if not isinstance(other, (StrictArray, np.ndarray, np.generic, int, float, complex)):
+                return NotImplemented
+            plain = _unwrap(other)
+            return _wrap(function(plain, self._data) if swapped else function(self._data, plain))
+
+        return method
+
+    def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: StrictArray, other: Any) -> StrictArray:
+            self._data = function(self._data, _unwrap(other))
+            return self
+
+        return method
+
+    def unary(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self: _wrap(function(self._data))
+
+    for name in _ARITHMETIC.split():
+        function = getattr(operator, f"__{name}__")
+        setattr(StrictArray, f"__{name}__", binary(function, swapped=False))
+        setattr(StrictArray, f"__r{name}__", binary(function, swapped=True))
+        if name != "matmul":  # CuPy has no @=
+            setattr(StrictArray, f"__i{name}__", in_place(getattr(operator, f"__i{name}__")))
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        setattr(StrictArray, f"__{name}__", binary(getattr(operator, f"__{name}__"), swapped=False))
+    for name in ("neg", "pos", "abs", "invert"):
+        setattr(StrictArray, f"__{name}__", unary(getattr(operator, f"__{name}__")))
+
+
+_give_operators()
+xp: Any = StrictNamespace(np, MISSING)
+register_namespace(StrictArray, xp)
