@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 import simparallel as sp
-from simparallel.runtime import pool
+from simparallel.runtime import run
 
 UFUNCS = {
     "sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
@@ -87,8 +87,9 @@ class World:
         # Ranks learn of a failure from one another. On a busy machine the launcher's signals, which are
         # for ranks that do not communicate, could be quicker; with this patience they do not hide a fault.
         self._patch = pytest.MonkeyPatch()
-        for name, seconds in (("STOP_ASK_S", 20.0), ("STOP_TERM_S", 21.0), ("STOP_KILL_S", 22.0)):
-            self._patch.setattr(pool, name, seconds)
+        self._patch.setattr(
+            run, "LADDER", tuple((20 + i, number) for i, (_, number) in enumerate(run.LADDER))
+        )
 
     def run(self, size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 20.0) -> Any:
         key = size, timeout_s

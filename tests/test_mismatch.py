@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +26,7 @@ from simparallel.errors import (
     RunFailedError,
     ShapeError,
 )
-from simparallel.runtime import pool
+from simparallel.runtime import run
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -339,7 +340,9 @@ def test_a_rank_that_works_too_long(world, monkeypatch):
     if world.transport == "inline":
         pytest.skip("threads take turns: a rank that works makes nobody wait")
 
-    monkeypatch.setattr(pool, "STOP_ASK_S", 0.3)  # it sleeps: only a signal ends that
+    monkeypatch.setattr(
+        run, "LADDER", ((0.3, signal.SIGINT), *run.LADDER[1:])
+    )  # it sleeps: only a signal ends that
 
     def program():
         import time

@@ -19,28 +19,26 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from simparallel.cluster import ClusterSpec
-from simparallel.comm.segment import ABORT_INTERRUPT, Segment
+from simparallel.comm.segment import Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError
 from simparallel.runtime.logs import LogFiles, Tail, console
-from simparallel.runtime.reports import Outcome, death_report, failure_report
+from simparallel.runtime.reports import Outcome
+from simparallel.runtime.run import Note, Run
 
 START_LIMIT_S = 30.0
-POLL_S = 0.02
-STOP_ASK_S, STOP_TERM_S, STOP_KILL_S = 0.5, 1.5, 2.5  # after the first failure or Ctrl-C
+STOP_LIMIT_S = 2.5  # for the host and its devices to end after a farewell
 PAYLOAD_WARNING_BYTES = 64 << 20
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
-_LADDER = ((STOP_ASK_S, signal.SIGINT), (STOP_TERM_S, signal.SIGTERM), (STOP_KILL_S, signal.SIGKILL))
-Note = Callable[[dict[str, Any]], None]
 
 
 def pack(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -186,7 +184,7 @@ class Pool:
         }  # fmt: skip
         run_message = {"kind": "run", "payload": payload, "settings": settings, "sources": _cell_sources()}
         message = cloudpickle.dumps(run_message)
-        run = _Run(self, Tail(self.logs.rank_fds, console(echo)), note)
+        run = Run(self, Tail(self.logs.rank_fds, console(echo)), note)
         try:
             for rank, connection in enumerate(self.connections):
                 run.waiting[connection] = rank  # first: what an interrupt cuts off counts as unanswered
@@ -226,133 +224,6 @@ class Pool:
         self._closer()
 
 
-class _Run:
-    """One run in progress, as the launcher sees it."""
-
-    def __init__(self, pool: Pool, tail: Tail, note: Note | None) -> None:
-        self.pool = pool
-        self.tail = tail
-        self.note = note
-        self.waiting: dict[Connection, int] = {}
-        self.dead: set[int] = set()
-        self.outcomes = [Outcome(rank) for rank in range(pool.world_size)]
-        self._first_failure_at: float | None = None
-        self._asked = 0  # steps of the ladder taken
-        self._reading = False
-
-    def collect(self) -> None:
-        """Until every rank has answered or died."""
-        while self.waiting:
-            self._step(POLL_S)
-            self._hurry()
-
-    def _step(self, limit_s: float) -> None:
-        ready = wait([*self.waiting, self.pool.control], limit_s)
-        for connection in ready:
-            if connection is self.pool.control:
-                if self.pool.control.poll(0):  # `_lost` may have read it meanwhile
-                    self._note_death()
-            elif connection in self.waiting:
-                self._receive(connection)
-        self.tail.show()
-
-    def _receive(self, connection: Connection) -> None:
-        message = self._read(connection)
-        if message is None:
-            self._lost(connection)  # the process is gone; the host will say how
-        elif message["kind"] == "outcome":
-            self._accept(self.waiting.pop(connection), message["outcome"], message["value"])
-        elif self.note is not None:
-            self.note(message)
-
-    def _read(self, connection: Connection) -> dict[str, Any] | None:
-        """The next message of a rank, None at the end of file. An outcome's value comes as bytes."""
-        self._reading = True
-        try:
-            message: dict[str, Any] = cloudpickle.loads(connection.recv_bytes())
-            if message["kind"] == "outcome":
-                message["value"] = connection.recv_bytes()
-        except (EOFError, OSError):
-            self._reading = False
-            return None
-        self._reading = False
-        return message
-
-    def _accept(self, rank: int, outcome: Outcome, value: bytes) -> None:
-        try:
-            outcome.value = cloudpickle.loads(value)
-        except (Exception, SystemExit) as error:  # any object of the user's may refuse, in any way
-            outcome.report = failure_report(
-                LaunchError(
-                    f"rank {rank}: its result arrived, but cannot be unpickled: {type(error).__name__}: {error}. "
-                    "Return arrays, numbers, strings, and lists or dicts of them."
-                )
-            )
-            outcome.report["pid"] = self.pool.pids[rank]
-        self.outcomes[rank] = outcome
-        if outcome.report is not None:
-            self._first_failure_at = self._first_failure_at or time.monotonic()
-
-    def _lost(self, connection: Connection) -> None:
-        rank = self.waiting[connection]
-        deadline = time.monotonic() + 1.0
-        while rank not in self.dead and time.monotonic() < deadline:
-            if self.pool.control.poll(0.05):
-                self._note_death()
-        if rank not in self.dead:
-            self._bury(rank, 0)
-
-    def _note_death(self) -> None:
-        try:
-            told = json.loads(self.pool.control.recv_bytes())
-        except (EOFError, OSError):
-            self.pool.usable = False
-            raise LaunchError(
-                "the host process ended, and its devices with it. It may have been killed (out of memory?); "
-                "its last words are in scheduler.log."
-            ) from None
-        self._bury(told["rank"], told["exit_code"])
-
-    def _bury(self, rank: int, exit_code: int) -> None:
-        self.dead.add(rank)
-        connection = self.pool.connections[rank]
-        while connection in self.waiting and _has_message(connection):  # what it said before it died counts
-            message = self._read(connection)
-            if message is None:
-                break
-            if message["kind"] == "outcome":
-                self._accept(self.waiting.pop(connection), message["outcome"], message["value"])
-        if self.waiting.pop(connection, None) is not None:
-            by_us = -exit_code in [number for _, number in _LADDER[: self._asked]]
-            self.outcomes[rank].report = death_report(self.pool.pids[rank], exit_code, by_us=by_us)
-            self._first_failure_at = self._first_failure_at or time.monotonic()
-
-    def _hurry(self) -> None:
-        """After a failure the others stop in their next collective; stop those that have none."""
-        if self._first_failure_at is None or not self.waiting:
-            return
-        passed = time.monotonic() - self._first_failure_at
-        while self._asked < len(_LADDER) and passed > _LADDER[self._asked][0]:
-            for rank in self.waiting.values():
-                self.pool.signal_rank(rank, _LADDER[self._asked][1])
-            self._asked += 1
-
-    def interrupt(self) -> None:
-        """Ctrl-C: devices raise KeyboardInterrupt, then are ended; a second Ctrl-C kills at once."""
-        if self._reading:  # in the middle of a message: nothing after it could be understood
-            self.pool.signal_all(signal.SIGKILL)
-            return
-        words, control = self.pool.segment.words, self.pool.segment.map
-        words[control.abort()] = ABORT_INTERRUPT
-        self.pool.signal_all(signal.SIGINT)
-        self._asked = 1
-        self._first_failure_at = time.monotonic()
-        try:
-            self.collect()
-        except (KeyboardInterrupt, LaunchError):
-            self.pool.signal_all(signal.SIGKILL)
-
-
 def _blas_threads(world_size: int) -> int:
     """What the user's environment says, else an equal share of the cores, at least 1."""
     for variable in THREAD_VARIABLES:
@@ -364,13 +235,6 @@ def _blas_threads(world_size: int) -> int:
 def _cell_sources() -> dict[str, Any]:
     """Source text that is in no file, such as a notebook's cells: for tracebacks of the devices."""
     return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
-
-
-def _has_message(connection: Connection) -> bool:
-    try:
-        return connection.poll(0)
-    except OSError:
-        return False
 
 
 def _close(
@@ -403,7 +267,7 @@ def _hang_up(connection: Connection) -> None:
 def _end_host(host: subprocess.Popen[bytes]) -> None:
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            host.wait(STOP_KILL_S)
+            host.wait(STOP_LIMIT_S)
     finally:  # also after Ctrl-C
         with contextlib.suppress(ProcessLookupError):  # it, or a device that outlived it
             os.killpg(host.pid, signal.SIGKILL)
