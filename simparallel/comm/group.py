@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.cluster import Traffic
 from simparallel.comm import header as h
 from simparallel.comm.reduction import reduce_arrays, reduce_into, reduce_stack, reduction
 from simparallel.comm.segment import SLOT_BYTES, order
@@ -29,7 +30,7 @@ from simparallel.comm.work import Lane, Steps, Work
 from simparallel.events import Recorder
 
 ARRIVE, PHASE, DONE_MARK = 0, 1, 2
-MAX_TEMPLATES = 1024  # headers kept for calls that may come again
+MAX_PLANS = 1024  # kept for calls that may come again
 Body = Generator[Condition, None, Any]
 
 
@@ -56,8 +57,9 @@ class Group:
         self.lane = Lane(transport, lanes, recorder.join if recorder else None)
         self._slot = slot
         self._seq = 0
-        self._templates: dict[Any, array[int]] = {}
-        self._rows: dict[Any, np.ndarray] = {}
+        self._plans: dict[Any, CallPlan] = {}
+        self._rows: dict[Any, np.ndarray] = {}  # views of all slots, and of the own one
+        self._own_slots: dict[Any, np.ndarray] = {}
         self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes) by parity
         if self.rank is not None:
             self._prepare()
@@ -67,6 +69,7 @@ class Group:
         control, me = self.transport.segment.map, self.transport.rank
         peers = tuple(rank for rank in self.ranks if rank != me)
         self._peers = peers
+        self._position = self.ranks.index(me)
         self._watched = [tuple(control.mark(self._slot, rank, which) for rank in peers) for which in range(3)]
         self._own_marks = [control.mark(self._slot, me, which) for which in range(3)]
         self._headers = [[control.header(self._slot, parity, r) for r in self.ranks] for parity in (0, 1)]
@@ -82,26 +85,18 @@ class Group:
 
         Args:
             op: its name.
-            key: everything the header depends on; equal keys reuse the header.
+            key: everything the header and the price depend on; equal keys reuse them.
             make_header: makes it the first time.
             payload: what peers may read from us.
             body: reads from the peers, after the headers were found equal.
             traffic: (bytes of the vector that the network model prices, position of the root).
         """
-        template = self._templates.get(key)
-        if template is None:
-            if len(self._templates) >= MAX_TEMPLATES:
-                self._templates.clear()
-            template = self._templates[key] = make_header()
-        site = self.transport.call_site()
-        issued_ps = self.recorder.now_ps if self.recorder else 0
-        call = Call(self, op, template, site, issued_ps, payload, traffic)
-        work = self.lane.submit(call.steps(body), call.describe)
-        if work.finished:
-            work.sim_end_ps = call.sim_end_ps
-        else:
-            call.work = work  # until it is finished: no cycle is left for the garbage collector
-        return work
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = CallPlan(op, make_header(), *traffic)
+        return self.lane.submit(Call(self, plan, payload, body))
 
     def condition(self, which: int, seq: int) -> Condition:
         return Condition(self._watched[which], self._peers, seq)
@@ -118,11 +113,11 @@ class Group:
         rule = reduction(op, x.dtype)
         if x.nbytes <= SLOT_BYTES:
             if x.size:
-                x[...] = reduce_stack(rule, call.rows(x)).reshape(x.shape)
+                reduce_stack(rule, call.rows(x), x)
             return x
-        mine = self.bounds(x.size, self.rank or 0)
+        mine = self.bounds(x.size, self._position)
         parts = [call.peer(position, (x.size,), x.dtype) for position in range(self.size)]
-        own = parts[self.rank or 0]
+        own = parts[self._position]
         reduce_into(rule, [part[mine] for part in parts], own[mine])
         self.mark(PHASE, call.seq)
         yield self.condition(PHASE, call.seq)
@@ -160,7 +155,7 @@ class Group:
         yield from ()
         rule = reduction(op, x.dtype)
         size = x.shape[dim] // self.size
-        start = size * (self.rank or 0)
+        start = size * (self._position)
         piece = (slice(None),) * dim + (slice(start, start + size),)
         parts = [call.peer(p, x.shape, x.dtype)[piece] for p in range(self.size)]
         if dim == 0 and x.ndim:
@@ -172,7 +167,7 @@ class Group:
     def all_to_all(self, call: Call, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:
         yield from ()
         size = x.shape[split_dim] // self.size
-        start = size * (self.rank or 0)
+        start = size * (self._position)
         piece = (slice(None),) * split_dim + (slice(start, start + size),)
         parts = [call.peer(p, x.shape, x.dtype)[piece] for p in range(self.size)]
         return np.concatenate(parts, axis=concat_dim)
@@ -187,10 +182,22 @@ class Group:
         yield from ()
         words = call.words_of(root)
         shape, dtype = h.decode_given(words)
-        return call.peer(root, (self.size, *shape), dtype)[self.rank or 0, ...].copy()
+        return call.peer(root, (self.size, *shape), dtype)[self._position, ...].copy()
 
     def nothing(self, call: Call) -> Body:
         yield from ()
+
+    def own_slot(self, parity: int, x: np.ndarray) -> np.ndarray:
+        """This rank's slot, in the shape and dtype of `x`."""
+        key = parity, x.shape, x.dtype
+        view = self._own_slots.get(key)
+        if view is None:
+            if len(self._own_slots) >= MAX_PLANS:
+                self._own_slots.clear()
+            segment = self.transport.segment
+            view = segment.array(self.transport.rank, self._slots[parity], x.shape, x.dtype)
+            self._own_slots[key] = view
+        return view
 
     def slot_rows(self, parity: int, size: int, dtype: np.dtype) -> np.ndarray:
         """What lies in the members' slots, as rows (P, size); a view where the ranks are evenly spaced."""
@@ -222,118 +229,138 @@ class Group:
         return slice(size * position // self.size, size * (position + 1) // self.size)
 
 
-class Call:
+class CallPlan:
+    """What calls with the same arguments share: the header, and the price once it is known."""
+
+    __slots__ = ("cost", "header", "op", "root", "vector_bytes")
+
+    def __init__(self, op: str, header: array[int], vector_bytes: int, root: int) -> None:
+        self.op = op
+        self.header = header
+        self.vector_bytes = vector_bytes  # -1 where only the root knows it
+        self.root = root
+        self.cost: Traffic | None = None
+
+
+class Call(Work):
     """One collective of one rank, from its header to its end."""
 
     def __init__(
-        self, group: Group, op: str, template: array[int], site: int, issued_ps: int,
-        payload: np.ndarray | None, traffic: tuple[int, int],
-    ) -> None:  # fmt: skip
+        self, group: Group, plan: CallPlan, payload: np.ndarray | None, body: Callable[[Call], Body]
+    ) -> None:
+        super().__init__(group.lane, self._life(body), self.describe)
         self.group = group
-        self.op = op
+        self.plan = plan
         self.seq = -1
-        self.work: Work | None = None
-        self.sim_end_ps = 0
         self.zero_copy = False
-        self._template = template
-        self._site = site
-        self._issued_ps = issued_ps
+        self._site = group.transport.call_site()
+        self._issued_ps = group.recorder.now_ps if group.recorder else 0
         self._payload = payload
-        self._traffic = traffic
-        self._offsets: list[int] = []
 
-    def steps(self, body: Callable[[Call], Body]) -> Steps:
+    def _life(self, body: Callable[[Call], Body]) -> Steps:
         group, recorder = self.group, self.group.recorder
         start_ns = perf_counter_ns()
         seq = self.seq = group._seq = group._seq + 1
         self._publish()
-        if group.size > 1:
+        alone = group.size == 1
+        if not alone:
             group.mark(ARRIVE, seq)
             yield group.condition(ARRIVE, seq)
             order()
         sim_start_ps, someone_zero_copy = self._compare()
         result = yield from body(self)
-        if someone_zero_copy and group.size > 1:
+        if someone_zero_copy and not alone:
             group.mark(DONE_MARK, seq)
             if self.zero_copy:
                 yield group.condition(DONE_MARK, seq)
         self._payload = None
         if recorder is not None:
-            vector_bytes, root = self._traffic
-            if vector_bytes < 0:  # only the root knew
-                vector_bytes = self.words_of(root)[h.NBYTES]
-            position = group.rank or 0
-            cost = recorder.cluster.collective(
-                self.op, vector_bytes, group.ranks, position=position, root=root
-            )
+            size_bytes, cost = self._price(recorder)
             self.sim_end_ps = sim_start_ps + cost.time_ps
-            if self.work is not None:
-                self.work.sim_end_ps, self.work = self.sim_end_ps, None
             recorder.communicate(
-                self.op, "collective", group.stream, start_ns, perf_counter_ns(),
-                sim_start_ps, self.sim_end_ps, vector_bytes, cost.sent_bytes, group.ranks, seq,
+                self.plan.op, "collective", group.stream, start_ns, perf_counter_ns(),
+                sim_start_ps, self.sim_end_ps, size_bytes, cost.sent_bytes, group.ranks, seq,
             )  # fmt: skip
         return result
 
+    def _price(self, recorder: Recorder) -> tuple[int, Traffic]:
+        """Bytes of the vector, and what the described network takes for it."""
+        plan, group = self.plan, self.group
+        if plan.cost is not None:
+            return plan.vector_bytes, plan.cost
+        size_bytes = plan.vector_bytes
+        if size_bytes < 0:
+            size_bytes = self.words_of(plan.root)[h.NBYTES]
+        cost = recorder.cluster.collective(
+            plan.op, size_bytes, group.ranks, position=group._position, root=plan.root
+        )
+        if plan.vector_bytes >= 0:
+            plan.cost = cost
+        return size_bytes, cost
+
     def _publish(self) -> None:
-        group, words = self.group, self._template
+        group, words = self.group, self.plan.header
         offset, size_bytes = self._expose()
-        recorder = group.recorder
-        busy_ps = recorder.clock_ps.get(group.stream, 0) if recorder else 0
+        sim_ps = self._issued_ps
+        if group.recorder is not None:
+            sim_ps = max(sim_ps, group.recorder.clock_ps.get(group.stream, 0))
         words[h.SEQ] = self.seq
         words[h.SITE] = self._site
-        words[h.SIM_PS] = max(self._issued_ps, busy_ps)
+        words[h.SIM_PS] = sim_ps
         words[h.OFFSET] = offset
         words[h.NBYTES] = size_bytes
         words[h.ZERO_COPY] = self.zero_copy
-        start = group._headers[self.seq & 1][group.rank or 0]
+        start = group._headers[self.seq & 1][group._position]
         group.transport.words[start : start + h.USED] = words
 
     def _expose(self) -> tuple[int, int]:
         """Put the payload where peers can read it: (offset in the arena, bytes)."""
         x, group, parity = self._payload, self.group, self.seq & 1
-        if x is None or x.nbytes == 0 or group.size == 1:
-            return self._expose_alone(x)
-        arena, rank = group.transport.arena, group.transport.rank
-        if x.nbytes <= SLOT_BYTES:
-            offset = group._slots[parity]
-        else:
-            in_place = arena.offset_of(x)
-            if in_place is not None:
-                self.zero_copy = True
-                return in_place, x.nbytes
-            offset, room = group._staging[parity]
-            if room < x.nbytes:
-                if room:
-                    arena.free(offset)
-                    group._staging[parity] = (0, 0)
-                offset = arena.allocate(x.nbytes)
-                group._staging[parity] = (offset, x.nbytes)
-        arena.segment.array(rank, offset, x.shape, x.dtype)[...] = x
-        return offset, x.nbytes
-
-    def _expose_alone(self, x: np.ndarray | None) -> tuple[int, int]:
-        """A group of one reads its own array."""
-        return 0, 0 if x is None else x.nbytes
+        if x is None:
+            return 0, 0
+        size_bytes = x.nbytes
+        if size_bytes == 0 or group.size == 1:  # a group of one reads its own array
+            return 0, size_bytes
+        if size_bytes <= SLOT_BYTES:
+            group.own_slot(parity, x)[...] = x
+            return group._slots[parity], size_bytes
+        arena = group.transport.arena
+        in_place = arena.offset_of(x)
+        if in_place is not None:
+            self.zero_copy = True
+            return in_place, size_bytes
+        offset, room = group._staging[parity]
+        if room < size_bytes:
+            if room:
+                arena.free(offset)
+                group._staging[parity] = (0, 0)
+            offset = arena.allocate(size_bytes)
+            group._staging[parity] = (offset, size_bytes)
+        arena.segment.array(group.transport.rank, offset, x.shape, x.dtype)[...] = x
+        return offset, size_bytes
 
     def _compare(self) -> tuple[int, bool]:
-        """All headers equal? Returns the simulated start: when the last rank was ready.
+        """All headers equal? Returns the simulated start, when the last rank was ready, and
+        whether someone's own array is read.
 
         Raises:
             CollectiveMismatchError: with every rank's call and place.
         """
         group, words = self.group, self.group.transport.words
         starts = group._headers[self.seq & 1]
-        own_start = starts[group.rank or 0]
+        own_start = starts[group._position]
         own = words[own_start : own_start + h.COMPARED]
-        sim_start_ps, zero_copy = 0, False
-        self._offsets = []
+        sim_start_ps, zero_copy = words[own_start + h.SIM_PS], self.zero_copy
         for start in starts:
-            if start != own_start and words[start : start + h.COMPARED] != own:
+            if start == own_start:
+                continue
+            if words[start : start + h.COMPARED] != own:
                 raise self._mismatch()
-            sim_start_ps = max(sim_start_ps, words[start + h.SIM_PS])
-            zero_copy = zero_copy or bool(words[start + h.ZERO_COPY])
-            self._offsets.append(words[start + h.OFFSET])
+            ready_ps = words[start + h.SIM_PS]
+            if ready_ps > sim_start_ps:
+                sim_start_ps = ready_ps
+            if words[start + h.ZERO_COPY]:
+                zero_copy = True
         return sim_start_ps, zero_copy
 
     def _mismatch(self) -> Exception:
@@ -354,7 +381,8 @@ class Call:
         group = self.group
         if group.size == 1 and self._payload is not None:
             return self._payload.reshape(shape)
-        return group.transport.segment.array(group.ranks[position], self._offsets[position], shape, dtype)
+        offset = group.transport.words[group._headers[self.seq & 1][position] + h.OFFSET]
+        return group.transport.segment.array(group.ranks[position], offset, shape, dtype)
 
     def rows(self, x: np.ndarray) -> np.ndarray:
         """All members' payloads of a small collective, as rows: (P, n)."""
@@ -366,4 +394,4 @@ class Call:
         group, transport = self.group, self.group.transport
         number = f"#{self.seq} " if self.seq >= 0 else ""
         site = transport.site_text(transport.rank, self._site)
-        return f"{group.name}, collective {number}{h.describe(self._template)} at {site}"
+        return f"{group.name}, collective {number}{h.describe(self.plan.header)} at {site}"

@@ -40,9 +40,9 @@ class Outbox(Lane):
         site = self.transport.call_site()
         text = f"send({x.dtype} {x.shape}, dst={self.dst}, tag={tag})"
         issued_ps = self.recorder.now_ps if self.recorder else 0
+        steps = self._steps(x, tag, site, issued_ps)
         return self.submit(
-            self._steps(x, tag, site, issued_ps),
-            lambda: f"{text} at {self.transport.site_text(self.transport.rank, site)}",
+            Work(self, steps, lambda: f"{text} at {self.transport.site_text(self.transport.rank, site)}")
         )
 
     def _steps(self, x: np.ndarray, tag: int, site: int, issued_ps: int) -> Steps:

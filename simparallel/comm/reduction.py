@@ -64,8 +64,8 @@ def reduction(op: str, dtype: np.dtype) -> Reduction:
     return Reduction(ufunc, accumulate, None if dtype.kind in "mM" else accumulate, op == "mean")
 
 
-def reduce_stack(rule: Reduction, stack: np.ndarray) -> np.ndarray:
-    """Reduce over dim 0 of (P, n); the result has the accumulation dtype."""
+def reduce_stack(rule: Reduction, stack: np.ndarray, out: np.ndarray) -> None:
+    """out = reduction over dim 0 of (P, n); `out` has n elements in any shape."""
     if stack.shape[1] == 1:  # `reduce` would run along the ranks, and add them in pairs
         total = np.array(stack[0], rule.accumulate)
         for row in stack[1:]:
@@ -74,7 +74,7 @@ def reduce_stack(rule: Reduction, stack: np.ndarray) -> np.ndarray:
         total = rule.ufunc.reduce(stack, axis=0, dtype=rule.loop)
     if rule.is_mean:
         total /= len(stack)
-    return total
+    out[...] = total if out.ndim == 1 else total.reshape(out.shape)
 
 
 def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray) -> None:

@@ -57,7 +57,8 @@ class AbstractTransport:
         self.timeout_s = timeout_s
         self.arena = arena or Arena(segment, rank)  # arrays in an arena may outlive a run
         self.words = segment.words
-        self._site_numbers: dict[tuple[Any, int], int] = {}
+        self._site_numbers: dict[tuple[int, int], int] = {}
+        self._site_codes: list[Any] = []
 
     # --- what differs ------------------------------------------------------------------------------
 
@@ -127,25 +128,24 @@ class AbstractTransport:
     def call_site(self) -> int:
         """The number of the user's line that made this call, readable by peers even after we die."""
         frame: Any = sys._getframe(2)
-        while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        while (code := frame.f_code).co_filename.startswith(_PACKAGE):
             frame = frame.f_back
-        if frame is None:
-            return 0
-        key = (frame.f_code, frame.f_lineno)
+            if frame is None:
+                return 0
+        key = (id(code), frame.f_lineno)  # the hash of a code object costs more than all the rest
         number = self._site_numbers.get(key)
         if number is None:
-            number = self._intern_site(key)
+            number = self._site_numbers[key] = self._intern_site(code, frame.f_lineno)
         return number
 
-    def _intern_site(self, key: tuple[Any, int]) -> int:
-        code, line = key
+    def _intern_site(self, code: Any, line: int) -> int:
+        self._site_codes.append(code)  # keeps its id taken
         number = min(len(self._site_numbers) + 1, SITES - 1)  # the last one is shared by the rest
         file = code.co_filename
         if not file.startswith("<"):
             file = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
         text = f"{file}:{line} in {code.co_name}"[-SITE_BYTES:]  # the end has the line
         self.segment.write_site(self.rank, number, text if number < SITES - 1 else "(one of many places)")
-        self._site_numbers[key] = number
         return number
 
     def site_text(self, rank: int, number: int) -> str:

@@ -77,9 +77,8 @@ class Lane:
         self._waiting_for: Condition | None = None
         self._error: BaseException | None = None
 
-    def submit(self, steps: Steps, describe: Callable[[], str]) -> Work:
+    def submit(self, work: Work) -> Work:
         """Put a communication at the end, and advance."""
-        work = Work(self, steps, describe)
         self._queue.append(work)
         self._others[self] = None
         self.advance()
