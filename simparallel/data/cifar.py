@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -108,17 +107,12 @@ def read_cifar10_archive(
     Raises:
         DataError: not such an archive, a member is missing, not a plain file or broken.
     """
-    import tarfile  # here, because most programs never need it
-
     path = Path(path)
     wanted = {f"{FOLDER}/{name}" for name in names}
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     size = num_records * RECORD_BYTES
     try:
-        with (
-            gzip.open(path, "rb") as unpacked,
-            tarfile.open(fileobj=_Limited(unpacked, size), mode="r:") as tar,
-        ):
+        with gzip.open(path, "rb") as unpacked, _open_tar(_Limited(unpacked, size)) as tar:
             for count, member in enumerate(tar):
                 if count >= LARGEST_MEMBERS:
                     raise _bad(path, member.offset, f"more than {LARGEST_MEMBERS} members")
@@ -139,14 +133,20 @@ def read_cifar10_archive(
                 found[member.name] = _records(
                     Source(path, stream, size, exact=True, where=where), num_records
                 )
-    except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
-        if isinstance(error, DataError):
-            raise
+    except DataError:
+        raise
+    except Exception as error:  # tarfile may raise anything over a broken file
         raise _bad(path, None, f"cannot be read as tar.gz: {type(error).__name__}: {error}") from None
     missing = sorted(wanted - set(found))
     if missing:
         raise _bad(path, None, f"members {', '.join(missing)} are missing")
     return [found[f"{FOLDER}/{name}"] for name in names]
+
+
+def _open_tar(stream: Any) -> Any:
+    import tarfile  # here, because most programs never need it
+
+    return tarfile.open(fileobj=stream, mode="r:")
 
 
 class _Limited:
