@@ -62,12 +62,15 @@ class PadAndCrop(RandomTransform):
                 f"{batch.shape[columns]} pixels with a padding of {pad}."
             )
         offsets = xp.asarray((numbers * (np.array(free) + 1)).astype(np.int64))  # (n, 2), uniform in 0 … free
-        n = xp.arange(len(batch))[:, None, None]
-        y = (offsets[:, :1] + xp.arange(height))[:, :, None]
-        x = (offsets[:, 1:] + xp.arange(width))[:, None, :]
-        if self.is_hwc:
-            return padded[n, y, x]
-        return xp.ascontiguousarray(xp.moveaxis(padded[n, :, y, x], 3, 1))
+        n, top, left = xp.arange(len(batch)), offsets[:, 0], offsets[:, 1]
+        # All windows as a view, of which one an image is copied: whole rows, not pixel by pixel.
+        windows_of = xp.lib.stride_tricks.sliding_window_view
+        if not self.is_hwc:
+            return windows_of(padded, (height, width), axis=(2, 3))[n, :, top, left]
+        channels = padded.shape[3]
+        rows_of = padded.reshape(*padded.shape[:2], -1)  # (n, h, w c)
+        windows = windows_of(rows_of, (height, width * channels), axis=(1, 2))[n, top, left * channels]
+        return windows.reshape(-1, height, width, channels)
 
 
 class RandomFlip(RandomTransform):
