@@ -18,6 +18,8 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.functions import cast
 from simparallel.backend import is_array
 from simparallel.errors import InputError
+from simparallel.events import current_recorder
+from simparallel.memory import BUFFERS, PARAMETERS
 from simparallel.nn.module import Module
 
 M = TypeVar("M", bound=Module)
@@ -70,10 +72,14 @@ def auto_mixed_precision(model: M, level: str = "O0") -> M:
         return _apply_white(model, WHITE_LIST)
     if level == "O2":
         return _apply_black(model, BLACK_LIST)
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.dtype.kind == "f":
-            tensor.data = tensor.data.astype(HALF)
-            tensor.grad = None
+    recorder = current_recorder()
+    for tensors, category in ((model.parameters(), PARAMETERS), (model.buffers(), BUFFERS)):
+        for tensor in tensors:
+            if tensor.dtype.kind == "f":
+                tensor.data = tensor.data.astype(HALF)
+                tensor.grad = None
+                if recorder is not None:
+                    recorder.memory.hold(tensor.data, category)
     _wrap(model, HALF, SINGLE)
     return model
 

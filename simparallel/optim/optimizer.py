@@ -12,6 +12,7 @@ from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace, is_array, to_device_like, to_host
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError, StateDictError
 from simparallel.events import current_recorder
+from simparallel.memory import OPTIMIZER, MemoryAccount
 from simparallel.optim.checks import check_number
 from simparallel.optim.schedules import Rate, as_schedule
 
@@ -46,7 +47,7 @@ class Optimizer:
         self.param_groups: list[Group] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
         self.schedules: list[Rate | None] = []
-        self._num_steps = 0
+        self._num_steps = self._num_held = 0
         self._scratch: dict[Tensor, list[Array]] = {}
         if isinstance(params, (Tensor, Mapping)) or not isinstance(params, Iterable):
             raise InputError(f"{self._name}: params must be a list of Tensors or of dicts; write [params].")
@@ -176,7 +177,7 @@ class Optimizer:
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update(loaded)  # in place: a schedule may hold the dict
         self.state = state
-        self._num_steps = int(state_dict.get("num_steps", 0))
+        self._num_steps, self._num_held = int(state_dict.get("num_steps", 0)), 0
 
     def _saved_param(self, param_of: dict[int, Tensor], number: Any) -> Tensor:
         if int(number) not in param_of:
@@ -256,6 +257,18 @@ class Optimizer:
             price = recorder.prices[key] = recorder.price(flops, size_bytes, itemsize or 4)
         recorder.compute(f"{self._name}.step", "optimizer", start_ns, perf_counter_ns(), price)
         recorder.next_step()
+        self._hold(recorder.memory)
+
+    def _hold(self, memory: MemoryAccount) -> None:
+        """State and scratch arrays on the device's account: they come in the first steps, and stay."""
+        state = [array for values in self.state.values() for array in values.values() if is_array(array)]
+        arrays = state + [array for scratch in self._scratch.values() for array in scratch]
+        if len(arrays) == self._num_held:
+            return
+        for array in arrays:
+            memory.hold(array, OPTIMIZER)
+        self._num_held = len(arrays)
+        memory.make_room(0, f"{self._name}'s state")
 
     def _checked_grad(self, i: int, param: Tensor, grad: Any) -> Array | None:
         if grad is None:
