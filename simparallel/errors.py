@@ -58,6 +58,10 @@ class LabelError(InputError):
     """A class label lies outside the classes. Facts: `label`, `position`, `num_classes`."""
 
 
+class DataError(InputError):
+    """A data file is missing, malformed or not the expected one. Facts: `path`, `offset` (byte, or None)."""
+
+
 class LayoutError(InputError):
     """A mesh, layout or strategy is malformed or does not fit a tensor."""
 

@@ -11,7 +11,14 @@ from hypothesis.extra import numpy as hnp
 from simparallel import optim
 from simparallel.autograd import Tensor
 from simparallel.cluster import describe
-from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError, StateDictError
+from simparallel.errors import (
+    AutogradError,
+    DeviceOutOfMemoryError,
+    DTypeError,
+    InputError,
+    ShapeError,
+    StateDictError,
+)
 from simparallel.events import Recorder, use_recorder
 
 STEPS = 5
@@ -352,6 +359,27 @@ def test_a_bad_state_dict_changes_nothing(spoil, error, words):
     after = optimizer.state_dict()
     assert after["param_groups"] == before["param_groups"]
     assert all(np.array_equal(after["state"][0][name], value) for name, value in before["state"][0].items())
+
+
+# --- the account of memory ---------------------------------------------------------------------------
+
+
+def test_state_and_scratch_are_on_the_devices_account():
+    param, recorder = leaf(np.zeros(100), np.float32), Recorder(0, describe(1))
+    with use_recorder(recorder):
+        for make, arrays in ((optim.SGD, 1), (lambda p: optim.SGD(p, momentum=0.5), 2), (optim.Adam, 3)):
+            optimizer = make([param])
+            for _ in range(2):
+                optimizer([np.ones(100, np.float32)])
+                assert recorder.memory.live["optimizer state"] == arrays * 400
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer([np.ones(100, np.float32)])
+            assert recorder.memory.live["optimizer state"] == arrays * 400
+            del optimizer
+            assert recorder.memory.live["optimizer state"] == 0
+        recorder.memory.limit_bytes = 500
+        with pytest.raises(DeviceOutOfMemoryError, match="Adam's state"):
+            optim.Adam([param])([np.ones(100, np.float32)])
 
 
 # --- the clock ---------------------------------------------------------------------------------------

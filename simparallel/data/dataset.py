@@ -96,6 +96,11 @@ class Subset:
     def vectorized(self) -> bool:
         return getattr(self.dataset, "vectorized", False)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the dataset, if it wants to know."""
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
     def __len__(self) -> int:
         return len(self.indices)
 

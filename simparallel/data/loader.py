@@ -12,6 +12,7 @@ from simparallel.autograd import Tensor
 from simparallel.backend import get_namespace, is_array
 from simparallel.data.dataset import Dataset
 from simparallel.data.sampler import RandomSampler, Sampler, SequentialSampler, check_integer
+from simparallel.data.transforms import apply
 from simparallel.errors import InputError, ShapeError
 from simparallel.events import current_recorder
 
@@ -20,7 +21,7 @@ class DataLoader:
     """Iterates over batches; each `for` loop over it is one epoch.
 
     A dataset that takes an array of indices (`TensorDataset`, a `Subset` of one) is asked once per
-    batch; any other one sample by sample.
+    batch; any other one sample by sample. Transforms see whole batches in either case.
 
     Args:
         dataset: see `Dataset`.
@@ -30,23 +31,35 @@ class DataLoader:
         drop_last: leave out a last batch that is not full.
         collate_fn: list of samples -> batch, in place of `default_collate`.
         seed: of the shuffling.
+        transform: batch of the first field -> batch, see `simparallel.data.transforms`. Random ones
+            draw by the sample's index in `dataset` and by the epoch.
+
+    Attributes:
+        epoch: number of the next epoch: the sampler's where it counts epochs, else the loader's own.
 
     Yields:
         Tuple of Tensors, one per field of a sample, each of shape (batch, ...); or what
         `collate_fn` returns. The arrays are copies: writing into them leaves the dataset alone.
 
     Raises:
-        InputError: batch_size below 1, shuffle together with a sampler, or not a single batch.
+        InputError: batch_size below 1, shuffle together with a sampler, transform together with
+            collate_fn, or not a single batch.
     """
 
     def __init__(
         self, dataset: Dataset, batch_size: int = 1, shuffle: bool = False, sampler: Any = None,
         drop_last: bool = False, collate_fn: Callable[[list[Any]], Any] | None = None, seed: int = 0,
+        transform: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
         self.dataset = dataset
         self.batch_size = check_integer("DataLoader", "batch_size", batch_size, 1)
         self.drop_last = bool(drop_last)
-        self.collate_fn = collate_fn
+        self.collate_fn, self.transform = collate_fn, transform
+        self._epoch = 0
+        if transform is not None and collate_fn is not None:
+            raise InputError(
+                "DataLoader: transform and collate_fn exclude each other; transform in collate_fn."
+            )
         if sampler is not None and shuffle:
             raise InputError(
                 "DataLoader: shuffle=True and a sampler exclude each other: the sampler sets the order. "
@@ -66,24 +79,49 @@ class DataLoader:
         num_samples = len(self.sampler)
         return num_samples // self.batch_size if self.drop_last else math.ceil(num_samples / self.batch_size)
 
+    @property
+    def epoch(self) -> int:
+        return getattr(self.sampler, "epoch", self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch: the order, where the sampler shuffles, and the random transforms."""
+        epoch = check_integer("DataLoader", "epoch", epoch, 0)
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+        self._epoch = epoch
+
     def __iter__(self) -> Iterator[Any]:
+        epoch = self.epoch
+        self._epoch = epoch + 1
         # The order is drawn here, not at the first batch: each loop that begins is an epoch.
         if isinstance(self.sampler, Sampler):
             order = self.sampler.indices()
         else:
             order = np.fromiter(self.sampler, dtype=np.int64)
-        return self._batches(order)
+        return self._batches(order, epoch)
 
-    def _batches(self, order: np.ndarray) -> Iterator[Any]:
+    def _batches(self, order: np.ndarray, epoch: int) -> Iterator[Any]:
         whole = self.collate_fn is None and getattr(self.dataset, "vectorized", False)
+        set_epoch = getattr(self.dataset, "set_epoch", None)
         end = len(order) - len(order) % self.batch_size if self.drop_last else len(order)
         for start in range(0, end, self.batch_size):
+            if set_epoch is not None:
+                set_epoch(epoch)  # each time: another loop may be running over the same dataset
             chosen = order[start : start + self.batch_size]
             if whole:
-                yield tuple(Tensor(array) for array in self.dataset[chosen])
+                yield self._transformed(self.dataset[chosen], chosen, epoch)
+                continue
+            samples = [self.dataset[i] for i in chosen.tolist()]
+            if self.collate_fn is not None:
+                yield self.collate_fn(samples)
             else:
-                samples = [self.dataset[i] for i in chosen.tolist()]
-                yield (self.collate_fn or default_collate)(samples)
+                yield self._transformed(default_collate(samples), chosen, epoch)
+
+    def _transformed(self, fields: Sequence[Any], chosen: np.ndarray, epoch: int) -> tuple[Tensor, ...]:
+        if self.transform is not None:
+            first = fields[0].data if isinstance(fields[0], Tensor) else fields[0]
+            fields = (apply(self.transform, first, chosen, epoch), *fields[1:])
+        return tuple(field if isinstance(field, Tensor) else Tensor(field) for field in fields)
 
 
 def default_collate(samples: Sequence[Any]) -> tuple[Tensor, ...]:

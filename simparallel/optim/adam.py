@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import InputError
-from simparallel.optim.optimizer import Group, Optimizer, check_number
+from simparallel.optim.checks import check_number
+from simparallel.optim.optimizer import Group, Optimizer
 
 
 class Adam(Optimizer):
@@ -20,7 +21,7 @@ class Adam(Optimizer):
 
     Args:
         params: Tensors, or dicts with a group's own settings.
-        lr: learning rate, 0 or more.
+        lr: learning rate, 0 or more; or a list or a callable of the step, see `Optimizer`.
         betas: (b1, b2), each in [0, 1).
         eps: keeps the quotient finite, 0 or more.
         weight_decay: factor of the L2 penalty, 0 or more.
@@ -34,7 +35,7 @@ class Adam(Optimizer):
     decoupled: ClassVar[bool] = False  # decay the weights themselves, not through the gradient
 
     def __init__(
-        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: float = 1e-3,
+        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: Any = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
@@ -51,36 +52,38 @@ class Adam(Optimizer):
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         xp, p = get_namespace(param.data), param.data
         (beta1, beta2), lr, weight_decay = group["betas"], group["lr"], group["weight_decay"]
-        state = self.state.get(param)
-        if state is None:
-            state = {"step": 0, "exp_avg": xp.zeros_like(p), "exp_avg_sq": xp.zeros_like(p)}
-            self.state[param] = state
-        state["step"] += 1
-        m, v, t = state["exp_avg"], state["exp_avg_sq"], state["step"]
-        temporary = self._temporary(param)
-
         g = grad
         if weight_decay and self.decoupled:
             p *= 1 - lr * weight_decay
         elif weight_decay:
             g = xp.multiply(p, weight_decay, out=self._temporary(param, 1))
             g += grad
+        m, v, t = self._advance(param, g, beta1, beta2)
 
-        change = xp.subtract(g, m, out=temporary)
-        change *= 1 - beta1
-        m += change  # = beta1 m + (1 - beta1) g
-
-        square = xp.multiply(g, g, out=temporary)
-        square *= 1 - beta2
-        v *= beta2
-        v += square
-
-        quotient = xp.sqrt(v, out=temporary)
+        quotient = xp.sqrt(v, out=self._temporary(param))
         quotient /= math.sqrt(1 - beta2**t)
         quotient += group["eps"]
         xp.divide(m, quotient, out=quotient)
         quotient *= lr / (1 - beta1**t)
         p -= quotient
+
+    def _advance(self, param: Tensor, g: Array, beta1: float, beta2: float) -> tuple[Array, Array, int]:
+        """m, v and t after this step's gradient; the parameter's first scratch array is used."""
+        xp = get_namespace(param.data)
+        state = self.state.get(param)
+        if state is None:
+            zeros = xp.zeros_like(param.data), xp.zeros_like(param.data)
+            state = self.state[param] = {"step": 0, "exp_avg": zeros[0], "exp_avg_sq": zeros[1]}
+        state["step"] += 1
+        m, v = state["exp_avg"], state["exp_avg_sq"]
+        change = xp.subtract(g, m, out=self._temporary(param))
+        change *= 1 - beta1
+        m += change  # = beta1 m + (1 - beta1) g
+        square = xp.multiply(g, g, out=change)
+        square *= 1 - beta2
+        v *= beta2
+        v += square
+        return m, v, state["step"]
 
     def work(self, group: Group) -> tuple[int, int]:
         decay = (1 if self.decoupled else 2) if group["weight_decay"] else 0
@@ -98,7 +101,7 @@ class AdamW(Adam):
     decoupled = True
 
     def __init__(
-        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: float = 1e-3,
+        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: Any = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
     ) -> None:  # fmt: skip
         super().__init__(params, lr, betas, eps, weight_decay)

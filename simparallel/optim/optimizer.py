@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, ClassVar
@@ -13,6 +12,9 @@ from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace, is_array, to_device_like, to_host
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError, StateDictError
 from simparallel.events import current_recorder
+from simparallel.memory import OPTIMIZER, MemoryAccount
+from simparallel.optim.checks import check_number
+from simparallel.optim.schedules import Rate, as_schedule
 
 Group = dict[str, Any]  # {"params": [Tensor, ...], "lr": 0.1, ...}
 
@@ -22,10 +24,13 @@ class Optimizer:
 
     Args:
         params: Tensors, or dicts `{"params": Tensors, "lr": ...}` with settings of their own.
-        defaults: settings of the groups that do not name them.
+        defaults: settings of the groups that do not name them. "lr" may be a number, a list or
+            1-D array (one rate a step), or a callable: number of the step, from 0 -> rate.
 
     Attributes:
-        param_groups: list of dicts: "params" and the settings. Change `group["lr"]` to schedule it.
+        param_groups: list of dicts: "params" and the settings. Change `group["lr"]` to schedule it
+            by hand, or see `simparallel.optim.LRScheduler`.
+        schedules: for each group its rates as a callable, or None where "lr" is a plain number.
         state: parameter -> what the optimizer remembers about it.
 
     Raises:
@@ -41,6 +46,8 @@ class Optimizer:
         self.defaults = defaults
         self.param_groups: list[Group] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
+        self.schedules: list[Rate | None] = []
+        self._num_steps = self._num_held = 0
         self._scratch: dict[Tensor, list[Array]] = {}
         if isinstance(params, (Tensor, Mapping)) or not isinstance(params, Iterable):
             raise InputError(f"{self._name}: params must be a list of Tensors or of dicts; write [params].")
@@ -66,6 +73,11 @@ class Optimizer:
         """(flops, memory accesses) per element of a parameter, for the simulated clock."""
         raise TypeError(f"{self._name} does not define work")
 
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All parameters, in the order in which `optimizer(grads)` wants the gradients."""
+        return self._params()
+
     # --- what users call -------------------------------------------------------------------------
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
@@ -85,8 +97,10 @@ class Optimizer:
             self._check_param(i, param, known_params)
             known_params.add(param)
         full = {**self.defaults, **group, "params": params}
+        full["lr"], schedule = as_schedule(self._name, full.get("lr"), self._num_steps)
         self.check(full)
         self.param_groups.append(full)
+        self.schedules.append(schedule)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, or (False) fill them with zeros in place."""
@@ -118,7 +132,8 @@ class Optimizer:
         """Plain dicts, lists, numbers and host copies of arrays; parameters are named by number.
 
         Returns:
-            `{"state": {number: {name: array or int}}, "param_groups": [{setting: ..., "params": numbers}]}`
+            `{"state": {number: {name: array or int}}, "param_groups": [{setting: ..., "params": numbers}]}`,
+            and "num_steps" where the learning rate follows a schedule
         """
         number = {param: i for i, param in enumerate(self._params())}
         groups = [{**group, "params": [number[p] for p in group["params"]]} for group in self.param_groups]
@@ -126,7 +141,8 @@ class Optimizer:
             number[param]: {k: np.array(to_host(v)) if is_array(v) else v for k, v in values.items()}
             for param, values in self.state.items()
         }
-        return {"state": state, "param_groups": groups}
+        steps = {"num_steps": self._num_steps} if any(self.schedules) else {}
+        return {"state": state, "param_groups": groups, **steps}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over settings and state, all or, on an error, nothing.
@@ -161,6 +177,7 @@ class Optimizer:
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update(loaded)  # in place: a schedule may hold the dict
         self.state = state
+        self._num_steps, self._num_held = int(state_dict.get("num_steps", 0)), 0
 
     def _saved_param(self, param_of: dict[int, Tensor], number: Any) -> Tensor:
         if int(number) not in param_of:
@@ -210,6 +227,14 @@ class Optimizer:
             raise InputError(f"{self._name}: {len(grads)} gradients were given for {len(params)} parameters.")
         # All checks before the first update: a step happens whole or not at all.
         arrays = [self._checked_grad(i, p, g) for i, (p, g) in enumerate(zip(params, grads, strict=True))]
+        rates = [schedule and schedule(self._num_steps) for schedule in self.schedules]
+        for rate in rates:
+            if rate is not None:
+                check_number(self._name, f"lr of step {self._num_steps}", rate)
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+        self._num_steps += 1
         remaining = iter(zip(params, arrays, strict=True))
         flops = size_bytes = itemsize = 0
         for group in self.param_groups:
@@ -232,6 +257,18 @@ class Optimizer:
             price = recorder.prices[key] = recorder.price(flops, size_bytes, itemsize or 4)
         recorder.compute(f"{self._name}.step", "optimizer", start_ns, perf_counter_ns(), price)
         recorder.next_step()
+        self._hold(recorder.memory)
+
+    def _hold(self, memory: MemoryAccount) -> None:
+        """State and scratch arrays on the device's account: they come in the first steps, and stay."""
+        state = [array for values in self.state.values() for array in values.values() if is_array(array)]
+        arrays = state + [array for scratch in self._scratch.values() for array in scratch]
+        if len(arrays) == self._num_held:
+            return
+        for array in arrays:
+            memory.hold(array, OPTIMIZER)
+        self._num_held = len(arrays)
+        memory.make_room(0, f"{self._name}'s state")
 
     def _checked_grad(self, i: int, param: Tensor, grad: Any) -> Array | None:
         if grad is None:
@@ -259,11 +296,3 @@ class Optimizer:
         while len(arrays) <= number:
             arrays.append(get_namespace(param.data).empty_like(param.data))
         return arrays[number]
-
-
-def check_number(who: str, name: str, value: Any, low: float = 0.0, below: float = math.inf) -> None:
-    """Raise InputError unless `value` is a real number with low <= value < below."""
-    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not is_number or not low <= value < below:
-        limit = "finite" if below == math.inf else f"below {below:g}"
-        raise InputError(f"{who}: {name}={value!r} must be a number of {low:g} or more and {limit}.")

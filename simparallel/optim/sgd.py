@@ -8,7 +8,8 @@ from typing import Any
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import InputError
-from simparallel.optim.optimizer import Group, Optimizer, check_number
+from simparallel.optim.checks import check_number
+from simparallel.optim.optimizer import Group, Optimizer
 
 
 class SGD(Optimizer):
@@ -20,7 +21,7 @@ class SGD(Optimizer):
 
     Args:
         params: Tensors, or dicts with a group's own settings.
-        lr: learning rate, 0 or more.
+        lr: learning rate, 0 or more; or a list or a callable of the step, see `Optimizer`.
         momentum: share of b that is kept, 0 or more.
         dampening: share of g that is left out of b.
         weight_decay: factor of the L2 penalty, 0 or more.
@@ -31,7 +32,7 @@ class SGD(Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: float = 1e-3, momentum: float = 0.0,
+        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: Any = 1e-3, momentum: float = 0.0,
         dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False,
     ) -> None:  # fmt: skip
         settings = {
@@ -44,11 +45,11 @@ class SGD(Optimizer):
 
     def check(self, group: Group) -> None:
         for name in ("lr", "momentum", "weight_decay"):
-            check_number("SGD", name, group[name])
-        check_number("SGD", "dampening", group["dampening"], low=float("-inf"))
+            check_number(self._name, name, group[name])
+        check_number(self._name, "dampening", group["dampening"], low=float("-inf"))
         if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
             raise InputError(
-                f"SGD: nesterov needs momentum above 0 and dampening 0, got momentum={group['momentum']!r} "
+                f"{self._name}: nesterov needs momentum above 0 and dampening 0, got momentum={group['momentum']!r} "
                 f"and dampening={group['dampening']!r}."
             )
 

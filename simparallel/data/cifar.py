@@ -1,0 +1,182 @@
+"""CIFAR-10 in its binary version. (The other one is a pickle, which could run anything.)"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from simparallel.data.images import ImageArrays
+from simparallel.data.source import Source, find_root, open_source
+from simparallel.errors import DataError
+
+SIDE, CHANNELS, NUM_CLASSES = 32, 3, 10
+RECORD_BYTES = 1 + CHANNELS * SIDE * SIDE
+FILES = {True: tuple(f"data_batch_{i}.bin" for i in range(1, 6)), False: ("test_batch.bin",)}
+FOLDER = "cifar-10-batches-bin"
+ARCHIVE = "cifar-10-binary.tar.gz"
+LARGEST_MEMBERS, LARGEST_OTHER_BYTES = 64, 1 << 20  # of an archive
+
+
+class CIFAR10(ImageArrays):
+    """32 x 32 colour images of ten classes: Krizhevsky 2009, "Learning multiple layers of features".
+
+    Looked for in `root`: the folder `cifar-10-batches-bin`, its files in `root` itself, or the
+    archive `cifar-10-binary.tar.gz`, which is read as it is.
+
+    Args:
+        root: folder of the data sets; None takes SIMPARALLEL_DATA or DATA_PATH.
+        train: the five training files or the test file.
+        transform: batch of images -> batch.
+        target_transform: labels -> labels.
+        download: fetch the archive (170 MB) to `root` if nothing is there; one process fetches,
+            others that ask meanwhile wait.
+
+    Attributes:
+        images: uint8, shape (n, 32, 32, 3).
+        labels: int64 in 0 … 9, shape (n,).
+
+    Raises:
+        DataError: a file is missing or broken, or could not be fetched; with path and byte offset.
+    """
+
+    names: ClassVar[tuple[str, ...]] = (
+        "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+    )  # fmt: skip
+    urls: ClassVar[tuple[str, ...]] = (f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",)
+    md5: ClassVar[str] = "c32a1d4ab5d03f1284b67883e8d87530"
+    archive_bytes: ClassVar[int] = 170_052_171
+    records_per_file: ClassVar[int] = 10_000
+
+    def __init__(
+        self, root: str | os.PathLike[str] | None = None, train: bool = True,
+        transform: Callable[..., Any] | None = None, target_transform: Callable[..., Any] | None = None,
+        download: bool = False,
+    ) -> None:  # fmt: skip
+        base = find_root("CIFAR10", root)
+        files, archive = FILES[bool(train)], base / ARCHIVE
+        folder = next((f for f in (base / FOLDER, base) if all((f / name).is_file() for name in files)), None)
+        if folder is None and download:
+            from simparallel.data.download import download as fetch  # it brings urllib, which takes a while
+
+            fetch(self.urls, archive, md5=self.md5, size_bytes=self.archive_bytes)
+        if folder is not None:
+            parts = [read_cifar10(folder / name, self.records_per_file) for name in files]
+        elif archive.is_file():
+            parts = read_cifar10_archive(archive, files, self.records_per_file)
+        else:
+            raise DataError(
+                f"CIFAR10: {', '.join(files)} are neither in {base / FOLDER} nor in {base}, and there is no "
+                f"{archive}. Pass the right root, or download=True.",
+                path=str(archive), offset=None,
+            )  # fmt: skip
+        images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        super().__init__(images, labels, self.names, transform, target_transform)
+        self.train = bool(train)
+
+
+def read_cifar10(
+    path: str | os.PathLike[str], num_records: int | None = 10_000
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images, uint8 (n, 32, 32, 3), and labels, int64 (n,), of one binary file.
+
+    Args:
+        path: of the file.
+        num_records: how many records of 3,073 bytes it must have; None takes any whole number.
+
+    Raises:
+        DataError: missing, another size, or a label outside of 0 … 9.
+    """
+    path = Path(path)
+    if num_records is None:
+        size = path.stat().st_size if path.is_file() else 0
+        num_records = max(1, size // RECORD_BYTES)  # a rest is refused below
+    with open_source(path) as source:
+        return _records(source, num_records)
+
+
+def read_cifar10_archive(
+    path: str | os.PathLike[str], names: Sequence[str], num_records: int = 10_000
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The same for some members of the archive; nothing is unpacked to the disk.
+
+    Raises:
+        DataError: not such an archive, a member is missing, not a plain file or broken.
+    """
+    path = Path(path)
+    wanted = {f"{FOLDER}/{name}" for name in names}
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    size = num_records * RECORD_BYTES
+    try:
+        with gzip.open(path, "rb") as unpacked, _open_tar(_Limited(unpacked, size)) as tar:
+            for count, member in enumerate(tar):
+                if count >= LARGEST_MEMBERS:
+                    raise _bad(path, member.offset, f"more than {LARGEST_MEMBERS} members")
+                if member.name not in wanted:
+                    if member.size > max(size, LARGEST_OTHER_BYTES):
+                        raise _bad(
+                            path, member.offset, f"member {member.name[:99]!r} has {member.size} bytes"
+                        )
+                    continue
+                if not member.isreg() or member.size != size or member.name in found:
+                    raise _bad(
+                        path, member.offset,
+                        f"member {member.name!r} must be one plain file of {size} bytes, it has {member.size}",
+                    )  # fmt: skip
+                stream = tar.extractfile(member)
+                assert stream is not None  # it is a plain file
+                where = f" of {member.name}"
+                found[member.name] = _records(
+                    Source(path, stream, size, exact=True, where=where), num_records
+                )
+    except DataError:
+        raise
+    except Exception as error:  # tarfile may raise anything over a broken file
+        raise _bad(path, None, f"cannot be read as tar.gz: {type(error).__name__}: {error}") from None
+    missing = sorted(wanted - set(found))
+    if missing:
+        raise _bad(path, None, f"members {', '.join(missing)} are missing")
+    return [found[f"{FOLDER}/{name}"] for name in names]
+
+
+def _open_tar(stream: Any) -> Any:
+    import tarfile  # here, because most programs never need it
+
+    return tarfile.open(fileobj=stream, mode="r:")
+
+
+class _Limited:
+    """A file for tarfile that never hands out more than a member at once.
+
+    tarfile reads long names and extended headers in one piece, as large as their header says.
+    """
+
+    def __init__(self, stream: gzip.GzipFile, largest: int) -> None:
+        self._stream, self._largest = stream, max(largest, LARGEST_OTHER_BYTES)
+        self.tell, self.seek = stream.tell, stream.seek
+
+    def read(self, count: int = -1) -> bytes:
+        if not 0 <= count <= self._largest:
+            raise ValueError(f"a header announces {count} bytes")
+        return self._stream.read(count)
+
+
+def _records(source: Source, num_records: int) -> tuple[np.ndarray, np.ndarray]:
+    records = source.array((num_records, RECORD_BYTES), np.uint8, "records")
+    wrong = records[:, 0] >= NUM_CLASSES
+    if wrong.any():
+        position = int(np.argmax(wrong))
+        raise source.fail(
+            f"label {records[position, 0]} of record {position} is not in 0 … 9.", position * RECORD_BYTES
+        )
+    planes = records[:, 1:].reshape(-1, CHANNELS, SIDE, SIDE)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[:, 0].astype(np.int64)
+
+
+def _bad(path: Path, offset: int | None, text: str) -> DataError:
+    at = "" if offset is None else f", byte {offset} of the unpacked data"
+    return DataError(f"{path}{at}: {text}.", path=str(path), offset=offset)

@@ -1,0 +1,181 @@
+"""Downloading one file: https only, checked while it streams, whole or not at all.
+
+Only ever called where a user says `download=True`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from simparallel.errors import DataError, InputError
+
+CHUNK = 1 << 16
+LARGEST_BYTES = 512 << 20
+POLL_S = 0.05
+
+
+class Opener(Protocol):
+    """What `urllib.request.build_opener` gives."""
+
+    def open(self, url: str, *, timeout: float) -> Any: ...
+
+
+def download(
+    urls: Sequence[str], path: str | os.PathLike[str], *, sha256: str | None = None, md5: str | None = None,
+    size_bytes: int | None = None, max_bytes: int = LARGEST_BYTES, timeout_s: float = 30.0,
+    deadline_s: float = 3600.0, opener: Opener | None = None,
+) -> Path:  # fmt: skip
+    """Bring a file to `path`, unless it is there and its checksum is right.
+
+    The bytes go to a `.part` file in the same folder, which takes the final name when all of it
+    is on the disk and the checksum is right. A lock file beside it lets one process download
+    while others wait; the operating system frees it if that process dies.
+
+    Args:
+        urls: mirrors, tried in this order; https only, also after a redirect.
+        path: where to; the folder is made.
+        sha256, md5: hexadecimal; at least one of them.
+        size_bytes: the exact size, where it is known.
+        max_bytes: refuse more.
+        timeout_s: of the connection and of each wait for data.
+        deadline_s: for everything, waiting for another process included.
+        opener: who opens a URL; for tests.
+
+    Returns:
+        `path`.
+
+    Raises:
+        InputError: no URL, no checksum, or a URL that is not https.
+        DataError: no mirror gave the right file; says why each failed and how to get it by hand.
+    """
+    path = Path(path)
+    if not urls or not (sha256 or md5):
+        raise InputError(f"download of {path.name}: needs at least one URL and a checksum.")
+    for url in urls:
+        _check_https(url)
+    wanted = {name: value.lower() for name, value in (("sha256", sha256), ("md5", md5)) if value}
+    limit = max_bytes if size_bytes is None else min(size_bytes, max_bytes)
+    until = time.monotonic() + deadline_s
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _error(path, urls, [f"{path.parent} cannot be made: {error.strerror}"]) from None
+    with _lock(path, until, urls):
+        if path.is_file() and _digests(path, wanted) == wanted:
+            return path
+        opener = opener or urllib.request.build_opener(HttpsOnly())
+        reasons = []
+        for url in urls:
+            part = path.with_name(path.name + ".part")
+            try:
+                _stream(opener, url, part, wanted, size_bytes, limit, timeout_s, until)
+                os.replace(part, path)
+                _sync(path.parent)
+                return path
+            except (OSError, ValueError, http.client.HTTPException) as error:  # URLError is an OSError
+                reasons.append(f"{url}: {getattr(error, 'reason', None) or error or type(error).__name__}")
+            finally:
+                part.unlink(missing_ok=True)
+    raise _error(path, urls, reasons)
+
+
+class HttpsOnly(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but not away from https."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if urlsplit(newurl).scheme != "https":
+            raise urllib.error.URLError(f"redirected to {newurl}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _check_https(url: str) -> None:
+    if urlsplit(url).scheme != "https" or not urlsplit(url).netloc:
+        raise InputError(f"download: {url!r} is not an https URL; others are not used.")
+
+
+def _stream(
+    opener: Opener, url: str, part: Path, wanted: dict[str, str], size_bytes: int | None, limit: int,
+    timeout_s: float, until: float,
+) -> None:  # fmt: skip
+    """One mirror's bytes into `part`, checked and on the disk. Raises OSError or ValueError."""
+    hashes = {name: hashlib.new(name) for name in wanted}
+    received = 0
+    with opener.open(url, timeout=timeout_s) as response, part.open("wb") as file:
+        stated = response.headers.get("Content-Length")
+        if stated is not None and stated.isdigit() and int(stated) > limit:
+            raise ValueError(f"it has {stated} bytes, at most {limit} were expected")
+        while chunk := response.read(CHUNK):
+            received += len(chunk)
+            if received > limit:
+                raise ValueError(f"more than the expected {limit} bytes came")
+            if time.monotonic() > until:
+                raise ValueError(f"not done in time, {received} bytes had come")
+            for digest in hashes.values():
+                digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if size_bytes is not None and received != size_bytes:
+        raise ValueError(f"{received} bytes came, {size_bytes} were expected")
+    for name, digest in hashes.items():
+        if digest.hexdigest() != wanted[name]:
+            raise ValueError(
+                f"{name} is {digest.hexdigest()}, need {wanted[name]}: another or a damaged file"
+            )
+
+
+def _digests(path: Path, wanted: dict[str, str]) -> dict[str, str]:
+    hashes = {name: hashlib.new(name) for name in wanted}
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            for digest in hashes.values():
+                digest.update(chunk)
+    return {name: digest.hexdigest() for name, digest in hashes.items()}
+
+
+@contextmanager
+def _lock(path: Path, until: float, urls: Sequence[str]) -> Iterator[None]:
+    """Only one process, and one thread of it, is inside for a path at a time."""
+    name = path.with_name(path.name + ".lock")
+    try:
+        file = name.open("ab")
+    except OSError as error:
+        raise _error(path, urls, [f"{name} cannot be made: {error.strerror}"]) from None
+    with file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise _error(path, urls, ["another process was downloading it all the time"]) from None
+                time.sleep(POLL_S)
+        yield  # closing the file frees the lock; the file stays, or a third process could lock another one
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _error(path: Path, urls: Sequence[str], reasons: Sequence[str]) -> DataError:
+    why = "\n  ".join(reasons)
+    return DataError(
+        f"{path} could not be downloaded:\n  {why}\nOffline, or behind a proxy? Get it where there is a "
+        f"connection, and put it there:\n  curl -fL --create-dirs -o '{path}' '{urls[0]}'",
+        path=str(path), offset=None,
+    )  # fmt: skip

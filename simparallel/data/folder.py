@@ -1,0 +1,99 @@
+"""`ImageFolder`: one folder of images for each class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simparallel.data.imagefile import EXTENSIONS, LARGEST_PIXELS, read_image
+from simparallel.data.transforms import apply
+from simparallel.errors import DataError
+
+
+class ImageFolder:
+    """Samples (image, label) from `root/<class>/…/<file>`, read when they are asked for.
+
+    Classes are the folders below `root` in alphabetical order, samples the files below these in
+    alphabetical order; other extensions than `.npy .ppm .pgm .png .jpg .jpeg`, and what begins with
+    a dot, are passed over.
+
+    Args:
+        root: the folder.
+        transform: batch of images -> batch, called with a batch of one. A `DataLoader` can
+            transform whole batches instead, once the images have one size.
+        target_transform: label -> label.
+        max_pixels: refuse larger images.
+
+    Attributes:
+        classes: names, in the order of the labels.
+        class_to_idx: name -> label.
+        samples: list of (path, label).
+
+    Raises:
+        DataError: no folder, no classes, or a class without images; when asked, a broken file.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], transform: Callable[..., Any] | None = None,
+        target_transform: Callable[..., Any] | None = None, max_pixels: int = LARGEST_PIXELS,
+    ) -> None:  # fmt: skip
+        self.root = Path(root)
+        self.transform, self.target_transform, self.max_pixels = transform, target_transform, max_pixels
+        self.epoch = 0
+        try:
+            entries = [e.name for e in os.scandir(self.root) if e.is_dir() and not e.name.startswith(".")]
+        except OSError as error:
+            raise self._error(self.root, f"cannot be listed: {error.strerror}") from None
+        self.classes = sorted(entries)
+        self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
+        if not self.classes:
+            raise self._error(self.root, "has no folders; there must be one for each class")
+        self.samples: list[tuple[Path, int]] = []
+        for name, label in self.class_to_idx.items():
+            paths = _images(self.root / name)
+            if not paths:
+                raise self._error(self.root / name, f"has no images ({' '.join(EXTENSIONS)})")
+            self.samples += [(path, label) for path in paths]
+
+    @property
+    def targets(self) -> list[int]:
+        """The labels of all samples."""
+        return [label for _, label in self.samples]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the random numbers of the transform; a DataLoader does it."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """(image of shape (height, width, channels), label), transformed.
+
+        Raises:
+            IndexError: out of range; DataError: the file is broken.
+        """
+        path, label = self.samples[index]
+        number = np.array([index % len(self.samples)])
+        image = apply(self.transform, read_image(path, self.max_pixels)[None], number, self.epoch)[0]
+        return image, label if self.target_transform is None else self.target_transform(label)
+
+    @staticmethod
+    def _error(path: Path, text: str) -> DataError:
+        return DataError(f"ImageFolder: {path} {text}.", path=str(path), offset=None)
+
+
+def _images(folder: Path) -> list[Path]:
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [
+            Path(place, name)
+            for name in files
+            if Path(name).suffix.lower() in EXTENSIONS and not name.startswith(".")
+        ]
+    return sorted(found)

@@ -1,0 +1,63 @@
+"""IDX, the format of MNIST and Fashion-MNIST: a magic number, big-endian dims, the elements.
+
+Format: "The MNIST database of handwritten digits" (LeCun, Cortes, Burges): two zero bytes, one byte
+for the type, one for the number of dims, then each dim as a 32-bit integer.
+"""
+
+from __future__ import annotations
+
+import os
+from math import prod
+
+import numpy as np
+
+from simparallel.data.source import open_source
+
+DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+LARGEST_BYTES = 1 << 30
+LARGEST_NDIM = 8
+
+
+def read_idx(
+    path: str | os.PathLike[str], *, shape: tuple[int | None, ...] | None = None, dtype: str | None = None,
+    max_bytes: int = LARGEST_BYTES,
+) -> np.ndarray:  # fmt: skip
+    """The array of an IDX file, plain or gzip; in the machine's byte order.
+
+    Args:
+        path: of the file.
+        shape: what is expected; None for any size of a dim. Without it any shape goes.
+        dtype: what is expected, for example "uint8". Without it any of the format's goes.
+        max_bytes: refuse larger arrays.
+
+    Raises:
+        DataError: missing, not IDX, another shape or dtype, cut short, too long, or too large.
+
+    Memory: the array, and 1 MiB. A packed file is unpacked to one byte more than that at most.
+    """
+    with open_source(path) as source:
+        magic = source.take(4, "the magic number")
+        code, ndim = magic[2], magic[3]
+        if magic[:2] != b"\0\0" or code not in DTYPES:
+            known = ", ".join(f"{known:#04x}" for known in DTYPES)
+            raise source.fail(
+                f"not an IDX file: it begins with {magic.hex(' ')}, need 00 00, a type ({known}) and the "
+                "number of dims.", 0,
+            )  # fmt: skip
+        kind = np.dtype(DTYPES[code])
+        if dtype is not None and kind.newbyteorder("=") != np.dtype(dtype):
+            raise source.fail(f"elements of type {code:#04x} ({kind.name}), need {dtype}.", 2)
+        if not 1 <= ndim <= LARGEST_NDIM:
+            raise source.fail(f"{ndim} dims, need 1 … {LARGEST_NDIM}.", 3)
+        if shape is not None and ndim != len(shape):
+            raise source.fail(f"{ndim} dims, need {len(shape)}: another file of the set?", 3)
+        dims = tuple(int(size) for size in np.frombuffer(source.take(4 * ndim, "the dims"), ">u4"))
+        for i, (size, need) in enumerate(zip(dims, shape or (None,) * ndim, strict=True)):
+            if need is not None and size != need:
+                raise source.fail(f"dim {i} has size {size}, need {need}.", 4 + 4 * i)
+        if prod(dims) * kind.itemsize > max_bytes:
+            raise source.fail(
+                f"an array of shape {dims} is larger than max_bytes={max_bytes}; pass a larger one if it is right.",
+                4,
+            )
+        return source.array(dims, kind, "elements").astype(kind.newbyteorder("="), copy=False)

@@ -1,0 +1,209 @@
+"""One image from one file: `.npy`, `.ppm` and `.pgm` by ourselves, png and jpeg through Pillow."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simparallel.data.source import Source, open_source
+from simparallel.errors import DataError
+
+LARGEST_PIXELS = 1 << 26
+LARGEST_HEADER = 10_000
+LARGEST_PNM_HEADER = 1_000
+PILLOW = (".png", ".jpg", ".jpeg")
+EXTENSIONS = (".npy", ".ppm", ".pgm", *PILLOW)
+
+
+def read_image(path: str | os.PathLike[str], max_pixels: int = LARGEST_PIXELS) -> np.ndarray:
+    """An image of shape (height, width, channels).
+
+    `.npy` gives what was saved (two dims get a third of size 1); `.ppm`, `.png` and `.jpg` give
+    uint8 and 3 channels, `.pgm` and gray ones 1 channel. A `.ppm` or `.pgm` whose largest value is
+    not 255 is scaled to it, or stays as it is, uint16, where that is more than 255.
+
+    Args:
+        path: of the file; the extension says the format.
+        max_pixels: refuse larger images.
+
+    Raises:
+        DataError: missing, broken or too large, an unknown extension, or Pillow is needed and missing.
+    """
+    path = Path(path)
+    extension = path.suffix.lower()
+    if extension in PILLOW:
+        return _read_pillow(path, max_pixels)
+    if extension == ".npy":
+        return read_npy(path, max_pixels)
+    if extension in (".ppm", ".pgm"):
+        return read_pnm(path, max_pixels)
+    raise DataError(
+        f"{path}: {extension or 'no extension'} is not known, use one of {', '.join(EXTENSIONS)}.",
+        path=str(path), offset=None,
+    )  # fmt: skip
+
+
+# --- npy -------------------------------------------------------------------------------------------
+
+# The header is a Python literal; what NumPy writes needs no more than this, and no evaluation.
+_HEADER = re.compile(
+    r"\{\s*'descr':\s*'([<>|=]?)([uifb])([1248])',\s*'fortran_order':\s*(True|False),\s*"
+    r"'shape':\s*\(\s*((?:\d{1,9}\s*,?\s*){0,8})\),?\s*\}\s*"
+)
+
+
+def read_npy(path: str | os.PathLike[str], max_pixels: int = LARGEST_PIXELS) -> np.ndarray:
+    """An image from a `.npy` file: numbers only, never a pickle.
+
+    Raises:
+        DataError: see `read_image`.
+    """
+    with open_source(path) as source:
+        start = source.take(8, "the magic number")
+        if start[:6] != b"\x93NUMPY":
+            raise source.fail("not a .npy file: it does not begin with \\x93NUMPY.", 0)
+        if start[6] not in (1, 2, 3):
+            raise source.fail(f"version {start[6]} of the format is not known, need 1 … 3.", 6)
+        length = int.from_bytes(source.take(2 if start[6] == 1 else 4, "the header's length"), "little")
+        if length > LARGEST_HEADER:
+            raise source.fail(f"a header of {length} bytes, at most {LARGEST_HEADER} are read.", 8)
+        at = source.position
+        header = source.take(length, "the header").decode("latin1")
+        match = _HEADER.fullmatch(header)
+        if match is None:
+            raise source.fail(f"the header is not that of numbers: {header.strip()[:99]!r}.", at)
+        order, kind, itemsize, fortran, shape_text = match.groups()
+        try:
+            dtype = np.dtype(f"{order}{kind}{itemsize}")
+        except TypeError:
+            raise source.fail(f"no dtype {kind}{itemsize}.", at) from None
+        shape = tuple(int(size) for size in re.findall(r"\d+", shape_text))
+        if len(shape) not in (2, 3) or 0 in shape:
+            raise source.fail(f"an image has shape (height, width, channels), not {shape}.", at)
+        _check_pixels(source, prod(shape[:2]), max_pixels, at)
+        if prod(shape[2:]) > 64:
+            raise source.fail(f"{shape[2]} channels of shape {shape}, at most 64 are read.", at)
+        values = source.array(shape[::-1] if fortran == "True" else shape, dtype, "pixels")
+    values = values.T if fortran == "True" else values
+    values = np.ascontiguousarray(values.astype(dtype.newbyteorder("="), copy=False))
+    return values[:, :, None] if values.ndim == 2 else values
+
+
+# --- portable pixmaps --------------------------------------------------------------------------------
+
+_SPACE = re.compile(rb"(?:[ \t\r\n\v\f]|#[^\r\n]*[\r\n])+")
+_NUMBER = re.compile(rb"\d{1,9}(?!\d)")
+_NOT_PLAIN = re.compile(rb"[^0-9 \t\r\n\v\f]|\d{6}")
+
+
+def read_pnm(path: str | os.PathLike[str], max_pixels: int = LARGEST_PIXELS) -> np.ndarray:
+    """An image from a `.ppm` or `.pgm` file, binary (P5, P6) or plain (P2, P3).
+
+    Format: the man pages ppm(5) and pgm(5) of Netpbm. One image a file.
+
+    Raises:
+        DataError: see `read_image`.
+    """
+    with open_source(path) as source:
+        kind, width, height, largest = _pnm_header(source)
+        at = source.position
+        if not (width and height and 0 < largest < 65536):
+            raise source.fail(f"width {width}, height {height} and largest value {largest} are no image.", 2)
+        _check_pixels(source, width * height, max_pixels, 2)
+        shape = (height, width, 3 if kind in (3, 6) else 1)
+        dtype = "u1" if largest < 256 else ">u2"
+        values = source.array(shape, dtype, "pixels") if kind >= 5 else _plain(source, shape)
+    wrong = values > largest
+    if wrong.any():
+        position = int(np.argmax(wrong.reshape(-1)))
+        value = values.reshape(-1)[position]
+        offset = at + position * values.itemsize if kind >= 5 else at
+        raise source.fail(f"value {value} at position {position} is above the largest, {largest}.", offset)
+    if largest >= 255:
+        return values.astype("u1" if largest == 255 else "u2", copy=False)
+    return ((values.astype(np.uint32) * 255 + largest // 2) // largest).astype(np.uint8)
+
+
+def _pnm_header(source: Source) -> tuple[int, int, int, int]:
+    """(number of the kind, width, height, largest value); the position is the first pixel's."""
+    text = source.take(2, "the magic number")
+    if text not in (b"P2", b"P3", b"P5", b"P6"):
+        raise source.fail(f"it begins with {text!r}, need P2, P3, P5 or P6.", 0)
+    while len(text) < LARGEST_PNM_HEADER:
+        text += source.take(1, "the header")
+        position, numbers = 2, []
+        for _ in range(3):
+            space = _SPACE.match(text, position)
+            number = _NUMBER.match(text, space.end()) if space else None
+            if space is None or number is None or number.end() == len(text):
+                break
+            numbers.append(int(number.group()))
+            position = number.end()
+        if len(numbers) == 3:
+            if not text[position : position + 1].isspace():
+                raise source.fail("white space must follow the largest value.", position)
+            return text[1] - ord("0"), numbers[0], numbers[1], numbers[2]
+        _check_header(source, text)
+    raise source.fail(f"the header has more than {LARGEST_PNM_HEADER} bytes.", 2)
+
+
+def _check_header(source: Source, text: bytes) -> None:
+    """Refuse at once what can be no beginning of a header."""
+    inside_comment = text.rfind(b"#") > max(text.rfind(b"\n"), text.rfind(b"\r"))
+    last = text[-1:]
+    if not inside_comment and not last.isspace() and not last.isdigit():
+        raise source.fail(f"the header has {last!r}, need numbers, white space or a comment.", len(text) - 1)
+    if re.search(rb"\d{10}", text) and not inside_comment:
+        raise source.fail("a number of ten digits in the header.", len(text) - 1)
+
+
+def _plain(source: Source, shape: tuple[int, ...]) -> np.ndarray:
+    """Decimal numbers; a value takes at most 5 digits and, for tolerance, 15 bytes of white space."""
+    at, count = source.position, prod(shape)
+    text = source.rest(20 * count + 1000, "pixels")
+    bad = _NOT_PLAIN.search(text)
+    if bad is not None:
+        raise source.fail(f"{bad.group()!r} among the pixels, need numbers up to 65535.", at + bad.start())
+    words = text.split()
+    if len(words) != count:
+        raise source.fail(f"{len(words)} values for shape {shape}, need {count}.", at)
+    return np.array(words, dtype="S5").astype(np.int64).reshape(shape)
+
+
+# --- png and jpeg ------------------------------------------------------------------------------------
+
+
+def _read_pillow(path: Path, max_pixels: int) -> np.ndarray:
+    try:
+        module: Any = importlib.import_module("PIL.Image")
+    except ImportError:
+        raise DataError(
+            f"{path}: png and jpeg are read with Pillow, which is not installed. Run `pip install Pillow`, or "
+            "convert the images to .ppm or .npy.",
+            path=str(path), offset=None,
+        ) from None  # fmt: skip
+    with open_source(path) as source:  # the error of a missing file is everywhere the same
+        source.take(4, "the magic number")
+    try:
+        with module.open(path, formats=("PNG", "JPEG")) as image:
+            if image.width * image.height > max_pixels:
+                text = f"{image.height} x {image.width} pixels, at most {max_pixels} are read"
+                raise DataError(f"{path}, byte 0: {text}.", path=str(path), offset=0)
+            pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "I", "I;16") else "RGB"))
+    except DataError:
+        raise
+    except Exception as error:  # a decoder may raise anything over a broken file
+        text = f"cannot be decoded: {type(error).__name__}: {error}"
+        raise DataError(f"{path}, byte 0: {text}.", path=str(path), offset=0) from None
+    return np.array(pixels[:, :, None] if pixels.ndim == 2 else pixels)
+
+
+def _check_pixels(source: Source, count: int, max_pixels: int, at: int) -> None:
+    if count > max_pixels:
+        raise source.fail(f"{count} pixels, at most {max_pixels} are read; pass a larger max_pixels.", at)

@@ -1,0 +1,138 @@
+"""MNIST and Fashion-MNIST, from IDX files that lie there or are downloaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from simparallel.data.idx import read_idx
+from simparallel.data.images import ImageArrays
+from simparallel.data.source import find_root
+from simparallel.errors import DataError
+
+NUM_CLASSES = 10
+SIDE = 28
+
+
+class MNIST(ImageArrays):
+    """28 x 28 images of handwritten digits: LeCun et al. 1998, "Gradient-based learning".
+
+    The four files, packed or not, are looked for in `root/MNIST/raw` (where torchvision keeps
+    them), `root/MNIST`, `root`, and `root/train` or `root/test` (MindSpore's tutorials).
+
+    Args:
+        root: folder of the data sets; None takes SIMPARALLEL_DATA or DATA_PATH.
+        train: the training set (60,000 in the original) or the test set (10,000).
+        transform: batch of images -> batch.
+        target_transform: labels -> labels.
+        download: fetch the packed files to `root/MNIST/raw` where they are missing; one process
+            fetches, others that ask meanwhile wait.
+
+    Attributes:
+        images: uint8, shape (n, 28, 28, 1).
+        labels: int64 in 0 … 9, shape (n,).
+
+    Raises:
+        DataError: a file is missing or broken, or could not be fetched; with path and byte offset.
+    """
+
+    folder: ClassVar[str] = "MNIST"
+    names: ClassVar[tuple[str, ...]] = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+    mirrors: ClassVar[tuple[str, ...]] = (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    )
+    md5: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    }
+
+    def __init__(
+        self, root: str | os.PathLike[str] | None = None, train: bool = True,
+        transform: Callable[..., Any] | None = None, target_transform: Callable[..., Any] | None = None,
+        download: bool = False,
+    ) -> None:  # fmt: skip
+        base = find_root(type(self).__name__, root)
+        part = "train" if train else "t10k"
+        wanted = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
+        places = [base / self.folder / "raw", base / self.folder, base, base / ("train" if train else "test")]
+        found = _find(places, wanted)
+        if found is None and download:
+            from simparallel.data.download import download as fetch  # it brings urllib, which takes a while
+
+            for name in wanted:
+                file = f"{name}.gz"
+                fetch([mirror + file for mirror in self.mirrors], places[0] / file, md5=self.md5[file])
+            found = _find(places, wanted)
+        if found is None:
+            raise DataError(
+                f"{type(self).__name__}: {wanted[0]} and {wanted[1]} (or with .gz) are in none of "
+                f"{', '.join(map(str, places))}. Pass the right root, or download=True.",
+                path=str(places[0] / wanted[0]), offset=None,
+            )  # fmt: skip
+        images, labels = read_labelled(*found)
+        super().__init__(images[..., None], labels, self.names, transform, target_transform)
+        self.train = train
+
+
+class FashionMNIST(MNIST):
+    """28 x 28 images of clothes: Xiao et al. 2017, "Fashion-MNIST". As `MNIST`, in `root/FashionMNIST`."""
+
+    folder = "FashionMNIST"
+    names = (
+        "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+    )  # fmt: skip
+    mirrors = (
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    )
+    md5: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    }
+
+
+def read_labelled(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images, uint8 (n, 28, 28), and labels, int64 (n,), of a pair of IDX files.
+
+    Raises:
+        DataError: a broken file, labels outside of 0 … 9, or unequal counts.
+    """
+    labels = read_idx(labels_path, shape=(None,), dtype="uint8")
+    wrong = labels >= NUM_CLASSES
+    if wrong.any():
+        position = int(np.argmax(wrong))
+        offset = 8 + position
+        raise DataError(
+            f"{labels_path}, byte {offset}: label {labels[position]} of sample {position} is not in 0 … 9.",
+            path=str(labels_path), offset=offset,
+        )  # fmt: skip
+    images = read_idx(images_path, shape=(None, SIDE, SIDE), dtype="uint8")
+    if len(images) != len(labels):
+        raise DataError(
+            f"{images_path}, byte 4: {len(images)} images, but {len(labels)} labels in {labels_path}; the files "
+            "do not belong together.",
+            path=str(images_path), offset=4,
+        )  # fmt: skip
+    if not len(images):
+        raise DataError(f"{images_path}, byte 4: no images.", path=str(images_path), offset=4)
+    return images, labels.astype(np.int64)
+
+
+def _find(places: list[Path], wanted: tuple[str, str]) -> tuple[Path, Path] | None:
+    """The first place that has both files, plain ones before packed ones."""
+    for place in places:
+        files = [
+            next((f for f in (place / name, place / f"{name}.gz") if f.is_file()), None) for name in wanted
+        ]
+        if files[0] is not None and files[1] is not None:
+            return files[0], files[1]
+    return None

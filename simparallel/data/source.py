@@ -1,0 +1,149 @@
+"""Reading files that may be anything: exact lengths, bounded memory, one kind of error.
+
+Nothing here trusts a number in a file before it has been compared with what the file can hold.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from simparallel.errors import DataError
+
+CHUNK = 1 << 20  # bytes read at a time
+DEFLATE_RATIO = 1032  # zlib: no byte of a packed file stands for more
+ROOT_VARIABLES = ("SIMPARALLEL_DATA", "DATA_PATH")
+
+
+class Source:
+    """A stream of bytes that knows its path and position; every misfortune is a DataError.
+
+    Args:
+        path: for messages.
+        stream: where the bytes come from.
+        capacity: the stream cannot give more bytes than this.
+        exact: it gives exactly as many.
+        where: added to the offset in messages, for example "of the unpacked data".
+    """
+
+    def __init__(self, path: Path, stream: IO[bytes], capacity: int, exact: bool, where: str = "") -> None:
+        self.path, self._stream, self._capacity, self._exact, self._where = (
+            path,
+            stream,
+            capacity,
+            exact,
+            where,
+        )
+        self.position = 0
+
+    def fail(self, text: str, offset: int | None = None) -> DataError:
+        """The error to raise: path and byte offset (by default the position) in front of `text`."""
+        at = self.position if offset is None else offset
+        return DataError(f"{self.path}, byte {at}{self._where}: {text}", path=str(self.path), offset=at)
+
+    def take(self, count: int, what: str) -> bytes:
+        """The next `count` bytes; few, for headers."""
+        parts, missing = [], count
+        while missing:
+            part = self._read(min(missing, CHUNK))
+            if not part:
+                raise self.fail(
+                    f"the file ends inside {what}; {count} bytes were expected, {missing} are missing."
+                )
+            parts.append(part)
+            missing -= len(part)
+        return b"".join(parts)
+
+    def rest(self, limit: int, what: str) -> bytes:
+        """What is left, if that is `limit` bytes at most; for text."""
+        text = b""
+        while part := self._read(CHUNK):
+            text += part
+            if len(text) > limit:
+                raise self.fail(f"more than {limit} bytes of {what}.")
+        return text
+
+    def array(self, shape: tuple[int, ...], dtype: Any, what: str) -> np.ndarray:
+        """The rest of the stream as an array, which it has to fill exactly.
+
+        Memory: the array, and one chunk. It is not made if the file cannot hold that much.
+        """
+        dtype = np.dtype(dtype)
+        need = dtype.itemsize
+        for size in shape:
+            need *= size
+        left = self._capacity - self.position
+        if need > left:
+            raise self.fail(
+                f"{what} of shape {shape} need {need} bytes, the file has at most {left} left: cut short."
+            )
+        if self._exact and need < left:
+            raise self.fail(f"{what} of shape {shape} need {need} bytes, {left} follow.")
+        values = np.empty(shape, dtype)
+        flat, start = values.reshape(-1).view(np.uint8), 0
+        while start < need:
+            part = self._read(min(CHUNK, need - start))
+            if not part:
+                raise self.fail(
+                    f"{what} of shape {shape} need {need} bytes, only {start} are there: cut short."
+                )
+            flat[start : start + len(part)] = np.frombuffer(part, np.uint8)
+            start += len(part)
+        if self._read(1):  # also lets gzip compare its checksum
+            raise self.fail(f"more data follow the {what} of shape {shape}.", self.position - 1)
+        return values
+
+    def _read(self, count: int) -> bytes:
+        try:
+            part = self._stream.read(count)
+        except (OSError, EOFError, zlib.error) as error:
+            raise self.fail(f"cannot be read: {type(error).__name__}: {error}.") from None
+        self.position += len(part)
+        return part
+
+
+@contextmanager
+def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
+    """Open a file, unpacking it on the way if it begins as gzip does.
+
+    Raises:
+        DataError: it cannot be opened.
+    """
+    path = Path(path)
+    try:
+        file = path.open("rb")
+    except (OSError, ValueError) as error:
+        text = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{path}: cannot be opened: {text}.", path=str(path), offset=None) from None
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if not packed:
+            yield Source(path, file, size, exact=True)
+            return
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            capacity = size * DEFLATE_RATIO
+            yield Source(path, unpacked, capacity, exact=False, where=" of the unpacked data")  # type: ignore[arg-type]
+
+
+def find_root(who: str, root: str | os.PathLike[str] | None) -> Path:
+    """The folder of the data sets: `root`, or what SIMPARALLEL_DATA or DATA_PATH name.
+
+    Raises:
+        DataError: none of them is given.
+    """
+    for value in (root, *(os.environ.get(name) for name in ROOT_VARIABLES)):
+        if value:
+            return Path(value).expanduser()
+    raise DataError(
+        f"{who}: where are the data? Pass root=..., or set {' or '.join(ROOT_VARIABLES)} to the folder.",
+        path="", offset=None,
+    )  # fmt: skip

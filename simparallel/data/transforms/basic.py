@@ -1,0 +1,105 @@
+"""Arithmetic and layout, by MindSpore's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simparallel.backend import Array, get_namespace
+from simparallel.data.transforms.base import Transform, as_float, image_dims
+from simparallel.errors import DTypeError, InputError, ShapeError
+
+
+class Rescale(Transform):
+    """y = x * rescale + shift.   Any shape; integers become float32.
+
+    Args:
+        rescale, shift: finite numbers; `Rescale(1 / 255, 0)` brings bytes to 0 … 1.
+    """
+
+    def __init__(self, rescale: float, shift: float) -> None:
+        for name, value in (("rescale", rescale), ("shift", shift)):
+            if not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
+                raise InputError(f"Rescale: {name}={value!r} must be a finite number.")
+        self.rescale, self.shift = float(rescale), float(shift)
+
+    def apply(self, batch: Array) -> Array:
+        y = as_float(batch)
+        y *= self.rescale
+        if self.shift:
+            y += self.shift
+        return y
+
+
+class Normalize(Transform):
+    """y = (x - mean) / std for each channel.   (n, h, w, c), or (n, c, h, w) with is_hwc=False
+
+    Args:
+        mean: number of each channel, in the units of x.
+        std: number above 0 of each channel.
+        is_hwc: whether channels come last.
+
+    Raises:
+        InputError: not as many means as deviations, or a bad one; ShapeError: (when called) not as
+            many as channels.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], is_hwc: bool = True) -> None:
+        self.mean, self.std, self.is_hwc = tuple(map(float, mean)), tuple(map(float, std)), bool(is_hwc)
+        finite = all(math.isfinite(value) for value in self.mean + self.std)
+        if len(self.mean) != len(self.std) or not self.mean or not finite or min(self.std) <= 0:
+            raise InputError(
+                f"Normalize: mean={mean!r} and std={std!r} need one finite number for each channel, std above 0."
+            )
+
+    def apply(self, batch: Array) -> Array:
+        image_dims("Normalize", batch, self.is_hwc)
+        channels = batch.shape[3 if self.is_hwc else 1]
+        if channels != len(self.mean):
+            raise ShapeError(
+                f"Normalize: {len(self.mean)} means for {channels} channels of shape {batch.shape}; "
+                f"is is_hwc={self.is_hwc} right?"
+            )
+        y = as_float(batch)
+        y -= self._spread(self.mean, y)
+        y /= self._spread(self.std, y)
+        return y
+
+    def _spread(self, values: tuple[float, ...], y: Array) -> Array:
+        """One value a channel, as a whole image: a loop over 3 channels at a time would take 5 times as long."""
+        xp = get_namespace(y)
+        channels = xp.asarray(values, dtype=y.dtype)
+        if not self.is_hwc:
+            return channels[:, None, None]
+        return xp.tile(channels, y.shape[1] * y.shape[2]).reshape(y.shape[1:])
+
+
+class HWC2CHW(Transform):
+    """(n, h, w, c) -> (n, c, h, w), as a contiguous copy."""
+
+    def apply(self, batch: Array) -> Array:
+        image_dims("HWC2CHW", batch, True)
+        return get_namespace(batch).ascontiguousarray(batch.transpose(0, 3, 1, 2))
+
+
+class TypeCast(Transform):
+    """Another dtype.   Any shape.
+
+    Args:
+        dtype: a NumPy dtype or its name.
+
+    Raises:
+        DTypeError: no such dtype.
+    """
+
+    def __init__(self, dtype: Any) -> None:
+        try:
+            self.dtype = np.dtype(dtype)
+        except TypeError:
+            raise DTypeError(f"TypeCast: {dtype!r} is not a dtype, use for example 'int32'.") from None
+
+    def apply(self, batch: Array) -> Array:
+        return batch.astype(self.dtype)

@@ -1,0 +1,70 @@
+"""Resizing, bilinear and nearest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simparallel.backend import Array, get_namespace
+from simparallel.data.transforms.augment import check_size
+from simparallel.data.transforms.base import Transform, image_dims
+from simparallel.errors import InputError, ShapeError
+
+
+class Resize(Transform):
+    """Images of another size.   (n, h, w, c), or (n, c, h, w) with is_hwc=False; the dtype stays.
+
+    "bilinear": pixel i of the result lies at s = (i + 1/2) in / out - 1/2 of the source (held inside of
+    it), and mixes the two pixels around s by their distances, in each direction: `align_corners=False`
+    without anti-aliasing in PyTorch's words. Integers are rounded, halves to even.
+    "nearest": pixel i is pixel floor(i in / out) of the source.
+
+    Args:
+        size: (height, width), or one number for both.
+        interpolation: "bilinear" or "nearest".
+        is_hwc: whether channels come last.
+
+    Raises:
+        InputError: a bad setting; ShapeError: (when called) images without pixels.
+    """
+
+    def __init__(
+        self, size: int | tuple[int, int], interpolation: str = "bilinear", is_hwc: bool = True
+    ) -> None:
+        self.size = check_size("Resize", size)
+        if interpolation not in ("bilinear", "nearest"):
+            raise InputError(f"Resize: interpolation={interpolation!r}, choose from bilinear, nearest.")
+        self.interpolation, self.is_hwc = interpolation, bool(is_hwc)
+
+    def apply(self, batch: Array) -> Array:
+        dims = image_dims("Resize", batch, self.is_hwc)
+        if not all(batch.shape[dim] for dim in dims):
+            raise ShapeError(f"Resize: images of shape {batch.shape} have no pixels.")
+        y = batch
+        for dim, size in zip(dims, self.size, strict=True):
+            y = self._along(y, dim, size)
+        if y.dtype != batch.dtype:  # between the two directions nothing is rounded
+            y = (
+                get_namespace(batch).rint(y).astype(batch.dtype)
+                if batch.dtype.kind in "iu"
+                else y.astype(batch.dtype)
+            )
+        return y if y is not batch else batch.copy()
+
+    def _along(self, batch: Array, dim: int, size: int) -> Array:
+        before = batch.shape[dim]
+        if before == size:
+            return batch
+        xp = get_namespace(batch)
+        if self.interpolation == "nearest":
+            return xp.take(batch, xp.asarray(np.arange(size) * before // size), axis=dim)
+        place = np.clip((np.arange(size) + 0.5) * (before / size) - 0.5, 0, before - 1)
+        low = np.floor(place).astype(np.int64)
+        dtype = np.result_type(batch.dtype, np.float32)
+        shape = [-1 if d == dim else 1 for d in range(batch.ndim)]
+        share = xp.asarray((place - low).astype(dtype)).reshape(shape)
+        left = xp.take(batch, xp.asarray(low), axis=dim).astype(dtype)
+        y = xp.take(batch, xp.asarray(np.minimum(low + 1, before - 1)), axis=dim).astype(dtype)
+        y -= left
+        y *= share
+        y += left
+        return y

@@ -1,0 +1,136 @@
+"""LARS and LAMB: a rate for each parameter tensor, from the ratio of two norms, for large batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from simparallel.autograd import Tensor
+from simparallel.backend import Array, get_namespace
+from simparallel.errors import InputError
+from simparallel.optim.adam import Adam
+from simparallel.optim.checks import check_number
+from simparallel.optim.norms import norm
+from simparallel.optim.optimizer import Group, Optimizer
+
+
+class LARS(Optimizer):
+    """r = coefficient |p| / (|g| + weight_decay |p| + eps);   v = momentum v + lr r (g + weight_decay p);   p = p - v
+
+    where r = 1 if |p| or |g| is 0. You et al. 2017, "Large batch training of convolutional
+    networks", algorithm 1; the learning rate is inside of v, as there. |.| is the Euclidean norm
+    over one parameter tensor.
+
+    Args:
+        params: Tensors, or dicts with a group's own settings.
+        lr: learning rate, 0 or more; or a list or a callable of the step, see `Optimizer`.
+        momentum: share of v that is kept, 0 or more.
+        weight_decay: factor of the L2 penalty, 0 or more.
+        coefficient: how far the layer's rate trusts the ratio of norms, 0 or more.
+        eps: keeps the quotient finite, 0 or more.
+        adapt: False sets r = 1; for groups of biases and of normalisations' weights.
+
+    Raises:
+        InputError, DTypeError, AutogradError: see `Optimizer`.
+    """
+
+    state_names = ("momentum_buffer",)
+
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: Any = 1e-3, momentum: float = 0.9,
+        weight_decay: float = 0.0, coefficient: float = 1e-3, eps: float = 1e-8, adapt: bool = True,
+    ) -> None:  # fmt: skip
+        settings = {
+            "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "coefficient": coefficient,
+            "eps": eps, "adapt": adapt,
+        }  # fmt: skip
+        super().__init__(params, settings)
+
+    def check(self, group: Group) -> None:
+        for name in ("lr", "momentum", "weight_decay", "coefficient", "eps"):
+            check_number("LARS", name, group[name])
+        _check_adapt("LARS", group)
+
+    def update(self, param: Tensor, grad: Array, group: Group) -> None:
+        xp, p = get_namespace(param.data), param.data
+        weight_decay, ratio = group["weight_decay"], 1.0
+        if group["adapt"]:
+            p_norm, g_norm = norm(p), norm(grad)
+            if p_norm > 0 and g_norm > 0:
+                ratio = group["coefficient"] * p_norm / (g_norm + weight_decay * p_norm + group["eps"])
+        step = xp.multiply(p, weight_decay, out=self._temporary(param))
+        step += grad
+        step *= group["lr"] * ratio
+        state = self.state.get(param)
+        if state is None:
+            self.state[param] = {"momentum_buffer": step.copy()}
+        else:
+            v = state["momentum_buffer"]
+            v *= group["momentum"]
+            v += step
+            step = v
+        p -= step
+
+    def work(self, group: Group) -> tuple[int, int]:
+        # decay 2, rate 1, v 2, p 1, and two norms; read p and grad, write p, read and write v
+        return 6 + 4 * bool(group["adapt"]), 5 + 2 * bool(group["adapt"])
+
+
+class LAMB(Adam):
+    """r = m' / (sqrt(v') + eps) + weight_decay p;   p = p - lr (|p| / |r|) r
+
+    with m' and v' as in `Adam`, and 1 for the quotient if |p| or |r| is 0. You et al. 2020 (2019
+    as a preprint), "Large batch optimization for deep learning: training BERT in 76 minutes",
+    algorithm 2 with phi the identity. |.| is the Euclidean norm over one parameter tensor.
+
+    Args:
+        params: Tensors, or dicts with a group's own settings.
+        lr: learning rate, 0 or more; or a list or a callable of the step, see `Optimizer`.
+        betas: (b1, b2), each in [0, 1).
+        eps: keeps the quotient finite, 0 or more.
+        weight_decay: decay of the weights, 0 or more; part of r.
+        adapt: False leaves out the quotient; for groups of biases and of normalisations' weights.
+
+    Raises:
+        InputError, DTypeError, AutogradError: see `Optimizer`.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: Any = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0,
+        adapt: bool = True,
+    ) -> None:  # fmt: skip
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": adapt}
+        Optimizer.__init__(self, params, settings)
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        _check_adapt("LAMB", group)
+
+    def update(self, param: Tensor, grad: Array, group: Group) -> None:
+        xp, p, (beta1, beta2) = get_namespace(param.data), param.data, group["betas"]
+        m, v, t = self._advance(param, grad, beta1, beta2)
+        r = xp.sqrt(v, out=self._temporary(param))
+        r /= math.sqrt(1 - beta2**t)
+        r += group["eps"]
+        xp.divide(m, r, out=r)
+        r /= 1 - beta1**t
+        if group["weight_decay"]:
+            r += xp.multiply(p, group["weight_decay"], out=self._temporary(param, 1))
+        ratio = 1.0
+        if group["adapt"]:
+            p_norm, r_norm = norm(p), norm(r)
+            if p_norm > 0 and r_norm > 0:
+                ratio = p_norm / r_norm
+        r *= group["lr"] * ratio
+        p -= r
+
+    def work(self, group: Group) -> tuple[int, int]:
+        adapt = bool(group["adapt"])
+        return 13 + 2 * bool(group["weight_decay"]) + 4 * adapt, 7 + 2 * adapt
+
+
+def _check_adapt(who: str, group: Group) -> None:
+    if not isinstance(group["adapt"], bool):
+        raise InputError(f"{who}: adapt={group['adapt']!r} must be True or False.")

@@ -1,0 +1,226 @@
+"""Loss scaling: keep small float16 gradients from becoming 0, and skip a step that overflowed.
+
+Micikevicius et al. 2018, "Mixed precision training", section 3.2. The loss is multiplied by a scale
+before backward and the gradients are divided by it before the update. The managers hold the
+scale (MindSpore's names and meaning); `GradScaler` applies it (PyTorch's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from simparallel.autograd import Tensor
+from simparallel.backend import Array, get_namespace
+from simparallel.errors import InputError, StateDictError
+from simparallel.optim.checks import check_number
+from simparallel.optim.optimizer import Optimizer
+
+LONGEST_OVERFLOW = 1000  # steps in a row; more means that no scale will help
+
+
+class LossScaleManager:
+    """Base: holds the scale, and changes it when told whether a step overflowed."""
+
+    loss_scale: float
+
+    def get_loss_scale(self) -> float:
+        """The scale of the running step."""
+        return self.loss_scale
+
+    def get_drop_overflow_update(self) -> bool:
+        """Whether a step whose gradients overflowed is skipped."""
+        return True
+
+    def update_loss_scale(self, overflow: bool) -> None:
+        """Tell how the step went; call it once a step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over another manager's state. Raises StateDictError where the names differ."""
+        if set(state_dict) != set(vars(self)):
+            raise StateDictError(
+                f"{type(self).__name__}: state with {', '.join(sorted(state_dict)) or 'nothing'}, need "
+                f"{', '.join(sorted(vars(self)))}. Another loss-scale manager was saved."
+            )
+        vars(self).update(state_dict)
+
+
+class FixedLossScaleManager(LossScaleManager):
+    """One scale for the whole training.
+
+    Args:
+        loss_scale: above 0.
+        drop_overflow_update: skip the steps that overflow. With False nobody looks for overflow,
+            and in MindSpore's training loop the optimizer divides the gradients itself, so that
+            the same scale is given to it: `Momentum(..., loss_scale=1024)`.
+
+    Raises:
+        InputError: a scale that is not above 0.
+    """
+
+    def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True) -> None:
+        check_number("FixedLossScaleManager", "loss_scale", loss_scale)
+        if loss_scale == 0:
+            raise InputError("FixedLossScaleManager: loss_scale=0 must be above 0.")
+        self.loss_scale = float(loss_scale)
+        self.drop_overflow_update = bool(drop_overflow_update)
+
+    def get_drop_overflow_update(self) -> bool:
+        return self.drop_overflow_update
+
+
+class DynamicLossScaleManager(LossScaleManager):
+    """As large a scale as goes: divided at an overflow, multiplied after a while without one.
+
+    scale = max(scale / scale_factor, 1) at an overflow; scale = scale * scale_factor after each
+    `scale_window` steps in a row without one.
+
+    Args:
+        init_loss_scale: the first scale, 1 or more.
+        scale_factor: above 1.
+        scale_window: steps, 1 or more.
+
+    Raises:
+        InputError: a setting out of range; when told, more than 1,000 overflows in a row.
+    """
+
+    def __init__(
+        self, init_loss_scale: float = 2.0**24, scale_factor: float = 2, scale_window: int = 2000
+    ) -> None:
+        check_number("DynamicLossScaleManager", "init_loss_scale", init_loss_scale, low=1.0)
+        check_number("DynamicLossScaleManager", "scale_factor", scale_factor, low=1.0)
+        if scale_factor == 1:
+            raise InputError("DynamicLossScaleManager: scale_factor=1 would never change the scale; use 2.")
+        if isinstance(scale_window, bool) or not isinstance(scale_window, int) or scale_window < 1:
+            raise InputError(
+                f"DynamicLossScaleManager: scale_window={scale_window!r} must be an integer of 1 or more."
+            )
+        self.loss_scale = float(init_loss_scale)
+        self.scale_factor = float(scale_factor)
+        self.scale_window = scale_window
+        self.good_steps = 0  # in a row since the last overflow or the last growth
+        self.bad_steps = 0  # in a row
+
+    def update_loss_scale(self, overflow: bool) -> None:
+        if overflow:
+            self.loss_scale = max(self.loss_scale / self.scale_factor, 1.0)
+            self.good_steps = 0
+            self.bad_steps += 1
+            if self.bad_steps > LONGEST_OVERFLOW:
+                raise InputError(
+                    f"DynamicLossScaleManager: {self.bad_steps} steps in a row overflowed, the scale is down "
+                    f"to {self.loss_scale:g}. Look for NaN in the inputs, or lower the learning rate."
+                )
+            return
+        self.bad_steps = 0
+        self.good_steps += 1
+        if self.good_steps == self.scale_window:
+            self.good_steps = 0
+            larger = self.loss_scale * self.scale_factor
+            self.loss_scale = larger if larger < float("inf") else self.loss_scale
+
+
+def all_finite(arrays: Iterable[Tensor | Array]) -> bool:
+    """Is every element of every array neither NaN nor infinite?"""
+    for array in arrays:
+        data = array.data if isinstance(array, Tensor) else array
+        if not bool(get_namespace(data).isfinite(data).all()):
+            return False
+    return True
+
+
+class GradScaler:
+    """Scales the loss, divides the gradients, and steps only if they are finite.
+
+    Example:
+        >>> from simparallel import nn, optim
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer, scaler = optim.SGD(model.parameters()), optim.GradScaler()
+        >>> loss = model([[1.0, 2.0]]).sum()
+        >>> scaler.scale(loss).backward()
+        >>> scaler.step(optimizer)
+        True
+        >>> scaler.update()
+
+    Args:
+        manager: who holds the scale; None makes `DynamicLossScaleManager(2.0**16)`.
+        reduce_overflow: this rank's flag -> whether any rank overflowed. All ranks have to
+            skip the same steps, or their weights drift apart. Not needed where the gradients
+            themselves were summed over all ranks before: they are then the same everywhere.
+
+    Raises:
+        InputError: `unscale_` twice for one step, or an optimizer that divides by itself.
+    """
+
+    def __init__(
+        self, manager: LossScaleManager | None = None, reduce_overflow: Callable[[bool], bool] | None = None
+    ) -> None:
+        self.manager = DynamicLossScaleManager(2.0**16) if manager is None else manager
+        self.reduce_overflow = reduce_overflow
+        self._overflow_of: dict[int, bool] = {}  # id of an optimizer whose gradients are divided
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """loss * scale, on the tape."""
+        return loss * self.manager.get_loss_scale()
+
+    def unscale_(self, optimizer: Optimizer) -> bool:
+        """Divide the gradients of the optimizer's parameters by the scale, in place.
+
+        For clipping between backward and `step`, which otherwise calls it by itself.
+
+        Returns:
+            Whether a gradient (of any rank, see `reduce_overflow`) is NaN or infinite. Always False
+            where the manager does not drop such steps.
+        """
+        if id(optimizer) in self._overflow_of:
+            raise InputError(
+                "GradScaler: unscale_ was called already for this optimizer since the last update(); "
+                "the gradients would be divided twice."
+            )
+        if getattr(optimizer, "loss_scale", 1.0) != 1.0:
+            raise InputError(
+                f"GradScaler: {type(optimizer).__name__} divides the gradients itself "
+                f"(loss_scale={optimizer.loss_scale:g}), they would be divided twice; give it loss_scale=1."  # type: ignore[attr-defined]
+            )
+        grads = [param.grad.data for param in optimizer.parameters if param.grad is not None]
+        factor = 1.0 / self.manager.get_loss_scale()
+        for grad in grads:
+            grad *= factor
+        overflow = False
+        if self.manager.get_drop_overflow_update():
+            overflow = not all_finite(grads)
+            if self.reduce_overflow is not None:
+                overflow = bool(self.reduce_overflow(overflow))
+        self._overflow_of[id(optimizer)] = overflow
+        return overflow
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """`optimizer.step()`, unless the gradients overflowed. Returns whether it was done."""
+        if id(optimizer) not in self._overflow_of:
+            self.unscale_(optimizer)
+        overflow = self._overflow_of[id(optimizer)]
+        if not overflow:
+            optimizer.step()
+        return not overflow
+
+    def update(self) -> None:
+        """The end of a step: tell the manager whether any optimizer's gradients overflowed."""
+        overflow = any(self._overflow_of.values())
+        self._overflow_of = {}
+        self.manager.update_loss_scale(overflow)
+
+    def get_scale(self) -> float:
+        """The scale of the next `scale(loss)`."""
+        return self.manager.get_loss_scale()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data; save it between steps."""
+        return self.manager.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on with another scaler's state."""
+        self.manager.load_state_dict(state_dict)

@@ -1,0 +1,81 @@
+"""Momentum: stochastic gradient descent by MindSpore's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from simparallel.autograd import Tensor
+from simparallel.backend import Array, get_namespace
+from simparallel.errors import InputError
+from simparallel.optim.checks import check_number
+from simparallel.optim.optimizer import Group
+from simparallel.optim.sgd import SGD
+
+
+class Momentum(SGD):
+    """g = grad / loss_scale + weight_decay p;   v = momentum v + g;   p = p - lr v
+
+    With `use_nesterov`, p = p - lr (g + momentum v). MindSpore's `nn.Momentum`; the same as `SGD`
+    with `momentum`, whose settings the groups have ("lr", "momentum", "weight_decay").
+
+    Args:
+        params: Tensors, or dicts with a group's own settings. One dict may be
+            `{"order_params": Tensors}`: all parameters once more, in the order in which
+            `optimizer(grads)` gets the gradients.
+        learning_rate: 0 or more; or a list or a callable of the step, see `Optimizer`.
+        momentum: share of v that is kept, 0 or more.
+        weight_decay: factor of the L2 penalty, 0 or more.
+        loss_scale: what the loss was multiplied by, above 0; the gradients are divided by it.
+        use_nesterov: look ahead.
+
+    Raises:
+        InputError, DTypeError, AutogradError: see `Optimizer`.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], learning_rate: Any, momentum: float,
+        weight_decay: float = 0.0, loss_scale: float = 1.0, use_nesterov: bool = False,
+    ) -> None:  # fmt: skip
+        check_number("Momentum", "loss_scale", loss_scale)
+        if loss_scale == 0:
+            raise InputError("Momentum: loss_scale=0 must be above 0; gradients are divided by it.")
+        self.loss_scale = float(loss_scale)
+        entries: Any = params
+        order: list[Any] | None = None
+        if isinstance(params, Iterable) and not isinstance(params, (Tensor, Mapping)):
+            entries = list(params)
+            orders = [entry for entry in entries if isinstance(entry, Mapping) and "order_params" in entry]
+            if len(orders) > 1 or any(len(entry) != 1 for entry in orders):
+                raise InputError("Momentum: 'order_params' stands alone in one dict, and in one dict only.")
+            if orders:
+                entries = [entry for entry in entries if entry is not orders[0]]
+                order = list(orders[0]["order_params"])
+        super().__init__(entries, learning_rate, momentum, 0.0, weight_decay, use_nesterov)
+        self._order = order
+        if order is not None and (len(order) != len(self._params()) or set(order) != set(self._params())):
+            raise InputError(
+                f"Momentum: 'order_params' lists {len(order)} parameters, the groups {len(self._params())}; "
+                "it has to name each parameter of the groups exactly once."
+            )
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return self._params() if self._order is None else list(self._order)
+
+    def __call__(self, grads: Sequence[Tensor | Array | None]) -> None:
+        grads = list(grads)
+        if self._order is not None and len(grads) == len(self._order):
+            grad_of = dict(zip(self._order, grads, strict=True))
+            grads = [grad_of[param] for param in self._params()]
+        super().__call__(grads)
+
+    def update(self, param: Tensor, grad: Array, group: Group) -> None:
+        if self.loss_scale != 1.0:
+            scaled = self._temporary(param, 2)
+            grad = get_namespace(grad).multiply(grad, 1.0 / self.loss_scale, out=scaled)
+        super().update(param, grad, group)
+
+    def work(self, group: Group) -> tuple[int, int]:
+        flops, accesses = super().work(group)
+        return flops + (self.loss_scale != 1.0), accesses

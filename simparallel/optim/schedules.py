@@ -1,0 +1,210 @@
+"""Learning rates as pure functions of the step: `schedule(t)` is the rate of step t = 0, 1, ….
+
+A schedule goes into an optimizer (`SGD(params, lr=Cosine(0.1, 1000))`), is written out as a list
+(`schedule.rates(1000)`), or is driven from outside (`LRScheduler(optimizer, schedule)`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import is_array, to_host
+from simparallel.errors import InputError
+from simparallel.optim.checks import check_number
+
+Rate = Callable[[int], float]
+
+
+class Schedule:
+    """Base: a subclass says `__call__`, the rate of a step."""
+
+    def __call__(self, step: int) -> float:
+        raise TypeError(f"{type(self).__name__} does not define __call__")
+
+    def rates(self, num_steps: int) -> list[float]:
+        """The rates of the steps 0 … num_steps-1."""
+        return [self(step) for step in range(num_steps)]
+
+    def _check_rates(self, *names: str) -> None:
+        for name in names:
+            check_number(type(self).__name__, name, getattr(self, name))
+
+    def _check_steps(self, name: str, low: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+            raise InputError(f"{type(self).__name__}: {name}={value!r} must be an integer of {low} or more.")
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """lr(t) = lr"""
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        self._check_rates("lr")
+
+    def __call__(self, step: int) -> float:
+        return float(self.lr)
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """lr(t) = lr * gamma ** floor(t / step_size)
+
+    Args:
+        lr: the first rate.
+        step_size: steps between two decays, 1 or more.
+        gamma: factor of each decay, 0 or more.
+
+    Raises:
+        InputError: a setting out of range, as in all schedules.
+    """
+
+    lr: float
+    step_size: int
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        self._check_rates("lr", "gamma")
+        self._check_steps("step_size", 1)
+
+    def __call__(self, step: int) -> float:
+        return float(self.lr * self.gamma ** (step // self.step_size))
+
+
+@dataclass(frozen=True)
+class Warmup(Schedule):
+    """start + (lr - start) t / warmup_steps while t < warmup_steps; then as the subclass says.
+
+    Goyal et al. 2017, "Accurate, large minibatch SGD", section 2.2. After the warm-up a subclass
+    gets u = (t - warmup_steps) / (total_steps - warmup_steps), the part of the rest that is over;
+    from `total_steps` on u stays 1.
+
+    Args:
+        lr: the highest rate, that of step `warmup_steps`.
+        total_steps: where the rate reaches its end, 1 or more.
+        warmup_steps: steps of the warm-up, 0 … total_steps.
+        start: the rate of step 0, where there is a warm-up.
+        end: the rate of step `total_steps` and later.
+    """
+
+    lr: float
+    total_steps: int
+    warmup_steps: int = 0
+    start: float = 0.0
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check_rates("lr", "start", "end")
+        self._check_steps("total_steps", 1)
+        self._check_steps("warmup_steps", 0)
+        if self.warmup_steps > self.total_steps:
+            raise InputError(
+                f"{type(self).__name__}: warmup_steps={self.warmup_steps} is more than "
+                f"total_steps={self.total_steps}; the total includes the warm-up."
+            )
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup_steps:
+            return float(self.start + (self.lr - self.start) * step / self.warmup_steps)
+        rest = self.total_steps - self.warmup_steps
+        return float(self.after(min(1.0, (step - self.warmup_steps) / rest) if rest else 1.0))
+
+    def after(self, over: float) -> float:
+        """The rate when the share `over` of the steps after the warm-up has passed."""
+        raise TypeError(f"{type(self).__name__} does not define after")
+
+
+@dataclass(frozen=True)
+class Linear(Warmup):
+    """After the warm-up lr - (lr - end) u, a straight line; arguments as for `Warmup`."""
+
+    def after(self, over: float) -> float:
+        return self.lr - (self.lr - self.end) * over
+
+
+@dataclass(frozen=True)
+class WarmupCosine(Warmup):
+    """After the warm-up end + (lr - end) (1 + cos(pi u)) / 2; arguments as for `Warmup`."""
+
+    def after(self, over: float) -> float:
+        return self.end + (self.lr - self.end) * (1 + math.cos(math.pi * over)) / 2
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """lr(t) = eta_min + (lr - eta_min) (1 + cos(pi t / total_steps)) / 2, eta_min afterwards.
+
+    Loshchilov and Hutter 2017, "SGDR: stochastic gradient descent with warm restarts", equation 5.
+
+    Args:
+        lr: the rate of step 0.
+        total_steps: where the rate reaches `eta_min`, 1 or more.
+        eta_min: the last rate, 0 or more.
+    """
+
+    lr: float
+    total_steps: int
+    eta_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check_rates("lr", "eta_min")
+        self._check_steps("total_steps", 1)
+
+    def __call__(self, step: int) -> float:
+        over = min(1.0, step / self.total_steps)
+        return float(self.eta_min + (self.lr - self.eta_min) * (1 + math.cos(math.pi * over)) / 2)
+
+
+class Rates(Schedule):
+    """lr(t) = rates[t]: a list written out beforehand.
+
+    Args:
+        rates: numbers of 0 or more, one a step; a list, or a 1-D array or Tensor.
+
+    Raises:
+        InputError: an empty list, or a bad rate; when called, a step beyond the end.
+    """
+
+    def __init__(self, rates: Any, who: str = "Rates") -> None:
+        if isinstance(rates, Tensor):
+            rates = rates.data
+        self._rates = to_host(rates).tolist() if is_array(rates) else list(rates)
+        self._who = who
+        if not self._rates:
+            raise InputError(f"{who}: the list of learning rates is empty; give one for each step.")
+        for step, rate in enumerate(self._rates):
+            check_number(who, f"lr[{step}]", rate)
+
+    def __call__(self, step: int) -> float:
+        if step >= len(self._rates):
+            raise InputError(
+                f"{self._who}: the list of learning rates has {len(self._rates)} entries, this is step {step} "
+                "(counted from 0). Make it as long as the training, or use a schedule such as Cosine."
+            )
+        return float(self._rates[step])
+
+
+def as_schedule(who: str, lr: Any, step: int) -> tuple[Any, Rate | None]:
+    """The rate of `step` and, unless `lr` is a plain number, the schedule it comes from.
+
+    What is neither a number, a list, a 1-D array or a callable is handed back for the check of
+    the settings to refuse.
+    """
+    data = lr.data if isinstance(lr, Tensor) else lr
+    if is_array(data) and data.ndim == 0:
+        return data.item(), None
+    if is_array(data) or (isinstance(data, Sequence) and not isinstance(data, (str, bytes))):
+        schedule: Rate = Rates(data, who)
+    elif callable(data):
+        schedule = data
+    else:
+        return lr, None
+    return schedule(step), schedule

@@ -1,0 +1,557 @@
+"""Readers of data files: what they read, and over 40 ways in which a file can be wrong."""
+
+import gzip
+import io
+import pickle
+import random
+import struct
+import sys
+import tarfile
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from hypothesis.extra import numpy as hnp
+
+from simparallel import data
+from simparallel.data import cifar, imagefile
+from simparallel.data.idx import DTYPES
+from simparallel.errors import DataError, InputError, ShapeError
+
+CODES = {np.dtype(kind).newbyteorder("="): code for code, kind in DTYPES.items()}
+RNG = np.random.default_rng(7)
+IMAGES = RNG.integers(0, 256, (5, 28, 28), dtype=np.uint8)
+LABELS = np.array([3, 0, 9, 9, 1], np.uint8)
+
+
+def idx_bytes(array):
+    code = CODES[array.dtype.newbyteorder("=")]
+    dims = struct.pack(f">{array.ndim}I", *array.shape)
+    return bytes([0, 0, code, array.ndim]) + dims + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def write_mnist(folder, train=True, images=IMAGES, labels=LABELS, pack=gzip.compress):
+    part, end = ("train" if train else "t10k"), (".gz" if pack is gzip.compress else "")
+    write(folder / f"{part}-images-idx3-ubyte{end}", pack(idx_bytes(images)))
+    write(folder / f"{part}-labels-idx1-ubyte{end}", pack(idx_bytes(labels)))
+
+
+# --- IDX ---------------------------------------------------------------------------------------------
+
+
+@given(
+    array=st.sampled_from(sorted(DTYPES)).flatmap(
+        lambda code: hnp.arrays(
+            np.dtype(DTYPES[code]).newbyteorder("="), hnp.array_shapes(min_side=0, max_dims=4, max_side=4)
+        )
+    ),
+    packed=st.booleans(),
+)
+def test_idx_round_trip(tmp_path_factory, array, packed):
+    content = idx_bytes(array)
+    path = write(tmp_path_factory.getbasetemp() / "a.idx", gzip.compress(content, 1) if packed else content)
+    values = data.read_idx(path)
+    assert (values.dtype, values.shape) == (array.dtype, array.shape)
+    assert values.dtype.isnative
+    assert values.tobytes() == array.tobytes()
+    assert np.array_equal(
+        data.read_idx(path, shape=array.shape, dtype=array.dtype.name), values, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bytes], ids=["gz", "plain"])
+@pytest.mark.parametrize("folder", ["MNIST/raw", "MNIST", ".", "train"])
+def test_mnist_is_found_where_others_keep_it(tmp_path, folder, pack):
+    write_mnist(tmp_path / folder, pack=pack)
+    dataset = data.MNIST(tmp_path)
+    assert (dataset.images.shape, dataset.images.dtype) == ((5, 28, 28, 1), np.uint8)
+    assert dataset.labels.tolist() == LABELS.tolist()
+    assert dataset.labels.dtype == np.int64
+    image, label = dataset[-1]
+    assert np.array_equal(image[..., 0], IMAGES[-1])
+    assert label == 1
+    assert dataset[[2, 0]][1].tolist() == [9, 3]
+    assert dataset[1:3][0].shape == (2, 28, 28, 1)
+    with pytest.raises(IndexError):
+        dataset[5]
+    with pytest.raises(DataError, match="t10k"):
+        data.MNIST(tmp_path, train=False)
+
+
+def test_the_two_sets_do_not_mix(tmp_path):
+    write_mnist(tmp_path / "MNIST" / "raw", labels=LABELS)
+    write_mnist(tmp_path / "FashionMNIST" / "raw", labels=LABELS[::-1].copy())
+    assert data.MNIST(tmp_path).labels[0] == 3
+    assert data.FashionMNIST(tmp_path).labels[0] == 1
+    assert data.FashionMNIST(tmp_path).classes[9] == "Ankle boot"
+
+
+def test_the_root_may_come_from_the_environment(tmp_path, monkeypatch):
+    for name in ("SIMPARALLEL_DATA", "DATA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(DataError, match="SIMPARALLEL_DATA or DATA_PATH"):
+        data.MNIST()
+    write_mnist(tmp_path / "b")
+    monkeypatch.setenv("DATA_PATH", str(tmp_path / "b"))
+    assert len(data.MNIST()) == 5
+    monkeypatch.setenv("SIMPARALLEL_DATA", str(tmp_path / "none"))  # the first one counts
+    with pytest.raises(DataError, match="none"):
+        data.MNIST()
+    assert len(data.MNIST(tmp_path / "b")) == 5
+
+
+def test_the_loader_gives_batches_of_mnist(tmp_path):
+    write_mnist(tmp_path)
+    t = data.transforms
+    pipeline = t.Compose([t.Rescale(1 / 255, 0), t.Normalize((0.1307,), (0.3081,)), t.HWC2CHW()])
+    whole = data.MNIST(tmp_path, transform=pipeline, target_transform=t.TypeCast(np.int32))
+    x, y = next(iter(data.DataLoader(whole, 4)))
+    assert (x.shape, x.dtype, y.dtype) == ((4, 1, 28, 28), np.float32, np.int32)
+    expected = (IMAGES[:4, None] / 255 - 0.1307) / 0.3081
+    np.testing.assert_allclose(x.numpy(), expected, rtol=1e-5, atol=1e-6)
+    late, _ = next(iter(data.DataLoader(data.MNIST(tmp_path), 4, transform=pipeline)))
+    assert np.array_equal(late.numpy(), x.numpy())
+    assert np.array_equal(whole[2][0], x.numpy()[2])
+
+
+# --- CIFAR-10 ----------------------------------------------------------------------------------------
+
+RECORDS = 3
+
+
+def cifar_bytes(labels=(1, 0, 9)):
+    pixels = np.arange(len(labels) * 3072, dtype=np.uint32).reshape(len(labels), 3072) % 251
+    return b"".join(
+        bytes([label]) + row.astype(np.uint8).tobytes() for label, row in zip(labels, pixels, strict=True)
+    )
+
+
+def tar_gz(members, prefix="cifar-10-batches-bin/"):
+    """members: name -> bytes, or a TarInfo with its bytes."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for name, content in members.items():
+            info, body = content if isinstance(content, tuple) else (tarfile.TarInfo(prefix + name), content)
+            info.size = len(body) if info.isreg() else 0
+            tar.addfile(info, io.BytesIO(body))
+    return out.getvalue()
+
+
+TRAIN = {f"data_batch_{i}.bin": cifar_bytes((i, 0, 9)) for i in range(1, 6)}
+
+
+@pytest.fixture
+def small_cifar(monkeypatch):
+    monkeypatch.setattr(data.CIFAR10, "records_per_file", RECORDS)
+
+
+@pytest.mark.usefixtures("small_cifar")
+@pytest.mark.parametrize("how", ["folder", "root", "archive"])
+def test_cifar10(tmp_path, how):
+    if how == "archive":
+        write(
+            tmp_path / cifar.ARCHIVE, tar_gz({"readme.html": b"hi", **TRAIN, "test_batch.bin": cifar_bytes()})
+        )
+    else:
+        for name, content in {**TRAIN, "test_batch.bin": cifar_bytes()}.items():
+            write(tmp_path / (cifar.FOLDER if how == "folder" else ".") / name, content)
+    train, test = data.CIFAR10(tmp_path), data.CIFAR10(tmp_path, train=False)
+    assert train.labels.tolist() == [1, 0, 9, 2, 0, 9, 3, 0, 9, 4, 0, 9, 5, 0, 9]
+    assert test.images.shape == (3, 32, 32, 3)
+    planes = np.frombuffer(cifar_bytes(), np.uint8).reshape(3, 3073)[:, 1:].reshape(3, 3, 32, 32)
+    assert np.array_equal(test.images.transpose(0, 3, 1, 2), planes)
+    assert train.classes[9] == "truck"
+    with pytest.raises(DataError, match="download=True"):
+        data.CIFAR10(tmp_path / "elsewhere")
+
+
+def test_a_cifar_file_of_any_length(tmp_path):
+    images, labels = data.read_cifar10(write(tmp_path / "a.bin", cifar_bytes((5, 6))), None)
+    assert (len(images), labels.tolist()) == (2, [5, 6])
+
+
+# --- single images -----------------------------------------------------------------------------------
+
+pixels = hnp.arrays(np.uint8, st.tuples(st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 3])))
+
+
+def pnm(image, largest=255, plain=False, comment=b""):
+    height, width, channels = image.shape
+    kind = (2 if plain else 5) + (channels == 3)
+    head = b"P%d\n%s%d %d\n%d\n" % (kind, comment, width, height, largest)
+    body = b" ".join(b"%d" % v for v in image.ravel()) if plain else image.tobytes()
+    return head + body
+
+
+@given(image=pixels, plain=st.booleans(), comment=st.sampled_from([b"", b"# 3 4 5\n", b"#\r\n# x\n"]))
+def test_ppm_and_pgm(tmp_path_factory, image, plain, comment):
+    path = tmp_path_factory.getbasetemp() / ("a.ppm" if image.shape[2] == 3 else "a.pgm")
+    write(path, pnm(image, 255, plain, comment))
+    assert np.array_equal(data.read_image(path), image)
+
+
+def test_ppm_with_another_largest_value(tmp_path):
+    image = np.array([[[0], [1], [3]]], np.uint8)
+    scaled = data.read_image(write(tmp_path / "a.pgm", pnm(image, 3)))
+    assert scaled[..., 0].tolist() == [[0, 85, 255]]
+    wide = np.array([[[0], [300], [65535]]], ">u2")
+    values = data.read_image(write(tmp_path / "b.pgm", pnm(wide, 65535)))
+    assert (values.dtype, values[..., 0].tolist()) == (np.uint16, [[0, 300, 65535]])
+
+
+@given(image=pixels, dtype=st.sampled_from(["u1", "<f4", ">f8", "<i2", "bool"]), fortran=st.booleans())
+def test_npy_is_what_numpy_writes(tmp_path_factory, image, dtype, fortran):
+    path = tmp_path_factory.getbasetemp() / "a.npy"
+    for array in (image.astype(dtype), image[..., 0].astype(dtype)):
+        array = np.asfortranarray(array) if fortran else array
+        np.save(path, array)
+        values = data.read_image(path)
+        assert values.dtype == array.dtype.newbyteorder("=")
+        assert np.array_equal(values, array if array.ndim == 3 else array[..., None])
+
+
+def test_png_and_jpeg_through_pillow(tmp_path):
+    image_module = pytest.importorskip("PIL.Image")
+    image = RNG.integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    image_module.fromarray(image).save(tmp_path / "a.png")
+    image_module.fromarray(image[..., 0]).save(tmp_path / "b.png")
+    image_module.fromarray(image).save(tmp_path / "c.jpg")
+    assert np.array_equal(data.read_image(tmp_path / "a.png"), image)
+    assert np.array_equal(data.read_image(tmp_path / "b.png"), image[..., :1])
+    assert data.read_image(tmp_path / "c.jpg").shape == (4, 5, 3)
+    with pytest.raises(DataError, match="20 are read|at most 19"):
+        data.read_image(tmp_path / "a.png", max_pixels=19)
+    for content in (b"\x89PNG\r\n\x1a\nxxxx", (tmp_path / "a.png").read_bytes()[:50], b"GIF89axxxx"):
+        with pytest.raises(DataError, match="cannot be decoded") as caught:
+            data.read_image(write(tmp_path / "d.png", content))
+        assert caught.value.path == str(tmp_path / "d.png")
+
+
+def test_without_pillow_png_is_refused_with_a_way_out(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(DataError, match="pip install Pillow"):
+        data.read_image(write(tmp_path / "a.png", b"xxxx"))
+
+
+def test_image_folder(tmp_path):
+    image = RNG.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    write(tmp_path / "dog" / "b.ppm", pnm(image))
+    write(tmp_path / "dog" / "deep" / "a.PPM", pnm(255 - image))
+    write(tmp_path / "cat" / "x.ppm", pnm(image // 2))
+    write(tmp_path / "cat" / "notes.txt", b"no image")
+    write(tmp_path / "cat" / ".hidden.ppm", b"")
+    write(tmp_path / ".git" / "x.ppm", b"")
+    folder = data.ImageFolder(tmp_path)
+    assert (folder.classes, folder.class_to_idx) == (["cat", "dog"], {"cat": 0, "dog": 1})
+    assert [path.name for path, _ in folder.samples] == ["x.ppm", "b.ppm", "a.PPM"]
+    assert folder.targets == [0, 1, 1]
+    assert np.array_equal(folder[1][0], image)
+    (x, y), *_ = data.DataLoader(folder, 3, transform=data.transforms.HWC2CHW())
+    assert x.shape == (3, 3, 4, 4)
+    assert np.array_equal(x.numpy()[1], image.transpose(2, 0, 1))
+    assert y.numpy().tolist() == [0, 1, 1]
+    single = data.ImageFolder(
+        tmp_path, transform=data.transforms.Rescale(1 / 255, 0), target_transform=lambda k: k + 10
+    )
+    assert (single[0][0].dtype, single[0][1]) == (np.float32, 10)
+
+
+# --- what is wrong with it ---------------------------------------------------------------------------
+
+
+def idx_case(content, **arguments):
+    return "a.idx", content, lambda path: data.read_idx(path, **arguments)
+
+
+def image_case(name, content, **arguments):
+    return name, content, lambda path: data.read_image(path, **arguments)
+
+
+def cifar_case(content):
+    return "a.bin", content, lambda path: data.read_cifar10(path, RECORDS)
+
+
+def archive_case(content):
+    names = ["data_batch_1.bin"]
+    return "a.tar.gz", content, lambda path: data.read_cifar10_archive(path, names, RECORDS)
+
+
+def npy_bytes(header, body=b"\0" * 12, version=1):
+    length = len(header).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + length + header.encode() + body
+
+
+def npy_header(descr="'|u1'", fortran="False", shape="(2, 2, 3)"):
+    return f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}"
+
+
+def pickled_npy():
+    out = io.BytesIO()
+    np.save(out, np.array([[{}]], object), allow_pickle=True)
+    return out.getvalue()
+
+
+def linked():
+    info = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+    info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    return tar_gz({"x": (info, b"")})
+
+
+def with_header(size, type_):
+    """A tar member whose header announces more than there is."""
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = type_, size
+    return gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + b"a" * 512)
+
+
+def header_chain():
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1
+    return gzip.compress((info.tobuf(tarfile.GNU_FORMAT) + b"a" * 512) * 3000)
+
+
+GOOD = idx_bytes(IMAGES)
+SMALL = idx_bytes(np.arange(6, dtype=np.uint8).reshape(2, 3))
+PPM = pnm(np.zeros((2, 2, 3), np.uint8))
+CASES = {
+    # name: (file name, content, reader), words of the message, byte offset
+    "idx empty": (idx_case(b""), "ends inside the magic number", 0),
+    "idx three bytes": (idx_case(SMALL[:3]), "ends inside the magic number", 3),
+    "idx first byte": (idx_case(b"\x01" + SMALL[1:]), "not an IDX file", 0),
+    "idx second byte": (idx_case(b"\0\x01" + SMALL[2:]), "not an IDX file", 0),
+    "idx type 0x0a": (idx_case(b"\0\0\x0a" + SMALL[3:]), "not an IDX file", 0),
+    "idx type 0": (idx_case(b"\0\0\0" + SMALL[3:]), "not an IDX file", 0),
+    "idx text": (idx_case(b"<html>not found</html>"), "not an IDX file", 0),
+    "idx no dims": (idx_case(b"\0\0\x08\0"), "0 dims", 3),
+    "idx 255 dims": (idx_case(b"\0\0\x08\xff" + SMALL[4:]), "255 dims", 3),
+    "idx cut in the dims": (idx_case(SMALL[:9]), "ends inside the dims", 9),
+    "idx cut in the elements": (idx_case(SMALL[:-1]), "need 6 bytes, the file has at most 5 left", 12),
+    "idx one byte more": (idx_case(SMALL + b"x"), "need 6 bytes, 7 follow", 12),
+    "idx huge": (idx_case(b"\0\0\x08\x02" + b"\xff" * 8), "larger than max_bytes", 4),
+    "idx gigabyte": (idx_case(b"\0\0\x08\x01" + struct.pack(">I", 1 << 30)), "at most 0 left", 8),
+    "idx limit": (idx_case(GOOD, max_bytes=100), "max_bytes=100", 4),
+    "idx wanted dtype": (idx_case(SMALL, dtype="float32"), "need float32", 2),
+    "idx wanted ndim": (idx_case(GOOD, shape=(None,)), "3 dims, need 1", 3),
+    "idx wanted size": (idx_case(GOOD, shape=(None, 28, 27)), "dim 2 has size 28, need 27", 12),
+    "gz cut": (idx_case(gzip.compress(GOOD)[:-9]), "cannot be read: EOFError", None),
+    "gz nothing": (idx_case(b"\x1f\x8b"), "cannot be read: EOFError", 0),
+    "gz bad block": (idx_case(gzip.compress(GOOD)[:10] + b"\xff" * 40), "cannot be read: error", 0),
+    "gz bad checksum": (idx_case(gzip.compress(GOOD)[:-8] + b"\0" * 8), "CRC check failed", None),
+    "gz rubbish behind": (idx_case(gzip.compress(SMALL) + b"rubbish"), "cannot be read", 18),
+    "gz second member": (idx_case(gzip.compress(SMALL) * 2), "more data follow", 18),
+    "gz bomb": (idx_case(gzip.compress(SMALL + bytes(20 << 20))), "more data follow", 18),
+    "gz cannot hold it": (
+        idx_case(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 1 << 28))), "has at most", 8
+    ),
+    "gz shorter than it says": (
+        idx_case(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 1000) + b"x" * 999)), "only 999 are there", 1007
+    ),
+    "cifar empty": (cifar_case(b""), "at most 0 left", 0),
+    "cifar cut": (cifar_case(cifar_bytes()[:-1]), "at most 9218 left", 0),
+    "cifar long": (cifar_case(cifar_bytes() + b"x"), "9220 follow", 0),
+    "cifar label": (cifar_case(cifar_bytes((1, 10, 2))), "label 10 of record 1", 3073),
+    "archive no gz": (archive_case(b"not a gz file"), "BadGzipFile", None),
+    "archive no tar": (archive_case(gzip.compress(b"no tar")), "cannot be read as tar.gz", None),
+    "archive empty": (archive_case(tar_gz({})), "members .* are missing", None),
+    "archive other place": (archive_case(tar_gz(TRAIN, prefix="../")), "members .* are missing", None),
+    "archive cut": (archive_case(tar_gz(TRAIN)[:100]), "cannot be read|missing", None),
+    "archive short member": (archive_case(tar_gz({"data_batch_1.bin": b"x"})), "it has 1", 0),
+    "archive link": (archive_case(linked()), "must be one plain file", 0),
+    "archive label": (archive_case(tar_gz({"data_batch_1.bin": cifar_bytes((99, 0, 0))})), "label 99", 0),
+    "archive many": (archive_case(tar_gz({f"{i}": b"" for i in range(70)})), "more than 64 members", None),
+    "archive large": (archive_case(tar_gz({"x": bytes(2 << 20)})), "has 2097152 bytes", 0),
+    "archive long name": (archive_case(with_header(1 << 33, b"L")), "announces", None),
+    "archive pax header": (archive_case(with_header(1 << 33, b"x")), "announces", None),
+    "archive chain of headers": (archive_case(header_chain()), "cannot be read as tar.gz", None),
+    "npy empty": (image_case("a.npy", b""), "ends inside the magic", 0),
+    "npy magic": (image_case("a.npy", b"NUMPY" * 20), "not a .npy file", 0),
+    "npy version": (image_case("a.npy", npy_bytes(npy_header(), version=9)), "version 9", 6),
+    "npy pickle": (image_case("a.npy", pickled_npy()), "not that of numbers", 10),
+    "npy long header": (image_case("a.npy", npy_bytes(" " * 20_000)), "header of 20000 bytes", 8),
+    "npy cut header": (image_case("a.npy", npy_bytes(npy_header())[:30]), "ends inside the header", 30),
+    "npy code": (image_case("a.npy", npy_bytes("__import__('os').abort()")), "not that of numbers", 10),
+    "npy strange dtype": (image_case("a.npy", npy_bytes(npy_header("'<f1'"))), "no dtype f1", 10),
+    "npy string": (image_case("a.npy", npy_bytes(npy_header("'<U4'"))), "not that of numbers", 10),
+    "npy one dim": (image_case("a.npy", npy_bytes(npy_header(shape="(12,)"))), "has shape", 10),
+    "npy no pixels": (image_case("a.npy", npy_bytes(npy_header(shape="(0, 2, 3)"))), "not \\(0, 2, 3\\)", 10),
+    "npy channels": (image_case("a.npy", npy_bytes(npy_header(shape="(1, 1, 99999)"))), "99999 channels", 10),
+    "npy huge": (image_case("a.npy", npy_bytes(npy_header(shape="(99999, 99999)"))), "pixels, at most", 10),
+    "npy short": (image_case("a.npy", npy_bytes(npy_header(), b"x")), "need 12 bytes, the file has at most 1", None),
+    "npy long": (image_case("a.npy", npy_bytes(npy_header(), b"x" * 13)), "need 12 bytes, 13 follow", None),
+    "ppm empty": (image_case("a.ppm", b""), "ends inside the magic", 0),
+    "ppm magic": (image_case("a.ppm", b"P4" + PPM[2:]), "begins with b'P4'", 0),
+    "ppm no numbers": (image_case("a.ppm", b"P6\nx"), "the header has b'x'", 3),
+    "ppm negative": (image_case("a.ppm", b"P6 -2 2 255 "), "the header has b'-'", 3),
+    "ppm cut header": (image_case("a.ppm", PPM[:8]), "ends inside the header", 8),
+    "ppm endless comment": (image_case("a.ppm", b"P6\n#" + b"x" * 50_000), "more than 1000 bytes", 2),
+    "ppm long number": (image_case("a.ppm", b"P6\n" + b"1" * 5000), "ten digits", 12),
+    "ppm no space": (image_case("a.ppm", b"P6 1 1 255xyz"), "white space must follow", 10),
+    "ppm zero": (image_case("a.ppm", b"P6 0 2 255\n"), "are no image", 2),
+    "ppm largest 0": (image_case("a.ppm", b"P6 1 1 0\nabc"), "are no image", 2),
+    "ppm largest 70000": (image_case("a.ppm", b"P6 1 1 70000\nabc"), "are no image", 2),
+    "ppm huge": (image_case("a.ppm", b"P6 99999 99999 255\n"), "pixels, at most", 2),
+    "ppm short": (image_case("a.ppm", PPM[:-1]), "need 12 bytes", len(PPM) - 12),
+    "ppm long": (image_case("a.ppm", PPM + b"x"), "13 follow", len(PPM) - 12),
+    "pgm above largest": (image_case("a.pgm", b"P5 2 1 7\n\x07\x08"), "value 8 at position 1", 10),
+    "pgm plain letter": (image_case("a.pgm", b"P2 2 1 7\n1 x"), "b'x' among", 11),
+    "pgm plain negative": (image_case("a.pgm", b"P2 2 1 7\n1 -1"), "b'-' among", 11),
+    "pgm plain long number": (image_case("a.pgm", b"P2 2 1 7\n1 1234567"), "among the pixels", 11),
+    "pgm plain few": (image_case("a.pgm", b"P2 2 1 7\n1"), "1 values for shape", 9),
+    "pgm plain many": (image_case("a.pgm", b"P2 2 1 7\n1 2 3"), "3 values for shape", 9),
+    "pgm plain endless": (image_case("a.pgm", b"P2 2 1 7\n" + b" " * 5000), "more than 1040 bytes", None),
+    "unknown extension": (image_case("a.tiff", b"II*"), "is not known, use one of", None),
+}  # fmt: skip
+
+
+def test_there_are_enough_cases():
+    assert len(CASES) >= 40
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bad_file_is_named_with_path_and_offset(tmp_path, name):
+    (file, content, read), words, offset = CASES[name]
+    path = write(tmp_path / file, content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=words) as caught:
+            read(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert caught.value.path == str(path)
+    assert str(path) in str(caught.value)
+    if offset is not None:
+        assert caught.value.offset == offset
+        assert f"byte {offset}" in str(caught.value)
+    assert peak < 8 << 20, peak
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), InputError)
+
+
+def test_missing_files_and_folders(tmp_path):
+    for read in (
+        data.read_idx,
+        data.read_image,
+        data.read_cifar10,
+        lambda p: data.read_cifar10_archive(p, ["x"]),
+    ):
+        with pytest.raises(DataError, match="No such file"):
+            read(tmp_path / "none.npy")
+    with pytest.raises(DataError, match="Is a directory"):
+        data.read_idx(tmp_path)
+    with pytest.raises(DataError, match="cannot be opened"):
+        data.read_idx("a\0b")
+    with pytest.raises(DataError, match="cannot be listed"):
+        data.ImageFolder(tmp_path / "none")
+    with pytest.raises(DataError, match="has no folders"):
+        data.ImageFolder(tmp_path)
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(DataError, match="has no images"):
+        data.ImageFolder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        (IMAGES, np.array([1, 2, 10, 3, 4], np.uint8), "byte 10: label 10 of sample 2"),
+        (IMAGES, LABELS[:4], "5 images, but 4 labels"),
+        (IMAGES[:, :27], LABELS, "dim 1 has size 27, need 28"),
+        (IMAGES[:0], LABELS[:0], "no images"),
+        (IMAGES.astype(np.int8), LABELS, "need uint8"),
+        (LABELS, LABELS, "1 dims, need 3: another file"),
+    ],
+)
+def test_mnist_files_that_do_not_fit(tmp_path, images, labels, words):
+    write_mnist(tmp_path, images=images, labels=labels)
+    with pytest.raises(DataError, match=words):
+        data.MNIST(tmp_path)
+
+
+def test_arrays_that_are_no_images():
+    with pytest.raises(ShapeError, match=r"\(5, 28, 28\)"):
+        data.ImageArrays(IMAGES, LABELS)
+
+
+# --- fuzz --------------------------------------------------------------------------------------------
+
+
+def mutants(content, count, seed):
+    """Bytes flipped, cut, inserted, doubled or set to extremes."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        mutant = bytearray(content)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            at = rng.randrange(len(mutant)) if mutant else 0
+            kind = rng.randrange(5)
+            if kind == 0 and mutant:
+                mutant[at] ^= 1 << rng.randrange(8)
+            elif kind == 1 and mutant:
+                mutant[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, 0x20, 0x39))
+            elif kind == 2:
+                del mutant[at:]
+            elif kind == 3:
+                mutant[at:at] = rng.randbytes(rng.randrange(1, 9))
+            else:
+                mutant[at:at] = mutant[at : at + rng.randrange(1, 40)]
+        yield bytes(mutant)
+
+
+def seeds_of_the_fuzz():
+    npy = io.BytesIO()
+    np.save(npy, IMAGES[0, :4, :4])
+    plain = pnm(np.arange(12, dtype=np.uint8).reshape(2, 2, 3), plain=True, comment=b"# c\n")
+    one = {"data_batch_1.bin": cifar_bytes()}
+    return {
+        "idx": (idx_case(SMALL), 400),
+        "idx.gz": (idx_case(gzip.compress(SMALL)), 300),
+        "npy": (image_case("a.npy", npy.getvalue()), 400),
+        "ppm": (image_case("a.ppm", PPM), 300),
+        "plain ppm": (image_case("a.ppm", plain), 300),
+        "cifar": (cifar_case(cifar_bytes()), 100),
+        "archive": (archive_case(gzip.compress(gzip.decompress(tar_gz(one)), 0)), 150),
+    }
+
+
+@pytest.mark.parametrize("name", ["idx", "idx.gz", "npy", "ppm", "plain ppm", "cifar", "archive"])
+def test_mutated_files_are_read_or_refused(tmp_path, name):
+    (file, content, read), count = seeds_of_the_fuzz()[name]
+    path, refused = tmp_path / file, 0
+    read(write(path, content))  # the control
+    tracemalloc.start()
+    try:
+        for mutant in mutants(content, count, seed=len(name)):
+            path.write_bytes(mutant)
+            tracemalloc.reset_peak()
+            try:
+                read(path)
+            except DataError:
+                refused += 1
+            assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert refused > count // 20
+
+
+@pytest.mark.parametrize("format_", ["png", "jpg"])
+def test_mutated_pictures_are_read_or_refused(tmp_path, format_):
+    image_module = pytest.importorskip("PIL.Image")
+    path = tmp_path / f"a.{format_}"
+    image_module.fromarray(IMAGES[0]).save(path)
+    content, refused = path.read_bytes(), 0
+    for mutant in mutants(content, 100, seed=1):
+        path.write_bytes(mutant)
+        try:
+            data.read_image(path)
+        except DataError:
+            refused += 1
+    assert refused > 5
+
+
+def test_the_largest_header_of_a_pixmap_takes_no_time():
+    assert imagefile.LARGEST_PNM_HEADER <= 1000  # it is matched again after each byte

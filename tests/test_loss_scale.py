@@ -1,0 +1,164 @@
+"""Loss scaling: when the scale changes, and which steps are skipped."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from simparallel import optim
+from simparallel.autograd import Tensor
+from simparallel.errors import InputError, StateDictError
+
+
+def leaf(values=(1.0,), dtype=np.float64):
+    return Tensor(np.array(values, dtype), requires_grad=True)
+
+
+def mindspores(scale, factor, window, overflows):
+    """The published rule, with its two counters."""
+    current, last = 1, 0
+    for overflow in overflows:
+        if overflow:
+            scale, last = max(scale / factor, 1), current
+        elif (current - last) % window == 0:
+            scale *= factor
+        current += 1
+        yield scale
+
+
+@given(
+    power=st.integers(0, 20), factor=st.sampled_from([2, 4]), window=st.integers(1, 4),
+    overflows=st.lists(st.booleans(), max_size=30),
+)  # fmt: skip
+def test_the_dynamic_scale_is_mindspores(power, factor, window, overflows):
+    manager = optim.DynamicLossScaleManager(2.0**power, factor, window)
+    for overflow, expected in zip(overflows, mindspores(2.0**power, factor, window, overflows), strict=True):
+        manager.update_loss_scale(overflow)
+        assert manager.get_loss_scale() == expected
+    other = optim.DynamicLossScaleManager()
+    other.load_state_dict(json.loads(json.dumps(manager.state_dict())))
+    assert vars(other) == vars(manager)
+
+
+def test_the_fixed_scale_is_fixed():
+    manager = optim.FixedLossScaleManager(1024, drop_overflow_update=False)
+    manager.update_loss_scale(True)
+    assert (manager.get_loss_scale(), manager.get_drop_overflow_update()) == (1024, False)
+    assert optim.FixedLossScaleManager().get_drop_overflow_update()
+    assert optim.DynamicLossScaleManager().get_loss_scale() == 2**24
+    with pytest.raises(StateDictError, match="Another loss-scale manager"):
+        manager.load_state_dict(optim.DynamicLossScaleManager().state_dict())
+
+
+def test_overflow_without_end_is_an_error():
+    manager = optim.DynamicLossScaleManager(1)
+    for _ in range(1000):
+        manager.update_loss_scale(True)
+    with pytest.raises(InputError, match="1001 steps in a row overflowed"):
+        manager.update_loss_scale(True)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: optim.FixedLossScaleManager(0), "loss_scale=0"),
+        (lambda: optim.FixedLossScaleManager(-1), "loss_scale=-1"),
+        (lambda: optim.DynamicLossScaleManager(0.5), "init_loss_scale=0.5"),
+        (lambda: optim.DynamicLossScaleManager(2, 1), "scale_factor=1"),
+        (lambda: optim.DynamicLossScaleManager(2, 2, 0), "scale_window=0"),
+    ],
+)
+def test_bad_managers_are_refused(make, words):
+    with pytest.raises(InputError, match=words):
+        make()
+
+
+@given(power=st.integers(0, 12), lr=st.sampled_from([0.25, 1.0]))
+def test_a_scaled_step_is_the_plain_step(power, lr):
+    plain, scaled = leaf([3.0]), leaf([3.0])
+    optimizer, scaler = optim.SGD([scaled], lr), optim.GradScaler(optim.FixedLossScaleManager(2.0**power))
+    (plain * plain).sum().backward()
+    optim.SGD([plain], lr).step()
+    loss = (scaled * scaled).sum()
+    assert scaler.scale(loss).item() == 9.0 * 2**power
+    scaler.scale(loss).backward()
+    assert scaled.grad.item() == 6.0 * 2**power
+    assert scaler.step(optimizer)
+    scaler.update()
+    assert scaled.item() == plain.item()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_an_overflow_skips_the_step_and_halves_the_scale(bad):
+    a, b = leaf([1.0, 1.0]), leaf([1.0])
+    optimizer, scaler = optim.Adam([a, b], 0.5), optim.GradScaler()
+    a.grad, b.grad = Tensor(np.array([0.0, bad])), Tensor(np.ones(1))
+    assert not scaler.step(optimizer)
+    scaler.update()
+    assert (a.numpy().tolist(), b.item(), optimizer.state) == ([1, 1], 1, {})
+    assert scaler.get_scale() == 2**15
+    a.grad, b.grad = Tensor(np.ones(2)), Tensor(np.ones(1))
+    assert scaler.step(optimizer)  # the control: finite gradients do step
+    assert b.item() != 1
+
+
+def test_without_dropping_nobody_looks():
+    param = leaf()
+    scaler = optim.GradScaler(
+        optim.FixedLossScaleManager(2, drop_overflow_update=False), reduce_overflow=lambda flag: 1 / 0
+    )
+    param.grad = Tensor(np.array([np.inf]))
+    assert scaler.step(optim.SGD([param], 1.0))
+    assert param.item() == -np.inf
+
+
+def test_the_flag_is_reduced_over_the_ranks():
+    param, told = leaf(), []
+
+    def another_rank_overflowed(flag):
+        told.append(flag)
+        return True
+
+    scaler = optim.GradScaler(reduce_overflow=another_rank_overflowed)
+    param.grad = Tensor(np.ones(1))
+    assert not scaler.step(optim.SGD([param]))
+    scaler.update()
+    assert (told, param.item(), scaler.get_scale()) == ([False], 1.0, 2**15)
+
+
+def test_clipping_between_backward_and_step():
+    param = leaf([3.0, 4.0])
+    optimizer, scaler = optim.SGD([param], 1.0), optim.GradScaler()
+    scaler.scale((param * param).sum() * 0.5).backward()
+    assert not scaler.unscale_(optimizer)
+    assert optim.clip_grad_norm_([param], 1.0) == 5.0
+    with pytest.raises(InputError, match="divided twice"):
+        scaler.unscale_(optimizer)
+    assert scaler.step(optimizer)
+    scaler.update()
+    np.testing.assert_allclose(param.numpy(), [2.4, 3.2], rtol=1e-6)
+    param.grad = Tensor(np.ones(2))
+    scaler.unscale_(optimizer)  # a new step
+
+
+def test_an_optimizer_that_divides_by_itself_is_refused():
+    param = leaf()
+    param.grad = Tensor(np.ones(1))
+    with pytest.raises(InputError, match="loss_scale=1024"):
+        optim.GradScaler().step(optim.Momentum([param], 0.1, 0.9, loss_scale=1024))
+    assert param.grad.item() == 1.0
+
+
+def test_a_scaler_resumes():
+    scaler = optim.GradScaler(optim.DynamicLossScaleManager(8))
+    scaler.manager.update_loss_scale(True)
+    other = optim.GradScaler()
+    other.load_state_dict(scaler.state_dict())
+    assert other.get_scale() == 4
+
+
+def test_all_finite():
+    assert optim.all_finite([])
+    assert optim.all_finite([np.ones(3), Tensor([1.0])])
+    assert not optim.all_finite([np.ones(3), Tensor(np.array([np.nan], np.float16))])
