@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+import numpy as np
+
 from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast
 from simparallel.backend import Array
+
+
+def product(a: Array, b: Array) -> Array:
+    """a @ b. Where there is no float16 product (BLAS has none), in float32, rounded once."""
+    if a.dtype == np.float16 and b.dtype == np.float16 and isinstance(a, np.ndarray):
+        return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16)
+    return a @ b
 
 
 class MatMul(Op):
@@ -16,12 +25,12 @@ class MatMul(Op):
 
     def forward(self, ctx: Context, x: Array, w: Array) -> Array:
         ctx.x, ctx.w = x, w
-        return x @ w
+        return product(x, w)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         x, w = ctx.x, ctx.w
-        dx = unbroadcast(ctx.xp, dy @ w.swapaxes(-1, -2), x.shape) if ctx.needs[0] else None
-        dw = unbroadcast(ctx.xp, x.swapaxes(-1, -2) @ dy, w.shape) if ctx.needs[1] else None
+        dx = unbroadcast(ctx.xp, product(dy, w.swapaxes(-1, -2)), x.shape) if ctx.needs[0] else None
+        dw = unbroadcast(ctx.xp, product(x.swapaxes(-1, -2), dy), w.shape) if ctx.needs[1] else None
         return dx, dw
 
     def work(self, x: Spec, w: Spec) -> Work:
@@ -43,7 +52,7 @@ class Linear(Op):
 
     def forward(self, ctx: Context, x: Array, w: Array, b: Array | None = None) -> Array:
         ctx.x, ctx.w = x, w
-        y = x @ w.T
+        y = product(x, w.T)
         if b is None:
             return y
         if y.dtype != ctx.plan.output.dtype:
@@ -55,8 +64,8 @@ class Linear(Op):
         x, w = ctx.x, ctx.w
         num_rows = prod(dy.shape[:-1])  # not -1, which has no answer for a size of 0
         dy_MN = dy.reshape(num_rows, dy.shape[-1])
-        dx = (dy_MN @ w).reshape(x.shape) if ctx.needs[0] else None
-        dw = dy_MN.T @ x.reshape(num_rows, x.shape[-1]) if ctx.needs[1] else None  # (n, M) @ (M, k)
+        dx = product(dy_MN, w).reshape(x.shape) if ctx.needs[0] else None
+        dw = product(dy_MN.T, x.reshape(num_rows, x.shape[-1])) if ctx.needs[1] else None  # (n, M) @ (M, k)
         if len(ctx.needs) == 2:
             return dx, dw
         return dx, dw, dy_MN.sum(axis=0) if ctx.needs[2] else None
