@@ -50,40 +50,34 @@ class Adam(Optimizer):
             check_number(self._name, f"betas[{i}]", beta, below=1.0)
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp, p = get_namespace(param.data), param.data
-        (beta1, beta2), lr, weight_decay = group["betas"], group["lr"], group["weight_decay"]
-        g = grad
-        if weight_decay and self.decoupled:
-            p *= 1 - lr * weight_decay
-        elif weight_decay:
-            g = xp.multiply(p, weight_decay, out=self._temporary(param, 1))
-            g += grad
-        m, v, t = self._advance(param, g, beta1, beta2)
-
-        quotient = xp.sqrt(v, out=self._temporary(param))
-        quotient /= math.sqrt(1 - beta2**t)
-        quotient += group["eps"]
-        xp.divide(m, quotient, out=quotient)
-        quotient *= lr / (1 - beta1**t)
-        p -= quotient
-
-    def _advance(self, param: Tensor, g: Array, beta1: float, beta2: float) -> tuple[Array, Array, int]:
-        """m, v and t after this step's gradient; the parameter's first scratch array is used."""
         xp = get_namespace(param.data)
+        lr, weight_decay = group["lr"], group["weight_decay"]
+        m, v, t = self._moments(param)
+        correction1, correction2 = 1 - group["betas"][0] ** t, math.sqrt(1 - group["betas"][1] ** t)
+        needs_decayed = bool(weight_decay) and not self.decoupled
+        for pieces in self._pieces([param.data, grad, m, v], num_scratch=1 + needs_decayed):
+            p, g, m_part, v_part, temporary = pieces[:5]
+            if weight_decay and self.decoupled:
+                p *= 1 - lr * weight_decay
+            elif weight_decay:
+                g = xp.add(xp.multiply(p, weight_decay, out=pieces[5]), g, out=pieces[5])
+            advance_moments(xp, m_part, v_part, g, group["betas"], temporary)
+            quotient = xp.sqrt(v_part, out=temporary)
+            quotient /= correction2
+            quotient += group["eps"]
+            xp.divide(m_part, quotient, out=quotient)
+            quotient *= lr / correction1
+            p -= quotient
+
+    def _moments(self, param: Tensor) -> tuple[Array, Array, int]:
+        """m, v and the number of this step; zeros at the first."""
         state = self.state.get(param)
         if state is None:
-            zeros = xp.zeros_like(param.data), xp.zeros_like(param.data)
-            state = self.state[param] = {"step": 0, "exp_avg": zeros[0], "exp_avg_sq": zeros[1]}
+            xp = get_namespace(param.data)
+            m, v = (xp.zeros_like(param.data, order="C") for _ in range(2))
+            state = self.state[param] = {"step": 0, "exp_avg": m, "exp_avg_sq": v}
         state["step"] += 1
-        m, v = state["exp_avg"], state["exp_avg_sq"]
-        change = xp.subtract(g, m, out=self._temporary(param))
-        change *= 1 - beta1
-        m += change  # = beta1 m + (1 - beta1) g
-        square = xp.multiply(g, g, out=change)
-        square *= 1 - beta2
-        v *= beta2
-        v += square
-        return m, v, state["step"]
+        return state["exp_avg"], state["exp_avg_sq"], state["step"]
 
     def work(self, group: Group) -> tuple[int, int]:
         decay = (1 if self.decoupled else 2) if group["weight_decay"] else 0
@@ -105,3 +99,17 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
     ) -> None:  # fmt: skip
         super().__init__(params, lr, betas, eps, weight_decay)
+
+
+def advance_moments(
+    xp: Any, m: Array, v: Array, g: Array, betas: tuple[float, float], temporary: Array
+) -> None:
+    """m and v after this step's gradient, in place."""
+    beta1, beta2 = betas
+    change = xp.subtract(g, m, out=temporary)
+    change *= 1 - beta1
+    m += change  # = beta1 m + (1 - beta1) g
+    square = xp.multiply(g, g, out=temporary)
+    square *= 1 - beta2
+    v *= beta2
+    v += square

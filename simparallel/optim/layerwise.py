@@ -9,7 +9,7 @@ from typing import Any
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import InputError
-from simparallel.optim.adam import Adam
+from simparallel.optim.adam import Adam, advance_moments
 from simparallel.optim.checks import check_number
 from simparallel.optim.norms import norm
 from simparallel.optim.optimizer import Group, Optimizer
@@ -110,7 +110,8 @@ class LAMB(Adam):
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         xp, p, (beta1, beta2) = get_namespace(param.data), param.data, group["betas"]
-        m, v, t = self._advance(param, grad, beta1, beta2)
+        m, v, t = self._moments(param)
+        advance_moments(xp, m, v, grad, group["betas"], self._temporary(param))
         r = xp.sqrt(v, out=self._temporary(param))
         r /= math.sqrt(1 - beta2**t)
         r += group["eps"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, ClassVar
 
@@ -15,6 +15,8 @@ from simparallel.events import current_recorder
 from simparallel.memory import OPTIMIZER, MemoryAccount
 from simparallel.optim.checks import check_number
 from simparallel.optim.schedules import Rate, as_schedule
+
+PIECE_BYTES = 512 * 1024  # a few of them fit the cache of a core, and slicing costs little beside them
 
 Group = dict[str, Any]  # {"params": [Tensor, ...], "lr": 0.1, ...}
 
@@ -48,6 +50,7 @@ class Optimizer:
         self.state: dict[Tensor, dict[str, Any]] = {}
         self.schedules: list[Rate | None] = []
         self._num_steps = self._num_held = 0
+        self._pieces_scratch: dict[Any, list[Array]] = {}
         self._scratch: dict[Tensor, list[Array]] = {}
         if isinstance(params, (Tensor, Mapping)) or not isinstance(params, Iterable):
             raise InputError(f"{self._name}: params must be a list of Tensors or of dicts; write [params].")
@@ -262,7 +265,8 @@ class Optimizer:
     def _hold(self, memory: MemoryAccount) -> None:
         """State and scratch arrays on the device's account: they come in the first steps, and stay."""
         state = [array for values in self.state.values() for array in values.values() if is_array(array)]
-        arrays = state + [array for scratch in self._scratch.values() for array in scratch]
+        scratches = [*self._scratch.values(), *self._pieces_scratch.values()]
+        arrays = state + [array for scratch in scratches for array in scratch]
         if len(arrays) == self._num_held:
             return
         for array in arrays:
@@ -289,6 +293,26 @@ class Optimizer:
                 f"use grad.astype({str(param.dtype)!r})."
             )
         return array
+
+    def _pieces(self, arrays: list[Array], num_scratch: int) -> Iterator[list[Array]]:
+        """The arrays, all of one size, in pieces that stay in the cache through several passes.
+
+        Yields:
+            A piece of each array (a view), and `num_scratch` arrays of that size to compute in.
+        """
+        first = arrays[0]
+        if not (isinstance(first, np.ndarray) and all(array.flags.c_contiguous for array in arrays)):
+            yield [*arrays, *(get_namespace(first).empty_like(first) for _ in range(num_scratch))]
+            return
+        length = min(PIECE_BYTES // first.itemsize, max(first.size, 1))
+        key = first.dtype, num_scratch
+        scratch = self._pieces_scratch.get(key)
+        if scratch is None or len(scratch[0]) < length:
+            scratch = self._pieces_scratch[key] = [np.empty(length, first.dtype) for _ in range(num_scratch)]
+        flat = [array.reshape(-1) for array in arrays]
+        for start in range(0, first.size, length):
+            stop = min(start + length, first.size)
+            yield [*(a[start:stop] for a in flat), *(a[: stop - start] for a in scratch)]
 
     def _temporary(self, param: Tensor, number: int = 0) -> Array:
         """An array of the parameter's shape and dtype to compute in, the same one at every step."""

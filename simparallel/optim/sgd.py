@@ -54,30 +54,31 @@ class SGD(Optimizer):
             )
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp, p, temporary = get_namespace(param.data), param.data, self._temporary(param)
-        momentum, dampening, weight_decay = group["momentum"], group["dampening"], group["weight_decay"]
-
-        step = grad
-        if weight_decay:
-            step = xp.multiply(p, weight_decay, out=temporary)
-            step += grad
+        xp = get_namespace(param.data)
+        lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
+        undamped, nesterov = 1 - group["dampening"], group["nesterov"]
+        arrays, is_first = [param.data, grad], False
         if momentum:
-            state = self.state.get(param)
-            if state is None:
-                b = step.copy()
-                self.state[param] = {"momentum_buffer": b}
-            else:
-                b = state["momentum_buffer"]
-                b *= momentum
-                # `step` may be `grad`, which stays as it is: the product goes elsewhere.
-                b += xp.multiply(step, 1 - dampening, out=temporary) if dampening else step
-            if group["nesterov"]:
-                ahead = xp.multiply(b, momentum, out=self._temporary(param, 1))
-                ahead += step
-                step = ahead
-            else:
-                step = b
-        p -= xp.multiply(step, group["lr"], out=temporary)
+            is_first = param not in self.state
+            if is_first:
+                self.state[param] = {"momentum_buffer": xp.empty_like(param.data, order="C")}
+            arrays.append(self.state[param]["momentum_buffer"])
+
+        needs_other = bool(momentum) and (nesterov or undamped != 1)
+        for pieces in self._pieces(arrays, num_scratch=1 + needs_other):
+            p, step, temporary, other = pieces[0], pieces[1], pieces[len(arrays)], pieces[-1]
+            if weight_decay:
+                step = xp.add(xp.multiply(p, weight_decay, out=temporary), step, out=temporary)
+            if momentum:
+                b = pieces[2]
+                if is_first:
+                    b[...] = step
+                else:
+                    b *= momentum
+                    # `step` may be the gradient, which stays as it is: the product goes elsewhere.
+                    b += step if undamped == 1 else xp.multiply(step, undamped, out=other)
+                step = xp.add(xp.multiply(b, momentum, out=other), step, out=other) if nesterov else b
+            p -= xp.multiply(step, lr, out=temporary)
 
     def work(self, group: Group) -> tuple[int, int]:
         has_momentum = bool(group["momentum"])
