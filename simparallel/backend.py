@@ -123,11 +123,18 @@ class RandomState(threading.local):
 
     seed = 0
     drawn = 0
+    masks = 0
 
     def next_stream(self, purpose: str) -> str:
         """A name for the next stream: equal programs give equal names."""
         self.drawn += 1
         return f"{purpose}/{self.drawn}"
+
+    def next_mask(self) -> str:
+        """A name for the masks of the next layer that makes some. Counted apart, so that such a layer
+        does not change the initial weights of those behind it."""
+        self.masks += 1
+        return f"mask/{self.masks}"
 
 
 random_state = RandomState()
@@ -142,3 +149,4 @@ def manual_seed(seed: int) -> None:
         raise InputError(f"manual_seed: seed={seed!r} must be an integer of 0 or more.")
     random_state.seed = int(seed)
     random_state.drawn = 0
+    random_state.masks = 0

@@ -83,6 +83,27 @@ class Sigmoid(Module):
         return functions.sigmoid(x)
 
 
+class Softmax(Module):
+    """e ** x over its sum along `dim`, any shape."""
+
+    def __init__(self, dim: int = -1) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.softmax(x, self.dim)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}"
+
+
+class LogSoftmax(Softmax):
+    """The logarithm of softmax along `dim`, safe for values that are far apart."""
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.log_softmax(x, self.dim)
+
+
 class Identity(Module):
     """y = x; takes the place of a layer that is left out."""
 
