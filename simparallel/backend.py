@@ -125,6 +125,9 @@ class RandomState(threading.local):
     drawn = 0
     masks = 0
 
+    def __init__(self) -> None:  # once in each thread
+        self.calls: dict[str, int] = {}
+
     def next_stream(self, purpose: str) -> str:
         """A name for the next stream: equal programs give equal names."""
         self.drawn += 1
@@ -135,6 +138,21 @@ class RandomState(threading.local):
         does not change the initial weights of those behind it."""
         self.masks += 1
         return f"mask/{self.masks}"
+
+    def next_call(self, stream: str) -> int:
+        """How often this was asked for `stream` before."""
+        call = self.calls.get(stream, 0)
+        self.calls[stream] = call + 1
+        return call
+
+    def snapshot(self) -> tuple[int, int, int, dict[str, int]]:
+        """The whole state, as plain data."""
+        return self.seed, self.drawn, self.masks, dict(self.calls)
+
+    def restore(self, snapshot: tuple[int, int, int, dict[str, int]]) -> None:
+        """Go back to a state; what was drawn since then will be drawn again."""
+        self.seed, self.drawn, self.masks, calls = snapshot
+        self.calls = dict(calls)
 
 
 random_state = RandomState()
@@ -150,3 +168,4 @@ def manual_seed(seed: int) -> None:
     random_state.seed = int(seed)
     random_state.drawn = 0
     random_state.masks = 0
+    random_state.calls = {}

@@ -63,15 +63,12 @@ class Embedding(Module):
 class Dropout(Module):
     """In training, 0 with probability p and x / (1 - p) else; after `eval()`, x itself.
 
-    Which elements are dropped depends on the seed of `manual_seed`, on the
-    place of this layer among the Dropouts made since it was set, on the number of the call, and on the
-    index of the element in the whole tensor: never on how the work is cut.
+    Which elements are dropped depends on the seed of `manual_seed`, on the place of this layer among
+    the Dropouts made since it was set, on the number of this layer's call, and on the index of the
+    element in the whole tensor: never on how the work is cut.
 
     Args:
         p: probability of 0.
-
-    Attributes:
-        calls: number of calls in training so far; set it to repeat masks.
 
     Raises:
         InputError: p is not a probability.
@@ -81,14 +78,12 @@ class Dropout(Module):
         super().__init__()
         self.p = DropoutOp(p).p  # refuses what is not a probability
         self.stream = random_state.next_mask()
-        self.calls = 0
 
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x)
         if not self.training or self.p == 0:
             return x
-        call = Tensor(np.array(self.calls, np.int64))
-        self.calls += 1
+        call = Tensor(np.array(random_state.next_call(self.stream), np.int64))
         return instance(DropoutOp, self.p, random_state.seed, self.stream)(x, call)
 
     def extra_repr(self) -> str:

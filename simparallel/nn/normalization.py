@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd import BatchNorm, Tensor, functions
+from simparallel.autograd.tape import grad_mode
 from simparallel.autograd.tensor import as_tensor
 from simparallel.errors import InputError, ShapeError
 from simparallel.nn import init
@@ -77,6 +78,8 @@ class _BatchNorm(Module):
             init.zeros_(self.bias)
 
     def _move_running(self, mean: Any, var: Any, count: int) -> None:
+        if grad_mode.recomputing:  # this batch has been counted
+            return
         self.num_batches_tracked.data += 1
         share = self.momentum
         if share is None:
