@@ -83,14 +83,13 @@ class LogSoftmax(AbstractSoftmax):
 
     def forward(self, ctx: Context, x: Array) -> Array:
         y, axis, name = self._shifted(ctx, x)
-        total = ctx.sum_over(name, ctx.xp.exp(y).sum(axis=axis, keepdims=True))
-        y -= ctx.xp.log(total)
-        ctx.y = y
+        ctx.exps = ctx.xp.exp(y)  # kept: exponentials cost more than all the rest
+        ctx.total = ctx.sum_over(name, ctx.exps.sum(axis=axis, keepdims=True))
+        y -= ctx.xp.log(ctx.total)
         return y.astype(x.dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         axis = self._axis(dy.ndim)
-        total = ctx.sum_over(f"d{axis}", dy.sum(axis=axis, keepdims=True, dtype=ctx.y.dtype))
-        dx = ctx.xp.exp(ctx.y)
-        dx *= total
+        total = ctx.sum_over(f"d{axis}", dy.sum(axis=axis, keepdims=True, dtype=ctx.exps.dtype))
+        dx = ctx.exps * (total / ctx.total)
         return (ctx.xp.subtract(dy, dx, out=dx),)
