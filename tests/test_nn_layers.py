@@ -417,3 +417,15 @@ def test_every_module_says_what_it_is():
         )
         assert "momentum=0.1" in repr(nn.BatchNorm2d(3))
         assert repr(nn.Softmax(1)) == "Softmax(dim=1)"
+        assert repr(nn.GELU("tanh")) == "GELU(approximate='tanh')"
+
+
+def test_activations_are_their_functions():
+    x = floats(2, 3)
+    for module, function in (
+        (nn.GELU(), F.gelu),
+        (nn.SiLU(), F.silu),
+        (nn.Softmax(0), lambda x: F.softmax(x, 0)),
+        (nn.LogSoftmax(-1), F.log_softmax),
+    ):
+        np.testing.assert_array_equal(module(x).numpy(), function(x).numpy())

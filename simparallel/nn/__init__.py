@@ -6,6 +6,7 @@ from simparallel.nn.attention import MultiheadAttention
 from simparallel.nn.containers import ModuleDict, ModuleList
 from simparallel.nn.embedding import Dropout, Embedding
 from simparallel.nn.layers import (
+    GELU,
     Flatten,
     Identity,
     Linear,
@@ -13,6 +14,7 @@ from simparallel.nn.layers import (
     ReLU,
     Sequential,
     Sigmoid,
+    SiLU,
     Softmax,
     Tanh,
 )
@@ -34,9 +36,9 @@ from simparallel.nn.summary import LayerSummary, Summary, summary
 
 __all__ = [
     "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "CrossEntropyLoss", "Dropout",
-    "Embedding", "Flatten", "GroupNorm", "Identity", "L1Loss", "LayerNorm", "LayerSummary", "Linear",
+    "Embedding", "Flatten", "GELU", "GroupNorm", "Identity", "L1Loss", "LayerNorm", "LayerSummary", "Linear",
     "LoadResult", "LogSoftmax", "MSELoss", "Module", "ModuleDict", "ModuleList", "MultiheadAttention",
-    "NLLLoss", "Parameter", "RMSNorm", "ReLU", "Sequential", "Sigmoid", "Softmax",
+    "NLLLoss", "Parameter", "RMSNorm", "ReLU", "Sequential", "SiLU", "Sigmoid", "Softmax",
     "SoftmaxCrossEntropyExpand", "SoftmaxCrossEntropyWithLogits", "Summary", "Tanh", "auto_mixed_precision",
     "checkpoint", "custom_mixed_precision", "init", "summary",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from simparallel.autograd import Tensor, functions
+from simparallel.autograd import GELU as GELUOp, Tensor, functions
 from simparallel.errors import DTypeError, InputError
 from simparallel.nn import init
 from simparallel.nn.module import Module, Parameter
@@ -81,6 +81,31 @@ class Sigmoid(Module):
 
     def forward(self, x: Any) -> Tensor:
         return functions.sigmoid(x)
+
+
+class GELU(Module):
+    """x * P(standard normal < x), any shape.
+
+    Args:
+        approximate: "none", or "tanh" for the formula with tanh.
+    """
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = GELUOp(approximate).approximate  # refuses an unknown one now, not when called
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.gelu(x, self.approximate)
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}"
+
+
+class SiLU(Module):
+    """x * sigmoid(x), any shape."""
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.silu(x)
 
 
 class Softmax(Module):
