@@ -180,6 +180,8 @@ def test_batch_norm_keeps_the_order_in_memory():
     y = nn.BatchNorm2d(3)(Tensor(x, requires_grad=True))
     assert y.data.strides == x.strides
     np.testing.assert_allclose(y.numpy(), nn.BatchNorm2d(3)(np.ascontiguousarray(x)).numpy(), atol=1e-6)
+    check_gradients(F.batch_norm, [x, floats(3), floats(3)])
+    check_gradients(F.batch_norm, [x.swapaxes(2, 3)[:, :, ::2], floats(3), floats(3)])  # neither order
 
 
 def test_recomputing_counts_a_batch_once_and_repeats_the_mask():
