@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from statistics import NormalDist
 from typing import Any, TypeVar
 
 import numpy as np
@@ -122,8 +121,7 @@ def trunc_normal_(tensor: T, mean: float = 0.0, std: float = 1.0, low: float = -
     """
     if not (std > 0 and low < high and math.isfinite(mean)):
         raise InputError(f"trunc_normal_: std={std!r} must be positive, low={low!r} below high={high!r}.")
-    normal = NormalDist()
-    first, last = normal.cdf((low - mean) / std), normal.cdf((high - mean) / std)
+    first, last = (0.5 + 0.5 * math.erf((limit - mean) / (std * math.sqrt(2.0))) for limit in (low, high))
 
     def draw(*part: Any) -> np.ndarray:
         values = _normal_quantile(first + (last - first) * random_uniform(*part))
