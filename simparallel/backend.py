@@ -123,11 +123,36 @@ class RandomState(threading.local):
 
     seed = 0
     drawn = 0
+    masks = 0
+
+    def __init__(self) -> None:  # once in each thread
+        self.calls: dict[str, int] = {}
 
     def next_stream(self, purpose: str) -> str:
         """A name for the next stream: equal programs give equal names."""
         self.drawn += 1
         return f"{purpose}/{self.drawn}"
+
+    def next_mask(self) -> str:
+        """A name for the masks of the next layer that makes some. Counted apart, so that such a layer
+        does not change the initial weights of those behind it."""
+        self.masks += 1
+        return f"mask/{self.masks}"
+
+    def next_call(self, stream: str) -> int:
+        """How often this was asked for `stream` before."""
+        call = self.calls.get(stream, 0)
+        self.calls[stream] = call + 1
+        return call
+
+    def snapshot(self) -> tuple[int, int, int, dict[str, int]]:
+        """The whole state, as plain data."""
+        return self.seed, self.drawn, self.masks, dict(self.calls)
+
+    def restore(self, snapshot: tuple[int, int, int, dict[str, int]]) -> None:
+        """Go back to a state; what was drawn since then will be drawn again."""
+        self.seed, self.drawn, self.masks, calls = snapshot
+        self.calls = dict(calls)
 
 
 random_state = RandomState()
@@ -142,3 +167,5 @@ def manual_seed(seed: int) -> None:
         raise InputError(f"manual_seed: seed={seed!r} must be an integer of 0 or more.")
     random_state.seed = int(seed)
     random_state.drawn = 0
+    random_state.masks = 0
+    random_state.calls = {}

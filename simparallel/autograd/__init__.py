@@ -2,9 +2,19 @@
 
 from simparallel.autograd import functions
 from simparallel.autograd.activation import GELU, SiLU
+from simparallel.autograd.attention import ScaledDotProductAttention
+from simparallel.autograd.batch_norm import BatchNorm, BatchNormInference
 from simparallel.autograd.cast import Cast
 from simparallel.autograd.compare import Equal, Greater, GreaterEqual, Less, LessEqual, NotEqual
+from simparallel.autograd.dense_loss import (
+    L1,
+    MSE,
+    BinaryCrossEntropy,
+    BinaryCrossEntropyWithLogits,
+    SoftmaxCrossEntropyWithLogits,
+)  # fmt: skip
 from simparallel.autograd.differentiate import value_and_grad
+from simparallel.autograd.dropout import Dropout
 from simparallel.autograd.elementwise import (
     Abs,
     Add,
@@ -19,25 +29,31 @@ from simparallel.autograd.elementwise import (
     Sub,
     Tanh,
 )  # fmt: skip
+from simparallel.autograd.embedding import Embedding, OneHot
 from simparallel.autograd.expand import BroadcastTo, Pad, Squeeze, Tile, Unsqueeze
 from simparallel.autograd.extremum import ArgMax, Max, Min, Var
 from simparallel.autograd.indexing import Index, Slice
 from simparallel.autograd.join import Concat, Stack
-from simparallel.autograd.loss import CrossEntropy
+from simparallel.autograd.loss import NLL, CrossEntropy
 from simparallel.autograd.matmul import Linear, MatMul
+from simparallel.autograd.norm import GroupNorm, LayerNorm, RMSNorm
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work
 from simparallel.autograd.power import Pow
 from simparallel.autograd.reduce import Mean, Sum
 from simparallel.autograd.select import Clip, Maximum, Minimum, Where
 from simparallel.autograd.shape import Permute, Reshape
+from simparallel.autograd.softmax import LogSoftmax, Softmax
 from simparallel.autograd.tape import at_backward_end, no_grad, run_backward
 from simparallel.autograd.tensor import Tensor
 
 __all__ = [
-    "Abs", "Add", "ArgMax", "BroadcastTo", "Cast", "Clip", "Concat", "Context", "CrossEntropy", "Div",
-    "Equal", "Exp", "GELU", "Greater", "GreaterEqual", "Index", "Less", "LessEqual", "Linear", "Log",
-    "MatMul", "Max", "Maximum", "Mean", "Min", "Minimum", "Mul", "Neg", "NotEqual", "Op", "Pad",
-    "Permute", "Plan", "Pow", "ReLU", "Reshape", "SiLU", "Sigmoid", "Slice", "Spec", "Sqrt", "Squeeze",
-    "Stack", "Sub", "Sum", "Tanh", "Tensor", "Tile", "Unsqueeze", "Var", "Where", "Work",
-    "at_backward_end", "functions", "no_grad", "run_backward", "value_and_grad",
+    "Abs", "Add", "ArgMax", "BatchNorm", "BatchNormInference", "BinaryCrossEntropy",
+    "BinaryCrossEntropyWithLogits", "BroadcastTo", "Cast", "Clip", "Concat", "Context", "CrossEntropy",
+    "Div", "Dropout", "Embedding", "Equal", "Exp", "GELU", "Greater", "GreaterEqual", "GroupNorm",
+    "Index", "L1", "LayerNorm", "Less", "LessEqual", "Linear", "Log", "LogSoftmax", "MSE", "MatMul",
+    "Max", "Maximum", "Mean", "Min", "Minimum", "Mul", "NLL", "Neg", "NotEqual", "OneHot", "Op", "Pad",
+    "Permute", "Plan", "Pow", "RMSNorm", "ReLU", "Reshape", "ScaledDotProductAttention", "SiLU",
+    "Sigmoid", "Slice", "Softmax", "SoftmaxCrossEntropyWithLogits", "Spec", "Sqrt", "Squeeze", "Stack",
+    "Sub", "Sum", "Tanh", "Tensor", "Tile", "Unsqueeze", "Var", "Where", "Work", "at_backward_end",
+    "functions", "no_grad", "run_backward", "value_and_grad",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """The ops as functions of Tensors, arrays and numbers: `add(x, 1.0)`, `linear(x, w, b)`, …"""
 
-# The functions of two further files are named here, to be found in one place.
+# The functions of three further files are named here, to be found in one place.
 # ruff: noqa: F401
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from simparallel.autograd import elementwise, loss, matmul as products, op, operators, reduce, shape
+from simparallel.autograd import elementwise, matmul as products, op, operators, reduce, shape
 from simparallel.autograd.functions_math import (
     abs,
     argmax,
@@ -31,6 +31,25 @@ from simparallel.autograd.functions_math import (
     sqrt,
     var,
     where,
+)
+from simparallel.autograd.functions_nn import (
+    batch_norm,
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    cross_entropy_expand,
+    embedding,
+    group_norm,
+    l1_loss,
+    layer_norm,
+    log_softmax,
+    mse_loss,
+    nll_loss,
+    one_hot,
+    rms_norm,
+    scaled_dot_product_attention,
+    softmax,
+    softmax_cross_entropy_with_logits,
 )
 from simparallel.autograd.functions_shape import (
     broadcast_to,
@@ -162,11 +181,6 @@ def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
             f"transpose: dims {dim0} and {dim1} do not fit a tensor of shape {x.shape}."
         ) from None
     return permute(x, *order)
-
-
-def cross_entropy(logits: Any, labels: Any, reduction: str = "mean") -> Tensor:
-    """-log softmax(logits)[label].   logits: (n, v)   labels: (n,) integers in 0 … v-1"""
-    return op.instance(loss.CrossEntropy, reduction)(as_tensor(logits), as_tensor(labels))
 
 
 operators._functions = sys.modules[__name__]

@@ -99,6 +99,10 @@ class Context:
         """The global size of `dim`."""
         return self.plan.sizes[dim]
 
+    def sizes(self, dims: str) -> int:
+        """The product of the global sizes of `dims`: how many elements `sum_over(dims, …)` adds up."""
+        return prod(self.size(dim) for dim in dims.split())
+
 
 class Op:
     """An operation; instances hold its settings and are called with Tensors.
@@ -109,6 +113,7 @@ class Op:
 
     rule: ClassVar[str]
     registry: ClassVar[dict[str, type[Op]]] = {}
+    context_type: ClassVar[type[Context]] = Context  # who cuts dims puts the exchanges in a subclass
     name: ClassVar[str]
     backward_name: ClassVar[str]
 
@@ -161,7 +166,7 @@ class Op:
         plan = self._plan(arrays)
         recording = grad_mode.enabled
         needs = tuple(recording and tensor.requires_grad for tensor in inputs)
-        ctx = Context(get_namespace(*arrays), needs, plan)
+        ctx = self.context_type(get_namespace(*arrays), needs, plan)
         recorder = current_recorder()
         if recorder is None:
             y = self.forward(ctx, *arrays)
@@ -243,6 +248,11 @@ def _price(recorder: Recorder, plan: Plan, key: Any, work: Work) -> tuple[int, i
 def instance(op: type[Op], *settings: Any) -> Op:
     """The op with these settings; the same object each time, so that its plans are reused."""
     return op(*settings)
+
+
+def wider(dtype: np.dtype) -> np.dtype:
+    """The dtype to compute in: float16 is too coarse and too short for sums, so it becomes float32."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def unbroadcast(xp: ModuleType, dy: Array, shape: tuple[int, ...]) -> Array:

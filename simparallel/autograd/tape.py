@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 class _GradMode(threading.local):
     enabled = True
+    recomputing = False  # a checkpointed part runs for the second time: it must have no further effects
 
 
 grad_mode = _GradMode()

@@ -2,13 +2,43 @@
 
 from simparallel.nn import init
 from simparallel.nn.amp import auto_mixed_precision, custom_mixed_precision
-from simparallel.nn.layers import Flatten, Identity, Linear, ReLU, Sequential, Sigmoid, Tanh
-from simparallel.nn.losses import CrossEntropyLoss
+from simparallel.nn.attention import MultiheadAttention
+from simparallel.nn.containers import ModuleDict, ModuleList
+from simparallel.nn.embedding import Dropout, Embedding
+from simparallel.nn.layers import (
+    GELU,
+    Flatten,
+    Identity,
+    Linear,
+    LogSoftmax,
+    ReLU,
+    Sequential,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tanh,
+)
+from simparallel.nn.losses import (
+    BCELoss,
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+    SoftmaxCrossEntropyExpand,
+    SoftmaxCrossEntropyWithLogits,
+)
 from simparallel.nn.module import Module, Parameter
+from simparallel.nn.normalization import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
 from simparallel.nn.recompute import checkpoint
 from simparallel.nn.state import LoadResult
+from simparallel.nn.summary import LayerSummary, Summary, summary
 
 __all__ = [
-    "CrossEntropyLoss", "Flatten", "Identity", "Linear", "LoadResult", "Module", "Parameter", "ReLU",
-    "Sequential", "Sigmoid", "Tanh", "auto_mixed_precision", "checkpoint", "custom_mixed_precision", "init",
+    "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "CrossEntropyLoss", "Dropout",
+    "Embedding", "Flatten", "GELU", "GroupNorm", "Identity", "L1Loss", "LayerNorm", "LayerSummary", "Linear",
+    "LoadResult", "LogSoftmax", "MSELoss", "Module", "ModuleDict", "ModuleList", "MultiheadAttention",
+    "NLLLoss", "Parameter", "RMSNorm", "ReLU", "Sequential", "SiLU", "Sigmoid", "Softmax",
+    "SoftmaxCrossEntropyExpand", "SoftmaxCrossEntropyWithLogits", "Summary", "Tanh", "auto_mixed_precision",
+    "checkpoint", "custom_mixed_precision", "init", "summary",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from simparallel.autograd import Tensor, functions
+from simparallel.autograd import GELU as GELUOp, Tensor, functions
 from simparallel.errors import DTypeError, InputError
 from simparallel.nn import init
 from simparallel.nn.module import Module, Parameter
@@ -81,6 +81,52 @@ class Sigmoid(Module):
 
     def forward(self, x: Any) -> Tensor:
         return functions.sigmoid(x)
+
+
+class GELU(Module):
+    """x * P(standard normal < x), any shape.
+
+    Args:
+        approximate: "none", or "tanh" for the formula with tanh.
+    """
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = GELUOp(approximate).approximate  # refuses an unknown one now, not when called
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.gelu(x, self.approximate)
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}"
+
+
+class SiLU(Module):
+    """x * sigmoid(x), any shape."""
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.silu(x)
+
+
+class Softmax(Module):
+    """e ** x over its sum along `dim`, any shape."""
+
+    def __init__(self, dim: int = -1) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.softmax(x, self.dim)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}"
+
+
+class LogSoftmax(Softmax):
+    """The logarithm of softmax along `dim`, safe for values that are far apart."""
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.log_softmax(x, self.dim)
 
 
 class Identity(Module):

@@ -13,6 +13,7 @@ from simparallel.backend import is_array, to_host
 from simparallel.errors import DeviceOutOfMemoryError, InputError
 from simparallel.events import current_recorder
 from simparallel.memory import BUFFERS, PARAMETERS
+from simparallel.nn.hooks import Hooks
 from simparallel.nn.state import LoadResult, load
 
 
@@ -68,8 +69,12 @@ class Module:
 
     forward: Callable[..., Any] = _forward_missing
 
+    _hooks: Hooks | None = None  # only a module with hooks has its own
+
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         try:
+            if self._hooks is not None:
+                return self._hooks.call(self, inputs, kwargs)
             return self.forward(*inputs, **kwargs)
         except DeviceOutOfMemoryError as error:
             # On its way out it learns the layer's name, one parent after the other.
@@ -78,6 +83,27 @@ class Module:
                     error.add_layer(name)
             error.passed = self
             raise
+
+    def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> Callable[[], None]:
+        """Call `hook(module, inputs)` before each forward; a result that is not None replaces the inputs.
+
+        Returns:
+            A function that removes the hook.
+        """
+        return self._own_hooks().add(before=hook)
+
+    def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> Callable[[], None]:
+        """Call `hook(module, inputs, output)` after each forward; a result that is not None replaces the output.
+
+        Returns:
+            A function that removes the hook.
+        """
+        return self._own_hooks().add(after=hook)
+
+    def _own_hooks(self) -> Hooks:
+        if self._hooks is None:
+            self._hooks = Hooks()
+        return self._hooks
 
     # --- registering -----------------------------------------------------------------------------
 

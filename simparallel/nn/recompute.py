@@ -32,7 +32,7 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
     Cost: one more forward pass of `part`; memory for its inputs instead of its activations.
     """
-    drawn = random_state.seed, random_state.drawn
+    drawn = random_state.snapshot()
     with no_grad():
         y = part(*inputs)
     if not isinstance(y, Tensor):
@@ -58,13 +58,14 @@ class _Recompute:
         leaves = {id(x): Tensor(x.data, requires_grad=x.requires_grad) for x in tensors}
         inputs = [leaves.get(id(x), x) if isinstance(x, Tensor) else x for x in context.inputs]
         found: dict[int, Array] = {}
-        before = random_state.seed, random_state.drawn, grad_mode.enabled
-        random_state.seed, random_state.drawn = context.drawn
-        grad_mode.enabled = True
+        before, was_enabled = random_state.snapshot(), grad_mode.enabled
+        random_state.restore(context.drawn)
+        grad_mode.enabled = grad_mode.recomputing = True
         try:
             y = self._part(*inputs)
         finally:
-            random_state.seed, random_state.drawn, grad_mode.enabled = before
+            random_state.restore(before)
+            grad_mode.enabled, grad_mode.recomputing = was_enabled, False
         run_backward(y, dy, lambda leaf, gradient: found.update({id(leaf): gradient}))
         # A tensor that was given twice is one leaf: its gradient belongs to its first place.
         return [found.pop(id(leaves[id(x)]), None) for x in tensors] + [

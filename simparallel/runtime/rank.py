@@ -32,7 +32,7 @@ def play_rank(
     """
     recorder = Recorder(transport.rank, cluster, keep_events=keep_events, memory_bytes=memory_bytes)
     communicator = Communicator(transport, recorder)
-    random_state.seed = random_state.drawn = 0
+    random_state.restore((0, 0, 0, {}))
     grad_mode.enabled = True
     outcome = Outcome(transport.rank)
     with use_recorder(recorder), use_communicator(communicator), _telling(tell):

@@ -1,0 +1,216 @@
+"""Losses whose target has the shape of the input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from simparallel.autograd.loss import check_reduction
+from simparallel.autograd.op import Context, Op, Spec, Work, wider
+from simparallel.autograd.rule import dim_names
+from simparallel.backend import Array
+from simparallel.errors import DTypeError, InputError
+
+
+class SoftmaxCrossEntropyWithLogits(Op):
+    """loss = -sum over v of labels * log softmax(logits).   logits, labels: (n, v)
+
+    The labels are probabilities, or any weights of the classes. Safe for every finite logit. The
+    class dim may be cut: the maximum is exchanged, then three sums in one go; nothing in backward.
+
+    Args:
+        reduction: "mean" over all rows (the global number of rows), "sum" or "none".
+    """
+
+    def __init__(self, reduction: str = "mean") -> None:
+        self.reduction = check_reduction(self.name, reduction)
+
+    def rule_for(self, *shapes: tuple[int, ...]) -> str:
+        return f"n [v], n [v] -> {'n' if self.reduction == 'none' else ''}"
+
+    def infer(self, logits: Spec, labels: Spec) -> Spec:
+        _check_float(logits=logits, labels=labels)
+        return super().infer(logits, labels)
+
+    def forward(self, ctx: Context, logits: Array, labels: Array) -> Array:
+        xp, dtype = ctx.xp, wider(ctx.plan.output.dtype)
+        largest = ctx.max_over("v", logits.max(axis=1, keepdims=True))
+        shifted = xp.subtract(logits, largest, dtype=dtype)
+        exps = xp.exp(shifted)
+        ctx.labels = labels
+        sums = xp.stack([exps.sum(axis=1), xp.einsum("nv,nv->n", shifted, labels), labels.sum(axis=1)])
+        sums = ctx.sum_over("v", sums)
+        ctx.label_sum, log_total = sums[2], xp.log(sums[0])
+        losses = log_total * sums[2] - sums[1]
+        ctx.softmax = xp.divide(exps, sums[0][:, None], out=exps)
+        if ctx.needs[1]:
+            ctx.logp = xp.subtract(shifted, log_total[:, None], out=shifted)
+        if self.reduction != "none":
+            losses = losses.sum() / self._divisor(ctx)
+        return losses.astype(ctx.plan.output.dtype, copy=False)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        row_dy = (dy if self.reduction == "none" else (dy / self._divisor(ctx)).reshape(1))[:, None]
+        dlogits = dlabels = None
+        if ctx.needs[0]:
+            dlogits = ctx.softmax * ctx.label_sum[:, None]
+            dlogits -= ctx.labels
+            dlogits *= row_dy
+        if ctx.needs[1]:
+            dlabels = ctx.logp * -row_dy
+        return dlogits, dlabels
+
+    def _divisor(self, ctx: Context) -> int:
+        return max(ctx.size("n"), 1) if self.reduction == "mean" else 1
+
+    def work(self, logits: Spec, labels: Spec) -> Work:
+        # per element: maximum, subtraction, exponential (10 by convention), sum, division, product, sum
+        return Work(17 * prod(logits.shape), 5 * logits.size_bytes + 2 * labels.size_bytes)
+
+
+class AbstractElementLoss(Op):
+    """A loss of every element of x and target, two tensors of one shape; then reduced.
+
+    Args:
+        reduction: "mean" over all elements (their global number), "sum" or "none".
+    """
+
+    flops_per_element = 3
+
+    def __init__(self, reduction: str = "mean") -> None:
+        self.reduction = check_reduction(self.name, reduction)
+
+    def rule_for(self, *shapes: tuple[int, ...]) -> str:
+        names = " ".join(dim_names(len(shapes[0])))
+        return f"{names}, {names} -> {names if self.reduction == 'none' else ''}"
+
+    def infer(self, x: Spec, target: Spec) -> Spec:
+        _check_float(x=x, target=target)
+        return super().infer(x, target)
+
+    def _losses(self, ctx: Context, x: Array, target: Array) -> Array:
+        """The loss of each element: a new array."""
+        raise TypeError(f"{self.name} does not define _losses")
+
+    def _slopes(self, ctx: Context, wanted: int) -> Array:
+        """Derivative of each element's loss by x (0) or by target (1): a new array."""
+        raise TypeError(f"{self.name} does not define _slopes")
+
+    def forward(self, ctx: Context, x: Array, target: Array) -> Array:
+        dtype = ctx.plan.output.dtype
+        ctx.dtype = wider(dtype)
+        losses = self._losses(ctx, x.astype(ctx.dtype, copy=False), target.astype(ctx.dtype, copy=False))
+        if self.reduction != "none":
+            losses = losses.sum() / self._divisor(ctx)
+        return losses.astype(dtype, copy=False)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        each = dy.astype(ctx.dtype, copy=False) / self._divisor(ctx)
+        grads: list[Array | None] = [None, None]
+        for i in range(2):
+            if ctx.needs[i]:
+                slopes = self._slopes(ctx, i)
+                slopes *= each
+                grads[i] = slopes
+        return grads
+
+    def _divisor(self, ctx: Context) -> int:
+        if self.reduction != "mean":
+            return 1
+        return max(ctx.sizes(" ".join(dim_names(len(ctx.plan.inputs[0].shape)))), 1)
+
+    def work(self, x: Spec, target: Spec) -> Work:
+        return Work(max(self.flops_per_element * prod(x.shape), 1), 2 * (x.size_bytes + target.size_bytes))
+
+
+class MSE(AbstractElementLoss):
+    """loss = (x - target) ** 2"""
+
+    def _losses(self, ctx: Context, x: Array, target: Array) -> Array:
+        ctx.difference = x - target
+        return ctx.difference * ctx.difference
+
+    def _slopes(self, ctx: Context, wanted: int) -> Array:
+        return ctx.difference * (-2 if wanted else 2)
+
+
+class L1(AbstractElementLoss):
+    """loss = |x - target|; the gradient at 0 is 0"""
+
+    def _losses(self, ctx: Context, x: Array, target: Array) -> Array:
+        difference = x - target
+        ctx.sign = ctx.xp.sign(difference)
+        return abs(difference)
+
+    def _slopes(self, ctx: Context, wanted: int) -> Array:
+        return -ctx.sign if wanted else ctx.sign.copy()
+
+
+class BinaryCrossEntropyWithLogits(AbstractElementLoss):
+    """loss = max(x, 0) - x target + ln(1 + e ** -|x|), x a logit and target in 0 … 1
+
+    Equal to -target ln s - (1 - target) ln(1 - s) with s = 1 / (1 + e ** -x), and finite for every
+    finite x. Backward: dx = s - target.
+    """
+
+    flops_per_element = 25  # an exponential and a logarithm, by convention 10 each
+
+    def _losses(self, ctx: Context, x: Array, target: Array) -> Array:
+        xp = ctx.xp
+        ctx.x, ctx.target = x, target
+        small = xp.exp(-abs(x))  # in (0, 1]: never overflows
+        losses = xp.log1p(small)
+        if ctx.needs[0]:
+            sigmoid = xp.where(x < 0, small, xp.ones_like(small))
+            small += 1
+            sigmoid /= small
+            ctx.sigmoid = sigmoid
+        losses += xp.maximum(x, 0)
+        losses -= x * target
+        return losses
+
+    def _slopes(self, ctx: Context, wanted: int) -> Array:
+        return -ctx.x if wanted else ctx.sigmoid - ctx.target
+
+
+class BinaryCrossEntropy(AbstractElementLoss):
+    """loss = -target ln x - (1 - target) ln(1 - x), x a probability and target in 0 … 1
+
+    As in PyTorch, a logarithm is at least -100, and the denominator of
+    dx = (x - target) / (x (1 - x)) at least 1e-12. From logits, BinaryCrossEntropyWithLogits is
+    both safer and faster.
+    """
+
+    flops_per_element = 25  # two logarithms, by convention 10 each
+
+    def _losses(self, ctx: Context, x: Array, target: Array) -> Array:
+        xp = ctx.xp
+        if x.size and not (x.min() >= 0 and x.max() <= 1):
+            raise InputError(
+                f"BinaryCrossEntropy: x holds {float(x.min())} … {float(x.max())}, need probabilities in 0 … 1. "
+                "Put a sigmoid in front, or use BinaryCrossEntropyWithLogits."
+            )
+        ctx.x, ctx.target = x, target
+        tiny = 1e-44  # its logarithm is below -100, and it is not 0 in float32
+        log_x = xp.maximum(xp.log(xp.maximum(x, tiny)), -100)
+        log_rest = xp.maximum(xp.log(xp.maximum(1 - x, tiny)), -100)
+        log_x -= log_rest
+        if ctx.needs[1]:
+            ctx.slope = -log_x
+        log_x *= target
+        log_x += log_rest
+        log_x *= -1
+        return log_x
+
+    def _slopes(self, ctx: Context, wanted: int) -> Array:
+        if wanted:
+            return ctx.slope.copy()
+        slopes = ctx.x - ctx.target
+        slopes /= ctx.xp.maximum(ctx.x * (1 - ctx.x), 1e-12)
+        return slopes
+
+
+def _check_float(**specs: Spec) -> None:
+    for name, spec in specs.items():
+        if spec.dtype.kind != "f":
+            raise DTypeError(f"{name} has dtype {spec.dtype}, need floating point.")

@@ -1,0 +1,213 @@
+"""Losses, norms and the other ops of neural networks as functions, with PyTorch's argument names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from simparallel.autograd import (
+    attention,
+    batch_norm as batch_norms,
+    dense_loss,
+    embedding as embeddings,
+    loss,
+    norm,
+    softmax as softmaxes,
+)  # fmt: skip
+from simparallel.autograd.op import instance
+from simparallel.autograd.tensor import Tensor, as_tensor
+from simparallel.errors import InputError, ShapeError
+
+
+def _present(*values: Any) -> list[Tensor]:
+    """The inputs as Tensors, up to the first that is None."""
+    tensors: list[Tensor] = []
+    for i, value in enumerate(values):
+        if value is None:
+            if any(later is not None for later in values[i:]):
+                raise InputError("a bias needs a weight: pass both, or the weight alone.")
+            break
+        tensors.append(as_tensor(value))
+    return tensors
+
+
+def softmax(x: Any, dim: int = -1) -> Tensor:
+    """e ** x over its sum along `dim`."""
+    return instance(softmaxes.Softmax, dim)(as_tensor(x))
+
+
+def log_softmax(x: Any, dim: int = -1) -> Tensor:
+    """The logarithm of softmax, safe for values that are far apart."""
+    return instance(softmaxes.LogSoftmax, dim)(as_tensor(x))
+
+
+# --- losses ------------------------------------------------------------------------------------------
+
+
+def _classes_last(x: Tensor) -> Tensor:
+    """(n, v, d0, …) as rows (n * d0 …, v)."""
+    if x.ndim < 3:
+        return x
+    from simparallel.autograd.functions import permute, reshape
+
+    order = (0, *range(2, x.ndim), 1)
+    return reshape(permute(x, *order), x.shape[0] * prod(x.shape[2:]), x.shape[1])
+
+
+def _label_loss(op: Any, rows: Any, labels: Any, weight: Any) -> Tensor:
+    x, y = as_tensor(rows), as_tensor(labels)
+    shape = y.shape
+    if x.ndim > 2:
+        if shape != (x.shape[0], *x.shape[2:]):
+            raise ShapeError(f"{op.name}: rows {x.shape} (n, v, ...) need labels (n, ...), got {shape}.")
+        x, y = _classes_last(x), Tensor(y.data.reshape(-1))
+    result = op(x, y) if weight is None else op(x, y, as_tensor(weight).detach())
+    return result.reshape(*shape) if op.reduction == "none" and len(shape) > 1 else result
+
+
+def cross_entropy(
+    logits: Any, labels: Any, reduction: str = "mean", *, weight: Any = None,
+    ignore_index: int | None = None, label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """-log softmax(logits)[label].   logits: (n, v) or (n, v, ...)   labels: (n,) or (n, ...) integers in 0 … v-1
+
+    Args:
+        logits: floating point.
+        labels: integers.
+        reduction: "mean", "sum" or "none".
+        weight: (v,), what a label of each class counts for.
+        ignore_index: rows with this label count for nothing (PyTorch's default is -100, here it is None:
+            a label that is not a class is an error unless it was asked for).
+        label_smoothing: this much of the target is spread evenly over all classes.
+    """
+    op = instance(loss.CrossEntropy, reduction, ignore_index, label_smoothing)
+    return _label_loss(op, logits, labels, weight)
+
+
+def nll_loss(
+    logp: Any, labels: Any, reduction: str = "mean", *, weight: Any = None, ignore_index: int | None = None
+) -> Tensor:
+    """-logp[label], for log-probabilities. Arguments as for `cross_entropy`."""
+    return _label_loss(instance(loss.NLL, reduction, ignore_index), logp, labels, weight)
+
+
+def softmax_cross_entropy_with_logits(logits: Any, labels: Any, reduction: str = "mean") -> Tensor:
+    """-sum of labels * log softmax(logits).   logits, labels: (n, v)"""
+    return instance(dense_loss.SoftmaxCrossEntropyWithLogits, reduction)(as_tensor(logits), as_tensor(labels))
+
+
+def cross_entropy_expand(logits: Any, labels: Any, sparse: bool = True) -> Tensor:
+    """Mean cross-entropy as a chain of small ops, each of which can be cut as it likes.
+
+    ReduceMax, Sub, Exp, ReduceSum, OneHot, Mul, ReduceSum, ReduceMean, as in MindSpore's
+    `SoftmaxCrossEntropyExpand`. That one takes the logarithm after the division, and gives
+    log(0) * 0 = NaN for a float32 logit that lies more than about 104 below the largest of its row. Here
+    the logarithm of the sum is subtracted instead: log(e^z / s) = z - log s, which is finite.
+
+    Args:
+        logits: (n, v) floating point.
+        labels: (n,) integers if `sparse`, else (n, v) probabilities.
+        sparse: see `labels`.
+    """
+    from simparallel.autograd import functions as F
+
+    z = as_tensor(logits)
+    if z.ndim != 2:
+        raise ShapeError(f"cross_entropy_expand: logits have shape {z.shape}, need (n, v).")
+    z = F.sub(z, F.max(z, -1, keepdim=True).detach())  # a shift changes nothing, so it needs no gradient
+    log_p = F.sub(z, F.log(F.sum(F.exp(z), -1, keepdim=True)))
+    target = one_hot(labels, z.shape[1], dtype=z.dtype) if sparse else as_tensor(labels)
+    return F.neg(F.mean(F.sum(F.mul(log_p, target), -1)))
+
+
+def mse_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """(x - target) ** 2, two tensors of one shape."""
+    return instance(dense_loss.MSE, reduction)(as_tensor(x), as_tensor(target))
+
+
+def l1_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """|x - target|, two tensors of one shape."""
+    return instance(dense_loss.L1, reduction)(as_tensor(x), as_tensor(target))
+
+
+def binary_cross_entropy(x: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """-target ln x - (1 - target) ln(1 - x), for probabilities x; logarithms are at least -100."""
+    return instance(dense_loss.BinaryCrossEntropy, reduction)(as_tensor(x), as_tensor(target))
+
+
+def binary_cross_entropy_with_logits(x: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """Binary cross-entropy of sigmoid(x), safe for every finite x."""
+    return instance(dense_loss.BinaryCrossEntropyWithLogits, reduction)(as_tensor(x), as_tensor(target))
+
+
+# --- normalisation -----------------------------------------------------------------------------------
+
+
+def batch_norm(
+    x: Any, weight: Any = None, bias: Any = None, *, mean: Any = None, var: Any = None, eps: float = 1e-5,
+    observe: Callable[[Any, Any, int], None] | None = None,
+) -> Tensor:  # fmt: skip
+    """Batch normalisation of x (n, c, ...), with its own statistics or with the given ones.
+
+    Args:
+        x: floating point.
+        weight: (c,) or None.
+        bias: (c,) or None.
+        mean: (c,); with `var`, given statistics. None takes those of x.
+        var: (c,).
+        eps: added to the variance.
+        observe: told the statistics of x, see `BatchNorm`.
+    """
+    affine = _present(weight, bias)
+    if mean is not None:
+        given = as_tensor(mean), as_tensor(var)
+        return instance(batch_norms.BatchNormInference, eps)(as_tensor(x), *given, *affine)
+    op = instance(batch_norms.BatchNorm, eps) if observe is None else batch_norms.BatchNorm(eps, observe)
+    return op(as_tensor(x), *affine)
+
+
+def layer_norm(x: Any, weight: Any = None, bias: Any = None, num_dims: int = 1, eps: float = 1e-5) -> Tensor:
+    """Layer normalisation over the last `num_dims` dims; weight and bias have their shape."""
+    return instance(norm.LayerNorm, num_dims, eps)(as_tensor(x), *_present(weight, bias))
+
+
+def rms_norm(x: Any, weight: Any = None, num_dims: int = 1, eps: float | None = None) -> Tensor:
+    """x over its root mean square along the last `num_dims` dims; the weight has their shape."""
+    return instance(norm.RMSNorm, num_dims, eps)(as_tensor(x), *_present(weight))
+
+
+def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    """Normalisation of each group of channels of x (n, c, ...); weight and bias are (c,)."""
+    return instance(norm.GroupNorm, num_groups, eps)(as_tensor(x), *_present(weight, bias))
+
+
+# --- look-up and attention -----------------------------------------------------------------------------
+
+
+def embedding(ids: Any, table: Any, padding_idx: int | None = None) -> Tensor:
+    """table[ids].   ids: (...) integers   table: (v, e)   result: (..., e)"""
+    return instance(embeddings.Embedding, padding_idx)(as_tensor(ids), as_tensor(table))
+
+
+def one_hot(ids: Any, num_classes: int, on: float = 1.0, off: float = 0.0, dtype: Any = "float32") -> Tensor:
+    """A new last dim of size `num_classes`: `on` at the id, `off` elsewhere."""
+    return instance(embeddings.OneHot, num_classes, on, off, str(dtype))(as_tensor(ids))
+
+
+def scaled_dot_product_attention(
+    q: Any, k: Any, v: Any, attn_mask: Any = None, *, is_causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """softmax(q k.T * scale + attn_mask) v.   q: (..., t, d)   k: (..., s, d)   v: (..., s, e)
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        attn_mask: (..., t, s), added to the scores; or bool, True where a query sees a key.
+        is_causal: query i sees the keys 0 … i only.
+        scale: None for 1 / sqrt(d).
+    """
+    mask = [] if attn_mask is None else [as_tensor(attn_mask)]
+    op = instance(attention.ScaledDotProductAttention, is_causal, scale)
+    return op(as_tensor(q), as_tensor(k), as_tensor(v), *mask)

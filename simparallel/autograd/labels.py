@@ -1,0 +1,66 @@
+"""Class labels: checking them, and finding the elements that they name in this rank's slice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simparallel.autograd.op import Context
+from simparallel.backend import Array, get_namespace
+from simparallel.errors import LabelError
+
+
+class Picked(NamedTuple):
+    """Where the labels point to in a slice (n, v) of the classes."""
+
+    rows: Array  # rows whose label lies in this slice,
+    columns: Array  # and its column there
+    kept: Array | None  # (n,) True where a row counts; None if all do
+
+    def of(self, ctx: Context, values: Array, num_rows: int) -> Array:
+        """(n,): `values[row, label]`, or `values[label]` for 1-D values; 0 where it is not in this slice."""
+        where = (self.rows, self.columns) if values.ndim == 2 else self.columns
+        if self.rows.shape[0] == num_rows:  # nothing is cut, nothing ignored
+            return values[where]
+        found = ctx.xp.zeros(num_rows, dtype=values.dtype)
+        found[self.rows] = values[where]
+        return found
+
+
+def pick(ctx: Context, labels: Array, num_local: int, ignore_index: int | None, who: str) -> Picked:
+    """Find the labels among the `num_local` classes of dim "v" that this rank holds.
+
+    Raises:
+        LabelError: one is outside of all classes and is not `ignore_index`.
+    """
+    xp = ctx.xp
+    check_labels(labels, ctx.size("v"), ignore_index, who)
+    rows = xp.arange(labels.shape[0])
+    if num_local == ctx.size("v") and ignore_index is None:
+        return Picked(rows, labels, None)
+    local = labels.astype("int64", copy=False) - ctx.offset("v")
+    inside = (local >= 0) & (local < num_local)
+    kept = None
+    if ignore_index is not None:
+        kept = labels != ignore_index
+        inside &= kept
+    return Picked(rows[inside], local[inside], kept)
+
+
+def check_labels(labels: Array, num_classes: int, ignore_index: int | None, who: str) -> None:
+    """Raises LabelError, which names the first label outside of 0 … num_classes-1."""
+    if labels.size == 0 or (labels.min() >= 0 and labels.max() < num_classes):
+        return
+    bad = (labels < 0) | (labels >= num_classes)
+    if ignore_index is not None:
+        bad &= labels != ignore_index
+        if not bad.any():
+            return
+    flat = labels.reshape(-1)
+    position = int(get_namespace(labels).argmax(bad))
+    label = int(flat[position])
+    way_out = f"widen the last layer to {label + 1} outputs" if label > 0 else f"pass ignore_index={label}"
+    raise LabelError(
+        f"{who}: label {label} at position {position} is outside of the {num_classes} classes "
+        f"0 … {num_classes - 1}. Fix the labels, or {way_out}.",
+        label=label, position=position, num_classes=num_classes,
+    )  # fmt: skip

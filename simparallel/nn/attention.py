@@ -1,0 +1,75 @@
+"""Multi-head attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor, functions
+from simparallel.autograd.tensor import as_tensor
+from simparallel.errors import InputError
+from simparallel.nn.embedding import Dropout
+from simparallel.nn.layers import Linear
+from simparallel.nn.module import Module
+from simparallel.nn.normalization import check_size
+
+
+class MultiheadAttention(Module):
+    """Attention of `num_heads` heads side by side.   x: (..., t, embed_dim)   y: (..., t, embed_dim)
+
+    Batch first. Queries, keys and values have a projection each, so that cutting the heads over
+    devices is cutting the output dim of three Linear layers and the input dim of the fourth.
+
+    Args:
+        embed_dim: features, divisible by `num_heads`.
+        num_heads: number of heads.
+        bias: whether the projections have one.
+        dropout: probability with which elements of the result are dropped in training.
+        causal: position i sees the positions 0 … i only.
+        dtype: floating-point dtype of the parameters.
+
+    Raises:
+        InputError: a bad setting.
+    """
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, bias: bool = True, dropout: float = 0.0, causal: bool = False,
+        dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.embed_dim = check_size(self, "embed_dim", embed_dim)
+        self.num_heads = check_size(self, "num_heads", num_heads)
+        if embed_dim % num_heads:
+            raise InputError(
+                f"MultiheadAttention: embed_dim={embed_dim} must be divisible by num_heads={num_heads}."
+            )
+        self.causal = causal
+        self.q_proj = Linear(embed_dim, embed_dim, bias, dtype)
+        self.k_proj = Linear(embed_dim, embed_dim, bias, dtype)
+        self.v_proj = Linear(embed_dim, embed_dim, bias, dtype)
+        self.out_proj = Linear(embed_dim, embed_dim, bias, dtype)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Any, context: Any = None, mask: Any = None) -> Tensor:
+        """Attend from x to `context` (by default to x itself).
+
+        Args:
+            x: (..., t, embed_dim), asks.
+            context: (..., s, embed_dim), answers.
+            mask: (..., t, s), added to the scores; or bool, True where a position is seen.
+        """
+        x = as_tensor(x)
+        context = x if context is None else as_tensor(context)
+        q = self._heads(self.q_proj(x))
+        k, v = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
+        y = functions.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
+        y = y.transpose(-2, -3)  # (..., t, heads, d): in memory it lies like this already
+        return self.dropout(self.out_proj(y.reshape(*y.shape[:-2], self.embed_dim)))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(..., t, heads * d) -> (..., heads, t, d)"""
+        return x.reshape(*x.shape[:-1], self.num_heads, self.embed_dim // self.num_heads).transpose(-2, -3)
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, num_heads={self.num_heads}, causal={self.causal}"

@@ -1,0 +1,90 @@
+"""Embedding and dropout: layers that look up and leave out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Dropout as DropoutOp, Tensor, functions
+from simparallel.autograd.op import instance
+from simparallel.autograd.tensor import as_tensor
+from simparallel.backend import random_state
+from simparallel.errors import InputError
+from simparallel.nn import init
+from simparallel.nn.module import Module, Parameter
+from simparallel.nn.normalization import check_size
+
+
+class Embedding(Module):
+    """y = weight[ids].   ids: (...) integers in 0 … num_embeddings-1   y: (..., embedding_dim)
+
+    Args:
+        num_embeddings: number of rows.
+        embedding_dim: size of a row.
+        padding_idx: a row that is 0 at first and gets no gradient; may count from the end.
+        dtype: floating-point dtype of the weight.
+
+    Attributes:
+        weight: Parameter (num_embeddings, embedding_dim), standard normal at first.
+
+    Raises:
+        InputError: a bad setting. When called, LabelError for an id outside, DTypeError for other dtypes.
+    """
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, dtype: Any = np.float32
+    ) -> None:
+        super().__init__()
+        self.num_embeddings = check_size(self, "num_embeddings", num_embeddings)
+        self.embedding_dim = check_size(self, "embedding_dim", embedding_dim)
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            raise InputError(
+                f"Embedding: padding_idx={padding_idx} does not name one of {num_embeddings} rows."
+            )
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self.weight = Parameter(np.empty((num_embeddings, embedding_dim), dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            self.weight.data[self.padding_idx] = 0
+
+    def forward(self, ids: Any) -> Tensor:
+        return functions.embedding(ids, self.weight, self.padding_idx)
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+
+
+class Dropout(Module):
+    """In training, 0 with probability p and x / (1 - p) else; after `eval()`, x itself.
+
+    Which elements are dropped depends on the seed of `manual_seed`, on the place of this layer among
+    the Dropouts made since it was set, on the number of this layer's call, and on the index of the
+    element in the whole tensor: never on how the work is cut.
+
+    Args:
+        p: probability of 0.
+
+    Raises:
+        InputError: p is not a probability.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = DropoutOp(p).p  # refuses what is not a probability
+        self.stream = random_state.next_mask()
+
+    def forward(self, x: Any) -> Tensor:
+        x = as_tensor(x)
+        if not self.training or self.p == 0:
+            return x
+        call = Tensor(np.array(random_state.next_call(self.stream), np.int64))
+        return instance(DropoutOp, self.p, random_state.seed, self.stream)(x, call)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

@@ -1,0 +1,262 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import BatchNorm, Tensor, functions
+from simparallel.autograd.tape import grad_mode
+from simparallel.autograd.tensor import as_tensor
+from simparallel.errors import InputError, ShapeError
+from simparallel.nn import init
+from simparallel.nn.module import Module, Parameter
+
+
+class _BatchNorm(Module):
+    """y = (x - mean) / sqrt(var + eps) * weight + bias, with one mean and var for each channel.
+
+    In training those of the batch, which also move the running ones:
+    running = (1 - momentum) * running + momentum * batch, the variance counted without bias. After
+    `eval()` the running ones. Where the batch is cut over devices by a strategy, its statistics
+    are those of the whole batch.
+
+    Args:
+        num_features: number of channels.
+        eps: added to the variance.
+        momentum: weight of the newest batch; None takes the plain average of all batches.
+        affine: whether there are weight and bias.
+        track_running_stats: False always takes the statistics of the batch.
+        dtype: floating-point dtype of parameters and buffers.
+
+    Attributes:
+        weight: Parameter (num_features,), 1 at first; or None.
+        bias: Parameter (num_features,), 0 at first; or None.
+        running_mean: buffer (num_features,), 0 at first; or None.
+        running_var: buffer (num_features,), 1 at first; or None.
+        num_batches_tracked: buffer, int64 of shape (); or None.
+
+    Raises:
+        InputError: a bad setting. When called, ShapeError for other dims or channels.
+    """
+
+    _dims: tuple[int, ...] = ()
+    weight: Parameter | None
+    bias: Parameter | None
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.num_features = check_size(self, "num_features", num_features)
+        self.eps, self.momentum = check_eps(self, eps), momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        self.weight = Parameter(np.ones(num_features, dtype)) if affine else None
+        self.bias = Parameter(np.zeros(num_features, dtype)) if affine else None
+        tracked = track_running_stats
+        self.register_buffer("running_mean", np.zeros(num_features, dtype) if tracked else None)
+        self.register_buffer("running_var", np.ones(num_features, dtype) if tracked else None)
+        self.register_buffer("num_batches_tracked", np.zeros((), np.int64) if tracked else None)
+        # Of its own, not a shared one: it reports the statistics to this module.
+        self._op = BatchNorm(eps, self._move_running if tracked else None)
+
+    def reset_running_stats(self) -> None:
+        """Forget all batches: mean 0, variance 1."""
+        if self.track_running_stats:
+            init.zeros_(self.running_mean)
+            init.ones_(self.running_var)
+            init.zeros_(self.num_batches_tracked)
+
+    def reset_parameters(self) -> None:
+        """weight 1 and bias 0, and no batch seen."""
+        self.reset_running_stats()
+        if self.weight is not None and self.bias is not None:
+            init.ones_(self.weight)
+            init.zeros_(self.bias)
+
+    def _move_running(self, mean: Any, var: Any, count: int) -> None:
+        if grad_mode.recomputing:  # this batch has been counted
+            return
+        self.num_batches_tracked.data += 1
+        share = self.momentum
+        if share is None:
+            share = 1.0 / float(self.num_batches_tracked.data)
+        for running, batch in ((self.running_mean, mean), (self.running_var, var * (count / (count - 1)))):
+            running.data *= 1 - share
+            running.data += (share * batch).astype(running.dtype, copy=False)
+
+    def forward(self, x: Any) -> Tensor:
+        x = as_tensor(x)
+        if x.ndim not in self._dims or x.shape[1] != self.num_features:
+            dims = " or ".join(map(str, self._dims))
+            raise ShapeError(
+                f"{type(self).__name__}: x has shape {x.shape}, need {dims} dims, and {self.num_features} "
+                "channels in dim 1."
+            )
+        affine = (self.weight, self.bias) if self.weight is not None and self.bias is not None else ()
+        if self.training or not self.track_running_stats:
+            return self._op(x, *affine)
+        return functions.batch_norm(x, *affine, mean=self.running_mean, var=self.running_var, eps=self.eps)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}"
+        )
+
+
+class BatchNorm1d(_BatchNorm):
+    __doc__ = "x: (n, c) or (n, c, l).   " + (_BatchNorm.__doc__ or "")
+    _dims = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    __doc__ = "x: (n, c, h, w).   " + (_BatchNorm.__doc__ or "")
+    _dims = (4,)
+
+
+class LayerNorm(Module):
+    """y = (x - mean) / sqrt(var + eps) * weight + bias, over the last dims of x.
+
+    Args:
+        normalized_shape: the sizes of those dims; an integer for one.
+        eps: added to the variance.
+        elementwise_affine: whether there is a weight.
+        bias: whether there is a bias, too.
+        dtype: floating-point dtype of the parameters.
+
+    Attributes:
+        weight: Parameter `normalized_shape`, 1 at first; or None.
+        bias: Parameter `normalized_shape`, 0 at first; or None.
+    """
+
+    weight: Parameter | None
+    bias: Parameter | None
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
+        bias: bool = True, dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.normalized_shape = _as_shape(self, normalized_shape)
+        self.eps, self.elementwise_affine = check_eps(self, eps), elementwise_affine
+        self.weight = Parameter(np.ones(self.normalized_shape, dtype)) if elementwise_affine else None
+        self.bias = Parameter(np.zeros(self.normalized_shape, dtype)) if elementwise_affine and bias else None
+
+    def forward(self, x: Any) -> Tensor:
+        x = _check_tail(self, x, self.normalized_shape)
+        return functions.layer_norm(x, self.weight, self.bias, len(self.normalized_shape), self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+class RMSNorm(Module):
+    """y = x / sqrt(mean(x²) + eps) * weight, over the last dims of x.
+
+    Args:
+        normalized_shape: the sizes of those dims; an integer for one.
+        eps: added under the square root; None takes the machine epsilon of x's dtype.
+        elementwise_affine: whether there is a weight.
+        dtype: floating-point dtype of the weight.
+
+    Attributes:
+        weight: Parameter `normalized_shape`, 1 at first; or None.
+    """
+
+    weight: Parameter | None
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True,
+        dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.normalized_shape = _as_shape(self, normalized_shape)
+        self.eps = None if eps is None else check_eps(self, eps)
+        self.elementwise_affine = elementwise_affine
+        self.weight = Parameter(np.ones(self.normalized_shape, dtype)) if elementwise_affine else None
+
+    def forward(self, x: Any) -> Tensor:
+        x = _check_tail(self, x, self.normalized_shape)
+        return functions.rms_norm(x, self.weight, len(self.normalized_shape), self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+class GroupNorm(Module):
+    """y = (x - mean) / sqrt(var + eps) * weight + bias, over each group of channels.   x: (n, c, ...)
+
+    Args:
+        num_groups: divides `num_channels`.
+        num_channels: c.
+        eps: added to the variance.
+        affine: whether there are weight and bias.
+        dtype: floating-point dtype of the parameters.
+
+    Attributes:
+        weight: Parameter (num_channels,), 1 at first; or None.
+        bias: Parameter (num_channels,), 0 at first; or None.
+    """
+
+    weight: Parameter | None
+    bias: Parameter | None
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        dtype: Any = np.float32,
+    ) -> None:
+        super().__init__()
+        self.num_groups = check_size(self, "num_groups", num_groups)
+        self.num_channels = check_size(self, "num_channels", num_channels)
+        if num_channels % num_groups:
+            raise InputError(
+                f"GroupNorm: num_channels={num_channels} must be divisible by num_groups={num_groups}."
+            )
+        self.eps, self.affine = check_eps(self, eps), affine
+        self.weight = Parameter(np.ones(num_channels, dtype)) if affine else None
+        self.bias = Parameter(np.zeros(num_channels, dtype)) if affine else None
+
+    def forward(self, x: Any) -> Tensor:
+        x = as_tensor(x)
+        if x.ndim < 2 or x.shape[1] != self.num_channels:
+            raise ShapeError(f"GroupNorm: x has shape {x.shape}, need (n, {self.num_channels}, ...).")
+        return functions.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
+
+
+def check_size(module: Module, name: str, value: Any) -> int:
+    """`value` as an int. Raises InputError unless it is an integer of 1 or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise InputError(f"{type(module).__name__}: {name}={value!r} must be an integer of 1 or more.")
+    return int(value)
+
+
+def check_eps(module: Module, eps: Any) -> float:
+    """`eps` as a float. Raises InputError if it is negative."""
+    if not eps >= 0:
+        raise InputError(f"{type(module).__name__}: eps={eps!r} must be 0 or more.")
+    return float(eps)
+
+
+def _as_shape(module: Module, shape: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if not sizes:
+        raise InputError(f"{type(module).__name__}: normalized_shape={shape!r} must name one dim or more.")
+    return tuple(check_size(module, "normalized_shape", size) for size in sizes)
+
+
+def _check_tail(module: Module, x: Any, shape: tuple[int, ...]) -> Tensor:
+    x = as_tensor(x)
+    if x.shape[-len(shape) :] != shape:
+        raise ShapeError(f"{type(module).__name__}: x has shape {x.shape}, its last dims must be {shape}.")
+    return x

@@ -1,0 +1,121 @@
+"""What a model consists of, and what one forward pass of it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simparallel.autograd import Tensor, no_grad
+from simparallel.backend import is_array
+from simparallel.cluster import describe
+from simparallel.errors import InputError
+from simparallel.events import Recorder, use_recorder
+from simparallel.nn.module import Module
+from simparallel.units import format_bytes, format_count
+
+
+class LayerSummary(NamedTuple):
+    """One module of a model. Counts include the modules below it."""
+
+    name: str  # dotted; "" for the model itself
+    kind: str  # class name
+    output_shape: tuple[int, ...] | None  # of its last call; None if it was not called
+    num_parameters: int  # each parameter once
+    work_flops: int  # of the forward pass, all its calls
+    size_bytes: int  # moved in memory by the forward pass, all its calls
+
+
+class Summary(list[LayerSummary]):
+    """The layers, the model itself first, parents before children. Prints as a table."""
+
+    def __repr__(self) -> str:
+        header = ("layer", "output shape", "parameters", "flops", "memory traffic")
+        rows = [header, *map(_cells, self)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+        lines = ["  ".join(_align(row, widths)) for row in rows]
+        total = self[0]
+        lines.insert(1, "-" * len(lines[0]))
+        lines.append("-" * len(lines[0]))
+        lines.append(
+            f"{total.num_parameters:,} parameters; forward: {format_count(total.work_flops, 'flop')}, "
+            f"{format_bytes(total.size_bytes)} moved"
+        )
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def _align(row: tuple[str, ...], widths: list[int]) -> list[str]:
+    """Words at the left, numbers at the right."""
+    pairs = enumerate(zip(row, widths, strict=True))
+    return [cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in pairs]
+
+
+def _cells(layer: LayerSummary) -> tuple[str, ...]:
+    depth = layer.name.count(".") + bool(layer.name)
+    name = layer.name.rpartition(".")[2]
+    label = f"{'  ' * depth}{name + ': ' if name else ''}{layer.kind}"
+    shape = "" if layer.output_shape is None else str(layer.output_shape)
+    parameters = f"{layer.num_parameters:,}" if layer.num_parameters else "-"
+    return label, shape, parameters, format_count(layer.work_flops), format_bytes(layer.size_bytes)
+
+
+def summary(model: Module, example: Any, *more: Any, dtype: Any = np.float32) -> Summary:
+    """Run one forward pass in eval mode off the tape, and list what each module did.
+
+    The costs are what the ops say of themselves (`Op.work`), for the shapes that they met.
+
+    Args:
+        model: left as it was.
+        example: a shape such as (32, 1, 28, 28), for zeros of `dtype`; or an array or Tensor.
+        more: further inputs, likewise.
+        dtype: of inputs given as shapes; an integer dtype for ids.
+
+    Raises:
+        InputError: an input that is none of these.
+    """
+    inputs = [_as_input(value, dtype) for value in (example, *more)]
+    recorder = Recorder(0, describe(1))
+    shapes: dict[int, tuple[int, ...] | None] = {}
+    costs: dict[int, list[int]] = {}
+    starts: list[int] = []
+
+    def enter(module: Module, inputs: Any) -> None:
+        starts.append(len(recorder.events))
+
+    def leave(module: Module, inputs: Any, output: Any) -> None:
+        events = recorder.events[starts.pop() :]
+        cost = costs.setdefault(id(module), [0, 0])
+        cost[0] += sum(event.flops for event in events)
+        cost[1] += sum(event.size_bytes for event in events)
+        shapes[id(module)] = tuple(output.shape) if hasattr(output, "shape") else None
+
+    named = list(model.named_modules())
+    modes = [(module, module.training) for _, module in named]
+    removers: list[Callable[[], None]] = []
+    try:
+        model.eval()
+        for _, module in named:
+            removers += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+        with no_grad(), use_recorder(recorder):
+            model(*inputs)
+    finally:
+        for remove in removers:
+            remove()
+        for module, mode in modes:
+            module.training = mode
+    return Summary(
+        LayerSummary(
+            name, type(module).__name__, shapes.get(id(module)),
+            sum(parameter.size for parameter in module.parameters()), *costs.get(id(module), (0, 0)),
+        )
+        for name, module in named
+    )  # fmt: skip
+
+
+def _as_input(value: Any, dtype: Any) -> Any:
+    if isinstance(value, Tensor) or is_array(value):
+        return value
+    if isinstance(value, (tuple, list)) and all(isinstance(size, (int, np.integer)) for size in value):
+        return np.zeros(tuple(value), dtype)
+    raise InputError(f"summary: {value!r} is neither a shape nor an array.")
