@@ -10,13 +10,10 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from simparallel import autograd as ops, cluster, data, errors, nn, optim, parallel
+from simparallel import autograd as ops, cluster, errors
 from simparallel.autograd import Tensor, functions, no_grad, value_and_grad
 from simparallel.backend import device_count, get_namespace, manual_seed
-from simparallel.comm import Group, Work
-from simparallel.layout import Layout
-from simparallel.mesh import Mesh
-from simparallel.parallel.collectives import (
+from simparallel.collectives import (
     all_gather,
     all_gather_object,
     all_reduce,
@@ -40,9 +37,12 @@ from simparallel.parallel.collectives import (
     scatter,
     send,
 )
+from simparallel.comm import Group, Work
+from simparallel.layout import Layout
+from simparallel.mesh import Mesh
 
 if TYPE_CHECKING:
-    from simparallel import testing, view
+    from simparallel import data, models, nn, optim, parallel, testing, view
     from simparallel.runtime import Cluster, launch, progress
     from simparallel.trace import Trace
 
@@ -53,7 +53,7 @@ __all__ = [
     "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
     "broadcast_object", "cluster", "data", "device_count", "empty", "errors", "functions", "gather",
     "gather_object", "get_namespace", "get_rank", "get_world_size", "init", "irecv", "isend", "launch",
-    "log", "manual_seed", "new_group", "nn", "no_grad", "ops", "optim", "parallel", "progress", "recv",
+    "log", "manual_seed", "models", "new_group", "nn", "no_grad", "ops", "optim", "parallel", "progress", "recv",
     "reduce", "reduce_scatter", "scatter", "send", "testing", "value_and_grad", "view",
 ]  # fmt: skip
 
@@ -62,7 +62,7 @@ logging.getLogger("simparallel").addHandler(logging.NullHandler())
 
 _LATER = {
     "Cluster": "runtime", "launch": "runtime", "progress": "runtime", "Trace": "trace",
-    "testing": "", "view": "",
+    **dict.fromkeys(("data", "models", "nn", "optim", "parallel", "testing", "view"), ""),
 }  # fmt: skip
 
 

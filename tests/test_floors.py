@@ -13,7 +13,7 @@ ROOT = Path(simparallel.__file__).parent
 FLOORS = {
     0: {"errors", "backend", "mesh", "layout", "events", "cluster", "memory", "units"},
     1: {"autograd", "comm", "view"},
-    2: {"nn", "optim", "data", "trace"},
+    2: {"nn", "optim", "data", "trace", "collectives"},
     3: {"runtime", "parallel"},
     4: {"testing"},
     5: {"__init__", "bench", "cli", "demo", "rundir"},

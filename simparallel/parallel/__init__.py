@@ -1,4 +1,4 @@
-"""Strategies that train one model on several devices, and the collectives under public names."""
+"""Strategies that train one model on several devices."""
 
 from simparallel.parallel.distributed import DistributedDataParallel, max_difference_between_ranks
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from simparallel import collectives
 from simparallel.autograd import Tensor, at_backward_end
 from simparallel.backend import Array, to_host
 from simparallel.comm import Communicator, Group, Work, current
@@ -21,7 +22,6 @@ from simparallel.errors import CollectiveMismatchError, InputError, UnusedParame
 from simparallel.events import current_recorder
 from simparallel.memory import GRADIENTS
 from simparallel.nn import Module
-from simparallel.parallel import collectives
 
 MIB = 1 << 20
 

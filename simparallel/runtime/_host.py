@@ -15,12 +15,15 @@ import signal
 import sys
 import time
 import warnings
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from simparallel.comm.segment import Segment
 from simparallel.runtime.device import Wiring, device_main
 
+# What functions on devices are likely to use: imported once here, and not once in every device.
+PRELOADED = ("nn", "optim", "data", "parallel")
 LOG_FORMAT = "%(asctime)s [%(processName)s] %(levelname)s %(name)s: %(message)s"
 GRACE_S = 2.0
 
@@ -33,6 +36,8 @@ def main(config_text: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     multiprocessing.current_process().name = "host"
     log = logging.getLogger("simparallel.host")
+    for room in PRELOADED:
+        import_module(f"simparallel.{room}")
     _gather_records()
     devices, host_life = _fork(wiring)
     control = Connection(wiring.control_fd)
