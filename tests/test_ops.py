@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 import oracles_a
 import oracles_b
+import oracles_c
 import pytest
 from hypothesis import given, strategies as st
 
@@ -45,7 +46,7 @@ ORACLES = {
 }
 EXACT = {"Add", "Linear", "MatMul", "Mul", "Neg", "Permute", "ReLU", "Reshape", "Sub", "Sum"}
 NO_FLOPS = {"Permute", "Reshape"}  # they move elements, or only look at them differently
-for other in (oracles_a, oracles_b):
+for other in (oracles_a, oracles_b, oracles_c):
     ORACLES, EXACT, NO_FLOPS = ORACLES | other.ORACLES, EXACT | other.EXACT, NO_FLOPS | other.NO_FLOPS
 
 every_op = pytest.mark.parametrize("name", sorted(Op.registry))

@@ -6,6 +6,7 @@ from simparallel.autograd.attention import ScaledDotProductAttention
 from simparallel.autograd.batch_norm import BatchNorm, BatchNormInference
 from simparallel.autograd.cast import Cast
 from simparallel.autograd.compare import Equal, Greater, GreaterEqual, Less, LessEqual, NotEqual
+from simparallel.autograd.conv import Conv2d
 from simparallel.autograd.dense_loss import (
     L1,
     MSE,
@@ -38,6 +39,7 @@ from simparallel.autograd.loss import NLL, CrossEntropy
 from simparallel.autograd.matmul import Linear, MatMul
 from simparallel.autograd.norm import GroupNorm, LayerNorm, RMSNorm
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work
+from simparallel.autograd.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from simparallel.autograd.power import Pow
 from simparallel.autograd.reduce import Mean, Sum
 from simparallel.autograd.select import Clip, Maximum, Minimum, Where
@@ -47,13 +49,13 @@ from simparallel.autograd.tape import at_backward_end, no_grad, run_backward
 from simparallel.autograd.tensor import Tensor
 
 __all__ = [
-    "Abs", "Add", "ArgMax", "BatchNorm", "BatchNormInference", "BinaryCrossEntropy",
-    "BinaryCrossEntropyWithLogits", "BroadcastTo", "Cast", "Clip", "Concat", "Context", "CrossEntropy",
-    "Div", "Dropout", "Embedding", "Equal", "Exp", "GELU", "Greater", "GreaterEqual", "GroupNorm",
-    "Index", "L1", "LayerNorm", "Less", "LessEqual", "Linear", "Log", "LogSoftmax", "MSE", "MatMul",
-    "Max", "Maximum", "Mean", "Min", "Minimum", "Mul", "NLL", "Neg", "NotEqual", "OneHot", "Op", "Pad",
-    "Permute", "Plan", "Pow", "RMSNorm", "ReLU", "Reshape", "ScaledDotProductAttention", "SiLU",
-    "Sigmoid", "Slice", "Softmax", "SoftmaxCrossEntropyWithLogits", "Spec", "Sqrt", "Squeeze", "Stack",
-    "Sub", "Sum", "Tanh", "Tensor", "Tile", "Unsqueeze", "Var", "Where", "Work", "at_backward_end",
-    "functions", "no_grad", "run_backward", "value_and_grad",
+    "Abs", "AdaptiveAvgPool2d", "Add", "ArgMax", "AvgPool2d", "BatchNorm", "BatchNormInference",
+    "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BroadcastTo", "Cast", "Clip", "Concat",
+    "Context", "Conv2d", "CrossEntropy", "Div", "Dropout", "Embedding", "Equal", "Exp", "GELU", "Greater",
+    "GreaterEqual", "GroupNorm", "Index", "L1", "LayerNorm", "Less", "LessEqual", "Linear", "Log",
+    "LogSoftmax", "MSE", "MatMul", "Max", "MaxPool2d", "Maximum", "Mean", "Min", "Minimum", "Mul", "NLL",
+    "Neg", "NotEqual", "OneHot", "Op", "Pad", "Permute", "Plan", "Pow", "RMSNorm", "ReLU", "Reshape",
+    "ScaledDotProductAttention", "SiLU", "Sigmoid", "Slice", "Softmax", "SoftmaxCrossEntropyWithLogits",
+    "Spec", "Sqrt", "Squeeze", "Stack", "Sub", "Sum", "Tanh", "Tensor", "Tile", "Unsqueeze", "Var",
+    "Where", "Work", "at_backward_end", "functions", "no_grad", "run_backward", "value_and_grad",
 ]  # fmt: skip

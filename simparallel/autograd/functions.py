@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from simparallel.autograd import elementwise, matmul as products, op, operators, reduce, shape
+from simparallel.autograd.conv import conv2d
 from simparallel.autograd.functions_math import (
     abs,
     argmax,
@@ -67,6 +68,11 @@ from simparallel.autograd.functions_shape import (
     unsqueeze,
 )
 from simparallel.autograd.operands import as_dims, operands, spread
+from simparallel.autograd.pool import (
+    adaptive_avg_pool2d,
+    avg_pool2d,
+    max_pool2d,
+)
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.errors import ShapeError
 

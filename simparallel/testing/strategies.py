@@ -222,4 +222,5 @@ def _permute(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     return cast(Any, Op.registry[name])(dims), [draw(_operand(shape, dtype, exact))]
 
 
-from simparallel.testing import calls_b, calls_math, calls_shape  # noqa: E402, F401 (they enter their calls above)
+# They enter their calls above.
+from simparallel.testing import calls_b, calls_image, calls_math, calls_shape  # noqa: E402, F401

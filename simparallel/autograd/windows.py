@@ -1,0 +1,146 @@
+"""Sliding windows: where they lie, and arrays to work in that are kept from call to call.
+
+Pure integers, but for `Scratch`. Convolution and pooling share this.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from math import prod
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simparallel.backend import Array
+from simparallel.errors import InputError, ShapeError
+
+Pair = tuple[int, int]
+
+
+class Windows(NamedTuple):
+    """All windows over an image: sizes and positions, (height, width) each."""
+
+    image: Pair
+    kernel: Pair
+    stride: Pair
+    dilation: Pair
+    before: Pair  # padding at the top and at the left
+    after: Pair  # padding at the bottom and at the right
+    out: Pair  # number of windows
+
+    @property
+    def padded(self) -> Pair:
+        """Size of the image with its padding."""
+        return (
+            self.image[0] + self.before[0] + self.after[0],
+            self.image[1] + self.before[1] + self.after[1],
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Are the windows the pixels themselves?"""
+        return self.kernel == self.stride == (1, 1) and self.before == self.after == (0, 0)
+
+    def slices(self, i: int, j: int, rows: Pair | None = None) -> tuple[slice, slice]:
+        """Where tap (i, j) of every window lies in the padded image; `rows` picks windows first … last - 1."""
+        first, last = rows or (0, self.out[0])
+        (sh, sw), (dh, dw) = self.stride, self.dilation
+        top, left = i * dh + first * sh, j * dw
+        height, width = (last - first - 1) * sh + 1, (self.out[1] - 1) * sw + 1
+        return slice(top, top + height, sh), slice(left, left + width, sw)
+
+    def taps(self) -> list[Pair]:
+        """Positions (i, j) in the kernel, row by row."""
+        return [(i, j) for i in range(self.kernel[0]) for j in range(self.kernel[1])]
+
+
+@lru_cache(maxsize=4096)
+def windows(image: Pair, kernel: Pair, stride: Pair, padding: Pair | str, dilation: Pair) -> Windows:
+    """Place the windows; "same" pads so that out = ceil(image / stride), the odd pixel at the end.
+
+    Raises:
+        ShapeError: no window fits.
+    """
+    reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
+    if padding == "same":
+        missing = tuple(
+            max((-(-size // s) - 1) * s + r - size, 0)
+            for size, s, r in zip(image, stride, reach, strict=True)
+        )
+        before = missing[0] // 2, missing[1] // 2
+        after = missing[0] - before[0], missing[1] - before[1]
+    else:
+        before = after = (0, 0) if isinstance(padding, str) else padding
+    room = tuple(size + b + a - r for size, b, a, r in zip(image, before, after, reach, strict=True))
+    if min(room) < 0 or min(kernel) < 1:
+        raise ShapeError(
+            f"a window of {reach[0]} x {reach[1]} does not fit an image of {image[0]} x {image[1]} "
+            f"with padding {before} and {after}"
+        )
+    out = room[0] // stride[0] + 1, room[1] // stride[1] + 1
+    return Windows(image, kernel, stride, dilation, before, after, out)
+
+
+def as_pair(who: str, name: str, value: Any, least: int) -> Pair:
+    """(height, width) from one integer or two.
+
+    Raises:
+        InputError: anything else, or a number below `least`.
+    """
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    is_right = len(pair) == 2 and all(
+        isinstance(v, (int, np.integer)) and not isinstance(v, bool) and v >= least for v in pair
+    )
+    if not is_right:
+        raise InputError(f"{who}: {name}={value!r} must be an integer of {least} or more, or a pair of them.")
+    return int(pair[0]), int(pair[1])
+
+
+class Scratch(threading.local):
+    """Arrays to compute in, by name; the same memory at every call, since fresh pages cost as much
+    as arithmetic. One set per thread: ranks may be threads of one process. A name's memory grows
+    to the largest use, so a network needs as much as its largest layer.
+    """
+
+    def __init__(self) -> None:
+        self._flat: dict[Any, Array] = {}
+
+    def get(self, xp: ModuleType, name: str, shape: tuple[int, ...], like: Array) -> Array:
+        """An array with the dtype and device of `like`; its content is whatever was left there."""
+        size = prod(shape)
+        key = name, like.dtype, str(getattr(like, "device", ""))
+        flat = self._flat.get(key)
+        if flat is None or flat.size < size:
+            flat = self._flat[key] = xp.empty(size, like.dtype)
+        return flat[:size].reshape(shape)
+
+
+scratch = Scratch()
+
+
+def pad_rows(
+    xp: ModuleType, x: Array, at: Windows, rows: Pair, name: str, value: float = 0, axis: int = 0
+) -> Array:
+    """Rows `rows` of the padded image, in scratch memory.
+
+    x: (..., H, W, ...) with H at `axis`   result: (..., rows, padded W, ...)
+    """
+    height, width = at.image
+    top, left = at.before
+    first, last = rows
+    low, high = min(max(first - top, 0), height), min(max(last - top, 0), height)
+    shape = (*x.shape[:axis], last - first, at.padded[1], *x.shape[axis + 2 :])
+    padded = scratch.get(xp, name, shape, x)
+    begin, end = (low + top - first, high + top - first) if low < high else (0, 0)
+    before = (slice(None),) * axis
+    padded[(*before, slice(None, begin))] = value
+    padded[(*before, slice(end, None))] = value
+    inner = (*before, slice(begin, end))
+    if left:
+        padded[(*inner, slice(None, left))] = value
+    if at.padded[1] > left + width:
+        padded[(*inner, slice(left + width, None))] = value
+    padded[(*inner, slice(left, left + width))] = x[(*before, slice(low, high))]
+    return padded

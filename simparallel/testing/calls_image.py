@@ -1,0 +1,74 @@
+"""Calls of convolution and pooling; see `strategies`, which imports this."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from hypothesis import strategies as st
+
+from simparallel.autograd import Op
+from simparallel.testing.strategies import FLOATS, INTEGERS, Draw, OpCall, arrays, calls_of
+
+
+@st.composite
+def _window(draw: Draw, max_kernel: int = 3, max_padding: int = 2) -> dict[str, int]:
+    """Kernel, stride, dilation and padding along one dim, and an image size that a window fits."""
+    kernel, stride = draw(st.integers(1, max_kernel)), draw(st.integers(1, 3))
+    dilation, padding = draw(st.integers(1, 2)), draw(st.integers(0, max_padding))
+    reach = dilation * (kernel - 1) + 1
+    size = max(1, reach - 2 * padding) + draw(st.integers(0, 3))
+    return {"kernel": kernel, "stride": stride, "dilation": dilation, "padding": padding, "size": size,
+            "reach": reach}  # fmt: skip
+
+
+@calls_of("Conv2d")
+@st.composite
+def _conv2d(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    windows = draw(_window()), draw(_window())
+    kernel, stride, dilation, padding = (
+        tuple(window[key] for window in windows) for key in ("kernel", "stride", "dilation", "padding")
+    )
+    size = tuple(window["size"] for window in windows)
+    mode: Any = draw(st.sampled_from((padding, "same", "valid")))
+    if mode == "valid":
+        size = tuple(max(window["size"], window["reach"]) for window in windows)
+    groups = draw(st.integers(1, 3))
+    num, channels, out_channels = draw(st.integers(0, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    shapes = [(num, groups * channels, *size), (groups * out_channels, channels, *kernel)]
+    if draw(st.booleans()):
+        shapes.append((groups * out_channels,))
+    op = cast(Any, Op.registry[name])(stride, mode, dilation, groups)
+    return op, [draw(arrays(shape, dtype, values=INTEGERS if exact else FLOATS)) for shape in shapes]
+
+
+@calls_of("MaxPool2d", "AvgPool2d")
+@st.composite
+def _pool(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    windows = draw(_window(max_padding=0)), draw(_window(max_padding=0))
+    kernel, stride = (tuple(window[key] for window in windows) for key in ("kernel", "stride"))
+    padding = tuple(draw(st.integers(0, size // 2)) for size in kernel)
+    size = tuple(max(1, k - 2 * p) + draw(st.integers(0, 3)) for k, p in zip(kernel, padding, strict=True))
+    settings = [kernel, stride if draw(st.booleans()) else None, padding]
+    if name == "AvgPool2d":
+        settings.append(draw(st.booleans()))
+    shape = draw(st.integers(0, 2)), draw(st.integers(1, 2)), *size
+    return cast(Any, Op.registry[name])(*settings), [draw(_distinct(shape, dtype, exact))]
+
+
+@calls_of("AdaptiveAvgPool2d")
+@st.composite
+def _adaptive_pool(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    num, channels, height, width = (draw(st.integers(least, 5)) for least in (0, 1, 1, 1))
+    output_size = draw(st.sampled_from((1, 2, (1, 3), (7, 2))))
+    x = draw(arrays((num, channels, height, width), dtype, values=INTEGERS if exact else FLOATS))
+    return cast(Any, Op.registry[name])(output_size), [x]
+
+
+@st.composite
+def _distinct(draw: Draw, shape: tuple[int, ...], dtype: Any, exact: bool) -> np.ndarray:
+    """No two elements equal, since a maximum has a kink at a tie; small integers if `exact`."""
+    if exact:
+        return draw(arrays(shape, dtype))
+    generator = np.random.Generator(np.random.Philox(draw(st.integers(0, 1 << 30))))
+    return (generator.permutation(int(np.prod(shape))).reshape(shape) * 0.125 - 4).astype(dtype)
