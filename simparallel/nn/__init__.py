@@ -4,6 +4,7 @@ from simparallel.nn import init
 from simparallel.nn.amp import auto_mixed_precision, custom_mixed_precision
 from simparallel.nn.attention import MultiheadAttention
 from simparallel.nn.containers import ModuleDict, ModuleList
+from simparallel.nn.conv import Conv2d
 from simparallel.nn.embedding import Dropout, Embedding
 from simparallel.nn.layers import (
     GELU,
@@ -30,15 +31,17 @@ from simparallel.nn.losses import (
 )
 from simparallel.nn.module import Module, Parameter
 from simparallel.nn.normalization import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
+from simparallel.nn.pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from simparallel.nn.recompute import checkpoint
 from simparallel.nn.state import LoadResult
 from simparallel.nn.summary import LayerSummary, Summary, summary
 
 __all__ = [
-    "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "CrossEntropyLoss", "Dropout",
-    "Embedding", "Flatten", "GELU", "GroupNorm", "Identity", "L1Loss", "LayerNorm", "LayerSummary", "Linear",
-    "LoadResult", "LogSoftmax", "MSELoss", "Module", "ModuleDict", "ModuleList", "MultiheadAttention",
-    "NLLLoss", "Parameter", "RMSNorm", "ReLU", "Sequential", "SiLU", "Sigmoid", "Softmax",
-    "SoftmaxCrossEntropyExpand", "SoftmaxCrossEntropyWithLogits", "Summary", "Tanh", "auto_mixed_precision",
-    "checkpoint", "custom_mixed_precision", "init", "summary",
+    "AdaptiveAvgPool2d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d",
+    "Conv2d", "CrossEntropyLoss", "Dropout", "Embedding", "Flatten", "GELU", "GroupNorm", "Identity",
+    "L1Loss", "LayerNorm", "LayerSummary", "Linear", "LoadResult", "LogSoftmax", "MSELoss", "MaxPool2d",
+    "Module", "ModuleDict", "ModuleList", "MultiheadAttention", "NLLLoss", "Parameter", "RMSNorm", "ReLU",
+    "Sequential", "SiLU", "Sigmoid", "Softmax", "SoftmaxCrossEntropyExpand",
+    "SoftmaxCrossEntropyWithLogits", "Summary", "Tanh", "auto_mixed_precision", "checkpoint",
+    "custom_mixed_precision", "init", "summary",
 ]  # fmt: skip

@@ -1,0 +1,87 @@
+"""Pooling as modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simparallel.autograd import (
+    AdaptiveAvgPool2d as AdaptiveAvgPool2dOp,
+    AvgPool2d as AvgPool2dOp,
+    MaxPool2d as MaxPool2dOp,
+    Tensor,
+    functions,
+)
+from simparallel.autograd.windows import Pair
+from simparallel.nn.module import Module
+
+
+class MaxPool2d(Module):
+    """Maximum over windows.   x: (N, C, H, W)   y: (N, C, P, Q)
+
+    Args:
+        kernel_size: of the windows, integer or (height, width).
+        stride: between windows, likewise; None means `kernel_size`.
+        padding: at each side, likewise; at most half of the kernel.
+
+    Raises:
+        InputError: a setting out of range.
+    """
+
+    def __init__(
+        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0
+    ) -> None:
+        super().__init__()
+        op = MaxPool2dOp(kernel_size, stride, padding)
+        self.kernel_size, self.stride, self.padding = op.kernel_size, op.stride, op.padding
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.max_pool2d(x, self.kernel_size, self.stride, self.padding)
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class AvgPool2d(Module):
+    """Mean over windows.   x: (N, C, H, W)   y: (N, C, P, Q)
+
+    Args:
+        kernel_size, stride, padding: as for `MaxPool2d`.
+        count_include_pad: whether pixels of the padding count.
+
+    Raises:
+        InputError: a setting out of range.
+    """
+
+    def __init__(
+        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0,
+        count_include_pad: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        op = AvgPool2dOp(kernel_size, stride, padding, count_include_pad)
+        self.kernel_size, self.stride, self.padding = op.kernel_size, op.stride, op.padding
+        self.count_include_pad = op.count_include_pad
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.avg_pool2d(x, self.kernel_size, self.stride, self.padding, self.count_include_pad)
+
+    def extra_repr(self) -> str:
+        text = f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        return text if self.count_include_pad else f"{text}, count_include_pad=False"
+
+
+class AdaptiveAvgPool2d(Module):
+    """Mean over as many windows as `output_size` says.   x: (N, C, H, W)   y: (N, C, *output_size)
+
+    Raises:
+        InputError: a size that is not a positive integer.
+    """
+
+    def __init__(self, output_size: int | Pair) -> None:
+        super().__init__()
+        self.output_size = AdaptiveAvgPool2dOp(output_size).output_size
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.adaptive_avg_pool2d(x, self.output_size)
+
+    def extra_repr(self) -> str:
+        return f"output_size={self.output_size}"
