@@ -14,7 +14,7 @@ FLOORS = {
     0: {"errors", "backend", "mesh", "layout", "events", "cluster", "memory", "units"},
     1: {"autograd", "comm", "view"},
     2: {"nn", "optim", "data", "trace", "collectives"},
-    3: {"runtime", "parallel"},
+    3: {"runtime", "parallel", "models"},
     4: {"testing"},
     5: {"__init__", "bench", "cli", "demo", "rundir"},
 }

@@ -1,0 +1,28 @@
+"""The multilayer perceptron of the classic distributed-training examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simparallel.nn import Flatten, Linear, ReLU, Sequential, init
+
+
+def mlp(sizes: Sequence[int] = (784, 512, 512, 10), std: float = 0.01) -> Sequential:
+    """Linear layers with ReLU between them; weights normal with `std`, biases 0.
+
+    x: (N, sizes[0]), or images of so many elements   y: (N, sizes[-1]), logits
+
+    Args:
+        sizes: features of the input, of every hidden layer, and of the output.
+        std: standard deviation of the initial weights.
+    """
+    layers = Sequential(Flatten())
+    for i, (in_features, out_features) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        if i:
+            layers.append(ReLU())
+        linear = Linear(in_features, out_features)
+        init.normal_(linear.weight, 0.0, std)
+        if linear.bias is not None:
+            init.zeros_(linear.bias)
+        layers.append(linear)
+    return layers

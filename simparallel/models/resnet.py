@@ -1,0 +1,128 @@
+"""Residual networks, with torchvision's structure and names of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from simparallel import nn
+from simparallel.autograd import Tensor
+from simparallel.errors import InputError
+
+STEMS = ("imagenet", "cifar")
+
+
+class BasicBlock(nn.Module):
+    """y = relu(x' + bn(conv(relu(bn(conv(x)))))), two 3 x 3 convolutions; x' is x, or projected to fit"""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU()
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        _add_shortcut(self, in_channels, channels, stride)
+
+    def forward(self, x: Any) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return self.relu(y + (self.downsample(x) if hasattr(self, "downsample") else x))
+
+
+class Bottleneck(nn.Module):
+    """As `BasicBlock`, with 1 x 1, 3 x 3 and 1 x 1 convolutions, the stride in the middle one"""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, channels: int, stride: int = 1) -> None:
+        super().__init__()
+        out_channels = channels * self.expansion
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        self.relu = nn.ReLU()
+        _add_shortcut(self, in_channels, out_channels, stride)
+
+    def forward(self, x: Any) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return self.relu(y + (self.downsample(x) if hasattr(self, "downsample") else x))
+
+
+def _add_shortcut(block: nn.Module, in_channels: int, out_channels: int, stride: int) -> None:
+    """Where shapes differ, x goes through a 1 x 1 convolution and a normalisation."""
+    if stride != 1 or in_channels != out_channels:
+        projection = nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+        block.add_module("downsample", nn.Sequential(projection, nn.BatchNorm2d(out_channels)))
+
+
+class ResNet(nn.Module):
+    """He et al. 2016, "Deep residual learning for image recognition".
+
+    x: (N, in_channels, H, W)   y: (N, num_classes), logits
+
+    Args:
+        block: `BasicBlock` or `Bottleneck`.
+        num_blocks: in each of the four stages.
+        num_classes: of the output.
+        stem: "imagenet" begins with a 7 x 7 convolution of stride 2 and a pooling; "cifar", for
+            images of 32 x 32, with a 3 x 3 convolution of stride 1.
+        in_channels: of the images.
+
+    Raises:
+        InputError: unknown `stem`.
+    """
+
+    def __init__(
+        self, block: type[BasicBlock] | type[Bottleneck], num_blocks: Sequence[int],
+        num_classes: int = 1000, stem: str = "imagenet", in_channels: int = 3,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if stem not in STEMS:
+            raise InputError(f"ResNet: stem={stem!r}, choose from {', '.join(STEMS)}.")
+        is_small = stem == "cifar"
+        self.conv1 = (
+            nn.Conv2d(in_channels, 64, 3, 1, 1, bias=False)
+            if is_small
+            else nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
+        )
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU()
+        self.maxpool = nn.Identity() if is_small else nn.MaxPool2d(3, 2, 1)
+        width = 64
+        for stage, count in enumerate(num_blocks):
+            channels, blocks = 64 << stage, nn.Sequential()
+            for i in range(count):
+                blocks.append(block(width, channels, stride=2 if stage and not i else 1))
+                width = channels * block.expansion
+            self.add_module(f"layer{stage + 1}", blocks)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.fc = nn.Linear(width, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Any) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        for name, stage in self._modules.items():
+            if name.startswith("layer"):
+                x = stage(x)
+        return self.fc(self.flatten(self.avgpool(x)))
+
+
+def resnet18(num_classes: int = 1000, stem: str = "imagenet", in_channels: int = 3) -> ResNet:
+    """ResNet-18: two basic blocks a stage."""
+    return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, stem, in_channels)
+
+
+def resnet50(num_classes: int = 1000, stem: str = "imagenet", in_channels: int = 3) -> ResNet:
+    """ResNet-50: 3, 4, 6 and 3 bottlenecks."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, stem, in_channels)

@@ -1,0 +1,98 @@
+"""Models: sizes, names of parameters, shapes, and that they learn."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+
+from simparallel import manual_seed, models, nn, optim
+from simparallel.autograd import Tensor, functions as F
+from simparallel.errors import InputError
+
+
+def num_parameters(model):
+    return sum(prod(parameter.shape) for parameter in model.parameters())
+
+
+def losses(model, shape, num_steps=8, lr=0.05):
+    """Losses of some steps on one batch of noise."""
+    generator = np.random.Generator(np.random.Philox(0))
+    x = Tensor(generator.standard_normal(shape, dtype=np.float32))
+    labels = generator.integers(0, 10, shape[0])
+    optimizer = optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    found = []
+    for _ in range(num_steps):
+        loss = F.cross_entropy(model(x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_mlp_begins_normal_with_zero_biases():
+    manual_seed(0)
+    model = models.mlp()
+    linears = [layer for layer in model if isinstance(layer, nn.Linear)]
+
+    assert num_parameters(model) == 669_706
+    assert [layer.weight.shape for layer in linears] == [(512, 784), (512, 512), (10, 512)]
+    assert all(not layer.bias.numpy().any() for layer in linears)
+    assert abs(linears[0].weight.numpy().std() - 0.01) < 1e-4
+    assert model(np.zeros((2, 1, 28, 28), np.float32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("image_size", [28, 32])
+def test_lenet_learns(image_size):
+    manual_seed(0)
+    model = models.lenet5(image_size=image_size)
+    found = losses(model, (8, 1, image_size, image_size), num_steps=20)
+
+    assert num_parameters(model) == 61_706
+    assert found[-1] < 0.5 * found[0]
+
+
+def test_lenet_refuses_other_images():
+    with pytest.raises(InputError, match="image_size=30 must be 28 or 32"):
+        models.LeNet5(image_size=30)
+
+
+@pytest.mark.parametrize(
+    ("make", "stem", "classes", "count"),
+    [
+        (models.resnet18, "imagenet", 1000, 11_689_512),
+        (models.resnet50, "imagenet", 1000, 25_557_032),
+        (models.resnet18, "cifar", 10, 11_173_962),
+    ],
+)
+def test_resnets_have_torchvisions_parameters(make, stem, classes, count):
+    model = make(classes, stem)
+    names = {name: parameter.shape for name, parameter in model.named_parameters()}
+
+    assert num_parameters(model) == count
+    assert names["conv1.weight"] == ((64, 3, 7, 7) if stem == "imagenet" else (64, 3, 3, 3))
+    assert {"bn1.bias", "layer1.0.conv1.weight", "layer4.1.bn2.weight", "fc.bias"} < set(names)
+    assert names["layer2.0.downsample.0.weight"][2:] == (1, 1)
+    assert ("layer1.0.downsample.0.weight" in names) == (make is models.resnet50)
+
+
+def test_resnet18_learns():
+    manual_seed(0)
+    model = models.resnet18(10, stem="cifar")
+    found = losses(model, (4, 3, 16, 16), num_steps=4, lr=0.01)
+
+    assert found[-1] < found[0]
+    assert model(np.zeros((2, 3, 32, 32), np.float32)).shape == (2, 10)
+
+
+def test_resnet50_takes_images_of_any_size():
+    model = models.resnet50(7)
+
+    assert model(np.zeros((1, 3, 65, 40), np.float32)).shape == (1, 7)
+
+
+def test_resnet_refuses_an_unknown_stem():
+    with pytest.raises(InputError, match="stem='mnist', choose from imagenet, cifar"):
+        models.resnet18(stem="mnist")
