@@ -79,6 +79,19 @@ def device_count() -> int:
     return cupy.cuda.runtime.getDeviceCount() if cupy.cuda.is_available() else 0
 
 
+def _keep_freed_pages() -> None:
+    """Make the C library keep up to 64 MB that were freed, instead of giving them back at once.
+
+    A training step frees what it has allocated; fresh pages at the next one cost as much as the
+    arithmetic (LeNet-5: 9.2 ms a step, and 5.7 ms with this). glibc raises its threshold when a
+    large block is freed, up to 32 MB (mallopt(3), M_MMAP_THRESHOLD); this block is never touched.
+    """
+    np.empty(31 << 20, np.uint8)
+
+
+_keep_freed_pages()
+
+
 # --- counter-based random numbers ---------------------------------------------------------------
 
 _WORDS_PER_BLOCK = 4  # one Philox-4x64 counter gives four 64-bit words
