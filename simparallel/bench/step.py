@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from simparallel import models
 from simparallel.bench.contest import Result, Step, contest, table
 from simparallel.units import format_bytes
 
@@ -56,6 +57,11 @@ def _mlp() -> sp.nn.Module:
 
 model("MLP 784-512-512-10, batch 32", _mlp, "mlp", lambda: images(32, 784))
 model("MLP 784-512-512-10, batch 256", _mlp, "mlp", lambda: images(256, 784))
+model("LeNet-5 28x28, batch 64", models.lenet5, "lenet", lambda: images(64, 1, 28, 28))
+model(
+    "ResNet-18 CIFAR stem 32x32, batch 32", lambda: models.resnet18(10, "cifar"), "resnet18_cifar",
+    lambda: images(32, 3, 32, 32),
+)  # fmt: skip
 
 
 def our_step(net: Any, batch: Batch) -> Step:
