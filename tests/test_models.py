@@ -96,3 +96,47 @@ def test_resnet50_takes_images_of_any_size():
 def test_resnet_refuses_an_unknown_stem():
     with pytest.raises(InputError, match="stem='mnist', choose from imagenet, cifar"):
         models.resnet18(stem="mnist")
+
+
+def test_gpt_has_the_size_of_its_parts_and_ties_its_tables():
+    width, vocabulary, length = 128, 256, 64
+    model = models.gpt()
+    block = 12 * width * width + 13 * width  # qkv, out, up, down with biases, two norms
+
+    assert num_parameters(model) == (vocabulary + length) * width + 4 * block + 2 * width
+    assert "tokens.weight" in dict(model.named_parameters())
+
+
+def test_gpt_sees_no_future_token():
+    manual_seed(0)
+    model = models.gpt(vocabulary=11, length=8, num_layers=2, num_heads=2, width=16)
+    tokens = np.arange(16).reshape(2, 8) % 11
+    changed = tokens.copy()
+    changed[:, 5:] = 3
+    first, second = (model(Tensor(t)).numpy() for t in (tokens, changed))
+
+    assert first.shape == (2, 8, 11)
+    assert np.array_equal(first[:, :5], second[:, :5])
+    assert not np.allclose(first[:, 5:], second[:, 5:])
+
+
+def test_gpt_learns_a_sequence_by_heart():
+    manual_seed(0)
+    model = models.gpt(vocabulary=7, length=12, num_layers=2, num_heads=2, width=32)
+    text = np.array([0, 3, 1, 4, 1, 5, 2, 6, 5, 3, 5, 0, 2])
+    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(60):
+        loss = F.cross_entropy(model(Tensor(text[None, :-1]))[0], text[1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    assert loss.item() < 0.1
+    assert model(Tensor(text[None, :-1])).numpy()[0].argmax(axis=1).tolist() == text[1:].tolist()
+
+
+def test_gpt_refuses_what_does_not_fit():
+    with pytest.raises(InputError, match="width=10 is not divisible by num_heads=4"):
+        models.gpt(width=10, num_heads=4)
+    with pytest.raises(InputError, match="9 tokens is longer than length=8"):
+        models.gpt(length=8)(Tensor(np.zeros((1, 9), int)))

@@ -62,6 +62,7 @@ model(
     "ResNet-18 CIFAR stem 32x32, batch 32", lambda: models.resnet18(10, "cifar"), "resnet18_cifar",
     lambda: images(32, 3, 32, 32),
 )  # fmt: skip
+model("GPT 4 layers, d 128, T 64, batch 16", models.gpt, "gpt", lambda: tokens(16, 64, 256))
 
 
 def our_step(net: Any, batch: Batch) -> Step:

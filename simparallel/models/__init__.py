@@ -1,7 +1,8 @@
 """Networks, small and well known."""
 
+from simparallel.models.gpt import GPT, gpt
 from simparallel.models.lenet import LeNet5, lenet5
 from simparallel.models.mlp import mlp
 from simparallel.models.resnet import ResNet, resnet18, resnet50
 
-__all__ = ["LeNet5", "ResNet", "lenet5", "mlp", "resnet18", "resnet50"]
+__all__ = ["GPT", "LeNet5", "ResNet", "gpt", "lenet5", "mlp", "resnet18", "resnet50"]

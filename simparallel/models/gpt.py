@@ -1,0 +1,96 @@
+"""A small GPT: a decoder-only transformer with tied embeddings.
+
+Radford et al. 2019, "Language models are unsupervised multitask learners": norms before the
+attention and the feed-forward part, one after the last block; the output layer is the token table.
+"""
+
+from __future__ import annotations
+
+from simparallel.autograd import Tensor, functions as F
+from simparallel.backend import get_namespace
+from simparallel.errors import InputError, ShapeError
+from simparallel.nn import GELU, Embedding, LayerNorm, Linear, Module, ModuleList, init
+
+INIT_STD = 0.02
+
+
+class Block(Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x)).   x: (B, T, D)"""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm1, self.norm2 = LayerNorm(width), LayerNorm(width)
+        self.qkv, self.out = Linear(width, 3 * width), Linear(width, width)
+        self.up, self.down = Linear(width, 4 * width), Linear(4 * width, width)
+        self.gelu = GELU(approximate="tanh")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.out(self.attend(self.norm1(x)))
+        return x + self.down(self.gelu(self.up(self.norm2(x))))
+
+    def attend(self, x: Tensor) -> Tensor:
+        batch_size, length, width = x.shape
+        qkv = self.qkv(x).reshape(batch_size, length, 3, self.num_heads, width // self.num_heads)
+        q, k, v = (part.squeeze(0) for part in qkv.permute(2, 0, 3, 1, 4).split(1))  # (B, H, T, D/H) each
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return y.permute(0, 2, 1, 3).reshape(batch_size, length, width)
+
+
+class GPT(Module):
+    """Logits of the next token for every position.   tokens: (B, T) integers   result: (B, T, V)
+
+    Args:
+        vocabulary: number of tokens V.
+        length: longest sequence T.
+        num_layers, num_heads, width: of the blocks; the heads divide the width D.
+
+    Raises:
+        InputError: the heads do not divide the width.
+        ShapeError: (when called) a sequence longer than `length`.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 256,
+        length: int = 64,
+        *,
+        num_layers: int = 4,
+        num_heads: int = 4,
+        width: int = 128,
+    ) -> None:
+        super().__init__()
+        if width % num_heads:
+            raise InputError(f"GPT: width={width} is not divisible by num_heads={num_heads}.")
+        self.length = length
+        self.tokens, self.positions = Embedding(vocabulary, width), Embedding(length, width)
+        self.blocks = ModuleList([Block(width, num_heads) for _ in range(num_layers)])
+        self.norm = LayerNorm(width)
+        self._initialise(num_layers)
+
+    def _initialise(self, num_layers: int) -> None:
+        """Small normal weights; those that add to the residual stream are scaled by its length."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                is_residual = name.endswith(("out.weight", "down.weight"))
+                init.normal_(parameter, std=INIT_STD / (2 * num_layers) ** 0.5 if is_residual else INIT_STD)
+            elif name.endswith("bias"):
+                init.zeros_(parameter)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.shape[-1] > self.length:
+            raise ShapeError(
+                f"GPT: a sequence of {tokens.shape[-1]} tokens is longer than length={self.length}."
+            )
+        positions = get_namespace(tokens.data).arange(tokens.shape[-1])
+        x = self.tokens(tokens) + self.positions(Tensor(positions))
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight)  # tied
+
+
+def gpt(
+    vocabulary: int = 256, length: int = 64, *, num_layers: int = 4, num_heads: int = 4, width: int = 128
+) -> GPT:
+    """A small GPT; by default 4 layers of width 128 on 64 characters."""
+    return GPT(vocabulary, length, num_layers=num_layers, num_heads=num_heads, width=width)
