@@ -137,6 +137,7 @@ class RandomState(threading.local):
     seed = 0
     drawn = 0
     masks = 0
+    part = (0, 1)  # this rank's place among those that share a batch, and their number
 
     def __init__(self) -> None:  # once in each thread
         self.calls: dict[str, int] = {}

@@ -377,3 +377,22 @@ def test_a_loss_that_is_not_a_number(world):
         assert error.reports[rank]["secondary"]
         assert "rank 1 failed with" in error.reports[rank]["summary"]
         assert "NonFiniteLossError" in error.reports[rank]["summary"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_dropout_masks_are_those_of_the_whole_batch(world_size):
+    """The ranks' batches, one after the other, are dropped from as one device would."""
+
+    def program(rows):
+        sp.manual_seed(5)
+        model = sp.nn.Sequential(sp.nn.Linear(4, 4, bias=False), sp.nn.Dropout(0.5))
+        model[0].weight.data[...] = np.eye(4)
+        ddp = sp.parallel.DistributedDataParallel(model)
+        x = np.ones((rows, 4), np.float32)
+        return [ddp(sp.Tensor(x)).numpy() for _ in range(3)]
+
+    (whole,) = sp.launch(program, (12,), world_size=1, transport="inline")
+    parts = sp.launch(program, (12 // world_size,), world_size=world_size, transport="inline")
+    for call in range(3):
+        assert np.array_equal(np.concatenate([part[call] for part in parts]), whole[call])
+    assert not np.array_equal(whole[0], whole[1])

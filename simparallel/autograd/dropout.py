@@ -28,12 +28,16 @@ class Dropout(Op):
         p: probability of 0, rounded to 1/65536; the division is by what is kept exactly.
         seed: of the run.
         stream: names this mask among all random numbers of the seed.
+        part: (position, count): x is this one of `count` equal parts of a batch, which lie one after
+            the other along the first dim; every part has a mask of its own.
     """
 
-    def __init__(self, p: float = 0.5, seed: int = 0, stream: str = "dropout") -> None:
+    def __init__(
+        self, p: float = 0.5, seed: int = 0, stream: str = "dropout", part: tuple[int, int] = (0, 1)
+    ) -> None:
         if not 0 <= p <= 1:
             raise InputError(f"Dropout: p={p!r} must be within 0 … 1.")
-        self.p, self.seed, self.stream = p, seed, stream
+        self.p, self.seed, self.stream, self.part = p, seed, stream, part
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
         names = " ".join(dim_names(len(shapes[0])))
@@ -47,10 +51,12 @@ class Dropout(Op):
 
     def forward(self, ctx: Context, x: Array, call: Array) -> Array:
         names = dim_names(x.ndim)
-        keep = mask(
-            self.seed, self.stream, int(call), self.p,
-            tuple(ctx.size(name) for name in names), tuple(ctx.offset(name) for name in names), x.shape,
-        )  # fmt: skip
+        size, offset = [ctx.size(name) for name in names], [ctx.offset(name) for name in names]
+        if names:
+            position, count = self.part
+            offset[0] += position * size[0]
+            size[0] *= count
+        keep = mask(self.seed, self.stream, int(call), self.p, tuple(size), tuple(offset), x.shape)
         ctx.keep = to_device_like(keep, x)
         return self._apply(ctx, x)
 

@@ -10,7 +10,6 @@ import numpy as np
 from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast
 from simparallel.backend import Array
 
-
 FEW_ROWS = 128
 
 

@@ -65,7 +65,8 @@ class Dropout(Module):
 
     Which elements are dropped depends on the seed of `manual_seed`, on the place of this layer among
     the Dropouts made since it was set, on the number of this layer's call, and on the index of the
-    element in the whole tensor: never on how the work is cut.
+    element in the whole tensor: never on how the work is cut. Under DistributedDataParallel the
+    ranks' batches count as one, in the order of the ranks.
 
     Args:
         p: probability of 0.
@@ -84,7 +85,7 @@ class Dropout(Module):
         if not self.training or self.p == 0:
             return x
         call = Tensor(np.array(random_state.next_call(self.stream), np.int64))
-        return instance(DropoutOp, self.p, random_state.seed, self.stream)(x, call)
+        return instance(DropoutOp, self.p, random_state.seed, self.stream, random_state.part)(x, call)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -16,7 +16,7 @@ import numpy as np
 
 from simparallel import collectives
 from simparallel.autograd import Tensor, at_backward_end
-from simparallel.backend import Array, to_host
+from simparallel.backend import Array, random_state, to_host
 from simparallel.comm import Communicator, Group, Work, current
 from simparallel.errors import CollectiveMismatchError, InputError, UnusedParameterError
 from simparallel.events import current_recorder
@@ -122,7 +122,12 @@ class DistributedDataParallel(Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._running:  # the last backward was left by an error
             self._start_over()
-        return self.module(*inputs, **kwargs)
+        group = self._group or self._communicator.world
+        before, random_state.part = random_state.part, (group.rank or 0, group.size)
+        try:
+            return self.module(*inputs, **kwargs)
+        finally:
+            random_state.part = before
 
     def extra_repr(self) -> str:
         sizes = ", ".join(str(bucket.flat.nbytes) for bucket in self._buckets)
