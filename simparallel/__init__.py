@@ -43,13 +43,14 @@ from simparallel.mesh import Mesh
 
 if TYPE_CHECKING:
     from simparallel import data, models, nn, optim, parallel, testing, view
+    from simparallel.comm.ledger import Ledger
     from simparallel.runtime import Cluster, launch, progress
     from simparallel.trace import Trace
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Cluster", "Group", "Layout", "Mesh", "Tensor", "Trace", "Work",
+    "Cluster", "Group", "Layout", "Ledger", "Mesh", "Tensor", "Trace", "Work",
     "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
     "broadcast_object", "cluster", "data", "device_count", "empty", "errors", "functions", "gather",
     "gather_object", "get_namespace", "get_rank", "get_world_size", "init", "irecv", "isend", "launch",
@@ -62,6 +63,7 @@ logging.getLogger("simparallel").addHandler(logging.NullHandler())
 
 _LATER = {
     "Cluster": "runtime", "launch": "runtime", "progress": "runtime", "Trace": "trace",
+    "Ledger": "comm.ledger",
     **dict.fromkeys(("data", "models", "nn", "optim", "parallel", "testing", "view"), ""),
 }  # fmt: skip
 

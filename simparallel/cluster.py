@@ -5,17 +5,16 @@ simulated picoseconds; every price is rounded once, in `picoseconds`, so that su
 exact and a timeline is the same on every run.
 
 Models: a device needs max(flops / peak, bytes / bandwidth) + launch cost (a roofline);
-communication follows Hockney, latency + bytes / bandwidth per step, with ring algorithms
-(Chan et al. 2007, "Collective communication: theory, practice, and experience").
+communication follows Hockney, latency + bytes / bandwidth per step of an algorithm (`prices`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from simparallel.errors import ClusterError
+from simparallel.prices import PRICES, price
 
 PS_PER_S = 10**12
 
@@ -103,29 +102,6 @@ class Traffic:
     sent_bytes: int
 
 
-def _everyone(share: Callable[[int], float]) -> Callable[[int, int], float]:
-    return lambda p, hops: share(p)
-
-
-# Per collective, for p ranks: latency steps; the busiest port's share of the vector; the share
-# that the rank sends which is `hops` behind the root on the ring. "Vector" is the whole buffer:
-# the input of all_reduce and reduce_scatter, the output of all_gather and gather, the list of
-# scatter, what one rank gives to all_to_all. Broadcast and reduce are pipelined along the ring, in
-# the limit of many chunks: the latency of the hops and one passage of the vector.
-_RING: dict[str, tuple[Callable[[int], int], Callable[[int], float], Callable[[int, int], float]]] = {
-    "all_reduce": (lambda p: 2 * (p - 1), lambda p: 2 * (p - 1) / p, _everyone(lambda p: 2 * (p - 1) / p)),
-    "reduce_scatter": (lambda p: p - 1, lambda p: (p - 1) / p, _everyone(lambda p: (p - 1) / p)),
-    "all_gather": (lambda p: p - 1, lambda p: (p - 1) / p, _everyone(lambda p: (p - 1) / p)),
-    "all_to_all": (lambda p: p - 1, lambda p: (p - 1) / p, _everyone(lambda p: (p - 1) / p)),
-    "gather": (lambda p: p - 1, lambda p: (p - 1) / p, lambda p, hops: 1 / p if hops else 0.0),
-    "scatter": (lambda p: p - 1, lambda p: (p - 1) / p, lambda p, hops: 0.0 if hops else (p - 1) / p),
-    "broadcast": (lambda p: p - 1, lambda p: 1.0, lambda p, hops: 1.0 if hops < p - 1 else 0.0),
-    "reduce": (lambda p: p - 1, lambda p: 1.0, lambda p, hops: 1.0 if hops else 0.0),
-    "barrier": (lambda p: math.ceil(math.log2(p)), lambda p: 0.0, _everyone(lambda p: 0.0)),
-}
-_RING["new_group"] = _RING["barrier"]
-
-
 @dataclass(frozen=True)
 class ClusterSpec:
     """The described machine: `world_size` equal devices on one tier of links."""
@@ -140,9 +116,10 @@ class ClusterSpec:
             raise ClusterError(f"world_size={self.world_size!r}: a cluster needs at least 1 device.")
 
     def collective(
-        self, op: str, size_bytes: int, ranks: tuple[int, ...], *, position: int = 0, root: int = 0
-    ) -> Traffic:
-        """Cost of a collective on a vector of `size_bytes` (ring algorithms).
+        self, op: str, size_bytes: int, ranks: tuple[int, ...], *, position: int = 0, root: int = 0,
+        algorithm: str = "direct",
+    ) -> Traffic:  # fmt: skip
+        """Cost of a collective on a vector of `size_bytes`; the formulas are in `prices`.
 
         Args:
             op: name of the collective.
@@ -150,19 +127,20 @@ class ClusterSpec:
             ranks: the group, in order.
             position: of the asking rank in the group; the time is the same for all.
             root: position of the root, for operations that have one.
+            algorithm: which one; `direct` is priced as a ring.
 
         Raises:
-            ClusterError: no model for `op`.
+            ClusterError: no model for `op` by `algorithm`.
         """
-        if op not in _RING:
-            raise ClusterError(f"no cost model for collective {op!r}; known: {', '.join(sorted(_RING))}.")
+        if algorithm not in PRICES:
+            raise ClusterError(f"no cost model for algorithm {algorithm!r}; known: {', '.join(PRICES)}.")
+        if op not in PRICES[algorithm]:
+            known = ", ".join(sorted(PRICES[algorithm]))
+            raise ClusterError(f"no cost model for collective {op!r} by {algorithm}; known: {known}.")
         num_ranks = len(ranks)
-        if num_ranks == 1:
-            return Traffic(0, 0)
-        steps, busiest, sent = _RING[op]
-        passing_s = busiest(num_ranks) * size_bytes / self.link.bandwidth_bytes_per_s
-        sent_bytes = round(sent(num_ranks, (position - root) % num_ranks) * size_bytes)
-        return Traffic(picoseconds(steps(num_ranks) * self.link.latency_s + passing_s), sent_bytes)
+        steps, share, sent = price(algorithm, op, num_ranks, (position - root) % num_ranks)
+        passing_s = share * size_bytes / self.link.bandwidth_bytes_per_s
+        return Traffic(picoseconds(steps * self.link.latency_s + passing_s), round(sent * size_bytes))
 
     def message(self, size_bytes: int, src: int, dst: int) -> Traffic:
         """Cost of one message from rank `src` to rank `dst`."""

@@ -56,69 +56,87 @@ def get_world_size() -> int:
     return current().world_size
 
 
-def all_reduce(x: Any, op: str = "sum", group: Group | None = None, async_op: bool = False) -> Any:
-    """Replace x on every rank by the reduction of the ranks' x, in the order of the group.
+def all_reduce(
+    x: Any, op: str = "sum", group: Group | None = None, async_op: bool = False, algorithm: str | None = None
+) -> Any:
+    """Replace x on every rank by the reduction of the ranks' x, in the order of the group
+    (by "direct"; each algorithm on messages states its own).
 
     Args:
         x: array or Tensor, any shape and numeric dtype, the same on every rank; written.
-        op: "sum", "mean", "prod", "max", "min", "and" or "or". float16 is summed in float32.
+        op: "sum", "mean", "prod", "max", "min", "and" or "or". float16 is summed in float32
+            (on messages: rounded at each step).
         group: from `new_group`; by default all ranks.
         async_op: return a `Work` at once; `work.wait()` returns x.
+        algorithm: "direct", or on messages: "naive", "ring", "tree", "halving_doubling", which all
+            collectives with this keyword take where they have it. None: that of the `Cluster`.
 
     Returns:
         x; bitwise equal on all ranks.
 
     Collective: yes - every rank of the group, in the same order.
-    Cost: 2 (P-1)/P * x.nbytes [bytes] per rank.
+    Cost: 2 (P-1)/P * x.nbytes [bytes] per rank; of others than "direct" and "ring", see `comm.algorithms`.
 
     Raises:
         InputError, DTypeError: bad arguments; nothing was sent.
         CollectiveMismatchError: ranks made different calls; no data was changed.
         RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
     """
-    return _in_place(x, lambda a: current().all_reduce(a, op, group, async_op))
+    return _in_place(x, lambda a: current().all_reduce(a, op, group, async_op, algorithm))
 
 
-def broadcast(x: Any, src: int = 0, group: Group | None = None, async_op: bool = False) -> Any:
+def broadcast(
+    x: Any, src: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None
+) -> Any:
     """Replace x on every rank by x of rank `src`; returns x. Collective: yes."""
-    return _in_place(x, lambda a: current().broadcast(a, src, group, async_op))
+    return _in_place(x, lambda a: current().broadcast(a, src, group, async_op, algorithm))
 
 
-def reduce(x: Any, dst: int = 0, op: str = "sum", group: Group | None = None, async_op: bool = False) -> Any:
+def reduce(
+    x: Any, dst: int = 0, op: str = "sum", group: Group | None = None, async_op: bool = False,
+    algorithm: str | None = None,
+) -> Any:  # fmt: skip
     """Replace x on rank `dst` by the reduction of the ranks' x; returns x. Collective: yes."""
-    return _in_place(x, lambda a: current().reduce(a, dst, op, group, async_op))
+    return _in_place(x, lambda a: current().reduce(a, dst, op, group, async_op, algorithm))
 
 
-def all_gather(x: Any, dim: int = 0, group: Group | None = None, async_op: bool = False) -> Any:
+def all_gather(
+    x: Any, dim: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None
+) -> Any:
     """A new array: the ranks' x concatenated along `dim`. Collective: yes."""
-    return _new(x, lambda a: current().all_gather(a, dim, group, async_op))
+    return _new(x, lambda a: current().all_gather(a, dim, group, async_op, algorithm))
 
 
 def reduce_scatter(
-    x: Any, dim: int = 0, op: str = "sum", group: Group | None = None, async_op: bool = False
-) -> Any:
+    x: Any, dim: int = 0, op: str = "sum", group: Group | None = None, async_op: bool = False,
+    algorithm: str | None = None,
+) -> Any:  # fmt: skip
     """A new array: this rank's equal part, along `dim`, of the reduction. Collective: yes."""
-    return _new(x, lambda a: current().reduce_scatter(a, dim, op, group, async_op))
+    return _new(x, lambda a: current().reduce_scatter(a, dim, op, group, async_op, algorithm))
 
 
 def all_to_all(
-    x: Any, split_dim: int = 0, concat_dim: int = 0, group: Group | None = None, async_op: bool = False
-) -> Any:
+    x: Any, split_dim: int = 0, concat_dim: int = 0, group: Group | None = None, async_op: bool = False,
+    algorithm: str | None = None,
+) -> Any:  # fmt: skip
     """A new array: part `rank` of every rank's x, joined along `concat_dim`. Collective: yes."""
-    return _new(x, lambda a: current().all_to_all(a, split_dim, concat_dim, group, async_op))
+    return _new(x, lambda a: current().all_to_all(a, split_dim, concat_dim, group, async_op, algorithm))
 
 
-def gather(x: Any, dst: int = 0, group: Group | None = None, async_op: bool = False) -> Any:
+def gather(
+    x: Any, dst: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None
+) -> Any:
     """On rank `dst` a list of the ranks' x, elsewhere None. Collective: yes."""
-    return _new(x, lambda a: current().gather(a, dst, group, async_op))
+    return _new(x, lambda a: current().gather(a, dst, group, async_op, algorithm))
 
 
 def scatter(
-    arrays: Sequence[Any] | None = None, src: int = 0, group: Group | None = None, async_op: bool = False
-) -> Any:
+    arrays: Sequence[Any] | None = None, src: int = 0, group: Group | None = None, async_op: bool = False,
+    algorithm: str | None = None,
+) -> Any:  # fmt: skip
     """A new array: entry `rank` of the list on rank `src`; the others pass None. Collective: yes."""
     parts = None if arrays is None else [to_host(_array("scatter", part)) for part in arrays]
-    return current().scatter(parts, src, group, async_op)
+    return current().scatter(parts, src, group, async_op, algorithm)
 
 
 def send(x: Any, dst: int, tag: int = 0) -> None:

@@ -11,7 +11,7 @@ import simparallel
 
 ROOT = Path(simparallel.__file__).parent
 FLOORS = {
-    0: {"errors", "backend", "mesh", "layout", "events", "cluster", "memory", "units"},
+    0: {"errors", "backend", "mesh", "layout", "events", "cluster", "memory", "prices", "units"},
     1: {"autograd", "comm", "view"},
     2: {"nn", "optim", "data", "trace", "collectives"},
     3: {"runtime", "parallel", "models"},
@@ -26,7 +26,8 @@ GROUND = {
     "backend": {"errors"},
     "mesh": {"errors"},
     "layout": {"errors", "mesh"},
-    "cluster": {"errors"},
+    "prices": set(),
+    "cluster": {"errors", "prices"},
     "memory": {"errors", "units"},
     "events": {"cluster", "errors", "memory"},
 }

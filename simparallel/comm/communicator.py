@@ -29,9 +29,16 @@ class Communicator(AbstractCommunicator):
     Args:
         transport: this rank's end of it.
         recorder: clocks and events of this rank, or None to keep none.
+        default_algorithm: of the collectives that it has; the others run by `direct`.
     """
 
-    def __init__(self, transport: AbstractTransport, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        transport: AbstractTransport,
+        recorder: Recorder | None = None,
+        default_algorithm: str = "direct",
+    ) -> None:
+        self.default_algorithm = default_algorithm
         self.transport = transport
         self.recorder = recorder
         self.rank = transport.rank
@@ -44,8 +51,11 @@ class Communicator(AbstractCommunicator):
 
     # --- collectives ----------------------------------------------------------------------------------
 
-    def all_reduce(self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
-        group = self._group("all_reduce", group)
+    def all_reduce(
+        self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
+        group = self._group("all_reduce", group, algorithm)
         _check_array("all_reduce", x, written=True)
         reduction(op, x.dtype)
         work = group.submit(
@@ -55,8 +65,11 @@ class Communicator(AbstractCommunicator):
         )  # fmt: skip
         return work if async_op else work.wait()
 
-    def broadcast(self, x: np.ndarray, src: int = 0, group: Any = None, async_op: bool = False) -> Any:
-        group = self._group("broadcast", group)
+    def broadcast(
+        self, x: np.ndarray, src: int = 0, group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
+        group = self._group("broadcast", group, algorithm)
         root = _root("broadcast", group, src)
         _check_array("broadcast", x, written=root != group.rank)
         work = group.submit(
@@ -67,9 +80,10 @@ class Communicator(AbstractCommunicator):
         return work if async_op else work.wait()
 
     def reduce(
-        self, x: np.ndarray, dst: int = 0, op: str = "sum", group: Any = None, async_op: bool = False
-    ) -> Any:
-        group = self._group("reduce", group)
+        self, x: np.ndarray, dst: int = 0, op: str = "sum", group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
+        group = self._group("reduce", group, algorithm)
         root = _root("reduce", group, dst)
         _check_array("reduce", x, written=root == group.rank)
         reduction(op, x.dtype)
@@ -80,8 +94,11 @@ class Communicator(AbstractCommunicator):
         )  # fmt: skip
         return work if async_op else work.wait()
 
-    def all_gather(self, x: np.ndarray, dim: int = 0, group: Any = None, async_op: bool = False) -> Any:
-        group = self._group("all_gather", group)
+    def all_gather(
+        self, x: np.ndarray, dim: int = 0, group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
+        group = self._group("all_gather", group, algorithm)
         _check_array("all_gather", x)
         dim = _check_dim("all_gather", x, dim)
         work = group.submit(
@@ -92,9 +109,10 @@ class Communicator(AbstractCommunicator):
         return work if async_op else work.wait()
 
     def reduce_scatter(
-        self, x: np.ndarray, dim: int = 0, op: str = "sum", group: Any = None, async_op: bool = False
-    ) -> Any:
-        group = self._group("reduce_scatter", group)
+        self, x: np.ndarray, dim: int = 0, op: str = "sum", group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
+        group = self._group("reduce_scatter", group, algorithm)
         _check_array("reduce_scatter", x)
         dim = _check_dim("reduce_scatter", x, dim, divided_by=group.size)
         reduction(op, x.dtype)
@@ -106,14 +124,10 @@ class Communicator(AbstractCommunicator):
         return work if async_op else work.wait()
 
     def all_to_all(
-        self,
-        x: np.ndarray,
-        split_dim: int = 0,
-        concat_dim: int = 0,
-        group: Any = None,
-        async_op: bool = False,
-    ) -> Any:
-        group = self._group("all_to_all", group)
+        self, x: np.ndarray, split_dim: int = 0, concat_dim: int = 0, group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
+        group = self._group("all_to_all", group, algorithm)
         _check_array("all_to_all", x)
         split = _check_dim("all_to_all", x, split_dim, divided_by=group.size)
         concat = _check_dim("all_to_all", x, concat_dim)
@@ -125,8 +139,11 @@ class Communicator(AbstractCommunicator):
         )  # fmt: skip
         return work if async_op else work.wait()
 
-    def gather(self, x: np.ndarray, dst: int = 0, group: Any = None, async_op: bool = False) -> Any:
-        group = self._group("gather", group)
+    def gather(
+        self, x: np.ndarray, dst: int = 0, group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
+        group = self._group("gather", group, algorithm)
         root = _root("gather", group, dst)
         _check_array("gather", x)
         work = group.submit(
@@ -137,9 +154,10 @@ class Communicator(AbstractCommunicator):
         return work if async_op else work.wait()
 
     def scatter(
-        self, arrays: Sequence[np.ndarray] | None, src: int = 0, group: Any = None, async_op: bool = False
-    ) -> Any:
-        group = self._group("scatter", group)
+        self, arrays: Sequence[np.ndarray] | None, src: int = 0, group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
+        group = self._group("scatter", group, algorithm)
         root = _root("scatter", group, src)
         payload = None
         header = h.encode("scatter", root=src)
@@ -190,16 +208,24 @@ class Communicator(AbstractCommunicator):
 
     def isend(self, x: np.ndarray, dst: int, tag: int = 0) -> Work:
         self._check_message("send", x, "dst", dst, tag)
-        if dst not in self._outboxes:
-            self._outboxes[dst] = Outbox(self.transport, self.recorder, self._lanes, dst)
-        return self._outboxes[dst].send(x, tag)
+        return self.outbox(dst).send(x, tag)
 
     def irecv(self, x: np.ndarray, src: int, tag: int = 0) -> Work:
         self._check_message("recv", x, "src", src, tag)
         _check_array("recv", x, written=True)
+        return self.inbox(src).receive(x, tag)
+
+    def outbox(self, dst: int) -> Outbox:
+        """Messages to rank `dst`."""
+        if dst not in self._outboxes:
+            self._outboxes[dst] = Outbox(self.transport, self.recorder, self._lanes, dst)
+        return self._outboxes[dst]
+
+    def inbox(self, src: int) -> Inbox:
+        """Messages from rank `src`."""
         if src not in self._inboxes:
             self._inboxes[src] = Inbox(self.transport, self.recorder, self._lanes, src)
-        return self._inboxes[src].receive(x, tag)
+        return self._inboxes[src]
 
     # --- memory, end ----------------------------------------------------------------------------------
 
@@ -228,14 +254,19 @@ class Communicator(AbstractCommunicator):
         for owner in (*self._groups, *self._outboxes.values()):
             owner.release()
 
-    def _group(self, op: str, group: Group | None) -> Group:
+    def _group(self, op: str, group: Group | None, algorithm: str | None = "direct") -> Any:
+        """The group, or what runs this one collective of it by another algorithm than `direct`."""
         if group is None:
-            return self.world
-        if not isinstance(group, Group):
+            group = self.world
+        elif not isinstance(group, Group):
             raise InputError(f"{op}: group={group!r} is not a group; use new_group(ranks).")
         if group.rank is None:
             raise InputError(f"{op}: rank {self.rank} is not a member of {group.name}.")
-        return group
+        if (algorithm or self.default_algorithm) == "direct":
+            return group
+        from simparallel.comm.messages import choose  # few programs ask for it, and imports take time
+
+        return choose(self, group, op, algorithm)
 
     def _check_message(self, op: str, x: np.ndarray, what: str, rank: int, tag: int) -> None:
         _check_array(op, x)

@@ -17,7 +17,9 @@ class AbstractCommunicator:
 
     Arrays are NumPy arrays of any dtype but object, any shape and any strides. Reductions run in
     the order of the group's ranks, so every rank gets the same bits on every run. `async_op=True`
-    returns a `Work`; `work.wait()` then gives what the blocking call returns.
+    returns a `Work`; `work.wait()` then gives what the blocking call returns. `algorithm` names one of
+    `comm.algorithms`; None takes the communicator's own where that has the collective, else `direct`.
+    Algorithms on messages reduce in an order of their own, which each of them states.
 
     Raises (every collective):
         InputError, ShapeError, DTypeError: this rank's arguments, before anything is changed.
@@ -30,48 +32,59 @@ class AbstractCommunicator:
     world: Any
     recorder: Recorder | None
 
-    def all_reduce(self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
+    def all_reduce(
+        self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
         """x = op over the ranks' x, in place on every rank; returns x."""
         raise NotImplementedError
 
-    def broadcast(self, x: np.ndarray, src: int = 0, group: Any = None, async_op: bool = False) -> Any:
+    def broadcast(
+        self, x: np.ndarray, src: int = 0, group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
         """x = x of rank `src`, in place; returns x."""
         raise NotImplementedError
 
     def reduce(
-        self, x: np.ndarray, dst: int = 0, op: str = "sum", group: Any = None, async_op: bool = False
-    ) -> Any:
+        self, x: np.ndarray, dst: int = 0, op: str = "sum", group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
         """x = op over the ranks' x, in place on rank `dst` only; returns x."""
         raise NotImplementedError
 
-    def all_gather(self, x: np.ndarray, dim: int = 0, group: Any = None, async_op: bool = False) -> Any:
+    def all_gather(
+        self, x: np.ndarray, dim: int = 0, group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
         """A new array: the ranks' x, concatenated along `dim` in the order of the group."""
         raise NotImplementedError
 
     def reduce_scatter(
-        self, x: np.ndarray, dim: int = 0, op: str = "sum", group: Any = None, async_op: bool = False
-    ) -> Any:
+        self, x: np.ndarray, dim: int = 0, op: str = "sum", group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
         """A new array: this rank's equal part, along `dim`, of op over the ranks' x."""
         raise NotImplementedError
 
     def all_to_all(
-        self,
-        x: np.ndarray,
-        split_dim: int = 0,
-        concat_dim: int = 0,
-        group: Any = None,
-        async_op: bool = False,
-    ) -> Any:
+        self, x: np.ndarray, split_dim: int = 0, concat_dim: int = 0, group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
         """A new array: part `rank` (along `split_dim`) of every rank's x, joined along `concat_dim`."""
         raise NotImplementedError
 
-    def gather(self, x: np.ndarray, dst: int = 0, group: Any = None, async_op: bool = False) -> Any:
+    def gather(
+        self, x: np.ndarray, dst: int = 0, group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
         """On `dst` a list of every rank's x, in the order of the group; None elsewhere."""
         raise NotImplementedError
 
     def scatter(
-        self, arrays: Sequence[np.ndarray] | None, src: int = 0, group: Any = None, async_op: bool = False
-    ) -> Any:
+        self, arrays: Sequence[np.ndarray] | None, src: int = 0, group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
         """A new array: entry `rank` of the list that `src` gives; the others give None."""
         raise NotImplementedError
 

@@ -80,6 +80,7 @@ class Group:
     def submit(
         self, op: str, key: tuple[Any, ...], make_header: Callable[[], array[int]],
         payload: np.ndarray | None, body: Callable[[Call], Body], traffic: tuple[int, int],
+        kind: type[Call] | None = None,
     ) -> Work:  # fmt: skip
         """Queue one collective.
 
@@ -90,13 +91,14 @@ class Group:
             payload: what peers may read from us.
             body: reads from the peers, after the headers were found equal.
             traffic: (bytes of the vector that the network model prices, position of the root).
+            kind: `Call`, or one whose payload travels otherwise.
         """
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = CallPlan(op, make_header(), *traffic)
-        return self.lane.submit(Call(self, plan, payload, body))
+        return self.lane.submit((kind or Call)(self, plan, payload, body))
 
     def condition(self, which: int, seq: int) -> Condition:
         return Condition(self._watched[which], self._peers, seq)

@@ -3,7 +3,8 @@
 Words 0 … 15 must be equal on all ranks of the group; the rest tells peers where things are.
 
     0 seq   1 op   2 reduce op   3 root   4 dtype   5 dims (dim, or split and concat)   6 ndim
-    7 … 14 shape (the last one holds a hash of any further sizes)   15 members (new_group)
+    7 … 14 shape (the last one holds a hash of any further sizes)
+    15 members (new_group), or the number of the algorithm (all others)
     16 call site   17 simulated time at the call [ps]   18 offset of the payload in the arena
     19 payload [bytes]   20 1 if the payload is the user's own array   21 tag
     22 dtype   23 ndim   24 … 31 shape of what the root of a scatter gives to each
@@ -24,10 +25,12 @@ OPS = (
     "all_to_all", "gather", "scatter", "new_group", "send",
 )  # fmt: skip
 OP_CODES = {name: code for code, name in enumerate(OPS)}
+ALGORITHMS = ("direct", "naive", "ring", "tree", "halving_doubling")
 REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or")
 REDUCE_CODES = {name: code for code, name in enumerate(REDUCE_OPS)}
 
 SEQ, OP, REDUCE, ROOT, DTYPE, DIMS, NDIM, SHAPE, MEMBERS = 0, 1, 2, 3, 4, 5, 6, 7, 15
+ALGORITHM = MEMBERS
 COMPARED = 16
 SITE, SIM_PS, OFFSET, NBYTES, ZERO_COPY, TAG = 16, 17, 18, 19, 20, 21
 GIVEN_DTYPE, GIVEN_NDIM, GIVEN_SHAPE = 22, 23, 24
@@ -111,6 +114,8 @@ def describe(words: Sequence[int]) -> str:
         text += f" root {words[ROOT]}"
     if words[DIMS]:
         text += f" dim {' -> '.join(map(str, decode_dims(words[DIMS])))}"
+    if words[ALGORITHM] and words[OP] != OP_CODES["new_group"]:
+        text += f" by {ALGORITHMS[words[ALGORITHM]]}"
     return text
 
 
@@ -124,7 +129,7 @@ def decode_dims(word: int) -> list[int]:
 
 
 _FIELDS = {"number": (SEQ,), "op": (OP,), "reduce op": (REDUCE,), "root": (ROOT,), "dtype": (DTYPE,),
-           "dim": (DIMS,), "shape": tuple(range(NDIM, MEMBERS)), "ranks": (MEMBERS,)}  # fmt: skip
+           "dim": (DIMS,), "shape": tuple(range(NDIM, MEMBERS))}  # fmt: skip
 
 
 def mismatch_error(
@@ -145,6 +150,9 @@ def mismatch_error(
         for name, places in _FIELDS.items()
         if len({tuple(words[place] for place in places) for words in headers.values()}) > 1
     ]
+    ops = {words[OP] for words in headers.values()}
+    if len(ops) == 1 and len({words[MEMBERS] for words in headers.values()}) > 1:
+        differing.append("ranks" if ops == {OP_CODES["new_group"]} else "algorithm")
     told = [f"  {_ranks(ranks)} called {call}" for call, ranks in calls.items()]
     seq = headers[me][SEQ]
     return CollectiveMismatchError(

@@ -36,17 +36,18 @@ class Outbox(Lane):
         self._sent_index = control.sent(transport.rank, dst)
         self._taken_index = control.taken(dst, transport.rank)
 
-    def send(self, x: np.ndarray, tag: int) -> Work:
-        site = self.transport.call_site()
+    def send(self, x: np.ndarray, tag: int, part_of: int | None = None) -> Work:
+        """Queue a message. `part_of`: call site of the collective whose event stands for this message too."""
+        site = self.transport.call_site() if part_of is None else part_of
         text = f"send({x.dtype} {x.shape}, dst={self.dst}, tag={tag})"
         issued_ps = self.recorder.now_ps if self.recorder else 0
-        steps = self._steps(x, tag, site, issued_ps)
+        steps = self._steps(x, tag, site, issued_ps, self.recorder if part_of is None else None)
         return self.submit(
             Work(self, steps, lambda: f"{text} at {self.transport.site_text(self.transport.rank, site)}")
         )
 
-    def _steps(self, x: np.ndarray, tag: int, site: int, issued_ps: int) -> Steps:
-        transport, words, recorder = self.transport, self.transport.words, self.recorder
+    def _steps(self, x: np.ndarray, tag: int, site: int, issued_ps: int, recorder: Recorder | None) -> Steps:
+        transport, words = self.transport, self.transport.words
         start_ns, number = perf_counter_ns(), self._sent
         if words[self._taken_index] <= number - RING:
             yield Condition((self._taken_index,), (self.dst,), number - RING + 1)
@@ -86,8 +87,11 @@ class Outbox(Lane):
 class Receive(Work):
     """A message that was asked for."""
 
-    def __init__(self, inbox: Inbox, x: np.ndarray, tag: int, site: int, issued_ps: int) -> None:
+    def __init__(
+        self, inbox: Inbox, x: np.ndarray, tag: int, site: int, issued_ps: int, recorder: Recorder | None
+    ) -> None:
         super().__init__(inbox, None, self._text)
+        self.recorder = recorder
         self.x = x
         self.tag = tag
         self.site = site
@@ -116,9 +120,11 @@ class Inbox(Lane):
         self._sent_index = control.sent(src, transport.rank)
         self._taken_index = control.taken(transport.rank, src)
 
-    def receive(self, x: np.ndarray, tag: int) -> Work:
-        issued_ps = self.recorder.now_ps if self.recorder else 0
-        receive = Receive(self, x, tag, self.transport.call_site(), issued_ps)
+    def receive(self, x: np.ndarray, tag: int, part_of: int | None = None) -> Work:
+        """Ask for a message. `part_of`: call site of the collective whose event stands for this message too."""
+        site = self.transport.call_site() if part_of is None else part_of
+        recorder = self.recorder if part_of is None else None
+        receive = Receive(self, x, tag, site, recorder.now_ps if recorder else 0, recorder)
         self._queue.append(receive)
         self._others[self] = None
         self.advance()
@@ -163,7 +169,7 @@ class Inbox(Lane):
                     break
 
     def _deliver(self, receive: Receive, letter: list[int], raw: np.ndarray) -> None:
-        x, transport, recorder = receive.x, self.transport, self.recorder
+        x, transport, recorder = receive.x, self.transport, receive.recorder
         expected = h.encode("send", dtype=x.dtype, shape=x.shape)
         if letter[h.DTYPE : h.MEMBERS] != expected[h.DTYPE : h.MEMBERS].tolist():
             place = transport.site_text(self.src, letter[h.SITE])

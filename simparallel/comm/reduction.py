@@ -104,3 +104,32 @@ def reduce_arrays(rule: Reduction, parts: Sequence[np.ndarray], dtype: np.dtype)
     if rule.is_mean:
         total /= len(parts)
     return total.astype(dtype, copy=False)
+
+
+class Combine:
+    """A reduction two by two, for algorithms that pass partial results on.
+
+    Partial results have the dtype of the data: float16 is rounded at every step, as on the wire
+    of real hardware, and not once at the end.
+
+    Args:
+        op, dtype: as `reduction` takes them.
+        count: number of ranks, the divisor of "mean".
+    """
+
+    def __init__(self, op: str, dtype: np.dtype, count: int) -> None:
+        self._rule = reduction(op, dtype)
+        self._count = count
+
+    def __call__(self, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
+        """out = first op second, in this order. `out` may be one of them."""
+        self._rule.ufunc(first, second, out=out)
+
+    def finish(self, total: np.ndarray) -> None:
+        """Make the result of the last step final, in place: "mean" divides."""
+        if self._rule.is_mean:
+            np.divide(total, self._count, out=total)
+
+    def all_of(self, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
+        """out = the reduction of all ranks' parts at once, finished. `out` may be one of them."""
+        reduce_into(self._rule, parts, out)

@@ -53,6 +53,13 @@ class Work:
             self._lane.advance()
         return self.finished
 
+    def steps(self) -> Generator[Condition, None, None]:
+        """What is left of it, as a part of another communication's steps."""
+        while not self.finished:
+            condition = self._lane.advance()
+            if condition is not None and not self.finished:
+                yield condition
+
     def __repr__(self) -> str:
         return f"Work({self._describe()}, {'finished' if self.finished else 'running'})"
 

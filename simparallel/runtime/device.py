@@ -109,7 +109,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
         linecache.cache.update(message["sources"])
         outcome, last = play_rank(
             call, transport, settings["cluster"], keep_events=settings["keep_events"],
-            memory_bytes=settings["memory_bytes"], tell=tell,
+            memory_bytes=settings["memory_bytes"], algorithm=settings["algorithm"], tell=tell,
         )  # fmt: skip
         interrupts.armed = False
         sys.stdout.flush()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simparallel.cluster import DEFAULT_DEVICE, ClusterSpec, DeviceSpec, LinkSpec, describe
+from simparallel.comm.header import ALGORITHMS
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError, LaunchError
 from simparallel.memory import parse_bytes
@@ -51,13 +52,15 @@ class Cluster:
         log_dir: directory for `scheduler.log` and `worker_N.log`; None keeps no files.
         device_memory: capacity of each device, such as "64MB"; None for no limit.
         timeout_s: how long a rank waits for another one before it calls that an error.
+        algorithm: "direct", "naive", "ring", "tree" or "halving_doubling": how collectives run that do
+            not name one themselves. Collectives that it does not have run by "direct".
         arena_bytes: address space for each rank's shared memory; 0 for the default.
         blas_threads: BLAS threads of each device; None for cores // ranks, at least 1.
         echo: print what the ranks print, with `[rank N]` before each line.
 
     Raises:
         ClusterError: unknown device, or fewer than one.
-        InputError: unknown transport, bad log_dir or timeout.
+        InputError: unknown transport or algorithm, bad log_dir or timeout.
         LaunchError: the device processes did not start (at the first run).
 
     Example:
@@ -69,20 +72,23 @@ class Cluster:
     def __init__(
         self, world_size: int, *, device: str | DeviceSpec = DEFAULT_DEVICE, link: LinkSpec | None = None,
         transport: str = "shm", log_dir: str | Path | None = None, device_memory: str | int | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S, arena_bytes: int = 0, blas_threads: int | None = None,
-        echo: bool = True,
+        timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct", arena_bytes: int = 0,
+        blas_threads: int | None = None, echo: bool = True,
     ) -> None:  # fmt: skip
         if transport not in TRANSPORTS:
             raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.")
         if not timeout_s > 0:
             raise InputError(f"timeout_s={timeout_s!r} must be more than 0.")
+        if algorithm not in ALGORITHMS:
+            raise InputError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}.")
         self.spec = describe(world_size, device, link)
         self.world_size = world_size
         self.transport = transport
         self.log_dir = None if log_dir is None else str(log_dir)
         self.timeout_s = timeout_s
-        self._limits = {
+        self._run_settings = {
             "timeout_s": timeout_s,
+            "algorithm": algorithm,
             "memory_bytes": None if device_memory is None else parse_bytes(device_memory),
         }
         self.echo = echo
@@ -132,10 +138,10 @@ class Cluster:
         try:
             if self.transport == "inline":
                 call = partial(function, *args, **kwargs)
-                return run_threads(call, self.spec, tell=bar, **self._limits)  # type: ignore[arg-type]
+                return run_threads(call, self.spec, tell=bar, **self._run_settings)  # type: ignore[arg-type]
             payload = pack(function, args, kwargs)
             pool = self._warm_pool()
-            return pool.run(payload, self.spec, echo=self.echo, note=bar, **self._limits)  # type: ignore[arg-type]
+            return pool.run(payload, self.spec, echo=self.echo, note=bar, **self._run_settings)  # type: ignore[arg-type]
         finally:
             bar.close()
             if self._pool is not None and not self._pool.usable:
@@ -197,7 +203,7 @@ def launch(
         fn: any function, also one defined in a notebook cell.
         args, kwargs: its arguments, copied to every rank.
         world_size: number of devices.
-        settings: those of `Cluster`: device, link, transport, log_dir, timeout_s, echo, …
+        settings: those of `Cluster`: device, link, transport, log_dir, timeout_s, algorithm, …
 
     Returns:
         The ranks' return values in order, with `.trace` and `.metrics`.

@@ -168,7 +168,8 @@ class Pool:
 
     def run(
         self, payload: bytes, cluster: ClusterSpec, *, timeout_s: float = DEFAULT_TIMEOUT_S,
-        keep_events: bool = True, memory_bytes: int | None = None, echo: bool = True, note: Note | None = None,
+        keep_events: bool = True, memory_bytes: int | None = None, algorithm: str = "direct",
+        echo: bool = True, note: Note | None = None,
     ) -> list[Outcome]:  # fmt: skip
         """Run a packed call on every rank; one outcome per rank, in order.
 
@@ -181,6 +182,7 @@ class Pool:
             self.segment.words[self.segment.map.pid(rank)] = pid
         settings = {
             "cluster": cluster, "timeout_s": timeout_s, "keep_events": keep_events, "memory_bytes": memory_bytes,
+            "algorithm": algorithm,
         }  # fmt: skip
         run_message = {"kind": "run", "payload": payload, "settings": settings, "sources": _cell_sources()}
         message = cloudpickle.dumps(run_message)

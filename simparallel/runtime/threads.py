@@ -18,7 +18,8 @@ ARENA_BYTES = 1 << 30  # address space, not memory
 
 def run_threads(
     call: Callable[[], Any], cluster: ClusterSpec, *, keep_events: bool = True,
-    memory_bytes: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S, tell: Tell | None = None,
+    memory_bytes: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct",
+    tell: Tell | None = None,
 ) -> list[Outcome]:  # fmt: skip
     """Run `call()` as every rank of `cluster`; one outcome per rank, in order."""
     segment = Segment(cluster.world_size, arena_bytes=ARENA_BYTES)
@@ -30,8 +31,9 @@ def run_threads(
         turns.begin(rank)
         try:
             outcomes[rank], _ = play_rank(
-                call, transports[rank], cluster, keep_events=keep_events, memory_bytes=memory_bytes, tell=tell
-            )
+                call, transports[rank], cluster, keep_events=keep_events, memory_bytes=memory_bytes,
+                algorithm=algorithm, tell=tell,
+            )  # fmt: skip
         finally:
             transports[rank].end()
 

@@ -1,0 +1,51 @@
+"""Collectives as algorithms on messages, chosen by name: `all_reduce(x, algorithm="ring")`.
+
+Each module is one algorithm; its `__all__` names the collectives that it has. Each function is
+written on `PointToPoint` (send, receive, a ledger), knows positions in the group, not ranks, and
+works in place on flat arrays, so that it runs on any transport and can be read by itself.
+`direct`, the default, is none of them: it reads the peers' pages (`comm/group.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+from simparallel.comm.algorithms import halving_doubling, naive, ring, tree
+from simparallel.comm.algorithms.point_to_point import PointToPoint, Steps, split
+from simparallel.comm.header import ALGORITHMS
+from simparallel.errors import InputError
+
+__all__ = ["ALGORITHMS", "DIRECT", "PointToPoint", "Steps", "check_algorithm", "find", "offers", "split"]
+
+DIRECT = "direct"
+_MODULES: dict[str, ModuleType] = {
+    "naive": naive, "ring": ring, "tree": tree, "halving_doubling": halving_doubling,
+}  # fmt: skip
+
+
+def offers(algorithm: str, op: str) -> bool:
+    """Has this algorithm this collective?"""
+    return algorithm == DIRECT or op in _MODULES[algorithm].__all__
+
+
+def check_algorithm(who: str, algorithm: str, op: str | None = None) -> None:
+    """Refuse an unknown algorithm, and one that has not this collective.
+
+    Raises:
+        InputError: with what there is.
+    """
+    if algorithm not in ALGORITHMS:
+        raise InputError(f"{who}: algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}.")
+    if op is not None and not offers(algorithm, op):
+        having = [name for name in ALGORITHMS if offers(name, op)]
+        raise InputError(
+            f"{who}: algorithm={algorithm!r} has no {op}; choose from {', '.join(having)}. "
+            f"{algorithm} has {', '.join(_MODULES[algorithm].__all__)}."
+        )
+
+
+def find(algorithm: str, op: str) -> Callable[..., Steps]:
+    """The function, for one that is offered."""
+    function: Callable[..., Steps] = getattr(_MODULES[algorithm], op)
+    return function

@@ -1,0 +1,163 @@
+"""Recursive halving and doubling: few steps like a tree, few bytes like a ring.
+
+In each step ranks exchange with a partner; half as much (or twice as much) as in the step before.
+That needs a power of two of ranks, the core of q = 2^⌊log2 p⌋. The r = p - q ranks too many are
+folded first: each of them gives what it has to its neighbour, which speaks for both, and
+gets the result at the end.
+
+    ranks  0   1   2   3   4        p = 5: q = 4, r = 1
+            \\  |   |   |   |
+    core       0   1   2   3        1 speaks for 0 as well
+
+    α latency of a message · β seconds a byte · γ seconds of arithmetic a byte · n bytes · p ranks
+    reduce_scatter    log2 p α + (p-1)/p n (β + γ)
+    all_gather        log2 p α + (p-1)/p n β
+    all_reduce        2 log2 p α + 2 (p-1)/p n β + (p-1)/p n γ
+    all_reduce, p not a power of 2:    the same for q instead of p, + 2 α + 2 n β + n γ
+
+Source: Thakur, Rabenseifner, Gropp 2005, "Optimization of collective communication operations in
+MPICH" (Rabenseifner's algorithm); Chan et al. 2007.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simparallel.comm.algorithms.point_to_point import PointToPoint, Steps, split
+from simparallel.comm.reduction import Combine
+
+__all__ = ["all_gather", "all_reduce", "reduce_scatter"]
+
+
+class _Core:
+    """The core of a group, as seen by one rank.
+
+    Attributes:
+        size, depth: q, and its logarithm.
+        extra: r; of the first 2 r ranks the odd ones speak for the even ones before them.
+        number: own number in the core; None if folded.
+        speaks, is_folded: whether this rank speaks for another one; whether another speaks for it.
+    """
+
+    def __init__(self, p2p: PointToPoint) -> None:
+        self.depth = p2p.size.bit_length() - 1
+        self.size = 2**self.depth
+        self.extra = p2p.size - self.size
+        paired = p2p.rank < 2 * self.extra
+        self.speaks = paired and p2p.rank % 2 == 1
+        self.is_folded = paired and not self.speaks
+        self.number = None if self.is_folded else p2p.rank // 2 if paired else p2p.rank - self.extra
+
+    def position(self, number: int) -> int:
+        """Position in the group of a number of the core."""
+        return 2 * number + 1 if number < self.extra else number + self.extra
+
+    def bounds(self, x: np.ndarray) -> list[int]:
+        """Where the parts of the core begin in x if each rank of the group, also a folded one, has one."""
+        ranks = self.size + self.extra
+        return [x.size * (number + min(number, self.extra)) // ranks for number in range(self.size + 1)]
+
+
+def reduce_scatter(p2p: PointToPoint, x: np.ndarray, combine: Combine) -> Steps:
+    """Halving; afterwards part `rank` of x is the reduction, the rest is scratch.
+
+    log2 p steps; everyone sends (p-1)/p n bytes. If ranks are folded: one step of n bytes before, and
+    one of n/p bytes after.
+    Order: as `all_reduce`.
+    """
+    core, parts = _Core(p2p), split(x, p2p.size)
+    yield from _fold(p2p, core, x, combine)
+    yield from _halve(p2p, core, x, core.bounds(x), combine)
+    yield from _tell_folded(p2p, core, parts[p2p.rank - core.speaks])
+
+
+def all_gather(p2p: PointToPoint, x: np.ndarray) -> Steps:
+    """Doubling: part i of x becomes part i of rank i.
+
+    log2 p steps; everyone sends (p-1)/p n bytes. If ranks are folded: one step of n/p bytes before, and
+    one of n bytes after.
+    """
+    core, parts = _Core(p2p), split(x, p2p.size)
+    yield from _fold(p2p, core, parts[p2p.rank - core.speaks], None)
+    yield from _double(p2p, core, x, core.bounds(x))
+    yield from _tell_folded(p2p, core, x)
+
+
+def all_reduce(p2p: PointToPoint, x: np.ndarray, combine: Combine) -> Steps:
+    """Halving to sum, doubling to tell; the vector is cut into q parts.
+
+    2 log2 q steps; everyone in the core sends 2 (q-1)/q n bytes. If ranks are folded: one step of
+    n bytes before, and one of n bytes after.
+    Order: farthest partners first, ((x0 + x4) + (x2 + x6)) + ((x1 + x5) + (x3 + x7)), after folding
+    x(0) + x(1); each part is summed at one place, so all ranks get the same bits.
+    """
+    core = _Core(p2p)
+    bounds = [x.size * number // core.size for number in range(core.size + 1)]
+    yield from _fold(p2p, core, x, combine)
+    yield from _halve(p2p, core, x, bounds, combine)
+    yield from _double(p2p, core, x, bounds)
+    yield from _tell_folded(p2p, core, x)
+
+
+def _halve(p2p: PointToPoint, core: _Core, x: np.ndarray, bounds: list[int], combine: Combine) -> Steps:
+    """Everyone keeps one half of what it had, and gives the other half to the partner there.
+
+    step 0:  0 <------> 2        halves: parts 01 | 23
+                 1 <------> 3
+    step 1:  0 <-> 1  2 <-> 3    quarters
+    """
+    low, high = 0, core.size
+    for _ in p2p.steps(core.depth):
+        if core.number is None:
+            continue
+        middle = (low + high) // 2
+        lower, upper = x[bounds[low] : bounds[middle]], x[bounds[middle] : bounds[high]]
+        if core.number < middle:
+            partner, keep, give, high = core.number + (middle - low), lower, upper, middle
+        else:
+            partner, keep, give, low = core.number - (middle - low), upper, lower, middle
+        received, there = np.empty_like(keep), core.position(partner)
+        yield from p2p.sendrecv(give, there, received, there)
+        first, second = (keep, received) if core.number < partner else (received, keep)
+        combine(first, second, out=keep)
+    if core.number is not None:
+        combine.finish(x[bounds[low] : bounds[high]])
+
+
+def _double(p2p: PointToPoint, core: _Core, x: np.ndarray, bounds: list[int]) -> Steps:
+    """Partners exchange all that they have.
+
+    step 0:  0 <-> 1  2 <-> 3
+    step 1:  0 <------> 2
+                 1 <------> 3
+    """
+    for step in p2p.steps(core.depth):
+        if core.number is None:
+            continue
+        count = 2**step
+        own = core.number // count * count
+        other = own ^ count
+        there = core.position(core.number ^ count)
+        give, take = (x[bounds[i] : bounds[i + count]] for i in (own, other))
+        yield from p2p.sendrecv(give, there, take, there)
+
+
+def _fold(p2p: PointToPoint, core: _Core, x: np.ndarray, combine: Combine | None) -> Steps:
+    """The ranks too many give x to those who speak for them, who add it to theirs or keep it."""
+    for _ in p2p.steps(1 if core.extra else 0):
+        if core.is_folded:
+            yield from p2p.send(x, p2p.rank + 1)
+        elif core.speaks:
+            received = x if combine is None else np.empty_like(x)
+            yield from p2p.recv(received, p2p.rank - 1)
+            if combine is not None:
+                combine(received, x, out=x)
+
+
+def _tell_folded(p2p: PointToPoint, core: _Core, x: np.ndarray) -> Steps:
+    """Those who spoke for others tell them what came out."""
+    for _ in p2p.steps(1 if core.extra else 0):
+        if core.speaks:
+            yield from p2p.send(x, p2p.rank - 1)
+        elif core.is_folded:
+            yield from p2p.recv(x, p2p.rank + 1)

@@ -1,0 +1,137 @@
+"""`Ledger`: who sent and received how much in which step of an algorithm.
+
+Only algorithms on messages keep books; `direct` has no messages, its ranks read shared pages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class StepTraffic(NamedTuple):
+    """What one rank sent and received in one step."""
+
+    sent_messages: int = 0
+    sent_bytes: int = 0
+    received_messages: int = 0
+    received_bytes: int = 0
+
+    def __add__(self, other: tuple[int, ...]) -> StepTraffic:  # type: ignore[override]
+        return StepTraffic(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Entry(NamedTuple):
+    """One collective of one rank."""
+
+    rank: int
+    group: str  # its name, such as "world"
+    seq: int  # number of the collective in its group
+    op: str
+    algorithm: str
+    steps: tuple[StepTraffic, ...]
+
+    @property
+    def total(self) -> StepTraffic:
+        return sum(self.steps, StepTraffic())
+
+
+class Ledger:
+    """Messages and bytes of each rank in each step of each collective that ran as messages.
+
+    As a context manager it notes what this rank begins inside the block; the books of all ranks
+    are put together with `Ledger.join`.
+
+    Attributes:
+        entries: one for each collective of each rank.
+
+    Example:
+        >>> def program():
+        ...     with Ledger() as ledger:
+        ...         sp.all_reduce(np.ones(6), algorithm="ring")
+        ...     return ledger
+        >>> print(Ledger.join(sp.launch(program, world_size=3)).table())
+        world, collective #1: all_reduce by ring; messages and bytes sent
+        step     rank 0     rank 1     rank 2
+           0   1 (16 B)   1 (16 B)   1 (16 B)
+           1   1 (16 B)   1 (16 B)   1 (16 B)
+           2   1 (16 B)   1 (16 B)   1 (16 B)
+           3   1 (16 B)   1 (16 B)   1 (16 B)
+         all   4 (64 B)   4 (64 B)   4 (64 B)
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.entries = list(entries)
+
+    @classmethod
+    def join(cls, ledgers: Iterable[Ledger]) -> Ledger:
+        """The books of several ranks in one."""
+        return cls(entry for ledger in ledgers for entry in ledger.entries)
+
+    @property
+    def total(self) -> StepTraffic:
+        """Over all entries."""
+        return sum((entry.total for entry in self.entries), StepTraffic())
+
+    def table(self, *, received: bool = False) -> str:
+        """For each collective a table of steps by ranks, of what was sent (or received).
+
+        A rank that has nothing to do in a step shows `-`.
+        """
+        calls: dict[tuple[str, int, str, str], list[Entry]] = {}
+        for entry in self.entries:
+            calls.setdefault((entry.group, entry.seq, entry.op, entry.algorithm), []).append(entry)
+        if not calls:
+            return "no collective ran as messages"
+        what = "received" if received else "sent"
+        parts = []
+        for (group, seq, op, algorithm), entries in calls.items():
+            title = f"{group}, collective #{seq}: {op} by {algorithm}; messages and bytes {what}"
+            parts.append("\n".join([title, *_rows(sorted(entries), received)]))
+        return "\n\n".join(parts)
+
+    def __enter__(self) -> Ledger:
+        _open_books().append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        books = _open_books()
+        del books[next(i for i, book in enumerate(books) if book is self)]
+
+    def __repr__(self) -> str:
+        total = self.total
+        return (
+            f"Ledger({len(self.entries)} entries, {total.sent_messages} messages, {total.sent_bytes} B sent)"
+        )
+
+
+_books = threading.local()
+
+
+def _open_books() -> list[Ledger]:
+    if not hasattr(_books, "ledgers"):
+        _books.ledgers = []
+    ledgers: list[Ledger] = _books.ledgers
+    return ledgers
+
+
+def open_ledgers() -> tuple[Ledger, ...]:
+    """The ledgers whose blocks the rank that this thread plays is in."""
+    return tuple(_open_books())
+
+
+def _rows(entries: list[Entry], received: bool) -> list[str]:
+    def cell(traffic: StepTraffic) -> str:
+        count, size_bytes = traffic[2:] if received else traffic[:2]
+        return f"{count} ({size_bytes} B)" if count else "-"
+
+    columns = [
+        [f"rank {entry.rank}", *(cell(step) for step in entry.steps), cell(entry.total)] for entry in entries
+    ]
+    widths = [max(map(len, column)) for column in columns]
+    names = ["step", *map(str, range(len(entries[0].steps))), "all"]
+    return [
+        f"{name:>4}   " + "   ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
+        for name, *row in zip(names, *columns, strict=True)
+    ]
