@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from simparallel.files import write_atomically
 from simparallel.trace import Trace
 from simparallel.view import plot_loss, save_figure
 
@@ -48,12 +48,9 @@ def write_losses(directory: Path, curves: Mapping[str, list[tuple[int, float]]])
 
 def write_metrics(directory: Path, trace: Trace, numbers: Mapping[str, Any]) -> Path:
     """`metrics.json`: `numbers`, and per rank what the trace adds up to."""
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / "metrics.json"
     content = {**numbers, "cluster": trace.cluster.name, "ranks": trace.summary()}
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, path)
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
     return path
 
 

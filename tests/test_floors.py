@@ -11,7 +11,7 @@ import simparallel
 
 ROOT = Path(simparallel.__file__).parent
 FLOORS = {
-    0: {"errors", "backend", "mesh", "layout", "events", "cluster", "memory", "prices", "units"},
+    0: {"errors", "backend", "mesh", "layout", "events", "cluster", "memory", "files", "prices", "units"},
     1: {"autograd", "comm", "view"},
     2: {"nn", "optim", "data", "trace", "collectives"},
     3: {"runtime", "parallel", "models"},
@@ -23,6 +23,7 @@ FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 GROUND = {
     "errors": set(),
     "units": set(),
+    "files": set(),
     "backend": {"errors"},
     "mesh": {"errors"},
     "layout": {"errors", "mesh"},

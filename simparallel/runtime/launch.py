@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from simparallel.cluster import DEFAULT_DEVICE, ClusterSpec, DeviceSpec, LinkSpe
 from simparallel.comm.header import ALGORITHMS
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError, LaunchError
+from simparallel.files import write_atomically
 from simparallel.memory import parse_bytes
 from simparallel.runtime.pool import Pool, pack
 from simparallel.runtime.reports import Outcome, run_failed
@@ -170,10 +170,9 @@ class Cluster:
     def _write_reports(self, reports: dict[int, dict[str, Any]]) -> None:
         if self.log_dir is None:
             return
-        os.makedirs(self.log_dir, exist_ok=True)
         for rank, report in reports.items():
-            text = json.dumps(report, indent=1)
-            Path(self.log_dir, f"error_rank{rank}.json").write_text(text + "\n")
+            text = json.dumps(report, indent=1) + "\n"
+            write_atomically(Path(self.log_dir, f"error_rank{rank}.json"), text.encode())
 
     def close(self) -> None:
         """End the device processes. May be called again."""

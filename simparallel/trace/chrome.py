@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from simparallel.cluster import ClusterSpec, DeviceSpec, LinkSpec
@@ -205,19 +203,3 @@ def _read_cluster(data: Any) -> ClusterSpec:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:197]}..."
-
-
-def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Put `content` at `path` in one move, so that no reader ever sees half a file.
-
-    Raises:
-        OSError: the file cannot be written; nothing is left behind.
-    """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)

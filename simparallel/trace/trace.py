@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simparallel.cluster import PS_PER_S, ClusterSpec
 from simparallel.errors import InputError
 from simparallel.events import COMPUTE, Event
+from simparallel.files import write_atomically
 from simparallel.trace import chrome, metrics
 from simparallel.units import format_seconds
 
@@ -141,7 +142,7 @@ class Trace:
             OSError: the file cannot be written.
         """
         text = chrome.dumps(self.events, self.cluster, name=self.name, clock=clock)
-        chrome.write_atomically(path, text.encode())
+        write_atomically(path, text.encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simparallel.errors import InputError
+from simparallel.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,11 +51,5 @@ def save_figure(ax_or_fig: Axes | Figure | SubFigure, path: str | os.PathLike[st
     with matplotlib.rc_context({"svg.hashsalt": "simparallel"}):  # else SVG ids are random
         figure.savefig(content, format=suffix[1:], dpi=dpi, metadata=_METADATA[suffix], bbox_inches="tight")
 
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        partial.write_bytes(content.getvalue())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(target, content.getvalue())
     return target
