@@ -1,0 +1,224 @@
+"""What each op computes, in PyTorch, and how to compare: read by test_torch*.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional as TF
+
+
+def dims(op, x):
+    """The reduced dims as a tuple. To PyTorch an empty tuple means all dims, to NumPy and to us none."""
+    if op.dim is None:
+        return tuple(range(x.ndim))
+    return op.dim if isinstance(op.dim, tuple) else (op.dim,)
+
+
+def reduce_with(function):
+    """A reduction over `dims`; over none of them the elements stay as they are."""
+
+    def reduced(op, x):
+        return function(x, dims(op, x), op.keepdim) if dims(op, x) else x
+
+    return reduced
+
+
+def reduction(op, count):
+    """Over nothing PyTorch's mean is NaN, ours 0: what the sum is."""
+    return "sum" if op.reduction == "mean" and not count else op.reduction
+
+
+def element_loss(function):
+    return lambda op, x, target: function(x, target, reduction=reduction(op, x.numel()))
+
+
+def label_loss(function, op, x, labels, weight=None, **settings):
+    labels = labels.long()
+    ignored = -100 if op.ignore_index is None else op.ignore_index  # PyTorch always ignores one label
+    weight = None if weight is None else weight.to(x.dtype)
+    each = torch.ones(x.shape[1]) if weight is None else weight
+    count = each[labels[labels != ignored]].sum()
+    how = reduction(op, count)
+    return function(x, labels, weight, ignore_index=ignored, reduction=how, **settings)
+
+
+def one_hot(op, ids):
+    kind = getattr(torch, op.dtype.name)
+    return (TF.one_hot(ids.long(), op.num_classes) * (op.on - op.off) + op.off).to(kind)
+
+
+def batch_norm_inference(op, x, mean, var, w=None, b=None):
+    """Written out: `batch_norm` has no gradient for the mean and the variance it is given."""
+    mean, var, w, b = (
+        None if t is None else t.reshape(-1, *(1,) * (x.ndim - 2)) for t in (mean, var, w, b)
+    )  # fmt: skip
+    y = (x - mean) / torch.sqrt(var + op.eps)
+    y = y if w is None else y * w
+    return y if b is None else y + b
+
+
+def batch_norm(op, x, *wb):
+    if not x.shape[1]:  # PyTorch refuses an image without channels
+        return batch_norm_inference(op, x, x.new_zeros(0), x.new_ones(0), *wb)
+    return TF.batch_norm(x, None, None, *wb, training=True, eps=op.eps)
+
+
+def attention(op, q, k, v, mask=None):
+    """Broadcast first: PyTorch adds the mask in place, and forgets to broadcast where nothing is left."""
+    tensors = [q, k, v] if mask is None else [q, k, v, mask]
+    leading = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors))
+    q, k, v, *_ = tensors = [t.expand(*leading, *t.shape[-2:]) for t in tensors]
+    mask, causal = (None if mask is None else tensors[3]), op.causal
+    if causal and mask is not None:  # PyTorch takes one of the two
+        hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+        mask, causal = mask.masked_fill(hidden, -torch.inf), False
+    return TF.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=op.scale)
+
+
+def slice_(op, x):
+    """PyTorch has no negative steps: `index_select` reads those dims."""
+    key, dim = [], 0
+    for item in op.items:
+        if isinstance(item, tuple):
+            if (item[2] or 1) < 0:
+                x = x.index_select(dim, torch.tensor(range(x.shape[dim])[slice(*item)], dtype=torch.long))
+                item = (None, None, None)
+            item = slice(*item)
+        key.append(item)
+        dim += key[-1] is not None
+    return x[tuple(key)]
+
+
+def index(op, x, *indices):
+    """To PyTorch an index of shape () is an integer, not an array: so they are broadcast first."""
+    key = [slice(None)] * x.ndim
+    for dim, array in zip(op.dims, torch.broadcast_tensors(*(i.long() for i in indices)), strict=True):
+        key[dim] = array
+    return x[tuple(key)]
+
+
+def unsqueeze(op, x):
+    new = (op.dim,) if isinstance(op.dim, int) else op.dim
+    ndim = x.ndim + len(new)
+    for dim in sorted(dim % ndim for dim in new):
+        x = x.unsqueeze(dim)
+    return x
+
+
+def pad(op, x):
+    return TF.pad(x, [width for pair in reversed(op.widths) for width in pair], value=op.value)
+
+
+def conv2d(op, x, w, *b):
+    padding = op.padding
+    if padding == "same":  # PyTorch has it for stride 1 only
+        missing = [
+            max((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)
+            for size, k, s, d in zip(x.shape[2:], w.shape[2:], op.stride, op.dilation, strict=True)
+        ]
+        (top, left), padding = [pixels // 2 for pixels in missing], 0
+        x = TF.pad(x, (left, missing[1] - left, top, missing[0] - top))
+    return TF.conv2d(x, w, *(b or (None,)), op.stride, padding, op.dilation, op.groups)
+
+
+# name -> function(op, *tensors) -> tensor
+TORCH = {
+    "Abs": lambda op, x: torch.abs(x),
+    "AdaptiveAvgPool2d": lambda op, x: TF.adaptive_avg_pool2d(x, op.output_size),
+    "Add": lambda op, a, b: a + b,
+    "ArgMax": lambda op, x: torch.argmax(x, op.dim, op.keepdim),
+    "AvgPool2d": lambda op, x: TF.avg_pool2d(
+        x, op.kernel_size, op.stride, op.padding, count_include_pad=op.count_include_pad
+    ),
+    "BatchNorm": batch_norm,
+    "BatchNormInference": batch_norm_inference,
+    "BinaryCrossEntropy": element_loss(TF.binary_cross_entropy),
+    "BinaryCrossEntropyWithLogits": element_loss(TF.binary_cross_entropy_with_logits),
+    "BroadcastTo": lambda op, x: x.expand(op.shape),
+    "Cast": lambda op, x: x.to(getattr(torch, op.dtype.name)),
+    "Clip": lambda op, x: torch.clamp(x, op.low, op.high),
+    "Concat": lambda op, *inputs: torch.cat(inputs, op.dim),
+    "Conv2d": conv2d,
+    "CrossEntropy": lambda op, *inputs: label_loss(
+        TF.cross_entropy, op, *inputs, label_smoothing=op.label_smoothing
+    ),
+    "Div": lambda op, a, b: a / b,
+    "Embedding": lambda op, ids, table: TF.embedding(ids.long(), table, op.padding_idx),
+    "Equal": lambda op, a, b: torch.eq(a, b),
+    "Exp": lambda op, x: torch.exp(x),
+    "GELU": lambda op, x: TF.gelu(x, approximate=op.approximate),
+    "Greater": lambda op, a, b: torch.gt(a, b),
+    "GreaterEqual": lambda op, a, b: torch.ge(a, b),
+    "GroupNorm": lambda op, x, *wb: torch.group_norm(x, op.num_groups, *wb, eps=op.eps),
+    "Index": index,
+    "L1": element_loss(TF.l1_loss),
+    "LayerNorm": lambda op, x, *wb: TF.layer_norm(x, x.shape[-op.num_dims :], *wb, eps=op.eps),
+    "Less": lambda op, a, b: torch.lt(a, b),
+    "LessEqual": lambda op, a, b: torch.le(a, b),
+    "Linear": lambda op, x, w, *b: TF.linear(x, w, *b),
+    "Log": lambda op, x: torch.log(x),
+    "LogSoftmax": lambda op, x: torch.log_softmax(x, op.dim),
+    "MSE": element_loss(TF.mse_loss),
+    "MatMul": lambda op, x, w: torch.matmul(x, w),
+    "Max": reduce_with(torch.amax),
+    "MaxPool2d": lambda op, x: TF.max_pool2d(x, op.kernel_size, op.stride, op.padding),
+    "Maximum": lambda op, a, b: torch.maximum(a, b),
+    "Mean": reduce_with(torch.mean),
+    "Min": reduce_with(torch.amin),
+    "Minimum": lambda op, a, b: torch.minimum(a, b),
+    "Mul": lambda op, a, b: a * b,
+    "NLL": lambda op, *inputs: label_loss(TF.nll_loss, op, *inputs),
+    "Neg": lambda op, x: -x,
+    "NotEqual": lambda op, a, b: torch.ne(a, b),
+    "OneHot": one_hot,
+    "Pad": pad,
+    "Permute": lambda op, x: x.permute(op.dims),
+    "Pow": lambda op, a, b=None: torch.pow(a, op.exponent if b is None else b),
+    "RMSNorm": lambda op, x, *w: TF.rms_norm(x, x.shape[-op.num_dims :], *w, eps=op.eps),
+    "ReLU": lambda op, x: torch.relu(x),
+    "Reshape": lambda op, x: x.reshape(op.shape),
+    "ScaledDotProductAttention": attention,
+    "SiLU": lambda op, x: TF.silu(x),
+    "Sigmoid": lambda op, x: torch.sigmoid(x),
+    "Slice": slice_,
+    "Softmax": lambda op, x: torch.softmax(x, op.dim),
+    "SoftmaxCrossEntropyWithLogits": lambda op, x, labels: TF.cross_entropy(
+        x, labels, reduction=reduction(op, len(x))
+    ),
+    "Sqrt": lambda op, x: torch.sqrt(x),
+    "Squeeze": lambda op, x: x.squeeze(op.dim),
+    "Stack": lambda op, *inputs: torch.stack(inputs, op.dim),
+    "Sub": lambda op, a, b: a - b,
+    "Sum": reduce_with(torch.sum),
+    "Tanh": lambda op, x: torch.tanh(x),
+    "Tile": lambda op, x: torch.tile(x, op.repeats),
+    "Unsqueeze": unsqueeze,
+    "Var": lambda op, x: torch.var(x, dims(op, x), correction=op.correction, keepdim=op.keepdim),
+    "Where": lambda op, condition, a, b: torch.where(condition, a, b),
+}
+WITHOUT = {  # ops that PyTorch has no counterpart of, and why
+    "Dropout": "what is dropped is a function of the element's global index, not of PyTorch's generator",
+}
+
+
+# --- to compare with -----------------------------------------------------------------------------------
+
+
+def generator(seed=0):
+    return np.random.Generator(np.random.Philox(seed))
+
+
+def to_float64(module):
+    """The parameters and buffers of one of our modules in float64, as PyTorch's `.double()` does."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dtype.kind == "f":
+            tensor.data = tensor.data.astype(np.float64)
+    return module
+
+
+def assert_near(actual, expected, tolerance=1e-12):
+    """Relative to the largest element, or to 1 if that is larger."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    scale = max(1.0, float(abs(expected).max(initial=0)))
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * scale)
