@@ -1,4 +1,4 @@
-"""A peer's ranks as one long-lived job, asked over pipes, and ended whatever happens."""
+"""A peer's ranks as one long-lived job, asked over FIFOs, and ended whatever happens."""
 
 from __future__ import annotations
 
@@ -48,13 +48,15 @@ class Job:
         self._rest = b""
         self._directory = tempfile.mkdtemp(prefix="simparallel-bench-")
         self._errors = open(Path(self._directory, "stderr"), "w+b")  # noqa: SIM115 (closed in close)
-        for rank in range(1, ranks):
-            os.mkfifo(Path(self._directory, f"rank{rank}"))
+        self._fifos = []
+        for rank in range(ranks):
+            os.mkfifo(path := Path(self._directory, f"rank{rank}"))
+            self._fifos.append(os.open(path, os.O_RDWR))  # not only O_WRONLY: that would wait for a reader
         inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         try:
             self._process = subprocess.Popen(
                 peer.command(ranks, self._directory),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors,
                 start_new_session=True,  # Ctrl-C is ours to handle
                 env={**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
                      "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": self._directory, **dict(peer.environment)},
@@ -62,6 +64,8 @@ class Job:
         except OSError as error:
             self._forget()
             raise BenchError(f"{self.label} cannot be started: {error}", peer=self._name) from error
+        assert self._process.stdout is not None
+        self._output = self._process.stdout
         try:
             ready = self._answer("start", start_limit_s)
         except BaseException:
@@ -72,23 +76,17 @@ class Job:
     def turn(self, op: str, elements: int, count: int, check: bool) -> float:
         """As `Contender.turn`."""
         command = {"op": op, "elements": elements, "count": count, "check": check}
-        try:
-            self._pipe("stdin").write(json.dumps(command).encode() + b"\n")
-            self._pipe("stdin").flush()
-        except OSError as error:
-            raise self._trouble(f"is gone at {op}") from error
+        for fifo in self._fifos:
+            os.write(fifo, json.dumps(command).encode() + b"\n")
         answer = self._answer(op, self._turn_limit_s)
         if not answer["right"]:
             raise self._trouble(f"says that {op} of {elements} elements came out wrong")
         return float(max(answer["times_s"]))
 
-    def _pipe(self, name: str) -> Any:
-        return getattr(self._process, name)
-
     def _answer(self, what: str, limit_s: float) -> dict[str, Any]:
         """The next line of JSON. Launchers may print lines of their own; those are skipped."""
         deadline = time.monotonic() + limit_s
-        output = self._pipe("stdout").fileno()
+        output = self._output.fileno()
         while True:
             line, newline, rest = self._rest.partition(b"\n")
             if newline:
@@ -117,8 +115,8 @@ class Job:
         if not self._directory:
             return
         process = self._process
-        with contextlib.suppress(OSError):
-            self._pipe("stdin").close()  # rank 0 sees the end of its input, and so everybody does
+        while self._fifos:
+            os.close(self._fifos.pop())  # every rank sees the end of its commands
         for number in (0, signal.SIGTERM, signal.SIGKILL):
             if number:
                 with contextlib.suppress(ProcessLookupError):
@@ -135,7 +133,7 @@ class Job:
         for pid in self._left():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._pipe("stdout").close()
+        self._output.close()
         self._forget()
 
     def _left(self) -> list[int]:
@@ -151,5 +149,7 @@ class Job:
 
     def _forget(self) -> None:
         self._errors.close()
+        while self._fifos:
+            os.close(self._fifos.pop())
         shutil.rmtree(self._directory, ignore_errors=True)
         self._directory = ""

@@ -1,21 +1,21 @@
-"""How a peer's ranks speak with the driver: JSON lines over the pipes of rank 0.
+"""How a peer's ranks speak with the driver, in JSON lines: commands come to each rank by its own FIFO,
+answers go back by the standard output of rank 0.
 
     rank 0 -> driver   {"ready": "MPICH 5.0.2"}
-    driver -> rank 0   {"op": "all_reduce", "elements": 256, "count": 1000, "check": false}
+    driver -> all      {"op": "all_reduce", "elements": 256, "count": 1000, "check": false}
     rank 0 -> driver   {"times_s": [...], "right": true}   or   {"error": "..."}
 
-Between two commands every rank sleeps in a read: rank 0 of its input, the others of a FIFO into
-which rank 0 copies the line. Nobody waits inside a collective, where peers spin and would take
-the cores from whoever is measured meanwhile. The end of the input ends them all.
+Between two commands every rank sleeps in a read. Nobody waits inside a collective, where peers spin
+and would take the cores from whoever is measured meanwhile. When the driver is gone, for whatever
+reason, the FIFOs end, and so do the ranks. (Standard input would not do: not every launcher passes
+its end on.)
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from exchange import Call, Exchange, private, turn  # type: ignore[import-not-found]
 
@@ -46,45 +46,32 @@ class AbstractPeer:
 
 
 def serve(peer: AbstractPeer, directory: str) -> None:
-    """Answer the driver's commands until its pipe ends.
+    """Answer the driver's commands until they end.
 
     Args:
         peer: this rank.
-        directory: holds a FIFO for each rank but the first.
+        directory: holds a FIFO for each rank.
     """
-    for line in _commands(peer, directory):
-        command = json.loads(line)
-        exchange = Exchange(command["op"], peer.rank, peer.ranks, command["elements"], private)
-        try:
-            call = peer.call(exchange)
-            mine = turn(exchange, call, peer.barrier, command["count"], command["check"])
-        except Exception as error:  # what the library raises; the driver tells it
-            _answer({"error": f"{type(error).__name__}: {error}"})
-            raise
-        results = peer.gather(mine)
-        if results is not None:
-            times, right = zip(*results, strict=True)
-            _answer({"times_s": list(times), "right": all(right)})
+    with open(Path(directory, f"rank{peer.rank}")) as commands:
+        peer.barrier()
+        if peer.rank == 0:
+            _answer({"ready": peer.version})
+        for line in commands:
+            _obey(peer, json.loads(line))
 
 
-def _commands(peer: AbstractPeer, directory: str) -> Iterator[str]:
-    """Lines from the driver, on every rank."""
-    fifos = [Path(directory, f"rank{rank}") for rank in range(1, peer.ranks)]
-    if peer.rank:
-        with open(fifos[peer.rank - 1]) as lines:
-            yield from lines
-        return
-    others: list[TextIO] = [open(fifo, "w") for fifo in fifos]  # noqa: SIM115 (closed below)
+def _obey(peer: AbstractPeer, command: dict[str, Any]) -> None:
+    exchange = Exchange(command["op"], peer.rank, peer.ranks, command["elements"], private)
     try:
-        _answer({"ready": peer.version})
-        for line in iter(sys.stdin.readline, ""):
-            for other in others:
-                other.write(line)
-                other.flush()
-            yield line
-    finally:
-        for other in others:
-            other.close()
+        call = peer.call(exchange)
+        mine = turn(exchange, call, peer.barrier, command["count"], command["check"])
+    except Exception as error:  # what the library raises; the driver tells it
+        _answer({"error": f"{type(error).__name__}: {error}"})
+        raise
+    results = peer.gather(mine)
+    if results is not None:
+        times, right = zip(*results, strict=True)
+        _answer({"times_s": list(times), "right": all(right)})
 
 
 def _answer(message: dict[str, Any]) -> None:
