@@ -30,6 +30,7 @@ from simparallel.errors import BenchError, InputError
 SIZES = (4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 32 << 20)  # [byte]
 TURN_S = 0.03
 MAX_COUNT = 5000
+FORMATS = (".svg", ".png", ".pdf")  # of figures
 OURSELVES = (OURS, SHARED, MEMCPY)
 Tell = Callable[[str], object]
 
@@ -52,11 +53,11 @@ def main(
         as_json: print JSON, and everything else to stderr.
 
     Raises:
-        InputError: an unknown collective or peer, or a number that cannot be.
+        InputError: an unknown collective, peer or figure format, or a number that cannot be.
         BenchError: we ourselves gave a wrong result. (A peer that does is told and left out.)
     """
     ops, sizes = list(ops or OPS), list(sizes or SIZES)
-    _check(ranks, ops, sizes, rounds)
+    _check(ranks, ops, sizes, rounds, out)
     output = sys.stderr if as_json else sys.stdout
 
     def tell(text: str) -> None:
@@ -85,7 +86,11 @@ def main(
     return rows
 
 
-def _check(ranks: Sequence[int], ops: Sequence[str], sizes: Sequence[int], rounds: int) -> None:
+def _check(
+    ranks: Sequence[int], ops: Sequence[str], sizes: Sequence[int], rounds: int, out: str | Path | None
+) -> None:
+    if out is not None and Path(out).suffix.lower() not in FORMATS:
+        raise InputError(f"out: end {str(out)!r} in one of {', '.join(FORMATS)}.")
     for op in ops:
         if op not in OPS:
             raise InputError(f"ops: {op!r} is not a collective; choose from {', '.join(OPS)}.")

@@ -58,6 +58,7 @@ class Row:
             "ranks": self.ranks,
             "size_bytes": self.size_bytes,
             "median_s": {label: self.result.median_s(label) for label in labels},
+            "least_s": {label: min(self.result.times_s[label]) for label in labels},
             "bandwidth_bytes_per_s": {label: self.bandwidth(label) for label in labels},
             "best_peer": self.best_peer,
             "ratio_to_best_peer": self.ratio_to_best_peer,
