@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import simparallel as sp
@@ -41,10 +42,24 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
 
     bench = commands.add_parser("bench", help="measure beside peers, in one interleaved run")
-    bench.add_argument("what", choices=("step",), help="step: a training step of each model, beside PyTorch")
+    bench.add_argument("what", choices=("step", "collectives"), nargs="?",
+                       help="step: a training step of each model, beside PyTorch; "
+                            "collectives: each of them, beside gloo, Open MPI, MPICH and memcpy")  # fmt: skip
+    bench.add_argument("--setup", action="store_true",
+                       help="first make the environments of the peers that collectives stand beside")  # fmt: skip
     bench.add_argument("--rounds", type=int, default=7, help="turns of each contender (default %(default)s)")
-    bench.add_argument("--models", nargs="*", help="only models whose name contains one of these")
     bench.add_argument("--json", action="store_true", help="print JSON")
+    bench.add_argument("--models", nargs="*", help="step: only models whose name contains one of these")
+    bench.add_argument("--peers", type=_names, metavar="NAME,…", help="setup, collectives: only these peers")
+    bench.add_argument("--ranks", type=_numbers, default=[2, 4, 8], metavar="N,…",
+                       help="collectives: numbers of ranks (default 2,4,8)")  # fmt: skip
+    bench.add_argument(
+        "--ops", type=_names, metavar="NAME,…", help="collectives: only these, e.g. all_reduce"
+    )
+    bench.add_argument("--sizes", type=_numbers, metavar="BYTES,…",
+                       help="collectives: sizes of the vector (default: ten from 4 B to 32 MiB)")  # fmt: skip
+    bench.add_argument("--out", default="figures/collectives.svg",
+                       help="collectives: the figure (default %(default)s)")  # fmt: skip
 
     trace = commands.add_parser("trace", help="summarise a trace.json, or draw it")
     trace.add_argument("file")
@@ -52,6 +67,16 @@ def parser() -> argparse.ArgumentParser:
     trace.add_argument("--clock", choices=("sim", "wall"), default="sim")
     trace.add_argument("--steps", type=int, nargs="*", help="draw only these steps")
     return top
+
+
+def _names(text: str) -> list[str]:
+    """ "a,b" -> ["a", "b"]"""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    """ "2,4,8" -> [2, 4, 8]"""
+    return [int(name) for name in _names(text)]
 
 
 def _add_cluster_options(command: argparse.ArgumentParser, default: int) -> None:
@@ -110,11 +135,24 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from simparallel.bench import step
-
     if options.rounds < 1:
         raise InputError(f"--rounds {options.rounds}: at least 1 is needed.")
-    step.main(rounds=options.rounds, names=options.models, as_json=options.json)
+    if options.setup:
+        from simparallel.bench import environments
+
+        tell = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
+        environments.setup(options.peers, tell)
+    if options.what == "step":
+        from simparallel.bench import step
+
+        step.main(rounds=options.rounds, names=options.models, as_json=options.json)
+    elif options.what == "collectives":
+        from simparallel.bench import collectives
+
+        collectives.main(ranks=options.ranks, ops=options.ops, sizes=options.sizes, peers=options.peers,
+                         rounds=options.rounds, out=options.out, as_json=options.json)  # fmt: skip
+    elif not options.setup:
+        raise InputError("bench: say what to measure: step or collectives; or --setup.")
     return 0
 
 

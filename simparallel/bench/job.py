@@ -1,0 +1,155 @@
+"""A peer's ranks as one long-lived job, asked over FIFOs, and ended whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from simparallel.bench.environments import Peer
+from simparallel.errors import BenchError
+
+START_LIMIT_S = 120.0
+TURN_LIMIT_S = 60.0
+END_LIMIT_S = 5.0
+
+
+class Job:
+    """The ranks of one peer; see `peers/serve.py` for what is said.
+
+    Args:
+        peer: which; its environment must be there.
+        ranks: how many.
+        start_limit_s, turn_limit_s: how long an answer may take.
+
+    Raises:
+        BenchError: it does not start.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        ranks: int,
+        *,
+        start_limit_s: float = START_LIMIT_S,
+        turn_limit_s: float = TURN_LIMIT_S,
+    ) -> None:
+        self.label = peer.label
+        self._name = peer.name
+        self._turn_limit_s = turn_limit_s
+        self._rest = b""
+        self._directory = tempfile.mkdtemp(prefix="simparallel-bench-")
+        self._errors = open(Path(self._directory, "stderr"), "w+b")  # noqa: SIM115 (closed in close)
+        self._fifos = []
+        for rank in range(ranks):
+            os.mkfifo(path := Path(self._directory, f"rank{rank}"))
+            self._fifos.append(os.open(path, os.O_RDWR))  # not only O_WRONLY: that would wait for a reader
+        inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        try:
+            self._process = subprocess.Popen(
+                peer.command(ranks, self._directory),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors,
+                start_new_session=True,  # Ctrl-C is ours to handle
+                env={**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+                     "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": self._directory, **dict(peer.environment)},
+            )  # fmt: skip
+        except OSError as error:
+            self._forget()
+            raise BenchError(f"{self.label} cannot be started: {error}", peer=self._name) from error
+        assert self._process.stdout is not None
+        self._output = self._process.stdout
+        try:
+            ready = self._answer("start", start_limit_s)
+        except BaseException:
+            self.close()
+            raise
+        self.version = str(ready["ready"])
+
+    def turn(self, op: str, elements: int, count: int, check: bool) -> float:
+        """As `Contender.turn`."""
+        command = {"op": op, "elements": elements, "count": count, "check": check}
+        for fifo in self._fifos:
+            os.write(fifo, json.dumps(command).encode() + b"\n")
+        answer = self._answer(op, self._turn_limit_s)
+        if not answer["right"]:
+            raise self._trouble(f"says that {op} of {elements} elements came out wrong")
+        return float(max(answer["times_s"]))
+
+    def _answer(self, what: str, limit_s: float) -> dict[str, Any]:
+        """The next line of JSON. Launchers may print lines of their own; those are skipped."""
+        deadline = time.monotonic() + limit_s
+        output = self._output.fileno()
+        while True:
+            line, newline, rest = self._rest.partition(b"\n")
+            if newline:
+                self._rest = rest
+                if not line.startswith(b"{"):
+                    continue
+                answer: dict[str, Any] = json.loads(line)
+                if "error" in answer:
+                    raise self._trouble(f"failed at {what}: {answer['error']}")
+                return answer
+            if not select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise self._trouble(f"did not answer within {limit_s:g} s at {what}")
+            data = os.read(output, 1 << 16)
+            if not data:
+                raise self._trouble(f"ended at {what}")
+            self._rest += data
+
+    def _trouble(self, what: str) -> BenchError:
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        told = "".join(f"\n    {line}" for line in lines[-6:])
+        return BenchError(f"{self.label} {what}.{told}", peer=self._name)
+
+    def close(self) -> None:
+        """End its processes, gently at first. May be called again."""
+        if not self._directory:
+            return
+        process = self._process
+        while self._fifos:
+            os.close(self._fifos.pop())  # every rank sees the end of its commands
+        for number in (0, signal.SIGTERM, signal.SIGKILL):
+            if number:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+            try:
+                process.wait(END_LIMIT_S)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        # Launchers put ranks into sessions of their own, so those are looked for one by one.
+        deadline = time.monotonic() + 0.5
+        while self._left() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for pid in self._left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._output.close()
+        self._forget()
+
+    def _left(self) -> list[int]:
+        """Processes that we started and that live: their command lines name our directory."""
+        found = []
+        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+            try:
+                if self._directory.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    found.append(pid)
+            except OSError:
+                continue
+        return found
+
+    def _forget(self) -> None:
+        self._errors.close()
+        while self._fifos:
+            os.close(self._fifos.pop())
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory = ""

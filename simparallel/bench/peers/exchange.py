@@ -1,0 +1,123 @@
+"""What one call of a collective exchanges, whether it did, and how long it takes.
+
+Everybody is measured by these lines: the ranks of simparallel import them, the peers' scripts
+find them beside themselves. NumPy is all they need.
+
+The size of an exchange is that of its longest vector: a rank's array in all_reduce, broadcast,
+reduce, reduce_scatter and all_to_all; what the ranks hold together in all_gather, gather and
+scatter. Rank 0 is the root.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+WHOLE = ("all_reduce", "broadcast", "reduce")  # in place, on vectors that nobody cuts
+CUT = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+OPS = (*WHOLE, *CUT, "barrier")
+ITEM_BYTES = 4  # float32
+
+Call = Callable[[], Any]
+
+
+def num_elements(op: str, size_bytes: int, ranks: int) -> int:
+    """Elements of the longest vector: a multiple of the ranks where it is cut, at least one for each."""
+    if op == "barrier":
+        return 0
+    count = max(1, size_bytes // ITEM_BYTES)
+    return count if op in WHOLE else max(1, count // ranks) * ranks
+
+
+class Exchange:
+    """One rank's part of a collective of float32.
+
+    Attributes:
+        sent: what this rank gives, or None; in place, it is also what it gets.
+        received: room for what this rank gets, or None.
+        chunk: this rank's part of a vector that is cut.
+    """
+
+    def __init__(
+        self, op: str, rank: int, ranks: int, elements: int, empty: Callable[[int], np.ndarray]
+    ) -> None:
+        self.op, self.rank, self.ranks, self.elements = op, rank, ranks, elements
+        part = elements // ranks
+        self.chunk = slice(part * rank, part * (rank + 1))
+        at_root = rank == 0
+        sent = {"all_gather": part, "gather": part, "scatter": elements if at_root else 0}
+        received = {
+            "all_gather": elements,
+            "reduce_scatter": part,
+            "all_to_all": elements,
+            "gather": elements if at_root else 0,
+            "scatter": part,
+        }
+        self.sent = _room(sent.get(op, elements), empty)
+        self.received = self.sent if op in WHOLE else _room(received.get(op, 0), empty)
+
+    def fill(self) -> None:
+        """Contents from which `is_right` can tell who got what."""
+        if self.sent is not None:
+            self.sent[...] = _pattern(self.rank, self.sent.size)
+
+    def clear(self) -> None:
+        """Zeros stay zeros however often they are summed; nothing overflows, nothing is denormal."""
+        for array in (self.sent, self.received):
+            if array is not None:
+                array[...] = 0
+
+    def is_right(self, result: Any) -> bool:
+        """Is `result` what one call gives this rank, after `fill` on every rank?"""
+        wanted = self._wanted()
+        return wanted is None or np.array_equal(np.concatenate(np.atleast_2d(result)), wanted)
+
+    def _wanted(self) -> np.ndarray | None:
+        op, n, everyone = self.op, self.elements, range(self.ranks)
+        if op == "barrier" or (self.rank and op in ("reduce", "gather")):
+            return None
+        if op in ("all_reduce", "reduce", "reduce_scatter"):
+            total = sum(_pattern(r, n) for r in everyone)
+            return np.asarray(total)[self.chunk if op == "reduce_scatter" else slice(None)]
+        if op == "broadcast":
+            return _pattern(0, n)
+        if op == "scatter":
+            return _pattern(0, n)[self.chunk]
+        if op == "all_to_all":
+            return np.concatenate([_pattern(r, n)[self.chunk] for r in everyone])
+        return np.concatenate([_pattern(r, n // self.ranks) for r in everyone])
+
+
+def _room(size: int, empty: Callable[[int], np.ndarray]) -> np.ndarray | None:
+    return empty(size) if size else None
+
+
+def _pattern(rank: int, size: int) -> np.ndarray:
+    return (rank + np.arange(size) % 5).astype(np.float32)
+
+
+def private(size: int) -> np.ndarray:
+    """An ordinary array."""
+    return np.empty(size, np.float32)
+
+
+def turn(exchange: Exchange, call: Call, barrier: Call, count: int, check: bool) -> tuple[float, bool]:
+    """One turn of one rank: (seconds of `count` calls, whether the checked call was right).
+
+    A few calls before the barrier wake the caches and whatever sleeps; they are not timed.
+    """
+    right = True
+    if check:
+        exchange.fill()
+        right = exchange.is_right(call())
+    exchange.clear()
+    for _ in range(min(50, max(2, count // 5))):
+        call()
+    barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return time.perf_counter() - start, right

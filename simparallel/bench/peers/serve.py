@@ -1,0 +1,78 @@
+"""How a peer's ranks speak with the driver, in JSON lines: commands come to each rank by its own FIFO,
+answers go back by the standard output of rank 0.
+
+    rank 0 -> driver   {"ready": "MPICH 5.0.2"}
+    driver -> all      {"op": "all_reduce", "elements": 256, "count": 1000, "check": false}
+    rank 0 -> driver   {"times_s": [...], "right": true}   or   {"error": "..."}
+
+Between two commands every rank sleeps in a read. Nobody waits inside a collective, where peers spin
+and would take the cores from whoever is measured meanwhile. When the driver is gone, for whatever
+reason, the FIFOs end, and so do the ranks. (Standard input would not do: not every launcher passes
+its end on.)
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from exchange import Call, Exchange, private, turn  # type: ignore[import-not-found]
+
+
+class AbstractPeer:
+    """One rank of a peer.
+
+    Attributes:
+        rank, ranks: who we are.
+        version: name and version of the library.
+    """
+
+    rank: int
+    ranks: int
+    version: str
+
+    def call(self, exchange: Exchange) -> Call:
+        """A function that does this exchange once and returns what this rank got."""
+        raise NotImplementedError
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        raise NotImplementedError
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every rank's value on rank 0, None elsewhere."""
+        raise NotImplementedError
+
+
+def serve(peer: AbstractPeer, directory: str) -> None:
+    """Answer the driver's commands until they end.
+
+    Args:
+        peer: this rank.
+        directory: holds a FIFO for each rank.
+    """
+    with open(Path(directory, f"rank{peer.rank}")) as commands:
+        peer.barrier()
+        if peer.rank == 0:
+            _answer({"ready": peer.version})
+        for line in commands:
+            _obey(peer, json.loads(line))
+
+
+def _obey(peer: AbstractPeer, command: dict[str, Any]) -> None:
+    exchange = Exchange(command["op"], peer.rank, peer.ranks, command["elements"], private)
+    try:
+        call = peer.call(exchange)
+        mine = turn(exchange, call, peer.barrier, command["count"], command["check"])
+    except Exception as error:  # what the library raises; the driver tells it
+        _answer({"error": f"{type(error).__name__}: {error}"})
+        raise
+    results = peer.gather(mine)
+    if results is not None:
+        times, right = zip(*results, strict=True)
+        _answer({"times_s": list(times), "right": all(right)})
+
+
+def _answer(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)

@@ -1,0 +1,91 @@
+"""What `bench collectives` measured: a row per exchange, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simparallel.bench.contenders import MEMCPY, OURS
+from simparallel.bench.contest import Result
+from simparallel.units import format_seconds
+
+_BINARY = ((1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+@dataclass
+class Row:
+    """One exchange, and how long each contender took.
+
+    Attributes:
+        op, ranks: which collective, of how many.
+        size_bytes: of the longest vector; 0 for the barrier.
+        result: seconds a call, by contender and round.
+        peers: contenders that are other libraries.
+    """
+
+    op: str
+    ranks: int
+    size_bytes: int
+    result: Result
+    peers: tuple[str, ...]
+
+    @property
+    def best_peer(self) -> str | None:
+        """The peer with the smallest median."""
+        return min(self.peers, key=self.result.median_s, default=None)
+
+    @property
+    def ratio_to_best_peer(self) -> float | None:
+        """Our time divided by that of the best peer; below 1 we are faster."""
+        best = self.best_peer
+        return None if best is None else self.result.ratio(OURS, best)
+
+    @property
+    def ratio_to_memcpy(self) -> float | None:
+        """Our time divided by that of copying as many bytes once."""
+        return self.result.ratio(OURS, MEMCPY) if MEMCPY in self.result.times_s else None
+
+    def bandwidth(self, label: str) -> float:
+        """Algorithm bandwidth [byte/s]: the size of the exchange divided by its time."""
+        return self.size_bytes / self.result.median_s(label)
+
+    def document(self) -> dict[str, Any]:
+        """As plain data."""
+        labels = list(self.result.times_s)
+        return {
+            "op": self.op,
+            "ranks": self.ranks,
+            "size_bytes": self.size_bytes,
+            "median_s": {label: self.result.median_s(label) for label in labels},
+            "least_s": {label: min(self.result.times_s[label]) for label in labels},
+            "bandwidth_bytes_per_s": {label: self.bandwidth(label) for label in labels},
+            "best_peer": self.best_peer,
+            "ratio_to_best_peer": self.ratio_to_best_peer,
+            "ratio_to_memcpy": self.ratio_to_memcpy,
+            "times_s": self.result.times_s,
+        }
+
+
+def table(rows: Sequence[Row], labels: Sequence[str]) -> str:
+    """A line per size: the time of each contender, our bandwidth, our time beside the best peer's."""
+    head = [f"{rows[0].op}, {rows[0].ranks} ranks", *labels, "GB/s", "/ memcpy", "/ best peer"]
+    lines = [head]
+    for row in rows:
+        times = [
+            format_seconds(row.result.median_s(label)) if label in row.result.times_s else "-"
+            for label in labels
+        ]
+        ratios = [f"{r:.2f}" if r is not None else "-" for r in (row.ratio_to_memcpy, row.ratio_to_best_peer)]
+        bandwidth = f"{row.bandwidth(OURS) / 1e9:.3g}" if row.size_bytes else "-"
+        lines.append([told_size(row.size_bytes), *times, bandwidth, *ratios])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
+
+
+def told_size(size_bytes: int) -> str:
+    """A size as programmers read it: "16 KiB". Exact where the unit divides it."""
+    for unit, name in _BINARY:
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.4g} {name}"
+    return f"{size_bytes} B"
