@@ -84,16 +84,19 @@ def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray) -
             out[...] = parts[0]
         return
     block = max(1, BLOCK_BYTES // rule.accumulate.itemsize)
-    scratch = np.empty(min(block, out.size), rule.accumulate)
+    # Two parts are both read before anything is written, element by element: no detour is needed.
+    direct = len(parts) == 2 and out.dtype == rule.accumulate
+    scratch = out if direct else np.empty(min(block, out.size), rule.accumulate)
     for start in range(0, out.size, block):
         stop = min(start + block, out.size)
-        total = scratch[: stop - start]
+        total = out[start:stop] if direct else scratch[: stop - start]
         rule.ufunc(parts[0][start:stop], parts[1][start:stop], out=total, dtype=rule.loop)
         for part in parts[2:]:
             rule.ufunc(total, part[start:stop], out=total, dtype=rule.loop)
         if rule.is_mean:
             total /= len(parts)
-        out[start:stop] = total
+        if not direct:
+            out[start:stop] = total
 
 
 def reduce_arrays(rule: Reduction, parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:

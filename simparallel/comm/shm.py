@@ -17,7 +17,7 @@ from simparallel.comm.segment import ABORT_INTERRUPT, WORD, Arena, Segment, fenc
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.errors import DeadlineError, RankFailedError
 
-SPINS = 200
+SPINS = 20  # looks before the first yield: two ranks may share a core in spite of free ones
 YIELDS = 300
 SLEEP_S = 0.02
 _SYS_FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
