@@ -349,12 +349,13 @@ class Call(Work):
         group, words = self.group, self.group.transport.words
         starts = group._headers[self.seq & 1]
         own_start = starts[group._position]
-        own = words[own_start : own_start + h.COMPARED]
+        compared = group.transport.compared
+        own = words[own_start : own_start + compared]
         sim_start_ps, zero_copy = words[own_start + h.SIM_PS], self.zero_copy
         for start in starts:
             if start == own_start:
                 continue
-            if words[start : start + h.COMPARED] != own:
+            if words[start : start + compared] != own:
                 raise self._mismatch()
             ready_ps = words[start + h.SIM_PS]
             if ready_ps > sim_start_ps:

@@ -7,6 +7,7 @@ SIGBUS, and no rank ever has to map again.
 
     control   int64 words, every word has exactly one writer (see `ControlMap`)
     sites     per rank: 256 interned call sites of 256 bytes, "train.py:31 in step"
+    waiting   per rank: 512 bytes, where it waits
     records   per rank: 16 KiB of JSON, why it failed
     arenas    per rank: `arena_bytes` for its payloads; slots of the groups first, then a heap
 
@@ -37,6 +38,7 @@ SLOT_BYTES = 16 * 1024  # payloads up to this size travel in a group's double-bu
 HEADER_WORDS = 32
 RING = 16  # messages in flight between two ranks
 SITES, SITE_BYTES = 256, 256
+WAIT_BYTES = 512
 RECORD_BYTES = 16 * 1024
 DEFAULT_ARENA_BYTES = 16 << 30
 SMALLEST_ARENA_BYTES = 64 << 20
@@ -51,12 +53,13 @@ class ControlMap:
 
     launcher   8                abort                          written by the launcher
     host       P x 8            exit of rank r                 written by the host process
-    status     P x 8            state, pid, sleeping, sites    written by rank r
+    status     P x 8            state, pid, sleeping, length of the record, epoch of the wait, by rank r
     marks      G x P x 8        arrive, phase, done            written by rank r, per group
     headers    G x 2 x P x 32   what rank r called, for odd and for even numbers
     sent       P x P x 8        messages sent from r to q      written by r
     taken      P x P x 8        messages from q taken by r     written by r
     letters    P x P x 16 x 32  headers of the messages        written by r (sender)
+    waits      P x 4 (P + 2)    what rank r waits for          written by rank r
     """
 
     world_size: int
@@ -65,7 +68,7 @@ class ControlMap:
     def _starts(self) -> tuple[int, ...]:
         p = self.world_size
         sizes = (8, 8 * p, 8 * p, MAX_GROUPS * p * 8, MAX_GROUPS * 2 * p * HEADER_WORDS,
-                 p * p * 8, p * p * 8, p * p * RING * HEADER_WORDS)  # fmt: skip
+                 p * p * 8, p * p * 8, p * p * RING * HEADER_WORDS, 4 * p * (p + 2))  # fmt: skip
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + size)
@@ -107,9 +110,24 @@ class ControlMap:
     def letter(self, src: int, dst: int, number: int) -> int:
         return self._starts[7] + ((src * self.world_size + dst) * RING + number % RING) * HEADER_WORDS
 
+    def wait_epoch(self, rank: int) -> int:
+        """Odd while `waits` tells what the rank waits for."""
+        return self._starts[2] + 8 * rank + 4
+
+    def waits(self, rank: int) -> tuple[int, int]:
+        """First and past-the-last word of what a rank tells about its wait, see `deadlock.Vigil`."""
+        size = 4 * (self.world_size + 2)
+        start = self._starts[8] + rank * size
+        return start, start + size
+
+    def group_of(self, index: int) -> int | None:
+        """The group whose mark a word is, or None."""
+        start, stop = self._starts[3:5]
+        return (index - start) // (8 * self.world_size) if start <= index < stop else None
+
     @property
     def num_words(self) -> int:
-        return self._starts[8]
+        return self._starts[9]
 
 
 ABORT_INTERRUPT, ABORT_TERMINATE = 1, 2
@@ -169,7 +187,8 @@ class Segment:
         self.world_size = world_size
         self.map = ControlMap(world_size)
         self._sites_at = _round_up(self.map.num_words * WORD, PAGE)
-        self._records_at = self._sites_at + world_size * SITES * SITE_BYTES
+        self._waits_at = self._sites_at + world_size * SITES * SITE_BYTES
+        self._records_at = self._waits_at + world_size * WAIT_BYTES
         self._arenas_at = _round_up(self._records_at + world_size * RECORD_BYTES, PAGE)
         if fd is None:
             fd = self._create(arena_bytes)
@@ -233,8 +252,17 @@ class Segment:
         self._write_text(self._sites_at + (rank * SITES + number) * SITE_BYTES, SITE_BYTES, text)
 
     def read_site(self, rank: int, number: int) -> str:
-        start = self._sites_at + (rank * SITES + number) * SITE_BYTES
-        return bytes(self.mmap[start : start + SITE_BYTES]).rstrip(b"\0").decode(errors="replace")
+        return self._read_text(self._sites_at + (rank * SITES + number) * SITE_BYTES, SITE_BYTES)
+
+    def write_wait(self, rank: int, text: str) -> None:
+        """Where `rank` waits; what does not fit is cut out of the middle, for the end has the place."""
+        data = text.encode()
+        if len(data) > WAIT_BYTES:
+            text = data[:200].decode(errors="ignore") + " … " + data[-300:].decode(errors="ignore")
+        self._write_text(self._waits_at + rank * WAIT_BYTES, WAIT_BYTES, text)
+
+    def read_wait(self, rank: int) -> str:
+        return self._read_text(self._waits_at + rank * WAIT_BYTES, WAIT_BYTES)
 
     def write_record(self, rank: int, text: str) -> None:
         """Why `rank` failed. Its length is stored last, so that a reader sees all or nothing."""
@@ -245,6 +273,9 @@ class Segment:
         start = self._records_at + rank * RECORD_BYTES
         length = self.words[self.map.record_length(rank)]
         return bytes(self.mmap[start : start + length]).decode(errors="replace")
+
+    def _read_text(self, start: int, limit: int) -> str:
+        return bytes(self.mmap[start : start + limit]).rstrip(b"\0").decode(errors="replace")
 
     def _write_text(self, start: int, limit: int, text: str) -> int:
         data = text.encode()[:limit]

@@ -2,7 +2,8 @@
 
 A rank that waits spins for a moment (only while every rank has a core of its own), then yields
 its core a few hundred times, then sleeps on a futex for at most 20 ms at a time; after each sleep
-it looks whether anyone has failed, died, left, or whether the launcher wants everybody to stop.
+it looks whether anyone has failed, died, left, or whether the launcher wants everybody to stop; after
+some more time, whether ranks wait for each other (`deadlock`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from simparallel.comm.deadlock import PATIENCE_S, Vigil
 from simparallel.comm.segment import ABORT_INTERRUPT, WORD, Arena, Segment, fence
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
-from simparallel.errors import DeadlineError, RankFailedError
+from simparallel.errors import DeadlineError, DeadlockError
 
 SPINS = 200
 YIELDS = 300
@@ -60,9 +63,11 @@ class ShmTransport(AbstractTransport):
     """One rank that is a process."""
 
     def __init__(
-        self, segment: Segment, rank: int, timeout_s: float = DEFAULT_TIMEOUT_S, arena: Arena | None = None
-    ) -> None:
-        super().__init__(segment, rank, timeout_s, arena)
+        self, segment: Segment, rank: int, timeout_s: float = DEFAULT_TIMEOUT_S, arena: Arena | None = None,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(segment, rank, timeout_s, arena, **settings)
+        self._vigil = Vigil(segment, rank)
         self._futex = Futex(segment.address)
         self._own_sleep = segment.map.sleeping(rank)
         self._peers_sleep = tuple(segment.map.sleeping(r) for r in range(self.world_size) if r != rank)
@@ -71,19 +76,25 @@ class ShmTransport(AbstractTransport):
     def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         met = self.met
         first = conditions[0]
-        for _ in range(self._spins):
-            if met(first):
-                return
-        for _ in range(YIELDS):
-            for condition in conditions:
-                if met(condition):
+        try:
+            for _ in range(self._spins):
+                if met(first):
                     return
-            os.sched_yield()
-        self._sleep_until_met(conditions, describe)
+            for _ in range(YIELDS):
+                for condition in conditions:
+                    if met(condition):
+                        return
+                os.sched_yield()
+            self._sleep_until_met(conditions, describe)
+        except KeyboardInterrupt:  # if not by Ctrl-C, then because of a failure that we had not seen yet
+            if self.words[self.segment.map.abort()] != ABORT_INTERRUPT:
+                self.check_health(first, describe)
+            raise
 
     def _sleep_until_met(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         words, first = self.words, conditions[0]
         deadline = time.monotonic() + self.timeout_s
+        self._vigil.end()  # it may still show a wait that ended with an error
         try:
             while True:
                 words[self._own_sleep] = 1
@@ -98,6 +109,15 @@ class ShmTransport(AbstractTransport):
                 if any(self.met(condition) for condition in conditions):
                     return
                 self._check(first, describe, deadline)
+                if time.monotonic() > deadline - self.timeout_s + PATIENCE_S:
+                    self._vigil.look(conditions, describe)
+        except DeadlockError:
+            raise  # what the vigil shows stays, so that the others find the same
+        except BaseException:
+            self._vigil.end()
+            raise
+        else:
+            self._vigil.end()
         finally:
             words[self._own_sleep] = 0
 
@@ -114,17 +134,6 @@ class ShmTransport(AbstractTransport):
         if words[control.abort()] == ABORT_INTERRUPT:
             raise KeyboardInterrupt
         self.check_health(needed, describe)
-        for rank in range(self.world_size):
-            code = words[control.exit_of(rank)]
-            if code:
-                how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code - 1}"
-                if code == -9:
-                    how += " (SIGKILL, often the out-of-memory killer)"
-                raise RankFailedError(
-                    f"rank {self.rank} was stopped in {describe()}: rank {rank} "
-                    f"(pid {words[control.pid(rank)]}) {how}.",
-                    rank=rank, cause=how,
-                )  # fmt: skip
         if time.monotonic() > deadline:
             missing = self.lagging(needed)
             told = "; ".join(f"rank {rank} {self._process_state(rank)}" for rank in missing)

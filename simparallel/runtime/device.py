@@ -20,6 +20,7 @@ import cloudpickle
 import numpy as np
 
 from simparallel.comm import Communicator
+from simparallel.comm.faults import faults_of
 from simparallel.comm.segment import Arena, Segment
 from simparallel.comm.shm import ShmTransport
 from simparallel.errors import LaunchError
@@ -88,7 +89,10 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
         if last is not None:
             last.release()  # every rank has ended the run before, else there would be no next one
         settings = message["settings"]
-        transport = ShmTransport(segment, rank, settings["timeout_s"], arena)
+        faults = faults_of(settings["faults"], rank)
+        transport = ShmTransport(
+            segment, rank, settings["timeout_s"], arena, check=settings["check"], faults=faults
+        )
         transport.start()
         signal.signal(signal.SIGINT, interrupts)  # a function of an earlier run may have set its own
 

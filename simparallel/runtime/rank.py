@@ -46,7 +46,8 @@ def play_rank(
             transport.set_state(DONE)
         except BaseException as error:
             outcome.report = failure_report(error)
-            transport.fail(outcome.report)
+            transport.fail(outcome.report, error)
+    outcome.kept_letters = communicator.kept_letters()
     outcome.events = recorder.events
     outcome.metrics = recorder.metrics
     outcome.memory = recorder.memory.summary()
