@@ -179,8 +179,8 @@ class Runner:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped rank is killed soon; survivors have answered by then."""
-    ladder = ((1.5, signal.SIGINT), (1.55, signal.SIGTERM), (1.6, signal.SIGKILL))
+    """A stopped rank is killed at the first step; survivors have time to answer, also on a busy machine."""
+    ladder = ((0.8, signal.SIGINT), (4, signal.SIGTERM), (5, signal.SIGKILL))
     monkeypatch.setattr(run, "LADDER", ladder)
 
 

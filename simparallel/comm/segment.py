@@ -19,7 +19,6 @@ from __future__ import annotations
 import mmap
 import os
 import platform
-import tempfile
 import threading
 import weakref
 from collections import deque
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simparallel.comm.unnamed import free_of, open_unnamed
 from simparallel.errors import SharedMemoryError
 
 PAGE = 4096
@@ -137,36 +137,6 @@ def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _open_unnamed(size_bytes: int) -> int:
-    """A file descriptor of an unnamed file of this (sparse) size."""
-    if hasattr(os, "memfd_create") and "memfd" not in os.environ.get("SIMPARALLEL_DISABLE", ""):
-        fd = os.memfd_create("simparallel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        _truncate(fd, size_bytes)
-        _seal(fd)
-        return fd
-    directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    fd, path = tempfile.mkstemp(prefix="simparallel-", dir=directory)
-    os.unlink(path)
-    _truncate(fd, size_bytes)
-    return fd
-
-
-def _truncate(fd: int, size_bytes: int) -> None:
-    try:
-        os.ftruncate(fd, size_bytes)
-    except BaseException:
-        os.close(fd)
-        raise
-
-
-def _seal(fd: int) -> None:
-    """Nobody may truncate it any more: that would be a SIGBUS for everyone else."""
-    import fcntl
-
-    add_seals, shrink_and_grow = 1033, 0x2 | 0x4  # F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW
-    fcntl.fcntl(fd, add_seals, shrink_and_grow)
-
-
 class Segment:
     """The mapping of one world, as seen by any process that holds its descriptor.
 
@@ -204,24 +174,27 @@ class Segment:
 
     def _create(self, arena_bytes: int) -> int:
         wanted = max(_round_up(arena_bytes or DEFAULT_ARENA_BYTES, PAGE), MAX_GROUPS * 2 * SLOT_BYTES + PAGE)
+        at_once = self._arenas_at
         while True:
             total = self._arenas_at + self.world_size * wanted
             fd = -1
             try:
-                fd = _open_unnamed(total)
-                os.posix_fallocate(fd, 0, self._arenas_at)
+                fd = open_unnamed(total, at_once + self.world_size * 2 * SLOT_BYTES)
+                os.posix_fallocate(fd, 0, at_once)
                 mmap.mmap(fd, total).close()
                 return fd
             except (OSError, ValueError, OverflowError) as error:
+                free = free_of(fd) if fd >= 0 else 0
                 if fd >= 0:
                     os.close(fd)
                 wanted //= 4
                 if arena_bytes or wanted < SMALLEST_ARENA_BYTES:
                     raise SharedMemoryError(
-                        f"{self.world_size} ranks need {total} bytes of address space and {self._arenas_at} "
+                        f"{self.world_size} ranks need {total} bytes of address space and {at_once} "
                         f"bytes of shared memory at once: {error}. Use fewer ranks, raise the limit "
                         "(ulimit -v, container memory, --shm-size), or pass a smaller arena_bytes.",
                         needed_bytes=total,
+                        available_bytes=free,
                     ) from error
 
     def close_fd(self) -> None:
@@ -384,10 +357,12 @@ class Arena:
         try:
             os.posix_fallocate(self.segment.fd, self.segment.arena_at(self.rank) + start, length)
         except OSError as error:
+            free = free_of(self.segment.fd)
             raise SharedMemoryError(
-                f"rank {self.rank}: {length} bytes of shared memory cannot be reserved: {error}. Raise the "
-                "limit (container memory, --shm-size), or use fewer ranks or smaller arrays.",
+                f"rank {self.rank}: {length} bytes of shared memory cannot be reserved, {free} are available: "
+                f"{error}. Raise the limit (container memory, --shm-size), or use fewer ranks or smaller arrays.",
                 needed_bytes=length,
+                available_bytes=free,
             ) from error
 
 

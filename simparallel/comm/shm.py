@@ -18,6 +18,7 @@ from typing import Any
 from simparallel.comm.deadlock import PATIENCE_S, Vigil
 from simparallel.comm.segment import ABORT_INTERRUPT, WORD, Arena, Segment, fence
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
+from simparallel.comm.unnamed import is_disabled
 from simparallel.errors import DeadlineError, DeadlockError
 
 SPINS = 200
@@ -29,6 +30,15 @@ _STATES = {"T": "is stopped (SIGSTOP or a debugger)", "t": "is stopped by a debu
            "D": "waits for a disk or device", "Z": "has ended", "R": "is running user code"}  # fmt: skip
 
 
+def process_state(pid: int) -> str:
+    """One letter, as in /proc: R runs, S sleeps, T is stopped, Z has ended; "" if it cannot be looked at."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
@@ -37,8 +47,7 @@ class Futex:
     """Sleep until a 32-bit word changes, or wake those who do. Without futex: short sleeps."""
 
     def __init__(self, address: int) -> None:
-        disabled = "futex" in os.environ.get("SIMPARALLEL_DISABLE", "")
-        self.available = _SYS_FUTEX is not None and not disabled
+        self.available = _SYS_FUTEX is not None and not is_disabled("futex")
         self._address = address
         if self.available:
             self._syscall = ctypes.CDLL(None, use_errno=False).syscall
@@ -145,9 +154,5 @@ class ShmTransport(AbstractTransport):
 
     def _process_state(self, rank: int) -> str:
         pid = self.words[self.segment.map.pid(rank)]
-        try:
-            with open(f"/proc/{pid}/stat") as stat:
-                state = stat.read().rpartition(")")[2].split()[0]
-        except OSError:
-            return "cannot be looked at"
-        return f"(pid {pid}) {_STATES.get(state, 'sleeps or waits')}"
+        state = process_state(pid)
+        return f"(pid {pid}) {_STATES.get(state, 'sleeps or waits')}" if state else "cannot be looked at"

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from simparallel.comm.segment import Segment
+from simparallel.comm.unnamed import is_disabled
 from simparallel.runtime.device import Wiring, device_main
 
 LOG_FORMAT = "%(asctime)s [%(processName)s] %(levelname)s %(name)s: %(message)s"
@@ -90,7 +91,7 @@ def _death_of(pid: int | None) -> int | None:
 
     A pipe would not do: a process that the dead one had forked holds a copy of its end.
     """
-    if pid is None or not hasattr(os, "pidfd_open"):
+    if pid is None or not hasattr(os, "pidfd_open") or is_disabled("pidfd"):
         return None
     try:
         return os.pidfd_open(pid)

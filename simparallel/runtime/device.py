@@ -191,9 +191,13 @@ def _limit_blas_threads(count: int) -> None:
 
 def _send_records_to_own_log() -> None:
     """Records go to this rank's own file too, which needs no other process to be complete."""
+    root = logging.getLogger()
+    for inherited in list(root.handlers):
+        if not hasattr(inherited, "queue"):  # the host's own: it could not be wrapped, see `_gather_records`
+            root.removeHandler(inherited)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
+    root.addHandler(handler)
 
 
 def _queues() -> list[Any]:
