@@ -52,7 +52,7 @@ FIRST = {
     "raise": "simparallel.comm.faults.InjectedFault",
 }
 STOP_TIMEOUT_S = 0.5
-LIMIT_S = 8.0  # for a whole run on a busy machine, with new processes
+LIMIT_S = 20.0  # for a whole run with new processes, on a busy machine
 
 
 class Case(NamedTuple):
@@ -221,7 +221,7 @@ ALL_DELAYS_MS: list[float] = []
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(900, func_only=True)
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("op", PHASES_OF)
 def test_whole_matrix(op: str, tmp_path: Path) -> None:
