@@ -109,7 +109,7 @@ def _watch(
     if os.getppid() != launcher_pid:
         return
     while True:
-        ready = wait([*alive, control, wiring.life_fd, launcher])
+        ready = wait({*alive, control, wiring.life_fd, launcher})  # without pidfds the last two are one
         for sentinel in [s for s in ready if s in alive]:
             rank, device = alive.pop(sentinel)
             device.join()
