@@ -1,4 +1,4 @@
-"""The `simparallel` command: demo, run, bench, trace."""
+"""The `simparallel` command: demo, run, bench, trace, doctor."""
 
 from __future__ import annotations
 
@@ -66,6 +66,10 @@ def parser() -> argparse.ArgumentParser:
     trace.add_argument("--png", help="write the timeline to this picture")
     trace.add_argument("--clock", choices=("sim", "wall"), default="sim")
     trace.add_argument("--steps", type=int, nargs="*", help="draw only these steps")
+
+    commands.add_parser(
+        "doctor", help="say what this machine gives, and what is used instead of what it lacks"
+    )
     return top
 
 
@@ -89,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     options = parser().parse_args(arguments)
     try:
-        return {"demo": _demo, "run": _run, "bench": _bench, "trace": _trace}[options.command](options)
+        commands = {"demo": _demo, "run": _run, "bench": _bench, "trace": _trace, "doctor": _doctor}
+        return commands[options.command](options)
     except RunFailedError as error:
         print(f"simparallel: {error}", file=sys.stderr)
         return int(error.facts["exit_code"])
@@ -165,6 +170,12 @@ def _trace(options: argparse.Namespace) -> int:
         rundir.save_and_close(trace.timeline(clock=options.clock, steps=options.steps), Path(options.png))
         print(f"written: {options.png}")
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from simparallel import doctor
+
+    return doctor.main()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
-"""Hypothesis profiles: "default", and "thorough" for nightly runs (HYPOTHESIS_PROFILE=thorough)."""
+"""Hypothesis profiles: "default", and "thorough" for nightly runs (HYPOTHESIS_PROFILE=thorough).
+
+Tests marked `faults` or `soak` run only where `-m` names the mark.
+"""
 
 from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # No deadline: tests share slow machines, and the time of one example says nothing.
@@ -16,3 +20,16 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.option.markexpr
+    left_out = [
+        item
+        for item in items
+        for mark in ("faults", "soak")
+        if item.get_closest_marker(mark) is not None and mark not in wanted
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]

@@ -13,6 +13,7 @@ import numpy as np
 
 from simparallel.comm import header as h
 from simparallel.comm.contract import AbstractCommunicator
+from simparallel.comm.faulty import FaultyGroup
 from simparallel.comm.group import Group
 from simparallel.comm.p2p import Inbox, Outbox
 from simparallel.comm.reduction import reduction
@@ -46,7 +47,8 @@ class Communicator(AbstractCommunicator):
         self._lanes: dict[Lane, None] = {}
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
-        self.world = Group(transport, recorder, self._lanes, 0, tuple(range(self.world_size)))
+        self._group_type = Group if transport.faults is None else FaultyGroup
+        self.world = self._group_type(transport, recorder, self._lanes, 0, tuple(range(self.world_size)))
         self._groups = [self.world]
 
     # --- collectives ----------------------------------------------------------------------------------
@@ -194,7 +196,7 @@ class Communicator(AbstractCommunicator):
             "new_group", ("new_group", members), lambda: h.encode("new_group", members=members),
             None, self.world.nothing, (0, 0),
         ).wait()  # fmt: skip
-        group = Group(self.transport, self.recorder, self._lanes, number, members)
+        group = self._group_type(self.transport, self.recorder, self._lanes, number, members)
         self._groups.append(group)
         return group
 
@@ -248,6 +250,10 @@ class Communicator(AbstractCommunicator):
         while self._lanes:
             lane = next(iter(self._lanes))
             lane.finish(lane.last)
+
+    def kept_letters(self) -> list[tuple[int, str]]:
+        """(sender, text) of messages that came and were never asked for by their tag."""
+        return [letter for inbox in self._inboxes.values() for letter in inbox.kept()]
 
     def release(self) -> None:
         """Give this run's staging memory back to the arena. Only when all ranks have ended."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from simparallel.comm.progress import error_of
 from simparallel.comm.segment import ABORT_INTERRUPT, DONE, FAILED, RUNNING, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.errors import DeadlockError
@@ -56,9 +58,9 @@ class InlineTransport(AbstractTransport):
     """One rank of a world of threads."""
 
     def __init__(
-        self, segment: Segment, rank: int, turns: Turns, timeout_s: float = DEFAULT_TIMEOUT_S
+        self, segment: Segment, rank: int, turns: Turns, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Any
     ) -> None:
-        super().__init__(segment, rank, timeout_s)
+        super().__init__(segment, rank, timeout_s, **settings)
         self.turns = turns
         turns.transports.append(self)
         self.start()
@@ -98,9 +100,4 @@ class InlineTransport(AbstractTransport):
         waiting = self.turns.deadlock or {}
         if self.world_size == 1:  # a world of one lives on after the error
             self.turns.deadlock = None
-        told = "\n".join(f"  rank {rank} waits in {text}" for rank, text in waiting.items())
-        return DeadlockError(
-            f"every rank waits for another one, so none can go on:\n{told}\n"
-            "All ranks of a group must make the same calls in the same order; every recv needs a send.",
-            waiting=waiting,
-        )
+        return error_of(waiting, self.world_size)

@@ -16,7 +16,8 @@ import numpy as np
 from simparallel.cluster import Traffic
 from simparallel.comm import header as h
 from simparallel.comm.algorithms import ALGORITHMS, PointToPoint, Steps, check_algorithm, find, offers
-from simparallel.comm.group import Body, Call, Group
+from simparallel.comm.call import Body, Call
+from simparallel.comm.group import Group
 from simparallel.comm.ledger import Entry, open_ledgers
 from simparallel.comm.reduction import Combine
 from simparallel.comm.work import Work

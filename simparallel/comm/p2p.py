@@ -14,6 +14,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from simparallel.comm import header as h
+from simparallel.comm.progress import letter_text
 from simparallel.comm.segment import RING, order
 from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.work import Lane, Steps, Work
@@ -49,11 +50,16 @@ class Outbox(Lane):
     def _steps(self, x: np.ndarray, tag: int, site: int, issued_ps: int, recorder: Recorder | None) -> Steps:
         transport, words = self.transport, self.transport.words
         start_ns, number = perf_counter_ns(), self._sent
+        faults = transport.faults
+        if faults is not None:
+            faults.at("enter", "p2p", "send", number + 1)
         if words[self._taken_index] <= number - RING:
             yield Condition((self._taken_index,), (self.dst,), number - RING + 1)
         self._reclaim()
         offset = transport.arena.allocate(x.nbytes)
         transport.segment.array(transport.rank, offset, x.shape, x.dtype)[...] = x
+        if faults is not None:
+            faults.at("copy_in", "p2p", "send", number + 1)
 
         stream = f"send to {self.dst}"
         start_ps = max(issued_ps, recorder.clock_ps.get(stream, 0)) if recorder else 0
@@ -66,6 +72,8 @@ class Outbox(Lane):
         self._sent = words[self._sent_index] = number + 1  # published: payload, letter, number
         transport.notify(self._sent_index)
         self._in_flight.append((number, offset))
+        if faults is not None:
+            faults.at("published", "p2p", "send", number + 1)
         if recorder is not None:
             cost = recorder.cluster.message(x.nbytes, transport.rank, self.dst)
             end_ps = self._queue[0].sim_end_ps = start_ps + cost.time_ps  # the first one is running
@@ -73,6 +81,8 @@ class Outbox(Lane):
                 "send", "p2p", stream, start_ns, perf_counter_ns(), start_ps, end_ps,
                 x.nbytes, cost.sent_bytes, (transport.rank, self.dst), number,
             )  # fmt: skip
+        if faults is not None:
+            faults.at("returned", "p2p", "send", number + 1)
 
     def release(self) -> None:
         """Give the memory of all letters back. Only when no rank can read it any more."""
@@ -115,6 +125,7 @@ class Inbox(Lane):
         self.src = src
         self.recorder = recorder
         self._taken = 0
+        self._last_receive: Receive | None = None
         self._unclaimed: list[tuple[list[int], np.ndarray]] = []
         control = transport.segment.map
         self._sent_index = control.sent(src, transport.rank)
@@ -124,7 +135,10 @@ class Inbox(Lane):
         """Ask for a message. `part_of`: call site of the collective whose event stands for this message too."""
         site = self.transport.call_site() if part_of is None else part_of
         recorder = self.recorder if part_of is None else None
-        receive = Receive(self, x, tag, site, recorder.now_ps if recorder else 0, recorder)
+        receive = self._last_receive = Receive(
+            self, x, tag, site, recorder.now_ps if recorder else 0, recorder
+        )
+        self._fault("enter")
         self._queue.append(receive)
         self._others[self] = None
         self.advance()
@@ -150,9 +164,23 @@ class Inbox(Lane):
         letter = list(words[start : start + h.USED])
         raw = transport.segment.array(self.src, letter[h.OFFSET], (letter[h.NBYTES],), np.dtype(np.uint8))
         self._unclaimed.append((letter, raw.copy()))
+        self._fault("copy_out")
         order()
+        self._fault("leave")
         self._taken = words[self._taken_index] = self._taken + 1
         transport.notify(self._taken_index)
+
+    def _fault(self, phase: str) -> None:
+        if self.transport.faults is not None:
+            self.transport.faults.at(phase, "p2p", "recv", self._taken + 1)
+
+    def kept(self) -> list[tuple[int, str]]:
+        """(sender, text) of messages that were taken out of the ring and never asked for."""
+        segment, last = self.transport.segment, self._last_receive
+        asked = f", but the last one asked for was {last._text()}" if last is not None else ""
+        return [
+            (self.src, f"{letter_text(segment, self.src, letter)}{asked}") for letter, _ in self._unclaimed
+        ]
 
     def _match(self) -> None:
         for receive in list(self._queue):
@@ -166,6 +194,8 @@ class Inbox(Lane):
                         raise
                     del self._unclaimed[i]
                     self._queue.remove(receive)
+                    if self.transport.faults is not None:
+                        self.transport.faults.at("returned", "p2p", "recv", letter[h.SEQ] + 1)
                     break
 
     def _deliver(self, receive: Receive, letter: list[int], raw: np.ndarray) -> None:

@@ -7,6 +7,7 @@ SIGBUS, and no rank ever has to map again.
 
     control   int64 words, every word has exactly one writer (see `ControlMap`)
     sites     per rank: 256 interned call sites of 256 bytes, "train.py:31 in step"
+    waiting   per rank: 512 bytes, where it waits
     records   per rank: 16 KiB of JSON, why it failed
     arenas    per rank: `arena_bytes` for its payloads; slots of the groups first, then a heap
 
@@ -18,7 +19,6 @@ from __future__ import annotations
 import mmap
 import os
 import platform
-import tempfile
 import threading
 import weakref
 from collections import deque
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simparallel.comm.unnamed import free_of, open_unnamed
 from simparallel.errors import SharedMemoryError
 
 PAGE = 4096
@@ -37,6 +38,7 @@ SLOT_BYTES = 16 * 1024  # payloads up to this size travel in a group's double-bu
 HEADER_WORDS = 32
 RING = 16  # messages in flight between two ranks
 SITES, SITE_BYTES = 256, 256
+WAIT_BYTES = 512
 RECORD_BYTES = 16 * 1024
 DEFAULT_ARENA_BYTES = 16 << 30
 SMALLEST_ARENA_BYTES = 64 << 20
@@ -51,12 +53,13 @@ class ControlMap:
 
     launcher   8                abort                          written by the launcher
     host       P x 8            exit of rank r                 written by the host process
-    status     P x 8            state, pid, sleeping, sites    written by rank r
+    status     P x 8            state, pid, sleeping, length of the record, epoch of the wait, by rank r
     marks      G x P x 8        arrive, phase, done            written by rank r, per group
     headers    G x 2 x P x 32   what rank r called, for odd and for even numbers
     sent       P x P x 8        messages sent from r to q      written by r
     taken      P x P x 8        messages from q taken by r     written by r
     letters    P x P x 16 x 32  headers of the messages        written by r (sender)
+    waits      P x 4 (P + 2)    what rank r waits for          written by rank r
     """
 
     world_size: int
@@ -65,7 +68,7 @@ class ControlMap:
     def _starts(self) -> tuple[int, ...]:
         p = self.world_size
         sizes = (8, 8 * p, 8 * p, MAX_GROUPS * p * 8, MAX_GROUPS * 2 * p * HEADER_WORDS,
-                 p * p * 8, p * p * 8, p * p * RING * HEADER_WORDS)  # fmt: skip
+                 p * p * 8, p * p * 8, p * p * RING * HEADER_WORDS, 4 * p * (p + 2))  # fmt: skip
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + size)
@@ -107,9 +110,24 @@ class ControlMap:
     def letter(self, src: int, dst: int, number: int) -> int:
         return self._starts[7] + ((src * self.world_size + dst) * RING + number % RING) * HEADER_WORDS
 
+    def wait_epoch(self, rank: int) -> int:
+        """Odd while `waits` tells what the rank waits for."""
+        return self._starts[2] + 8 * rank + 4
+
+    def waits(self, rank: int) -> tuple[int, int]:
+        """First and past-the-last word of what a rank tells about its wait, see `deadlock.Vigil`."""
+        size = 4 * (self.world_size + 2)
+        start = self._starts[8] + rank * size
+        return start, start + size
+
+    def group_of(self, index: int) -> int | None:
+        """The group whose mark a word is, or None."""
+        start, stop = self._starts[3:5]
+        return (index - start) // (8 * self.world_size) if start <= index < stop else None
+
     @property
     def num_words(self) -> int:
-        return self._starts[8]
+        return self._starts[9]
 
 
 ABORT_INTERRUPT, ABORT_TERMINATE = 1, 2
@@ -117,36 +135,6 @@ ABORT_INTERRUPT, ABORT_TERMINATE = 1, 2
 
 def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
-
-
-def _open_unnamed(size_bytes: int) -> int:
-    """A file descriptor of an unnamed file of this (sparse) size."""
-    if hasattr(os, "memfd_create") and "memfd" not in os.environ.get("SIMPARALLEL_DISABLE", ""):
-        fd = os.memfd_create("simparallel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        _truncate(fd, size_bytes)
-        _seal(fd)
-        return fd
-    directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    fd, path = tempfile.mkstemp(prefix="simparallel-", dir=directory)
-    os.unlink(path)
-    _truncate(fd, size_bytes)
-    return fd
-
-
-def _truncate(fd: int, size_bytes: int) -> None:
-    try:
-        os.ftruncate(fd, size_bytes)
-    except BaseException:
-        os.close(fd)
-        raise
-
-
-def _seal(fd: int) -> None:
-    """Nobody may truncate it any more: that would be a SIGBUS for everyone else."""
-    import fcntl
-
-    add_seals, shrink_and_grow = 1033, 0x2 | 0x4  # F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW
-    fcntl.fcntl(fd, add_seals, shrink_and_grow)
 
 
 class Segment:
@@ -169,7 +157,8 @@ class Segment:
         self.world_size = world_size
         self.map = ControlMap(world_size)
         self._sites_at = _round_up(self.map.num_words * WORD, PAGE)
-        self._records_at = self._sites_at + world_size * SITES * SITE_BYTES
+        self._waits_at = self._sites_at + world_size * SITES * SITE_BYTES
+        self._records_at = self._waits_at + world_size * WAIT_BYTES
         self._arenas_at = _round_up(self._records_at + world_size * RECORD_BYTES, PAGE)
         if fd is None:
             fd = self._create(arena_bytes)
@@ -185,24 +174,27 @@ class Segment:
 
     def _create(self, arena_bytes: int) -> int:
         wanted = max(_round_up(arena_bytes or DEFAULT_ARENA_BYTES, PAGE), MAX_GROUPS * 2 * SLOT_BYTES + PAGE)
+        at_once = self._arenas_at
         while True:
             total = self._arenas_at + self.world_size * wanted
             fd = -1
             try:
-                fd = _open_unnamed(total)
-                os.posix_fallocate(fd, 0, self._arenas_at)
+                fd = open_unnamed(total, at_once + self.world_size * 2 * SLOT_BYTES)
+                os.posix_fallocate(fd, 0, at_once)
                 mmap.mmap(fd, total).close()
                 return fd
             except (OSError, ValueError, OverflowError) as error:
+                free = free_of(fd) if fd >= 0 else 0
                 if fd >= 0:
                     os.close(fd)
                 wanted //= 4
                 if arena_bytes or wanted < SMALLEST_ARENA_BYTES:
                     raise SharedMemoryError(
-                        f"{self.world_size} ranks need {total} bytes of address space and {self._arenas_at} "
+                        f"{self.world_size} ranks need {total} bytes of address space and {at_once} "
                         f"bytes of shared memory at once: {error}. Use fewer ranks, raise the limit "
                         "(ulimit -v, container memory, --shm-size), or pass a smaller arena_bytes.",
                         needed_bytes=total,
+                        available_bytes=free,
                     ) from error
 
     def close_fd(self) -> None:
@@ -233,8 +225,17 @@ class Segment:
         self._write_text(self._sites_at + (rank * SITES + number) * SITE_BYTES, SITE_BYTES, text)
 
     def read_site(self, rank: int, number: int) -> str:
-        start = self._sites_at + (rank * SITES + number) * SITE_BYTES
-        return bytes(self.mmap[start : start + SITE_BYTES]).rstrip(b"\0").decode(errors="replace")
+        return self._read_text(self._sites_at + (rank * SITES + number) * SITE_BYTES, SITE_BYTES)
+
+    def write_wait(self, rank: int, text: str) -> None:
+        """Where `rank` waits; what does not fit is cut out of the middle, for the end has the place."""
+        data = text.encode()
+        if len(data) > WAIT_BYTES:
+            text = data[:200].decode(errors="ignore") + " … " + data[-300:].decode(errors="ignore")
+        self._write_text(self._waits_at + rank * WAIT_BYTES, WAIT_BYTES, text)
+
+    def read_wait(self, rank: int) -> str:
+        return self._read_text(self._waits_at + rank * WAIT_BYTES, WAIT_BYTES)
 
     def write_record(self, rank: int, text: str) -> None:
         """Why `rank` failed. Its length is stored last, so that a reader sees all or nothing."""
@@ -245,6 +246,9 @@ class Segment:
         start = self._records_at + rank * RECORD_BYTES
         length = self.words[self.map.record_length(rank)]
         return bytes(self.mmap[start : start + length]).decode(errors="replace")
+
+    def _read_text(self, start: int, limit: int) -> str:
+        return bytes(self.mmap[start : start + limit]).rstrip(b"\0").decode(errors="replace")
 
     def _write_text(self, start: int, limit: int, text: str) -> int:
         data = text.encode()[:limit]
@@ -353,10 +357,12 @@ class Arena:
         try:
             os.posix_fallocate(self.segment.fd, self.segment.arena_at(self.rank) + start, length)
         except OSError as error:
+            free = free_of(self.segment.fd)
             raise SharedMemoryError(
-                f"rank {self.rank}: {length} bytes of shared memory cannot be reserved: {error}. Raise the "
-                "limit (container memory, --shm-size), or use fewer ranks or smaller arrays.",
+                f"rank {self.rank}: {length} bytes of shared memory cannot be reserved, {free} are available: "
+                f"{error}. Raise the limit (container memory, --shm-size), or use fewer ranks or smaller arrays.",
                 needed_bytes=length,
+                available_bytes=free,
             ) from error
 
 

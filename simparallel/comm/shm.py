@@ -2,7 +2,8 @@
 
 A rank that waits spins for a moment (only while every rank has a core of its own), then yields
 its core a few hundred times, then sleeps on a futex for at most 20 ms at a time; after each sleep
-it looks whether anyone has failed, died, left, or whether the launcher wants everybody to stop.
+it looks whether anyone has failed, died, left, or whether the launcher wants everybody to stop; after
+some more time, whether ranks wait for each other (`deadlock`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from simparallel.comm.deadlock import PATIENCE_S, Vigil
 from simparallel.comm.segment import ABORT_INTERRUPT, WORD, Arena, Segment, fence
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
-from simparallel.errors import DeadlineError, RankFailedError
+from simparallel.comm.unnamed import is_disabled
+from simparallel.errors import DeadlineError, DeadlockError
 
 SPINS = 20  # looks before the first yield: two ranks may share a core in spite of free ones
 YIELDS = 300
@@ -26,6 +30,15 @@ _STATES = {"T": "is stopped (SIGSTOP or a debugger)", "t": "is stopped by a debu
            "D": "waits for a disk or device", "Z": "has ended", "R": "is running user code"}  # fmt: skip
 
 
+def process_state(pid: int) -> str:
+    """One letter, as in /proc: R runs, S sleeps, T is stopped, Z has ended; "" if it cannot be looked at."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
@@ -34,8 +47,7 @@ class Futex:
     """Sleep until a 32-bit word changes, or wake those who do. Without futex: short sleeps."""
 
     def __init__(self, address: int) -> None:
-        disabled = "futex" in os.environ.get("SIMPARALLEL_DISABLE", "")
-        self.available = _SYS_FUTEX is not None and not disabled
+        self.available = _SYS_FUTEX is not None and not is_disabled("futex")
         self._address = address
         if self.available:
             self._syscall = ctypes.CDLL(None, use_errno=False).syscall
@@ -60,9 +72,11 @@ class ShmTransport(AbstractTransport):
     """One rank that is a process."""
 
     def __init__(
-        self, segment: Segment, rank: int, timeout_s: float = DEFAULT_TIMEOUT_S, arena: Arena | None = None
-    ) -> None:
-        super().__init__(segment, rank, timeout_s, arena)
+        self, segment: Segment, rank: int, timeout_s: float = DEFAULT_TIMEOUT_S, arena: Arena | None = None,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(segment, rank, timeout_s, arena, **settings)
+        self._vigil = Vigil(segment, rank)
         self._futex = Futex(segment.address)
         self._own_sleep = segment.map.sleeping(rank)
         self._peers_sleep = tuple(segment.map.sleeping(r) for r in range(self.world_size) if r != rank)
@@ -71,19 +85,25 @@ class ShmTransport(AbstractTransport):
     def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         met = self.met
         first = conditions[0]
-        for _ in range(self._spins):
-            if met(first):
-                return
-        for _ in range(YIELDS):
-            for condition in conditions:
-                if met(condition):
+        try:
+            for _ in range(self._spins):
+                if met(first):
                     return
-            os.sched_yield()
-        self._sleep_until_met(conditions, describe)
+            for _ in range(YIELDS):
+                for condition in conditions:
+                    if met(condition):
+                        return
+                os.sched_yield()
+            self._sleep_until_met(conditions, describe)
+        except KeyboardInterrupt:  # if not by Ctrl-C, then because of a failure that we had not seen yet
+            if self.words[self.segment.map.abort()] != ABORT_INTERRUPT:
+                self.check_health(first, describe)
+            raise
 
     def _sleep_until_met(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         words, first = self.words, conditions[0]
         deadline = time.monotonic() + self.timeout_s
+        self._vigil.end()  # it may still show a wait that ended with an error
         try:
             while True:
                 words[self._own_sleep] = 1
@@ -98,6 +118,15 @@ class ShmTransport(AbstractTransport):
                 if any(self.met(condition) for condition in conditions):
                     return
                 self._check(first, describe, deadline)
+                if time.monotonic() > deadline - self.timeout_s + PATIENCE_S:
+                    self._vigil.look(conditions, describe)
+        except DeadlockError:
+            raise  # what the vigil shows stays, so that the others find the same
+        except BaseException:
+            self._vigil.end()
+            raise
+        else:
+            self._vigil.end()
         finally:
             words[self._own_sleep] = 0
 
@@ -114,17 +143,6 @@ class ShmTransport(AbstractTransport):
         if words[control.abort()] == ABORT_INTERRUPT:
             raise KeyboardInterrupt
         self.check_health(needed, describe)
-        for rank in range(self.world_size):
-            code = words[control.exit_of(rank)]
-            if code:
-                how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code - 1}"
-                if code == -9:
-                    how += " (SIGKILL, often the out-of-memory killer)"
-                raise RankFailedError(
-                    f"rank {self.rank} was stopped in {describe()}: rank {rank} "
-                    f"(pid {words[control.pid(rank)]}) {how}.",
-                    rank=rank, cause=how,
-                )  # fmt: skip
         if time.monotonic() > deadline:
             missing = self.lagging(needed)
             told = "; ".join(f"rank {rank} {self._process_state(rank)}" for rank in missing)
@@ -136,9 +154,5 @@ class ShmTransport(AbstractTransport):
 
     def _process_state(self, rank: int) -> str:
         pid = self.words[self.segment.map.pid(rank)]
-        try:
-            with open(f"/proc/{pid}/stat") as stat:
-                state = stat.read().rpartition(")")[2].split()[0]
-        except OSError:
-            return "cannot be looked at"
-        return f"(pid {pid}) {_STATES.get(state, 'sleeps or waits')}"
+        state = process_state(pid)
+        return f"(pid {pid}) {_STATES.get(state, 'sleeps or waits')}" if state else "cannot be looked at"

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simparallel.comm.faults import Faults
+from simparallel.comm.header import COMPARED, OP
+from simparallel.comm.progress import counts, deadlock_error, last_calls
 from simparallel.comm.segment import (
     DONE,
     FAILED,
@@ -25,10 +29,14 @@ from simparallel.comm.segment import (
     Arena,
     Segment,
 )
-from simparallel.errors import RankFailedError
+from simparallel.errors import CommError, DeadlockError, RankFailedError
 
 DEFAULT_TIMEOUT_S = 60.0
 LEFT = "left normally"
+# Levels of the check of collectives, as the number of header words that have to be equal: "full" compares
+# everything that has to match; "light" the number and the op; "off" nothing, and notes no call sites.
+CHECKS = {"full": COMPARED, "light": OP + 1, "off": 0}
+_ENDS = ("was killed by", "exited with")  # causes that are not an exception
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
@@ -46,17 +54,24 @@ class AbstractTransport:
     Attributes:
         rank, world_size: who we are.
         segment, arena: the shared memory, and this rank's part of it.
+        compared: how many words of the headers have to be equal, see `CHECKS`.
+        faults: this rank's faults on purpose, or None.
     """
 
     def __init__(
-        self, segment: Segment, rank: int, timeout_s: float = DEFAULT_TIMEOUT_S, arena: Arena | None = None
-    ) -> None:
+        self, segment: Segment, rank: int, timeout_s: float = DEFAULT_TIMEOUT_S, arena: Arena | None = None,
+        *, check: str = "full", faults: Faults | None = None,
+    ) -> None:  # fmt: skip
         self.segment = segment
         self.rank = rank
         self.world_size = segment.world_size
         self.timeout_s = timeout_s
         self.arena = arena or Arena(segment, rank)  # arrays in an arena may outlive a run
         self.words = segment.words
+        self.faults = faults
+        self.compared = CHECKS[check]
+        if check == "off":
+            self.call_site = _no_call_site  # type: ignore[method-assign]
         self._site_numbers: dict[tuple[int, int], int] = {}
         self._site_codes: list[Any] = []
 
@@ -96,10 +111,14 @@ class AbstractTransport:
     def state_of(self, rank: int) -> int:
         return self.words[self.segment.map.state(rank)]
 
-    def fail(self, report: dict[str, Any]) -> None:
+    def fail(self, report: dict[str, Any], error: BaseException | None = None) -> None:
         """Publish why this rank failed; the others raise in their next wait."""
-        summary, time_ns = report["summary"][:4000], report.get("time_ns", 0)
-        while len(record := json.dumps({"summary": summary, "time_ns": time_ns})) > RECORD_BYTES:
+        summary, more = report["summary"][:4000], {"time_ns": report.get("time_ns", 0)}
+        if isinstance(error, DeadlockError):
+            more["deadlock"] = list(error.facts["waiting"])
+        elif isinstance(error, RankFailedError) and report.get("secondary"):
+            more["culprit"], more["cause"] = error.facts["rank"], str(error.facts["cause"])[:2000]
+        while len(record := json.dumps({"summary": summary, **more})) > RECORD_BYTES:
             summary = summary[: len(summary) // 2]  # escapes may be long
         self.segment.write_record(self.rank, record)
         self.set_state(FAILED_BY_OTHERS if report.get("secondary") else FAILED)
@@ -109,21 +128,51 @@ class AbstractTransport:
         states = [self.state_of(rank) for rank in range(self.world_size)]
         for rank in self.lagging(needed):
             if states[rank] == DONE:
-                raise RankFailedError(
-                    f"rank {self.rank} waits in {describe()}, but rank {rank} left its function normally and "
-                    "will never come. All ranks of a group must make the same calls.",
-                    rank=rank, cause=LEFT,
-                )  # fmt: skip
-        for wanted in (FAILED, FAILED_BY_OTHERS):
-            if wanted in states:
-                raise self._failed_error(states.index(wanted), describe)
+                raise self._left_error(rank, needed, describe)
+        if FAILED in states:
+            raise self._failed_error(states.index(FAILED), describe)
+        for rank in range(self.world_size):
+            code = self.words[self.segment.map.exit_of(rank)]
+            if code:
+                raise self._death_error(rank, code, describe)
+        if FAILED_BY_OTHERS in states:
+            raise self._failed_error(states.index(FAILED_BY_OTHERS), describe)
 
-    def _failed_error(self, rank: int, describe: Callable[[], str]) -> RankFailedError:
-        report = json.loads(self.segment.read_record(rank))
+    def _left_error(self, rank: int, needed: Condition, describe: Callable[[], str]) -> RankFailedError:
+        group = self.segment.map.group_of(needed.indices[0])
+        segment = self.segment
+        far = last_calls(segment, rank) if group is None else counts(segment, group, self.rank, rank)
         return RankFailedError(
-            f"rank {self.rank} was stopped in {describe()}: rank {rank} failed with {report['summary']}",
-            rank=rank, cause=report["summary"],
+            f"rank {self.rank} waits in {describe()}, but rank {rank} left its function normally and "
+            f"will never come: {far}. All ranks of a group must make the same calls.",
+            rank=rank, cause=LEFT,
         )  # fmt: skip
+
+    def _death_error(self, rank: int, code: int, describe: Callable[[], str]) -> RankFailedError:
+        """`code` as the host notes it: 1 + exit code, or minus the signal's number."""
+        how = f"exited with code {code - 1}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            how += " (often the out-of-memory killer)"
+        return RankFailedError(
+            f"rank {self.rank} was stopped in {describe()}: rank {rank} (pid "
+            f"{self.words[self.segment.map.pid(rank)]}) {how}; {last_calls(self.segment, rank)}.",
+            rank=rank, cause=how,
+        )  # fmt: skip
+
+    def _failed_error(self, rank: int, describe: Callable[[], str]) -> CommError:
+        record = json.loads(self.segment.read_record(rank))
+        if self.rank in record.get("deadlock", ()):
+            return deadlock_error(self.segment, record["deadlock"])
+        if "culprit" in record:  # told on: the root cause, not who was stopped by it
+            culprit, cause = record["culprit"], record["cause"]
+            what = f"rank {culprit} {'failed with ' * (not cause.startswith(_ENDS))}{cause} (so rank {rank} said)"
+            rank = culprit
+        else:
+            cause = record["summary"]
+            what = f"rank {rank} failed with {cause}"
+        return RankFailedError(
+            f"rank {self.rank} was stopped in {describe()}: {what}", rank=rank, cause=cause
+        )
 
     def call_site(self) -> int:
         """The number of the user's line that made this call, readable by peers even after we die."""
@@ -154,3 +203,7 @@ class AbstractTransport:
     def start(self) -> None:
         self.words[self.segment.map.pid(self.rank)] = os.getpid()
         self.set_state(RUNNING)
+
+
+def _no_call_site() -> int:
+    return 0

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from simparallel.comm.segment import Segment
+from simparallel.comm.unnamed import is_disabled
 from simparallel.runtime.device import Wiring, device_main
 
 # What functions on devices are likely to use: imported once here, and not once in every device.
@@ -95,7 +96,7 @@ def _death_of(pid: int | None) -> int | None:
 
     A pipe would not do: a process that the dead one had forked holds a copy of its end.
     """
-    if pid is None or not hasattr(os, "pidfd_open"):
+    if pid is None or not hasattr(os, "pidfd_open") or is_disabled("pidfd"):
         return None
     try:
         return os.pidfd_open(pid)
@@ -113,7 +114,7 @@ def _watch(
     if os.getppid() != launcher_pid:
         return
     while True:
-        ready = wait([*alive, control, wiring.life_fd, launcher])
+        ready = wait({*alive, control, wiring.life_fd, launcher})  # without pidfds the last two are one
         for sentinel in [s for s in ready if s in alive]:
             rank, device = alive.pop(sentinel)
             device.join()

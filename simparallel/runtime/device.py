@@ -20,6 +20,7 @@ import cloudpickle
 import numpy as np
 
 from simparallel.comm import Communicator
+from simparallel.comm.faults import faults_of
 from simparallel.comm.segment import Arena, Segment
 from simparallel.comm.shm import ShmTransport
 from simparallel.errors import LaunchError
@@ -89,7 +90,10 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
         if last is not None:
             last.release()  # every rank has ended the run before, else there would be no next one
         settings = message["settings"]
-        transport = ShmTransport(segment, rank, settings["timeout_s"], arena)
+        faults = faults_of(settings["faults"], rank)
+        transport = ShmTransport(
+            segment, rank, settings["timeout_s"], arena, check=settings["check"], faults=faults
+        )
         transport.start()
         signal.signal(signal.SIGINT, interrupts)  # a function of an earlier run may have set its own
 
@@ -199,9 +203,13 @@ def _limit_blas_threads(count: int) -> None:
 
 def _send_records_to_own_log() -> None:
     """Records go to this rank's own file too, which needs no other process to be complete."""
+    root = logging.getLogger()
+    for inherited in list(root.handlers):
+        if not hasattr(inherited, "queue"):  # the host's own: it could not be wrapped, see `_gather_records`
+            root.removeHandler(inherited)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
+    root.addHandler(handler)
 
 
 def _queues() -> list[Any]:

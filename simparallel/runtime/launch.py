@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from simparallel.cluster import DEFAULT_DEVICE, ClusterSpec, DeviceSpec, LinkSpec, describe
+from simparallel.comm.faults import VARIABLE, parse
 from simparallel.comm.header import ALGORITHMS
-from simparallel.comm.transport import DEFAULT_TIMEOUT_S
+from simparallel.comm.transport import CHECKS, DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError, LaunchError
 from simparallel.files import write_atomically
 from simparallel.memory import parse_bytes
@@ -56,11 +58,15 @@ class Cluster:
             not name one themselves. Collectives that it does not have run by "direct".
         arena_bytes: address space for each rank's shared memory; 0 for the default.
         blas_threads: BLAS threads of each device; None for cores // ranks, at least 1.
+        check: what of each collective call is compared between ranks before data is touched. "full":
+            everything that has to match (number, op, reduce op, root, dtype, shape, dim, ranks). "light":
+            number and op. "off": nothing, and errors cannot name places; a wrong program then hangs
+            until `timeout_s`, or gives wrong numbers.
         echo: print what the ranks print, with `[rank N]` before each line.
 
     Raises:
         ClusterError: unknown device, or fewer than one.
-        InputError: unknown transport or algorithm, bad log_dir or timeout.
+        InputError: unknown transport, algorithm or check, bad log_dir or timeout.
         LaunchError: the device processes did not start (at the first run).
 
     Example:
@@ -72,8 +78,8 @@ class Cluster:
     def __init__(
         self, world_size: int, *, device: str | DeviceSpec = DEFAULT_DEVICE, link: LinkSpec | None = None,
         transport: str = "shm", log_dir: str | Path | None = None, device_memory: str | int | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct", arena_bytes: int = 0,
-        blas_threads: int | None = None, echo: bool = True,
+        timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct", check: str = "full",
+        arena_bytes: int = 0, blas_threads: int | None = None, echo: bool = True,
     ) -> None:  # fmt: skip
         if transport not in TRANSPORTS:
             raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.")
@@ -81,6 +87,8 @@ class Cluster:
             raise InputError(f"timeout_s={timeout_s!r} must be more than 0.")
         if algorithm not in ALGORITHMS:
             raise InputError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}.")
+        if check not in CHECKS:
+            raise InputError(f"check={check!r} is not one of {', '.join(CHECKS)}.")
         self.spec = describe(world_size, device, link)
         self.world_size = world_size
         self.transport = transport
@@ -89,6 +97,7 @@ class Cluster:
         self._run_settings = {
             "timeout_s": timeout_s,
             "algorithm": algorithm,
+            "check": check,
             "memory_bytes": None if device_memory is None else parse_bytes(device_memory),
         }
         self.echo = echo
@@ -109,6 +118,7 @@ class Cluster:
                 original exception is `__cause__`.
             LaunchError: the function cannot be sent, the devices cannot be started, or they are busy
                 with a run of another thread.
+            InputError: SIMPARALLEL_FAULT has a wrong field (see `simparallel.comm.faults`).
             KeyboardInterrupt: after all ranks have stopped; the cluster stays usable.
         """
         if self._closed:
@@ -131,22 +141,28 @@ class Cluster:
     def _outcomes(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Outcome]:
+        is_inline = self.transport == "inline"
+        faults = parse(self._fault_text(), self.world_size, threads=is_inline)
+        settings = {**self._run_settings, "faults": faults}
         if self.log_dir is not None:
             for old in Path(self.log_dir).glob("error_rank*.json"):
                 old.unlink(missing_ok=True)
         bar = _Bar()
         try:
-            if self.transport == "inline":
+            if is_inline:
                 call = partial(function, *args, **kwargs)
-                return run_threads(call, self.spec, tell=bar, **self._run_settings)  # type: ignore[arg-type]
+                return run_threads(call, self.spec, tell=bar, **settings)  # type: ignore[arg-type]
             payload = pack(function, args, kwargs)
             pool = self._warm_pool()
-            return pool.run(payload, self.spec, echo=self.echo, note=bar, **self._run_settings)  # type: ignore[arg-type]
+            return pool.run(payload, self.spec, echo=self.echo, note=bar, **settings)  # type: ignore[arg-type]
         finally:
             bar.close()
             if self._pool is not None and not self._pool.usable:
                 self._pool.close()  # its processes may be in any state; the next run starts new ones
                 self._pool = None
+
+    def _fault_text(self) -> str:
+        return os.environ.get(VARIABLE, "")
 
     def _warm_pool(self) -> Pool:
         if self._pool is not None and not self._pool.is_intact():

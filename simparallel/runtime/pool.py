@@ -26,11 +26,12 @@ from typing import Any
 import cloudpickle
 
 from simparallel.cluster import ClusterSpec
+from simparallel.comm.faults import Fault
 from simparallel.comm.segment import Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError
 from simparallel.runtime.logs import LogFiles, Tail, console
-from simparallel.runtime.reports import Outcome
+from simparallel.runtime.reports import Outcome, report_unreceived
 from simparallel.runtime.run import Note, Run
 
 START_LIMIT_S = 30.0
@@ -169,7 +170,7 @@ class Pool:
     def run(
         self, payload: bytes, cluster: ClusterSpec, *, timeout_s: float = DEFAULT_TIMEOUT_S,
         keep_events: bool = True, memory_bytes: int | None = None, algorithm: str = "direct",
-        echo: bool = True, note: Note | None = None,
+        check: str = "full", faults: list[Fault] | None = None, echo: bool = True, note: Note | None = None,
     ) -> list[Outcome]:  # fmt: skip
         """Run a packed call on every rank; one outcome per rank, in order.
 
@@ -182,7 +183,7 @@ class Pool:
             self.segment.words[self.segment.map.pid(rank)] = pid
         settings = {
             "cluster": cluster, "timeout_s": timeout_s, "keep_events": keep_events, "memory_bytes": memory_bytes,
-            "algorithm": algorithm,
+            "algorithm": algorithm, "check": check, "faults": faults or [],
         }  # fmt: skip
         run_message = {"kind": "run", "payload": payload, "settings": settings, "sources": _cell_sources()}
         message = cloudpickle.dumps(run_message)
@@ -200,6 +201,7 @@ class Pool:
             if run.waiting or run.dead:
                 self.usable = False
             run.tail.show(final=True)
+        report_unreceived(self.segment, run.outcomes)
         return run.outcomes
 
     def is_intact(self) -> bool:

@@ -37,20 +37,29 @@ def play_rank(
     outcome = Outcome(transport.rank)
     with use_recorder(recorder), use_communicator(communicator), _telling(tell):
         try:
-            try:
+            with _normal_exit():
                 outcome.value = call()
-            except SystemExit as error:
-                if error.code not in (None, 0):
-                    raise
-            communicator.finish()
+            with _normal_exit():  # a call that was left in its middle raises the same again
+                communicator.finish()
             transport.set_state(DONE)
         except BaseException as error:
             outcome.report = failure_report(error)
-            transport.fail(outcome.report)
+            transport.fail(outcome.report, error)
+    outcome.kept_letters = communicator.kept_letters()
     outcome.events = recorder.events
     outcome.metrics = recorder.metrics
     outcome.memory = recorder.memory.summary()
     return outcome, communicator
+
+
+@contextmanager
+def _normal_exit() -> Iterator[None]:
+    """`sys.exit(0)` ends the block, and nothing more."""
+    try:
+        yield
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
 
 
 @contextmanager

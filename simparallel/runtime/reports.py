@@ -11,6 +11,8 @@ from typing import Any
 
 import cloudpickle
 
+from simparallel.comm.progress import unreceived
+from simparallel.comm.segment import Segment
 from simparallel.comm.transport import LEFT
 from simparallel.errors import RankFailedError, RunFailedError
 from simparallel.events import Event
@@ -24,6 +26,7 @@ class Outcome:
         value: what its function returned.
         report: None, or why it failed: summary, traceback, secondary, time_ns, pid, exit_code,
             exception (the pickled exception, or None).
+        kept_letters: (sender, text) of messages that it never asked for by their tag.
     """
 
     rank: int
@@ -32,6 +35,7 @@ class Outcome:
     events: list[Event] = field(default_factory=list)
     metrics: list[tuple[int, str, float]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
+    kept_letters: list[tuple[int, str]] = field(default_factory=list)
 
 
 def failure_report(error: BaseException) -> dict[str, Any]:
@@ -64,6 +68,15 @@ def _without_our_frames(error: BaseException) -> BaseException:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(here):
         trace = trace.tb_next
     return error.with_traceback(trace) if trace is not None else error
+
+
+def report_unreceived(segment: Segment, outcomes: list[Outcome]) -> None:
+    """Messages that nobody received are a failure of their receiver, if nothing worse happened."""
+    if all(outcome.report is None for outcome in outcomes):
+        kept = {outcome.rank: outcome.kept_letters for outcome in outcomes}
+        for rank, error in unreceived(segment, kept).items():
+            report = outcomes[rank].report = failure_report(error)
+            report["pid"] = segment.words[segment.map.pid(rank)]
 
 
 def death_report(pid: int, exit_code: int, *, by_us: bool = False) -> dict[str, Any]:

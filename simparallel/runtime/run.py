@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from simparallel.comm.segment import ABORT_INTERRUPT
+from simparallel.comm.shm import process_state
 from simparallel.errors import LaunchError
 from simparallel.runtime.logs import Tail
 from simparallel.runtime.reports import Outcome, death_report, failure_report
@@ -37,6 +38,7 @@ class Run:
         self.outcomes = [Outcome(rank) for rank in range(pool.world_size)]
         self._first_failure_at: float | None = None
         self._asked = 0  # steps of the ladder taken
+        self._sent: set[int] = set()  # signals
         self._reading = False
 
     def collect(self) -> None:
@@ -122,7 +124,7 @@ class Run:
             if message["kind"] == "outcome":
                 self._accept(self.waiting.pop(connection), message["outcome"], message["value"])
         if self.waiting.pop(connection, None) is not None:
-            by_us = -exit_code in [number for _, number in LADDER[: self._asked]]
+            by_us = -exit_code in self._sent
             self.outcomes[rank].report = death_report(self.pool.pids[rank], exit_code, by_us=by_us)
             self._first_failure_at = self._first_failure_at or time.monotonic()
 
@@ -133,7 +135,11 @@ class Run:
         passed = time.monotonic() - self._first_failure_at
         while self._asked < len(LADDER) and passed > LADDER[self._asked][0]:
             for rank in self.waiting.values():
-                self.pool.signal_rank(rank, LADDER[self._asked][1])
+                number = LADDER[self._asked][1]
+                if process_state(self.pool.pids[rank]) == "T":  # it would never see a milder one
+                    number = signal.SIGKILL
+                self.pool.signal_rank(rank, number)
+                self._sent.add(number)
             self._asked += 1
 
     def interrupt(self) -> None:
@@ -145,6 +151,7 @@ class Run:
         words[control.abort()] = ABORT_INTERRUPT
         self.pool.signal_all(signal.SIGINT)
         self._asked = 1
+        self._sent.add(signal.SIGINT)
         self._first_failure_at = time.monotonic()
         try:
             self.collect()

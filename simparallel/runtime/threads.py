@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from simparallel.cluster import ClusterSpec
+from simparallel.comm.faults import Fault, faults_of
 from simparallel.comm.inline import InlineTransport, Turns
 from simparallel.comm.segment import ABORT_INTERRUPT, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.runtime.rank import Tell, play_rank
-from simparallel.runtime.reports import Outcome
+from simparallel.runtime.reports import Outcome, report_unreceived
 
 ARENA_BYTES = 1 << 30  # address space, not memory
 
@@ -19,12 +20,15 @@ ARENA_BYTES = 1 << 30  # address space, not memory
 def run_threads(
     call: Callable[[], Any], cluster: ClusterSpec, *, keep_events: bool = True,
     memory_bytes: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct",
-    tell: Tell | None = None,
+    check: str = "full", faults: list[Fault] | None = None, tell: Tell | None = None,
 ) -> list[Outcome]:  # fmt: skip
     """Run `call()` as every rank of `cluster`; one outcome per rank, in order."""
     segment = Segment(cluster.world_size, arena_bytes=ARENA_BYTES)
     turns = Turns(cluster.world_size)
-    transports = [InlineTransport(segment, rank, turns, timeout_s) for rank in range(cluster.world_size)]
+    transports = [
+        InlineTransport(segment, rank, turns, timeout_s, check=check, faults=faults_of(faults or [], rank))
+        for rank in range(cluster.world_size)
+    ]
     outcomes: list[Outcome] = [Outcome(rank) for rank in range(cluster.world_size)]
 
     def play(rank: int) -> None:
@@ -53,4 +57,5 @@ def run_threads(
     finally:
         turns.transports.clear()  # else the memory would wait for the garbage collector
         segment.close_fd()
+    report_unreceived(segment, outcomes)
     return outcomes

@@ -1,0 +1,123 @@
+"""Ranks that are processes and wait for each other: found in the wait-for graph, without a timeout.
+
+A rank that has slept for a while publishes what it waits for: words of shared memory, each with
+the rank that writes it. It then looks whether it belongs to a set of ranks that all wait, each for
+words that only ranks of the set will write. No member writes anything while it waits, so such a
+set can never go on. A look counts only if nobody of the set began or ended a wait meanwhile, and
+two looks have to agree.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Sequence
+
+from simparallel.comm.progress import deadlock_error
+from simparallel.comm.segment import Segment, fence
+from simparallel.comm.transport import Condition
+
+PATIENCE_S = 0.04  # asleep before a rank publishes and looks
+PERIOD_S = 0.02  # between two looks
+_SHIFT = 40  # a published word: who writes it, and its index
+
+
+class Vigil:
+    """One rank's part in the search.
+
+    Each rank has one epoch word: odd while what it published is true.
+    """
+
+    def __init__(self, segment: Segment, rank: int) -> None:
+        self._segment = segment
+        self._rank = rank
+        self._epoch_at = segment.map.wait_epoch(rank)
+        self._seen: dict[int, int] = {}
+        self._published = False
+        self._next_look = 0.0
+
+    def look(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
+        """Called again and again while this rank waits for any of `conditions`.
+
+        Raises:
+            DeadlockError: this rank waits in vain.
+        """
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + PERIOD_S
+        if not self._published:
+            self._publish(conditions, describe())
+            return
+        try:
+            stuck = self._stuck()
+        except IndexError:  # read while its owner wrote
+            stuck = {}
+        if stuck and stuck == self._seen:
+            # What we published stays, so that the others find the same, until we wait again.
+            raise deadlock_error(self._segment, sorted(stuck))
+        self._seen = stuck
+
+    def end(self) -> None:
+        """The wait is over: what was published is no longer true."""
+        if self._published:
+            self._segment.words[self._epoch_at] += 1
+            self._published = False
+            self._seen = {}
+        self._next_look = 0.0
+
+    def _publish(self, conditions: Sequence[Condition], text: str) -> None:
+        area = array("q", [len(conditions)])
+        for needed in conditions:
+            area += array("q", [needed.target, len(needed.indices)])
+            for index, rank in zip(needed.indices, needed.ranks, strict=True):
+                area.append(rank << _SHIFT | index)
+        words = self._segment.words
+        start, stop = self._segment.map.waits(self._rank)
+        if len(area) > stop - start:
+            return  # too much to tell; then only the timeout helps
+        words[start : start + len(area)] = area
+        pairs = zip(conditions[0].indices, conditions[0].ranks, strict=True)
+        lagging = [rank for index, rank in pairs if words[index] < conditions[0].target]
+        who = ", ".join(map(str, lagging))
+        self._segment.write_wait(self._rank, f"{text}, for rank{'s' * (len(lagging) > 1)} {who}")
+        fence()
+        words[self._epoch_at] += 1
+        fence()
+        self._published = True
+
+    def _stuck(self) -> dict[int, int]:
+        """The ranks of a set that can never go on and has this rank in it, with their epochs."""
+        words, control = self._segment.words, self._segment.map
+        ranks = range(self._segment.world_size)
+        epochs = {rank: words[control.wait_epoch(rank)] for rank in ranks}
+        fence()
+        waits = {rank: self._read(rank) for rank, epoch in epochs.items() if epoch & 1}
+        stuck = set(waits)
+        while True:
+            free = {r for r in stuck if any(not self._hopeless(needed, stuck) for needed in waits[r])}
+            if not free:
+                break
+            stuck -= free
+        fence()
+        if any(words[control.wait_epoch(rank)] != epochs[rank] for rank in stuck) or self._rank not in stuck:
+            return {}
+        return {rank: epochs[rank] for rank in stuck}
+
+    def _hopeless(self, needed: Condition, stuck: set[int]) -> bool:
+        words = self._segment.words
+        pairs = zip(needed.indices, needed.ranks, strict=True)
+        return any(rank in stuck and words[index] < needed.target for index, rank in pairs)
+
+    def _read(self, rank: int) -> list[Condition]:
+        start, _ = self._segment.map.waits(rank)
+        words = self._segment.words
+        found = []
+        at = start + 1
+        for _ in range(words[start]):
+            target, count = words[at], words[at + 1]
+            pairs = words[at + 2 : at + 2 + count].tolist()
+            indices = tuple(pair & ((1 << _SHIFT) - 1) for pair in pairs)
+            found.append(Condition(indices, tuple(pair >> _SHIFT for pair in pairs), target))
+            at += 2 + count
+        return found

@@ -1,0 +1,80 @@
+"""Groups whose calls ask at every phase whether a fault is due. Only made where one was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from simparallel.comm.call import Body, Call, CallPlan
+from simparallel.comm.group import Group
+from simparallel.comm.work import Steps
+
+
+class FaultyCall(Call):
+    """One collective, phase by phase."""
+
+    def __init__(
+        self, group: Group, plan: CallPlan, payload: np.ndarray | None, body: Callable[[Call], Body]
+    ) -> None:
+        super().__init__(group, plan, payload, body)
+        self._passed: set[str] = set()
+
+    def _at(self, phase: str) -> None:
+        if phase in self._passed:
+            return
+        self._passed.add(phase)
+        group, faults = self.group, self.group.transport.faults
+        if faults is not None:
+            seq = self.seq if self.seq > 0 else group._seq + 1
+            faults.at(phase, "world" if group._slot == 0 else str(group._slot), self.plan.op, seq)
+
+    def _life(self, body: Callable[[Call], Body]) -> Steps:
+        self._at("enter")
+        steps = super()._life(lambda call: self._phases_of(body(call)))
+        while True:
+            try:
+                condition = next(steps)
+            except StopIteration as end:
+                self._at("returned")
+                return end.value
+            self._at("published")  # the first thing to wait for is the arrival of the others
+            yield condition
+
+    def _expose(self) -> tuple[int, int]:
+        place = super()._expose()
+        x = self._payload
+        if x is None or x.size < 2 or self.group.size == 1 or self.zero_copy:
+            self._at("copy_in")
+            return place
+        transport = self.group.transport
+        copy = transport.segment.array(transport.rank, place[0], (x.nbytes,), np.dtype(np.uint8))
+        second_half = copy[x.nbytes // 2 :]
+        saved = second_half.copy()
+        second_half[...] = 0xFF
+        self._at("copy_in")
+        second_half[...] = saved
+        return place
+
+    def _compare(self) -> tuple[int, bool]:
+        self._at("published")  # where nobody had to be waited for
+        found = super()._compare()
+        self._at("reduce")
+        return found
+
+    def _phases_of(self, body: Body) -> Body:
+        while True:
+            try:
+                condition = next(body)
+            except StopIteration as end:
+                self._at("copy_out")
+                self._at("leave")
+                return end.value
+            yield condition
+            self._at("copy_out")  # its own part is written, the others' parts are copied next
+
+
+class FaultyGroup(Group):
+    """A group of a rank that has faults. Calls whose payload travels as messages have those of `send`."""
+
+    call_type = FaultyCall

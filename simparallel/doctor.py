@@ -1,0 +1,196 @@
+"""`simparallel doctor`: what this machine gives, and what is used where it does not."""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import mmap
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from simparallel import backend
+from simparallel.comm.segment import Segment
+from simparallel.comm.shm import Futex
+from simparallel.comm.unnamed import (
+    SHM,
+    available_memory,
+    cgroup_number,
+    free_bytes,
+    is_disabled,
+    seal,
+)
+from simparallel.errors import SimParallelError
+from simparallel.runtime.probes import missing_pidfd, missing_semaphores
+from simparallel.units import format_bytes
+
+OK, FALLBACK, ABSENT, FATAL = "ok", "fallback", "absent", "FATAL"
+
+
+class Finding(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        name: of the primitive.
+        state: "ok"; "fallback": runs work, by other means; "absent": optional; "FATAL": no run is possible.
+        detail: what was found, and what follows from it.
+    """
+
+    name: str
+    state: str
+    detail: str
+
+
+def findings() -> list[Finding]:
+    """Try everything out. Starts no processes."""
+    return [*_system(), *_memory(), *_waiting(), *_optional()]
+
+
+def _system() -> Iterator[Finding]:
+    linux = sys.platform == "linux"
+    text = (
+        f"{platform.system()} {platform.release()}, {platform.machine()}, Python {platform.python_version()}"
+    )
+    yield Finding("system", OK if linux else FATAL, text if linux else f"{text}; only Linux is supported")
+    usable, cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    limit = cpu_limit()
+    text = f"{usable} of {cores} usable" + (
+        "" if limit is None else f", limited to {limit:g} by the control group"
+    )
+    yield Finding("cores", OK, f"{text}; ranks beyond that take turns")
+
+
+def cpu_limit() -> float | None:
+    """Cores' worth of time that the control group allows, None for no limit."""
+    quota = cgroup_number("cpu.max")
+    return None if quota is None else quota / 100_000  # the period, unless someone changed it
+
+
+def _memory() -> Iterator[Finding]:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = cgroup_number("memory.max")
+    text = f"{format_bytes(total)}, {format_bytes(available_memory())} available"
+    yield Finding(
+        "memory", OK, text + ("" if limit is None else f", control group limit {format_bytes(limit)}")
+    )
+    mode = _read("/proc/sys/vm/overcommit_memory")
+    strict = mode == "2"
+    modes = {"0": "heuristic", "1": "always", "2": "strict: arenas may have to be small (arena_bytes)"}
+    yield Finding("overcommit", FALLBACK if strict else OK, modes.get(mode, "not known"))
+    yield _try("memfd", _memfd, f"an unlinked file in {SHM} or {tempfile.gettempdir()} is used")
+    yield _try("sealing", _sealing, "memory could be truncated by other programs of yours")
+    yield _try("posix_fallocate", _fallocate, "", FATAL)
+    room, spare = free_bytes(SHM), free_bytes(tempfile.gettempdir())
+    text = f"{format_bytes(room)} free; only used without memfd"
+    why = f"not writable, or full; without memfd {tempfile.gettempdir()} is used, {format_bytes(spare)} free"
+    yield Finding(SHM, OK, text) if room >= 1 << 20 else Finding(SHM, FALLBACK, why)
+    yield _try("shared memory of 2 ranks", _segment, "", FATAL)
+
+
+def _waiting() -> Iterator[Finding]:
+    yield _try("futex", _futex, "ranks that wait sleep 0.2 ms at a time")
+    yield _try("pidfd", _pidfd, "ends of pipes tell of deaths; a child of the dead one may delay that")
+    missing = missing_semaphores()
+    text = missing or "records of all ranks are merged into scheduler.log"
+    why = f"{missing}; records are only in each worker_N.log"
+    yield Finding("semaphores", FALLBACK if missing else OK, why if missing else text)
+
+
+def _optional() -> Iterator[Finding]:
+    gpus = backend.device_count()
+    yield _package("cupy", ("cupy-cuda12x", "cupy-cuda13x", "cupy"), f"{gpus} GPUs", "arrays are NumPy's")
+    yield _package("mpi4py", ("mpi4py",), "for other programs", "not needed")
+
+
+def _package(name: str, distributions: tuple[str, ...], found: str, without: str) -> Finding:
+    for distribution in distributions:
+        try:
+            return Finding(name, OK, f"{importlib.metadata.version(distribution)}; {found}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Finding(name, ABSENT, f"not installed; {without}")
+
+
+# --- what is tried out -------------------------------------------------------------------------------
+
+
+def _try(name: str, probe: Callable[[], str], without: str, state: str = FALLBACK) -> Finding:
+    """`probe` returns what it found, or raises what is wrong."""
+    if is_disabled(name):
+        return Finding(name, state, f"disabled by SIMPARALLEL_DISABLE; {without}")
+    try:
+        return Finding(name, OK, probe())
+    except (OSError, AttributeError, SimParallelError) as error:
+        text = getattr(error, "strerror", None) or str(error)
+        return Finding(name, state, f"{text}; {without}" if without else text)
+
+
+def _memfd() -> str:
+    os.close(os.memfd_create("simparallel-doctor", os.MFD_CLOEXEC))
+    return f"memory without a name, not bound by {SHM}"
+
+
+def _sealing() -> str:
+    fd = os.memfd_create("simparallel-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, mmap.PAGESIZE)
+        seal(fd)
+        try:
+            os.ftruncate(fd, 0)
+        except PermissionError:
+            return "memory cannot be truncated under a rank"
+    finally:
+        os.close(fd)
+    raise OSError(errno.ENOTSUP, "seals do not hold")
+
+
+def _fallocate() -> str:
+    with tempfile.TemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, mmap.PAGESIZE)
+    return "a lack of memory is an error, not a SIGBUS"
+
+
+def _segment() -> str:
+    segment = Segment(2)
+    size = segment.arena_bytes
+    segment.close_fd()
+    return f"{format_bytes(size)} of address space for each"
+
+
+def _futex() -> str:
+    if not Futex(0).available:
+        raise OSError(errno.ENOSYS, "not known for this machine")
+    return "ranks that wait are woken at once"
+
+
+def _pidfd() -> str:
+    missing = missing_pidfd()
+    if missing:
+        raise OSError(errno.ENOSYS, missing)
+    return "a death is noticed at once"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def table(found: list[Finding]) -> str:
+    """The findings as text."""
+    width = max(len(finding.name) for finding in found)
+    return "\n".join(f"{finding.name:<{width}}  {finding.state:<8}  {finding.detail}" for finding in found)
+
+
+def main() -> int:
+    """Print the table; 0 unless something makes runs impossible."""
+    found = findings()
+    print(table(found))
+    fatal = [finding.name for finding in found if finding.state == FATAL]
+    print(f"\nNo run is possible here: {', '.join(fatal)}." if fatal else "\nRuns work here.")
+    return 1 if fatal else 0

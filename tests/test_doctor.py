@@ -1,0 +1,173 @@
+"""`simparallel doctor`, and machines that lack something."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import simparallel
+from simparallel import cli, doctor
+from simparallel.comm import unnamed
+from simparallel.comm.segment import Segment
+from simparallel.errors import SharedMemoryError
+
+HOME = str(Path(simparallel.__file__).parents[1])
+
+
+def states() -> dict[str, str]:
+    return {finding.name: finding.state for finding in doctor.findings()}
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert out.rstrip().endswith("Runs work here.")
+    for name in ("memfd", "sealing", "futex", "pidfd", "posix_fallocate", "/dev/shm", "cores", "memory", "overcommit",
+                 "semaphores", "cupy", "mpi4py"):  # fmt: skip
+        assert re.search(rf"^{name} +(ok|fallback|absent) +\S", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["memfd", "futex", "pidfd"])
+def test_what_is_disabled_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = states()
+    monkeypatch.setenv("SIMPARALLEL_DISABLE", name)
+    assert states() == {**before, name: "fallback"}
+
+
+def test_a_machine_that_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_room(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    assert cli.main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "posix_fallocate           FATAL     No space left on device" in out
+    assert "No run is possible here: posix_fallocate, shared memory of 2 ranks." in out
+
+
+@pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 1.5)])
+def test_cpu_limit(text: str, cores: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unnamed, "_lines", lambda path: [text] if path.endswith("cpu.max") else [])
+    assert doctor.cpu_limit() == cores
+
+
+def test_available_memory_is_that_of_the_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"meminfo": "MemAvailable: 1000 kB", "memory.max": "300000", "memory.current": "100000"}
+    monkeypatch.setattr(
+        unnamed, "_lines", lambda path: [files[Path(path).name]] if Path(path).name in files else []
+    )
+    assert unnamed.available_memory() == 200_000
+
+
+def test_no_room_anywhere_is_an_error_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMPARALLEL_DISABLE", "memfd")
+    monkeypatch.setattr(unnamed, "free_bytes", lambda folder: 4096)
+    with pytest.raises(SharedMemoryError, match=r"\d+ bytes are needed, but /dev/shm has 4096 bytes free"):
+        Segment(2)
+
+
+def test_only_whole_names_are_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMPARALLEL_DISABLE", "memfd, futexes")
+    assert unnamed.is_disabled("memfd")
+    assert not unnamed.is_disabled("futex")
+    assert not unnamed.is_disabled("fd")
+
+
+# --- runs on poor machines ---------------------------------------------------------------------------
+
+PROGRAM = """
+import logging, sys
+import numpy as np
+import simparallel as sp
+def train(size_bytes):
+    logging.getLogger("poor").info("hello from a rank")
+    return int(sp.all_reduce(np.ones(size_bytes, np.uint8))[0])
+try:
+    print(sp.launch(train, (int(sys.argv[1]),), world_size=2, log_dir=sys.argv[2], echo=False))
+except (sp.errors.RunFailedError, sp.errors.SharedMemoryError) as error:
+    print(type(error.__cause__ or error).__name__, error)
+"""
+
+
+@cache
+def cannot_mount() -> str:
+    """Why a /dev/shm of one's own cannot be had; "" if it can."""
+    if shutil.which("unshare") is None:
+        return "needs the command unshare"
+    tried = subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return tried.stderr.strip()
+
+
+def run_with_shm(folder: Path, size: str, read_only: bool, size_bytes: int, disable: str) -> str:
+    if cannot_mount():
+        pytest.skip(f"a /dev/shm of one's own cannot be mounted: {cannot_mount()}")
+    script = folder / "script.py"
+    script.write_text(PROGRAM)
+    call = [sys.executable, str(script), str(size_bytes), str(folder / "log")]
+    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm" + (" && mount -o remount,ro /dev/shm" * read_only)
+    ended = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *call],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": HOME, "SIMPARALLEL_DISABLE": disable},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr  # no SIGBUS, of whomever
+    assert "SIGBUS" not in ended.stdout
+    return ended.stdout
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("disable", ["", "memfd", "memfd,futex,pidfd"])
+@pytest.mark.parametrize(("size", "read_only"), [("64k", False), ("64k", True)])
+def test_a_tiny_or_read_only_dev_shm(tmp_path: Path, size: str, read_only: bool, disable: str) -> None:
+    assert run_with_shm(tmp_path, size, read_only, 8 << 20, disable) == "[2, 2]\n"
+    for rank in range(2):
+        own = (tmp_path / "log" / f"worker_{rank}.log").read_text()
+        assert own.count("hello from a rank") == 1
+    merged = (tmp_path / "log" / "scheduler.log").read_text()
+    if read_only:
+        assert "records of the devices are not merged here, only in worker_N.log: [Errno 30]" in merged
+    else:
+        assert merged.count("hello from a rank") == 2
+
+
+@pytest.mark.process
+def test_a_small_dev_shm_that_fills_up(tmp_path: Path) -> None:
+    """It has room for the beginning, but not for the array."""
+    out = run_with_shm(tmp_path, "8m", False, 8 << 20, "memfd")
+    assert out.startswith("SharedMemoryError rank ")
+    needed, available = map(
+        int, re.search(r"(\d+) bytes of shared memory cannot be reserved, (\d+) are", out).groups()
+    )
+    assert needed >= 8 << 20 > available
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("disable", ["memfd", "futex", "pidfd", "memfd,futex,pidfd"])
+def test_deaths_are_told_without(disable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import simparallel as sp
+
+    monkeypatch.setenv("SIMPARALLEL_DISABLE", disable)
+    monkeypatch.setenv("SIMPARALLEL_FAULT", "rank=1;seq=3;phase=reduce;action=SIGKILL")
+
+    def train() -> None:
+        for _ in range(5):
+            sp.barrier()
+
+    with pytest.raises(sp.errors.RunFailedError) as caught:
+        sp.launch(train, world_size=3, echo=False)
+    for rank in (0, 2):
+        assert "was killed by SIGKILL" in caught.value.reports[rank]["summary"]
