@@ -56,7 +56,10 @@ class Linear(Op):
         ctx.x, ctx.w = x, w
         # Few rows: BLAS copies w to multiply by its transpose, but not to multiply it; a third faster
         # for 32 rows (measured). The result's rows are then its memory's columns.
-        y = product(w, x.T).T if x.ndim == 2 and len(x) <= FEW_ROWS < len(w) else product(x, w.T)
+        rows = x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), x.shape[-1])
+        y = product(w, rows.T).T if len(rows) <= FEW_ROWS < len(w) else product(rows, w.T)
+        if x.ndim != 2:
+            y = y.reshape(*x.shape[:-1], len(w))
         if b is None:
             return y
         if y.dtype != ctx.plan.output.dtype:
