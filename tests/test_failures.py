@@ -642,7 +642,7 @@ print(cluster.run(len, b"12345"))
 def test_many_launches_do_not_add_up() -> None:
     sp.launch(sp.get_rank, world_size=2)
     before = belongings()
-    for number in range(20):
+    for number in range(10):
         if number % 5 == 4:
             failure(sp.launch, os._exit, (1,), world_size=2, echo=False)
         else:
