@@ -11,7 +11,7 @@ communication follows Hockney, latency + bytes / bandwidth per step of an algori
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from simparallel.errors import ClusterError
 from simparallel.prices import PRICES, price
@@ -205,9 +205,3 @@ def describe(
     return ClusterSpec(
         world_size, device_spec, link or preset_link, name=f"{world_size} x {device_spec.name}"
     )
-
-
-def resize(cluster: ClusterSpec, world_size: int) -> ClusterSpec:
-    """The same hardware with another number of devices."""
-    name = f"{world_size} x {cluster.device.name}"
-    return replace(cluster, world_size=world_size, name=name)

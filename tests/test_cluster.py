@@ -14,7 +14,6 @@ from simparallel.cluster import (
     Traffic,
     describe,
     picoseconds,
-    resize,
 )
 from simparallel.errors import ClusterError
 
@@ -104,7 +103,6 @@ def test_own_devices_and_links_are_taken():
     cluster = describe(2, DEVICE, LINK)
 
     assert cluster == ClusterSpec(2, DEVICE, LINK, "2 x plain")
-    assert resize(cluster, 4) == ClusterSpec(4, DEVICE, LINK, "4 x plain")
     assert describe(2, DEVICE).device is DEVICE
 
 
@@ -120,7 +118,6 @@ def test_picoseconds_round_to_nearest():
         (lambda: describe(-2), "world_size=-2"),
         (lambda: describe(True), "world_size=True"),
         (lambda: describe(2.0), r"world_size=2\.0"),
-        (lambda: resize(CLUSTER, 0), "world_size=0"),
         (lambda: CLUSTER.collective("all_sum", 8, (0, 1)), "'all_sum'.*all_reduce"),
         (lambda: DeviceSpec("d", {}, 1e12, 1, 0.0), "peak_flops_per_s is empty"),
         (lambda: DeviceSpec("d", {4: 0.0}, 1e12, 1, 0.0), r"peak_flops_per_s\[4\]=0\.0"),

@@ -75,7 +75,7 @@ class ControlMap:
         return tuple(starts)
 
     def abort(self) -> int:
-        """0, or the reason why everyone has to stop (see ABORT_…)."""
+        """0, or the reason why everyone has to stop (see `ABORT_INTERRUPT`)."""
         return self._starts[0]
 
     def exit_of(self, rank: int) -> int:
@@ -130,7 +130,7 @@ class ControlMap:
         return self._starts[9]
 
 
-ABORT_INTERRUPT, ABORT_TERMINATE = 1, 2
+ABORT_INTERRUPT = 1
 
 
 def _round_up(size: int, unit: int) -> int:

@@ -218,10 +218,6 @@ class Pool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pids[rank], number)
 
-    @property
-    def host_pid(self) -> int:
-        return self._host.pid
-
     def close(self) -> None:
         """End all processes and give everything back. May be called again."""
         self.usable = False
