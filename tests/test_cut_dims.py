@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import simparallel as sp
-from simparallel import ops
-from simparallel.autograd import Context, Plan, Spec, Tensor, rule as rules
+from simparallel import ops, rule as rules
+from simparallel.autograd import Context, Plan, Spec, Tensor
 from simparallel.autograd.dropout import mask
 from simparallel.errors import LabelError
 

@@ -11,7 +11,20 @@ import simparallel
 
 ROOT = Path(simparallel.__file__).parent
 FLOORS = {
-    0: {"errors", "backend", "mesh", "layout", "events", "cluster", "memory", "files", "prices", "units"},
+    0: {
+        "errors",
+        "backend",
+        "rule",
+        "mesh",
+        "layout",
+        "sharding",
+        "events",
+        "cluster",
+        "memory",
+        "files",
+        "prices",
+        "units",
+    },
     1: {"autograd", "comm", "view"},
     2: {"nn", "optim", "data", "trace", "collectives"},
     3: {"runtime", "parallel", "models"},
@@ -27,6 +40,7 @@ GROUND = {
     "backend": {"errors"},
     "mesh": {"errors"},
     "layout": {"errors", "mesh"},
+    "rule": {"errors"},
     "prices": set(),
     "cluster": {"errors", "prices"},
     "memory": {"errors", "units"},

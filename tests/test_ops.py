@@ -14,7 +14,8 @@ import oracles_c
 import pytest
 from hypothesis import given, strategies as st
 
-from simparallel.autograd import Mean, Op, Sigmoid, Spec, Tensor, functions as F, rule as rules
+from simparallel import rule as rules
+from simparallel.autograd import Mean, Op, Sigmoid, Spec, Tensor, functions as F
 from simparallel.autograd.op import AbstractConstant
 from simparallel.errors import DTypeError, InputError, LabelError, ShapeError
 from simparallel.testing import check_gradients

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from simparallel.autograd.rule import bind, broadcast, dim_names, output_shape, parse
 from simparallel.errors import ShapeError
+from simparallel.rule import bind, broadcast, dim_names, output_shape, parse
 from simparallel.testing.strategies import broadcastable_shapes
 
 

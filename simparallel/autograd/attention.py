@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd import rule as rules
+from simparallel import rule as rules
 from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast, wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, ShapeError

@@ -7,9 +7,9 @@ from math import prod
 
 from simparallel.autograd.loss import check_reduction
 from simparallel.autograd.op import Context, Op, Spec, Work, wider
-from simparallel.autograd.rule import dim_names
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, InputError
+from simparallel.rule import dim_names
 
 
 class SoftmaxCrossEntropyWithLogits(Op):

@@ -8,9 +8,9 @@ from math import prod
 import numpy as np
 
 from simparallel.autograd.op import Context, Op, Spec, Work
-from simparallel.autograd.rule import dim_names
 from simparallel.backend import Array, random_bits, to_device_like
 from simparallel.errors import DTypeError, InputError
+from simparallel.rule import dim_names
 
 _LEVELS = 1 << 16  # four elements share a random word, so p is rounded to 1/65536
 _PER_WORD = 4

@@ -10,9 +10,9 @@ import numpy as np
 
 from simparallel.autograd.labels import check_labels
 from simparallel.autograd.op import AbstractConstant, Context, Op, Spec, Work
-from simparallel.autograd.rule import dim_names
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, InputError
+from simparallel.rule import dim_names
 
 
 class Embedding(Op):

@@ -9,9 +9,9 @@ import numpy as np
 
 from simparallel.autograd.op import AbstractConstant, Context, Spec, Work, normalize_dims
 from simparallel.autograd.reduce import AbstractReduce
-from simparallel.autograd.rule import dim_names
 from simparallel.backend import Array
 from simparallel.errors import ShapeError
+from simparallel.rule import dim_names
 
 
 class AbstractCompleted(AbstractReduce):

@@ -10,9 +10,9 @@ from operator import index as as_int
 from typing import Any
 
 from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
-from simparallel.autograd.rule import dim_names
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, OutOfRangeError, ShapeError
+from simparallel.rule import dim_names
 
 Triple = tuple[int | None, int | None, int | None]  # start, stop, step
 Item = int | None | Triple  # None is a new dim

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
-from simparallel.autograd.rule import dim_names
 from simparallel.backend import Array
 from simparallel.errors import ShapeError
+from simparallel.rule import dim_names
 
 
 class AbstractJoin(Op):

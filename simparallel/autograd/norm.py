@@ -9,9 +9,9 @@ import numpy as np
 
 from simparallel.autograd.batch_norm import check_channels, infer_like_x
 from simparallel.autograd.op import Context, Op, Spec, Work, wider
-from simparallel.autograd.rule import dim_names
 from simparallel.backend import Array
 from simparallel.errors import InputError, ShapeError
+from simparallel.rule import dim_names
 
 
 class AbstractRowNorm(Op):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from simparallel.autograd import rule as rules
+from simparallel import rule as rules
 from simparallel.autograd.tape import Node, grad_mode
 from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array, get_namespace, is_array

@@ -8,8 +8,8 @@ from math import prod
 import numpy as np
 
 from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
-from simparallel.autograd.rule import dim_names
 from simparallel.backend import Array
+from simparallel.rule import dim_names
 
 
 class AbstractReduce(Op):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import prod
 
 from simparallel.autograd.op import Context, Op, Spec, Work
-from simparallel.autograd.rule import dim_names
 from simparallel.backend import Array
 from simparallel.errors import ShapeError
+from simparallel.rule import dim_names
 
 
 class Reshape(Op):
