@@ -11,20 +11,8 @@ import simparallel
 
 ROOT = Path(simparallel.__file__).parent
 FLOORS = {
-    0: {
-        "errors",
-        "backend",
-        "rule",
-        "mesh",
-        "layout",
-        "sharding",
-        "events",
-        "cluster",
-        "memory",
-        "files",
-        "prices",
-        "units",
-    },
+    0: {"errors", "units", "files", "backend", "memory", "events", "cluster", "prices"}
+    | {"rule", "mesh", "layout"},
     1: {"autograd", "comm", "view"},
     2: {"nn", "optim", "data", "trace", "collectives"},
     3: {"runtime", "parallel", "models"},
