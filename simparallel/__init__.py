@@ -44,7 +44,8 @@ from simparallel.mesh import Mesh
 if TYPE_CHECKING:
     from simparallel import data, models, nn, optim, parallel, testing, view
     from simparallel.comm.ledger import Ledger
-    from simparallel.runtime import Cluster, launch, progress
+    from simparallel.runtime import progress
+    from simparallel.runtime.launch import Cluster, launch
     from simparallel.trace import Trace
 
 __version__ = "0.1.0"

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from simparallel import rule as rules
 from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast, wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, ShapeError
+from simparallel.rule import broadcast
 
 
 class ScaledDotProductAttention(Op):
@@ -120,7 +120,7 @@ class ScaledDotProductAttention(Op):
 
 def _add(a: Array, b: Array) -> Array:
     """a + b, in place unless b is larger (a batch that only the mask has)."""
-    if rules.broadcast(a.shape, b.shape) == a.shape:
+    if broadcast(a.shape, b.shape) == a.shape:
         a += b
         return a
     return a + b.astype(a.dtype, copy=False)

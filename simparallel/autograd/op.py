@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from simparallel import rule as rules
 from simparallel.autograd.tape import Node, grad_mode
 from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.errors import ShapeError, SimParallelError
 from simparallel.events import Recorder, current_recorder
 from simparallel.memory import ACTIVATIONS, MemoryAccount
+from simparallel.rule import bind, output_shape
 
 
 class Spec(NamedTuple):
@@ -136,7 +136,7 @@ class Op:
         As a rule: the shape that `rule` foretells, the dtype that NumPy's promotion gives.
         """
         shapes = tuple(spec.shape for spec in inputs)
-        shape = rules.output_shape(self.rule_for(*shapes), shapes)
+        shape = output_shape(self.rule_for(*shapes), shapes)
         return Spec(shape, np.result_type(*(spec.dtype for spec in inputs)))
 
     def forward(self, ctx: Context, *arrays: Array) -> Array:
@@ -213,7 +213,7 @@ class Op:
         specs = tuple(Spec(tuple(shape), dtype) for shape, dtype in key)
         shapes = tuple(spec.shape for spec in specs)
         try:
-            sizes = rules.bind(self.rule_for(*shapes), shapes)
+            sizes = bind(self.rule_for(*shapes), shapes)
             return Plan(specs, self.infer(*specs), sizes, self.work(*specs))
         except SimParallelError as error:  # inner code raises short; here the op is known
             raise type(error)(f"{self!r}: {error}", **error.facts) from None
