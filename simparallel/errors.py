@@ -66,6 +66,10 @@ class LayoutError(InputError):
     """A mesh, layout or strategy is malformed or does not fit a tensor."""
 
 
+class StrategyError(LayoutError):
+    """An op cannot be cut this way. Facts: `op`, `rule`, `nearest` (strategies that are legal)."""
+
+
 class ClusterError(InputError):
     """A description of hardware is malformed or unknown."""
 

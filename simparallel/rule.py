@@ -37,6 +37,15 @@ class Dim(NamedTuple):
     sizes: tuple[int, ...] = ()  # where the rule says them: factors of a split dim, fixed and new dims
 
 
+class Place(NamedTuple):
+    """One dim of one tensor of a call: which named dims it runs along, and its size."""
+
+    names: tuple[str, ...]  # outermost first; () for a dim that has no name: broadcast, or of a fixed size
+    sizes: tuple[int, ...]  # of each name
+    size: int
+    kind: str  # as `Dim.kind`; a dim of "..." is "plain", or "fixed" where it is broadcast
+
+
 class Rule(NamedTuple):
     """A parsed rule: the dims of every input, and of the output."""
 
@@ -153,6 +162,42 @@ def output_shape(text: str, shapes: tuple[Shape, ...]) -> Shape:
         else:
             shape.append(prod(sizes[name] for name in dim.names))
     return tuple(shape)
+
+
+@lru_cache(maxsize=65536)
+def places(text: str, shapes: tuple[Shape, ...]) -> tuple[tuple[tuple[Place, ...], ...], tuple[Place, ...]]:
+    """The dims of every input and of the output of a call with these shapes, by name and size.
+
+    Raises:
+        ShapeError: the shapes do not fit the rule.
+    """
+    rule, sizes = parse(text), bind(text, shapes)
+    count = sum(name.startswith("...") for name in sizes) - 1
+    inputs = tuple(_place(dims, shape, sizes, count) for dims, shape in zip(rule.inputs, shapes, strict=True))
+    return inputs, _place(rule.output, output_shape(text, shapes), sizes, count)
+
+
+def _place(dims: tuple[Dim, ...], shape: Shape, sizes: dict[str, int], count: int) -> tuple[Place, ...]:
+    """Names for the dims of one tensor; "..." stands for `count` dims at most, aligned at the right."""
+    found = []
+    for dim, own in _align(dims, shape):
+        if dim.kind == "ellipsis":
+            for i, size in enumerate(own, count - len(own)):
+                name = f"...{i}"
+                whole = sizes[name] == size
+                found.append(
+                    Place(
+                        (name,) if whole else (),
+                        (size,) if whole else (),
+                        size,
+                        "plain" if whole else "fixed",
+                    )
+                )
+        elif dim.kind == "window" or (dim.sizes and dim.kind == "plain"):
+            found.append(Place(dim.names, own, own[0], dim.kind))
+        else:
+            found.append(Place(dim.names, tuple(sizes[name] for name in dim.names), own[0], dim.kind))
+    return tuple(found)
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:

@@ -12,8 +12,8 @@ import simparallel
 ROOT = Path(simparallel.__file__).parent
 FLOORS = {
     0: {"errors", "units", "files", "backend", "memory", "events", "cluster", "prices"}
-    | {"rule", "mesh", "layout"},
-    1: {"autograd", "comm", "view"},
+    | {"rule", "mesh", "layout", "sharding", "strategy"},
+    1: {"autograd", "comm", "plan", "view"},
     2: {"nn", "optim", "data", "trace", "collectives"},
     3: {"runtime", "parallel", "models"},
     4: {"testing"},
@@ -29,6 +29,8 @@ GROUND = {
     "mesh": {"errors"},
     "layout": {"errors", "mesh"},
     "rule": {"errors"},
+    "sharding": {"errors", "layout", "mesh", "rule"},
+    "strategy": {"errors", "layout", "mesh", "rule", "sharding"},
     "prices": set(),
     "cluster": {"errors", "prices"},
     "memory": {"errors", "units"},

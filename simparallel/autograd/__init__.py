@@ -43,7 +43,7 @@ from simparallel.autograd.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from simparallel.autograd.power import Pow
 from simparallel.autograd.reduce import Mean, Sum
 from simparallel.autograd.select import Clip, Maximum, Minimum, Where
-from simparallel.autograd.shape import Permute, Reshape
+from simparallel.autograd.shape import Permute, Redistribute, Reshape
 from simparallel.autograd.softmax import LogSoftmax, Softmax
 from simparallel.autograd.tape import at_backward_end, no_grad, run_backward
 from simparallel.autograd.tensor import Tensor
@@ -54,7 +54,7 @@ __all__ = [
     "Context", "Conv2d", "CrossEntropy", "Div", "Dropout", "Embedding", "Equal", "Exp", "GELU", "Greater",
     "GreaterEqual", "GroupNorm", "Index", "L1", "LayerNorm", "Less", "LessEqual", "Linear", "Log",
     "LogSoftmax", "MSE", "MatMul", "Max", "MaxPool2d", "Maximum", "Mean", "Min", "Minimum", "Mul", "NLL",
-    "Neg", "NotEqual", "OneHot", "Op", "Pad", "Permute", "Plan", "Pow", "RMSNorm", "ReLU", "Reshape",
+    "Neg", "NotEqual", "OneHot", "Op", "Pad", "Permute", "Plan", "Pow", "RMSNorm", "ReLU", "Redistribute", "Reshape",
     "ScaledDotProductAttention", "SiLU", "Sigmoid", "Slice", "Softmax", "SoftmaxCrossEntropyWithLogits",
     "Spec", "Sqrt", "Squeeze", "Stack", "Sub", "Sum", "Tanh", "Tensor", "Tile", "Unsqueeze", "Var",
     "Where", "Work", "at_backward_end", "functions", "no_grad", "run_backward", "value_and_grad",

@@ -50,7 +50,8 @@ def value_and_grad(
 
         run_backward(loss, seed_of(loss, None, True), keep)
         xp = get_namespace(loss.data)
-        grads = [found[id(p)] if id(p) in found else xp.zeros(p.shape, p.dtype) for p in params]
-        return value, [Tensor._result(grad, None) for grad in grads]
+        grads = [found[id(p)] if id(p) in found else xp.zeros(p.data.shape, p.dtype) for p in params]
+        placements = [p.placement and p.placement.gradient for p in params]
+        return value, [Tensor._slice(grad, place) for grad, place in zip(grads, placements, strict=True)]
 
     return value_and_gradients

@@ -40,6 +40,8 @@ class AbstractFloatUnary(AbstractUnary):
 class Add(AbstractBinary):
     """y = a + b"""
 
+    linear = True
+
     def forward(self, ctx: Context, a: Array, b: Array) -> Array:
         ctx.shapes = a.shape, b.shape
         return a + b
@@ -50,6 +52,8 @@ class Add(AbstractBinary):
 
 class Sub(AbstractBinary):
     """y = a - b"""
+
+    linear = True
 
     def forward(self, ctx: Context, a: Array, b: Array) -> Array:
         ctx.shapes = a.shape, b.shape
@@ -94,6 +98,8 @@ class Div(AbstractBinary):
 
 class Neg(AbstractUnary):
     """y = -x"""
+
+    linear = True
 
     def forward(self, ctx: Context, x: Array) -> Array:
         return -x

@@ -13,6 +13,8 @@ from simparallel.rule import dim_names
 class AbstractView(Op):
     """The same elements in the same order, under other dims: nothing moves."""
 
+    linear = True
+
     def forward(self, ctx: Context, x: Array) -> Array:
         return x.reshape(ctx.plan.output.shape)
 
@@ -68,6 +70,8 @@ class BroadcastTo(Op):
     Args:
         shape: of y; -1 keeps a size of x.
     """
+
+    linear = True
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape

@@ -75,6 +75,7 @@ from simparallel.autograd.pool import (
 )
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.errors import ShapeError
+from simparallel.layout import Layout
 
 _ADD, _SUB, _MUL, _DIV = elementwise.Add(), elementwise.Sub(), elementwise.Mul(), elementwise.Div()
 _NEG, _EXP, _LOG = elementwise.Neg(), elementwise.Exp(), elementwise.Log()
@@ -187,6 +188,11 @@ def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
             f"transpose: dims {dim0} and {dim1} do not fit a tensor of shape {x.shape}."
         ) from None
     return permute(x, *order)
+
+
+def redistribute(x: Any, layout: Layout | None) -> Tensor:
+    """The sharded tensor x laid out as `layout`; None for the whole of it, as a plain tensor on every rank."""
+    return op.instance(shape.Redistribute, layout)(as_tensor(x))
 
 
 operators._functions = sys.modules[__name__]

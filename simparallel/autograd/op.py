@@ -14,13 +14,13 @@ a `Plan`; a step repeats none of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from time import perf_counter_ns
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from simparallel.errors import ShapeError, SimParallelError
 from simparallel.events import Recorder, current_recorder
 from simparallel.memory import ACTIVATIONS, MemoryAccount
 from simparallel.rule import bind, output_shape
+from simparallel.strategy import check_form, user_line
 
 
 class Spec(NamedTuple):
@@ -112,8 +113,13 @@ class Op:
     """
 
     rule: ClassVar[str]
+    linear: ClassVar[bool] = (
+        False  # op(a) + op(b) = op(a + b), all inputs together: an unfinished sum may pass
+    )
     registry: ClassVar[dict[str, type[Op]]] = {}
     context_type: ClassVar[type[Context]] = Context  # who cuts dims puts the exchanges in a subclass
+    # Runs calls on sharded tensors; None for a call that is not its business. Set by who can communicate.
+    interpreter: ClassVar[Callable[[Op, tuple[Tensor, ...]], Tensor | None] | None] = None
     name: ClassVar[str]
     backward_name: ClassVar[str]
 
@@ -123,6 +129,39 @@ class Op:
         cls.backward_name = f"{cls.__name__}.backward"
         if not cls.__name__.startswith("Abstract"):
             Op.registry[cls.__name__] = cls
+
+    # --- how it is cut ------------------------------------------------------------------------
+
+    in_strategy: tuple[Any, ...] | None = None
+    out_strategy: Any = None
+    repeat: ClassVar[str] = "right"  # where devices go that a tuple strategy leaves over
+    _place = ""  # the user's line that called `shard`
+
+    def shard(self, in_strategy: tuple[Any, ...], out_strategy: Any = None) -> Self:
+        """Say how this op is cut over the devices; for this object, so make one for each strategy.
+
+        It holds where inputs are sharded tensors, and under `AutoParallel`; plain tensors are computed with as ever.
+
+        Args:
+            in_strategy: for each input a tuple with the number of slices of each dim, or a called `Layout`.
+            out_strategy: how the output shall lie, where a cut dim is summed; a tuple of cuts or a `Layout`. By
+                default the sum is all-reduced; with the summed axes on a dim it is reduce-scattered.
+
+        Returns:
+            The op itself.
+
+        Raises:
+            StrategyError: not tuples or Layouts. Whether it is legal is known when the shapes are (see `plan`).
+        """
+        check_form(self.name, in_strategy, out_strategy)
+        self.in_strategy, self.out_strategy = in_strategy, out_strategy
+        self._place = user_line()
+        return self
+
+    @property
+    def described(self) -> str:
+        """Name and settings, and the line where the op was cut: for messages."""
+        return f"{self!r}{f' ({self._place})' if self._place else ''}"
 
     # --- what a subclass says ---------------------------------------------------------------
 
@@ -162,27 +201,35 @@ class Op:
     # --- what it does when called -------------------------------------------------------------
 
     def __call__(self, *inputs: Tensor) -> Tensor:
+        if Op.interpreter is not None:
+            y = Op.interpreter(self, inputs)
+            if y is not None:
+                return y
         arrays = [tensor.data for tensor in inputs]
         plan = self._plan(arrays)
         recording = grad_mode.enabled
         needs = tuple(recording and tensor.requires_grad for tensor in inputs)
         ctx = self.context_type(get_namespace(*arrays), needs, plan)
-        recorder = current_recorder()
-        if recorder is None:
-            y = self.forward(ctx, *arrays)
-        else:
-            memory = recorder.memory
-            if memory.limit_bytes is not None:
-                memory.make_room(plan.output.size_bytes, self.name)
-            start_ns = perf_counter_ns()
-            y = self.forward(ctx, *arrays)
-            _hold(memory, y, ctx)
-            price = recorder.prices.get(plan)
-            if price is None:
-                price = _price(recorder, plan, plan, plan.work)
-            recorder.compute(self.name, "forward", start_ns, perf_counter_ns(), price)
+        y = self.run_forward(ctx, arrays)
         node = Node(self, ctx, inputs) if True in needs else None
         return Tensor._result(y, node)
+
+    def run_forward(self, ctx: Context, arrays: Sequence[Array]) -> Array:
+        """`forward`, on the clock and on the memory account."""
+        recorder = current_recorder()
+        if recorder is None:
+            return self.forward(ctx, *arrays)
+        memory, plan = recorder.memory, ctx.plan
+        if memory.limit_bytes is not None:
+            memory.make_room(plan.output.size_bytes, self.name)
+        start_ns = perf_counter_ns()
+        y = self.forward(ctx, *arrays)
+        _hold(memory, y, ctx)
+        price = recorder.prices.get(plan)
+        if price is None:
+            price = _price(recorder, plan, plan, plan.work)
+        recorder.compute(self.name, "forward", start_ns, perf_counter_ns(), price)
+        return y
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """`backward`, on the clock."""
@@ -219,7 +266,11 @@ class Op:
             raise type(error)(f"{self!r}: {error}", **error.facts) from None
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if not k.startswith("_"))
+        settings = ", ".join(
+            f"{k}={v!r}"
+            for k, v in vars(self).items()
+            if not k.startswith("_") and k not in ("in_strategy", "out_strategy")
+        )
         return f"{self.name}({settings})"
 
 

@@ -11,6 +11,7 @@ from simparallel.backend import is_array
 
 if TYPE_CHECKING:
     from simparallel.autograd.tensor import Tensor
+    from simparallel.layout import Layout
 
 _functions: Any = None  # the functions module, which needs Tensor first and sets this when it is ready
 
@@ -68,6 +69,21 @@ class TensorOperators:
 
     def __abs__(self) -> Tensor:
         return _functions.abs(self)
+
+    def redistribute(self, layout: Layout) -> Tensor:
+        """This sharded tensor, laid out otherwise; on the tape. Collective: yes, where anything moves.
+
+        Raises:
+            LayoutError: a plain tensor, or a layout that does not fit.
+        """
+        return _functions.redistribute(self, layout)
+
+    def full_tensor(self) -> Tensor:
+        """The whole of a sharded tensor as a plain one, on every rank and on the tape; a plain one itself.
+
+        Collective: yes, if it is cut or an unfinished sum.
+        """
+        return _functions.redistribute(self, None)
 
     def __getitem__(self, items: Any) -> Tensor:
         return _functions.getitem(self, items)

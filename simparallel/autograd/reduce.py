@@ -49,6 +49,8 @@ class Sum(AbstractReduce):
     Small integers are summed as NumPy does, in the platform integer; float16 is summed in float32.
     """
 
+    linear = True
+
     def infer(self, x: Spec) -> Spec:
         return Spec(super().infer(x).shape, np.sum(np.zeros(1, x.dtype)).dtype)
 
@@ -64,6 +66,8 @@ class Sum(AbstractReduce):
 
 class Mean(AbstractReduce):
     """y = sum of x over `dim` / number of elements summed, globally"""
+
+    linear = True
 
     def infer(self, x: Spec) -> Spec:
         return Spec(super().infer(x).shape, np.mean(np.zeros(1, x.dtype)).dtype)

@@ -8,6 +8,7 @@ from math import prod
 from simparallel.autograd.op import Context, Op, Spec, Work
 from simparallel.backend import Array
 from simparallel.errors import ShapeError
+from simparallel.layout import Layout
 from simparallel.rule import dim_names
 
 
@@ -18,6 +19,8 @@ class Reshape(Op):
     product. One dim on each side is the same dim; a run that merges or splits dims is a factored
     one; a run that does both mixes elements, and its dims may not be cut.
     """
+
+    linear = True
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -70,6 +73,29 @@ class Reshape(Op):
         return Work(0, 0)
 
 
+class Redistribute(Op):
+    """y = x, laid out otherwise over the devices; on one device, x itself
+
+    Args:
+        layout: of y; None for the whole tensor on every device, as a plain one.
+    """
+
+    linear = True
+    rule = "... -> ..."
+
+    def __init__(self, layout: Layout | None = None) -> None:
+        self.layout = layout
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        return x
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy,)
+
+    def work(self, x: Spec) -> Work:
+        return Work(0, 0)
+
+
 def _runs(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
     """Smallest runs of equal product: (positions in a, sizes in b)."""
     runs, i, j = [], 0, 0
@@ -92,6 +118,8 @@ def _runs(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], list[
 
 class Permute(Op):
     """y = x with its dims in the order `dims`"""
+
+    linear = True
 
     def __init__(self, dims: tuple[int, ...]) -> None:
         self.dims = dims

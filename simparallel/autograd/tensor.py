@@ -11,8 +11,10 @@ import numpy as np
 from simparallel.autograd.operators import TensorOperators
 from simparallel.autograd.tape import Node, run_backward
 from simparallel.backend import Array, get_namespace, is_array, to_host
-from simparallel.errors import AutogradError, NonFiniteLossError, ShapeError
+from simparallel.errors import AutogradError, LayoutError, NonFiniteLossError, ShapeError
 from simparallel.events import current_recorder
+from simparallel.layout import Layout
+from simparallel.sharding import Placement
 
 
 class Tensor(TensorOperators):
@@ -26,9 +28,11 @@ class Tensor(TensorOperators):
     Attributes:
         data: the NumPy or CuPy array, shape `shape`, dtype `dtype`.
         grad: Tensor of the same shape, or None before the first backward.
+        placement: of a sharded tensor, where it lies: `data` is then this rank's slice, and `shape` that of
+            the whole tensor. None for a plain one.
     """
 
-    __slots__ = ("__weakref__", "_hooks", "_node", "data", "grad", "name", "requires_grad")
+    __slots__ = ("__weakref__", "_hooks", "_node", "data", "grad", "name", "placement", "requires_grad")
     __array_priority__ = 1000  # numpy_array * tensor asks the tensor first
 
     def __init__(self, data: Any, requires_grad: bool = False, name: str = "") -> None:
@@ -45,6 +49,7 @@ class Tensor(TensorOperators):
         self.grad: Tensor | None = None
         self.requires_grad = requires_grad
         self.name = name
+        self.placement: Placement | None = None
         self._node: Node | None = None
         self._hooks: list[Callable[[Tensor], None]] | None = None
 
@@ -55,15 +60,28 @@ class Tensor(TensorOperators):
         self.grad = None
         self.requires_grad = node is not None
         self.name = ""
+        self.placement = None
         self._node = node
         self._hooks = None
+        return self
+
+    @classmethod
+    def _slice(cls, data: Array, placement: Placement | None, node: Node | None = None) -> Tensor:
+        """This rank's part of a sharded tensor; a plain one if `placement` is None."""
+        self = cls._result(data, node)
+        self.placement = placement
         return self
 
     # --- looking at it -------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.data.shape
+        return self.data.shape if self.placement is None else self.placement.shape
+
+    @property
+    def layout(self) -> Layout | None:
+        """How a sharded tensor is cut over the devices; None for a plain one."""
+        return None if self.placement is None else self.placement.layout
 
     @property
     def dtype(self) -> np.dtype:
@@ -75,7 +93,7 @@ class Tensor(TensorOperators):
 
     @property
     def size(self) -> int:
-        return self.data.size
+        return self.data.size if self.placement is None else math.prod(self.placement.shape)
 
     @property
     def is_leaf(self) -> bool:
@@ -83,13 +101,25 @@ class Tensor(TensorOperators):
         return self._node is None
 
     def __len__(self) -> int:
-        return len(self.data)
+        if not self.shape:
+            raise TypeError("len() of a tensor without dims")
+        return self.shape[0]
 
     def item(self) -> float | int | bool:
         """The only element as a Python number. Raises ShapeError for any other size."""
-        if self.data.size != 1:
+        if self.size != 1:
             raise ShapeError(f"item() needs exactly one element, this tensor has shape {self.shape}.")
+        self._check_whole("item()")
         return self.data.item()
+
+    def _check_whole(self, what: str) -> None:
+        """Refuse to hand out a slice as if it were the tensor."""
+        if self.placement is not None and not self.placement.is_whole:
+            held = "an addend" if self.placement.layout.partial else "a slice"
+            raise LayoutError(
+                f"{what}: this rank holds {held} of this tensor of shape {self.shape}, laid out as {self.layout!r}. "
+                "Use full_tensor() (every rank calls it) for the whole, .data for what is here."
+            )
 
     def __float__(self) -> float:
         return float(self.item())
@@ -101,7 +131,12 @@ class Tensor(TensorOperators):
         return format(self.item(), spec) if spec else str(self)
 
     def numpy(self) -> np.ndarray:
-        """The data in host memory; for a NumPy tensor the very same array."""
+        """The data in host memory; for a NumPy tensor the very same array.
+
+        Raises:
+            LayoutError: a sharded tensor of which this rank holds a part.
+        """
+        self._check_whole("numpy()")
         return to_host(self.data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -109,14 +144,16 @@ class Tensor(TensorOperators):
 
     def detach(self) -> Tensor:
         """The same data, off the tape."""
-        return Tensor._result(self.data, None)
+        return Tensor._slice(self.data, self.placement)
 
     def clone(self) -> Tensor:
         """A copy of the data, off the tape."""
-        return Tensor._result(self.data.copy(), None)
+        return Tensor._slice(self.data.copy(), self.placement)
 
     def __repr__(self) -> str:
-        text = np.array2string(self.numpy(), separator=", ", threshold=20, edgeitems=2)
+        text = np.array2string(to_host(self.data), separator=", ", threshold=20, edgeitems=2)
+        if self.placement is not None:
+            text = f"slice {text}, shape={self.shape}, layout={self.layout!r}"
         grad = ", requires_grad=True" if self.requires_grad else ""
         name = f", name={self.name!r}" if self.name else ""
         return f"Tensor({text}, dtype={self.dtype}{grad}{name})"
@@ -176,8 +213,8 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
     xp = get_namespace(root.data)
     if grad is not None:
         seed = xp.asarray(grad.data if isinstance(grad, Tensor) else grad, dtype=root.dtype)
-        if seed.shape != root.shape:
-            raise ShapeError(f"backward: grad has shape {seed.shape}, the tensor {root.shape}.")
+        if seed.shape != root.data.shape:
+            raise ShapeError(f"backward: grad has shape {seed.shape}, the tensor {root.data.shape}.")
         return seed
     if root.size != 1:
         raise ShapeError(
@@ -194,12 +231,12 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
             "(backward(check_finite=False) lets it pass).",
             rank=rank, step=step, value=str(value),
         )  # fmt: skip
-    return xp.ones(root.shape, dtype=root.dtype)
+    return xp.ones(root.data.shape, dtype=root.dtype)
 
 
 def _accumulate(leaf: Tensor, gradient: Array) -> None:
     if leaf.grad is None:
-        leaf.grad = Tensor._result(gradient, None)
+        leaf.grad = Tensor._slice(gradient, leaf.placement and leaf.placement.gradient)
     else:
         leaf.grad.data += gradient
     if leaf._hooks:

@@ -196,10 +196,10 @@ class Optimizer:
             )
         copies = {name: np.array(to_host(values[name])) for name in self.state_names}
         for name, value in copies.items():
-            if value.shape != param.shape or value.dtype != param.dtype:
+            if value.shape != param.data.shape or value.dtype != param.dtype:
                 raise StateDictError(
                     f"{self._name}: {name} of parameter {number} has shape {value.shape} and dtype "
-                    f"{value.dtype}, the parameter {param.shape} and {param.dtype}."
+                    f"{value.dtype}, the parameter {param.data.shape} and {param.dtype}."
                 )
         counts = {name: int(values[name]) for name in self.state_counts}
         return counts | {name: to_device_like(value, param.data) for name, value in copies.items()}
@@ -283,9 +283,9 @@ class Optimizer:
                 f"{self._name}: the gradient of parameter {i} is a {type(array).__name__}, "
                 f"need a {type(param.data).__name__} like the parameter."
             )
-        if array.shape != param.shape:
+        if array.shape != param.data.shape:
             raise ShapeError(
-                f"{self._name}: the gradient of parameter {i} has shape {array.shape}, need {param.shape}."
+                f"{self._name}: the gradient of parameter {i} has shape {array.shape}, need {param.data.shape}."
             )
         if array.dtype != param.dtype:
             raise DTypeError(

@@ -1,0 +1,125 @@
+"""Carries out the plan of a redistribution: this rank's part of it, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from simparallel import collectives
+from simparallel.backend import Array, get_namespace
+from simparallel.comm import Communicator, Group
+from simparallel.plan import Redistribution, Step
+from simparallel.plan.boxes import Box, box_of, shape_of, size_of, within
+
+_TAG = 1 << 61  # of the messages; far from the numbers that people choose
+
+Move = Callable[[Array], Array]
+
+
+class Groups:
+    """The groups of one rank by their members, each made when it is first named.
+
+    Making one is a call of every rank, so all ranks have to name the same ones in the same order:
+    they do, because all of them carry out the same plans.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._groups: dict[tuple[int, ...], Group] = {communicator.world.ranks: communicator.world}
+
+    def __getitem__(self, ranks: tuple[int, ...]) -> Group:
+        group = self._groups.get(ranks)
+        if group is None:
+            group = self._groups[ranks] = self._communicator.new_group(ranks)
+        return group
+
+    def mine(self, all_of_them: tuple[tuple[int, ...], ...]) -> Group | None:
+        """Of groups that do not overlap the one that this rank is in; all of them are made."""
+        made = [self[ranks] for ranks in all_of_them]
+        return next((group for group in made if group.rank is not None), None)
+
+
+def compile_moves(plan: Redistribution, rank: int, groups: Groups) -> list[Move]:
+    """What the rank does, one function of its slice for each step. Collective: yes (groups are made)."""
+    moves, layout = [], plan.source
+    for step in plan.steps:
+        have, need = box_of(layout, rank, plan.shape), box_of(step.layout, rank, plan.shape)
+        moves.append(_compile(step, rank, groups.mine(step.groups), have, need))
+        layout = step.layout
+    return moves
+
+
+def _compile(step: Step, rank: int, group: Group | None, have: Box, need: Box) -> Move:
+    if step.kind == "slice" or group is None:
+        return partial(_slice, index=within(need, have))
+    if step.kind == "all_reduce":
+        return lambda x: collectives.all_reduce(x.copy(), "sum", group)
+    if step.kind == "reduce_scatter":
+        return lambda x: collectives.reduce_scatter(x, step.dims[0], "sum", group)
+    if step.kind == "all_gather" and step.dims:
+        return lambda x: collectives.all_gather(x, step.dims[0], group)
+    if step.kind == "all_to_all" and step.dims:
+        return lambda x: collectives.all_to_all(x, step.dims[0], step.dims[1], group)
+    mine = [move for move in step.moves if rank in (move.source, move.target)]
+    gets = {move.source: within(move.box, need) for move in mine if move.target == rank}
+    own = next((within(move.box, have) for move in mine if move.source == move.target), None)
+    gives = {move.target: within(move.box, have) for move in mine if move.source == rank != move.target}
+    exchange = {"all_gather": _gathered, "all_to_all": _exchanged, "messages": _sent}[step.kind]
+    count = next((size_of(move.box) for move in mine if move.source != move.target), 0)
+    return partial(
+        _assemble, shape=shape_of(need), rank=rank, own=own, gets=gets,
+        exchange=partial(exchange, group=group, rank=rank, gives=gives, count=count),
+    )  # fmt: skip
+
+
+def _slice(x: Array, index: tuple[slice, ...]) -> Array:
+    return get_namespace(x).ascontiguousarray(x[index]) if x.ndim else x
+
+
+def _assemble(
+    x: Array, shape: tuple[int, ...], rank: int, own: tuple[slice, ...] | None,
+    gets: dict[int, tuple[slice, ...]], exchange: Callable[[Array, Array, dict[int, tuple[slice, ...]]], None],
+) -> Array:  # fmt: skip
+    """A new slice from what others give and what is here already."""
+    y = get_namespace(x).empty(shape, x.dtype)
+    if own is not None:
+        y[gets[rank]] = x[own]
+    exchange(x, y, {source: index for source, index in gets.items() if source != rank})
+    return y
+
+
+def _gathered(
+    x: Array, y: Array, gets: dict[int, tuple[slice, ...]], *, group: Group, rank: int,
+    gives: dict[int, tuple[slice, ...]], count: int,
+) -> None:  # fmt: skip
+    parts = collectives.all_gather(x[None], 0, group)
+    for source, index in gets.items():
+        y[index] = parts[group.ranks.index(source)]
+
+
+def _exchanged(
+    x: Array, y: Array, gets: dict[int, tuple[slice, ...]], *, group: Group, rank: int,
+    gives: dict[int, tuple[slice, ...]], count: int,
+) -> None:  # fmt: skip
+    rows = get_namespace(x).zeros((group.size, count), x.dtype)
+    for target, index in gives.items():
+        rows[group.ranks.index(target)] = x[index].reshape(-1)
+    rows = collectives.all_to_all(rows, 0, 0, group)
+    for source, index in gets.items():
+        y[index] = rows[group.ranks.index(source)].reshape(y[index].shape)
+
+
+def _sent(
+    x: Array, y: Array, gets: dict[int, tuple[slice, ...]], *, group: Group, rank: int,
+    gives: dict[int, tuple[slice, ...]], count: int,
+) -> None:  # fmt: skip
+    xp = get_namespace(x)
+    arriving = {source: xp.empty(y[index].shape, y.dtype) for source, index in gets.items()}
+    works = [collectives.irecv(part, source, _TAG) for source, part in arriving.items()]
+    works += [
+        collectives.isend(xp.ascontiguousarray(x[index]), target, _TAG) for target, index in gives.items()
+    ]
+    for work in works:
+        work.wait()
+    for source, part in arriving.items():
+        y[gets[source]] = part

@@ -1,0 +1,5 @@
+"""Plans: what will be communicated, as data that can be printed, compared and tested without a process."""
+
+from simparallel.plan.redistribution import Redistribution, Step, plan_redistribution
+
+__all__ = ["Redistribution", "Step", "plan_redistribution"]

@@ -1,0 +1,372 @@
+"""From what a user says about an op, or from how its inputs lie, to cuts of its named dims.
+
+Three ways to say it, one way to go on (`Sharding`):
+
+    ((2, 4), (4, 1))                    cuts per dim of every input; the devices form a matrix with an
+                                        axis for each named dim of the op, as they come, and one
+                                        for the devices that are left over, which repeat
+    (layout("mp", "sp"), layout(...))   axes of a mesh per dim of every input
+    nothing                             follow the inputs as they lie, or cut the first dim
+
+The order of checks and the place of the repeating axis are MindSpore's: last, so that neighbours
+repeat; first where the rows of a table are looked up.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import permutations, product
+from math import gcd, prod
+from typing import Any
+
+from simparallel.errors import LayoutError, StrategyError
+from simparallel.layout import Layout
+from simparallel.mesh import Mesh, is_int
+from simparallel.rule import Place, Shape, places
+from simparallel.sharding import Sharding, spread
+
+REPEAT = "repeat"
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+Strategy = tuple[Any, ...]  # for each input a tuple of cuts, or a called Layout
+
+
+def from_strategy(
+    rule: str, shapes: tuple[Shape, ...], strategy: Strategy, device_num: int, repeat: str = "right"
+) -> Sharding:
+    """The cuts that a user's strategy stands for.
+
+    Args:
+        rule: text of the op's rule for these shapes.
+        shapes: global shapes of the inputs.
+        strategy: for each input a tuple with one cut per dim, or a called Layout.
+        device_num: number of devices.
+        repeat: where left-over devices go: "right" (neighbours hold the same slices) or "left".
+
+    Raises:
+        StrategyError: it is malformed or not legal; says the rule broken and the nearest legal ones.
+    """
+    if not isinstance(strategy, tuple):
+        raise StrategyError(f"a strategy is a tuple with an entry for each input, got {strategy!r}.")
+    if len(strategy) != len(shapes):
+        raise StrategyError(
+            f"one strategy per input: got {len(strategy)}, the op has {len(shapes)} input{'s' * (len(shapes) > 1)}."
+        )
+    if all(isinstance(entry, Layout) for entry in strategy):
+        return _from_layouts(rule, shapes, strategy, device_num)
+    if any(isinstance(entry, Layout) for entry in strategy):
+        raise StrategyError(
+            "all entries of a strategy are tuples of cuts, or all are Layouts; do not mix them."
+        )
+    _check_tuples(strategy, shapes, device_num)
+    cuts, problem = _names_of(rule, shapes, strategy)
+    if problem:
+        raise StrategyError(problem, nearest=_nearest(rule, shapes, strategy, device_num))
+    count = prod(cuts.values())
+    if count > device_num or device_num % count:
+        raise StrategyError(
+            f"needs {count} devices (cuts {_listed(cuts)}), there are {device_num}; the product must divide them.",
+            nearest=_nearest(rule, shapes, strategy, device_num),
+        )
+    sizes, names = tuple(cuts.values()), tuple(cuts)
+    if count < device_num:
+        rest = device_num // count
+        right = repeat == "right"
+        sizes = (*sizes, rest) if right else (rest, *sizes)
+        names = (*names, REPEAT) if right else (REPEAT, *names)
+    axes = {name: (name,) for name, cut in cuts.items() if cut > 1}
+    try:
+        return Sharding(rule, shapes, Mesh(sizes, names), axes)
+    except StrategyError as error:
+        raise StrategyError(str(error), nearest=_nearest(rule, shapes, strategy, device_num)) from None
+
+
+def check_form(op: str, in_strategy: Any, out_strategy: Any) -> None:
+    """Raises StrategyError unless these are tuples of cuts or Layouts."""
+    if not isinstance(in_strategy, tuple) or not all(
+        isinstance(entry, (tuple, Layout)) for entry in in_strategy
+    ):
+        raise StrategyError(
+            f"{op}.shard: in_strategy={in_strategy!r} must be a tuple with an entry for each input, each a tuple of "
+            "cuts or a Layout, such as ((2, 4), (4, 1)); for one input ((4, 1),)."
+        )
+    if out_strategy is not None and not isinstance(out_strategy, (tuple, Layout)):
+        raise StrategyError(f"{op}.shard: out_strategy={out_strategy!r} must be a tuple of cuts or a Layout.")
+
+
+def user_line() -> str:
+    """ "file:line" of the innermost caller outside of this package."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back  # type: ignore[assignment]
+    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def out_layout(out_strategy: Any, made: Layout, shape: Shape, who: str) -> Layout:
+    """How the output shall lie: as it does, with axes of its unfinished sum cutting dims further, or none.
+
+    Args:
+        out_strategy: a tuple of cuts, a Layout, or a tuple with one of these.
+        made: how forward leaves the output.
+        shape: of the output.
+        who: the op, for messages.
+
+    Raises:
+        StrategyError: anything else.
+    """
+    given = (
+        out_strategy[0]
+        if isinstance(out_strategy, tuple) and len(out_strategy) == 1 and not is_int(out_strategy[0])
+        else out_strategy
+    )
+    whole = made.with_partial(())
+    choices = [whole]
+    for count in range(1, len(made.partial) + 1):
+        for axes in permutations(made.partial, count):
+            for dim in range(len(shape)):
+                dims = [(*own, *axes) if d == dim else own for d, own in enumerate(made.axes_by_dim)]
+                choices.append(whole(*(own or "None" for own in dims)))
+    for layout in choices:
+        if isinstance(given, Layout):
+            fits = given.mesh == layout.mesh and given.axes_by_dim == layout.axes_by_dim
+        else:
+            fits = layout.cuts == given
+        if fits:
+            try:
+                layout.local_shape(shape)
+            except LayoutError as error:
+                raise StrategyError(f"{who}: out_strategy {given!r}: {error}") from None
+            return layout
+    legal = ", ".join(dict.fromkeys(str(layout.cuts) for layout in choices))
+    raise StrategyError(
+        f"{who}: out_strategy {given!r} is not a way to finish this output, which lies as {made!r}; legal cuts: {legal}."
+    )
+
+
+def default(rule: str, shapes: tuple[Shape, ...], device_num: int) -> Sharding:
+    """The strategy of an op that has none in semi-automatic mode: cut the first dim as often as it divides.
+
+    That is dim 0 of the first input whose dim 0 may be cut, into gcd(size, devices) slices; all other
+    inputs that have the same named dim are cut with it. Left-over devices repeat.
+    """
+    for tensor in places(rule, shapes)[0]:
+        if not tensor or not tensor[0].names:
+            continue
+        cut = gcd(tensor[0].sizes[0], device_num)
+        if cut == 1:
+            continue
+        name, rest = tensor[0].names[0], device_num // cut
+        mesh = Mesh((cut, rest), (name, REPEAT)) if rest > 1 else Mesh((cut,), (name,))
+        try:
+            return Sharding(rule, shapes, mesh, {name: (name,)})
+        except StrategyError:
+            continue
+    return Sharding(rule, shapes, Mesh((device_num,), (REPEAT,)), {})
+
+
+def follow(rule: str, shapes: tuple[Shape, ...], layouts: Sequence[Layout | None]) -> Sharding:
+    """Cuts that leave the inputs where they lie, as far as the rule allows it.
+
+    The largest input that is cut gives the mesh and has its way; then the next one, for the dims and
+    axes that are still free. None stands for an input that is whole everywhere.
+    """
+    order = sorted(range(len(shapes)), key=lambda i: -prod(shapes[i]))
+    lying = [i for i in order if (layout := layouts[i]) is not None and any(cut > 1 for cut in layout.cuts)]
+    first = next((layouts[i] for i in (*lying, *order) if layouts[i] is not None), None)
+    assert first is not None
+    mesh = first.mesh
+    cuts: dict[str, tuple[str, ...]] = {}
+    tensors = places(rule, shapes)[0]
+    for i in lying:
+        layout = layouts[i]
+        assert layout is not None
+        if layout.mesh != mesh:
+            continue
+        for place, axes in zip(tensors[i], layout.axes_by_dim, strict=True):
+            wanted = spread(place, axes, mesh) if axes and place.names else None
+            if not wanted or any(name in cuts for name in wanted):
+                continue
+            if any(axis in taken for axis in axes for taken in cuts.values()):
+                continue
+            try:
+                Sharding(rule, shapes, mesh, cuts | wanted)
+            except StrategyError:
+                continue  # this dim may not be cut: the input is gathered along it
+            cuts |= wanted
+    return Sharding(rule, shapes, mesh, cuts)
+
+
+# --- tuples of cuts -------------------------------------------------------------------------------------
+
+
+def _check_tuples(strategy: Strategy, shapes: tuple[Shape, ...], device_num: int) -> None:
+    """The checks that need no rule, in MindSpore's order."""
+    for i, (cuts, shape) in enumerate(zip(strategy, shapes, strict=True)):
+        if not isinstance(cuts, tuple):
+            raise StrategyError(f"the strategy of input {i} is a tuple with one cut per dim, got {cuts!r}.")
+        if len(cuts) != len(shape):
+            raise StrategyError(
+                f"strategy {cuts!r} has {len(cuts)} entries, input {i} has rank {len(shape)}."
+            )
+        for dim, cut in enumerate(cuts):
+            if not is_int(cut) or cut < 1:
+                raise StrategyError(f"cut {cut!r} of dim {dim} of input {i} must be >= 1, and an integer.")
+    for i, (cuts, shape) in enumerate(zip(strategy, shapes, strict=True)):
+        for dim, (cut, size) in enumerate(zip(cuts, shape, strict=True)):
+            if size % cut:
+                raise StrategyError(f"dim {dim} of input {i} is {size}, not divisible by {cut}.")
+            if device_num & (device_num - 1) == 0 and cut & (cut - 1):
+                raise StrategyError(
+                    f"cut {cut} of dim {dim} of input {i} is not a power of 2 on {device_num} devices."
+                )
+
+
+def _names_of(
+    rule: str, shapes: tuple[Shape, ...], strategy: Sequence[Sequence[int]]
+) -> tuple[dict[str, int], str]:
+    """(cut of every named dim of the inputs in the order in which they come, what is wrong with it or "")."""
+    cuts: dict[str, int] = {}
+    seen: dict[str, tuple[int, int]] = {}
+    problem = ""
+    for i, (tensor, entry) in enumerate(zip(places(rule, shapes)[0], strategy, strict=True)):
+        for d, (place, cut) in enumerate(zip(tensor, entry, strict=True)):
+            if not place.names and cut > 1:
+                problem = (
+                    problem
+                    or f"dim {d} of input {i} is broadcast or of a fixed size and may not be cut, got {cut}."
+                )
+            for name, part in _factors(place, cut).items():
+                if name not in cuts:
+                    cuts[name], seen[name] = part, (i, d)
+                elif cuts[name] != part and not problem:
+                    other, at = seen[name]
+                    problem = (
+                        f"dim {name!r} is cut {cuts[name]} in input {other} (strategy {tuple(strategy[other])}, "
+                        f"dim {at}) but {part} in input {i} (strategy {tuple(entry)}, dim {d}). Make them equal."
+                    )
+            if place.names and prod(_factors(place, cut).values()) != cut:
+                problem = problem or (
+                    f"dim {d} of input {i} merges dims of sizes {place.sizes}; cut {cut} does not cut them "
+                    "one after the other, the first being outermost."
+                )
+    return cuts, problem
+
+
+def _factors(place: Place, cut: int) -> dict[str, int]:
+    """The cut of each factor of a dim, the outermost taking what it can."""
+    found, left, whole = {}, cut, True
+    for name, size in zip(place.names, place.sizes, strict=True):
+        part = gcd(size, left) if whole else 1
+        found[name], left, whole = part, left // part, whole and part == size
+    return found
+
+
+def _nearest(
+    rule: str, shapes: tuple[Shape, ...], strategy: Sequence[Sequence[int]], device_num: int
+) -> list[Strategy]:
+    """The legal strategies that change the fewest cuts, three at most."""
+    choices = [
+        [sorted({1, *_divisors(size, device_num)}, key=lambda c, cut=cut: abs(c - cut))[:4] for cut, size in zip(entry, shape, strict=True)]
+        for entry, shape in zip(strategy, shapes, strict=True)
+    ]  # fmt: skip
+    flat = [cuts for entry in choices for cuts in entry]
+    if prod(map(len, flat)) > 4096:  # many dims: only make what is cut whole again
+        flat = [sorted({1, cut}, reverse=True) for entry in strategy for cut in entry]
+    lengths = [len(entry) for entry in strategy]
+    old = [cut for entry in strategy for cut in entry]
+
+    def distance(cuts: tuple[int, ...]) -> tuple[int, int]:
+        changed = [(a, b) for a, b in zip(cuts, old, strict=True) if a != b]
+        return len(changed), sum(abs(a - b) for a, b in changed)
+
+    found: list[Strategy] = []
+    for cuts in sorted(product(*flat), key=distance)[:2000]:
+        candidate = tuple(_regroup(cuts, lengths))
+        if _is_legal(rule, shapes, candidate, device_num):
+            found.append(candidate)
+            if len(found) == 3:
+                break
+    return found
+
+
+def _is_legal(rule: str, shapes: tuple[Shape, ...], strategy: Strategy, device_num: int) -> bool:
+    cuts, problem = _names_of(rule, shapes, strategy)
+    count = prod(cuts.values())
+    if problem or count > device_num or device_num % count:
+        return False
+    try:
+        _check_tuples(strategy, shapes, device_num)
+        axes = {name: (name,) for name, cut in cuts.items() if cut > 1}
+        Sharding(rule, shapes, Mesh(tuple(cuts.values()), tuple(cuts)), axes)
+    except StrategyError:
+        return False
+    return True
+
+
+def _regroup(flat: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    start = 0
+    for length in lengths:
+        yield tuple(flat[start : start + length])
+        start += length
+
+
+def _divisors(size: int, device_num: int) -> list[int]:
+    return [cut for cut in range(1, device_num + 1) if device_num % cut == 0 and size % cut == 0]
+
+
+def _listed(cuts: dict[str, int]) -> str:
+    return ", ".join(f"{name}: {cut}" for name, cut in cuts.items() if cut > 1)
+
+
+# --- layouts ----------------------------------------------------------------------------------------------
+
+
+def _from_layouts(
+    rule: str, shapes: tuple[Shape, ...], layouts: Sequence[Layout], device_num: int
+) -> Sharding:
+    """Axes per dim of every input; all of one device matrix."""
+    first = layouts[0]
+    for i, (layout, shape) in enumerate(zip(layouts, shapes, strict=True)):
+        if (layout.device_matrix, layout.alias_name, layout.rank_list) != (
+            first.device_matrix, first.alias_name, first.rank_list,
+        ):  # fmt: skip
+            raise StrategyError(
+                f"all inputs of an op use one device matrix: input 0 has {first!r}, input {i} has {layout!r}."
+            )
+        if layout.tensor_map is None:
+            raise StrategyError(
+                f"input {i}: {layout!r} lays out no tensor yet; call it, an alias or 'None' per dim."
+            )
+        if layout.partial:
+            raise StrategyError(f"input {i}: {layout!r} is an unfinished sum; an op takes whole values.")
+        try:
+            layout.local_shape(shape)
+        except LayoutError as error:
+            raise StrategyError(f"input {i}: {error}") from None
+    mesh = first.mesh
+    if mesh.size != device_num:
+        raise StrategyError(f"{first!r} has {mesh.size} devices, there are {device_num}.")
+    cuts: dict[str, tuple[str, ...]] = {}
+    seen: dict[str, tuple[int, int]] = {}
+    for i, (tensor, layout) in enumerate(zip(places(rule, shapes)[0], layouts, strict=True)):
+        for d, (place, names) in enumerate(zip(tensor, layout.axes_by_dim, strict=True)):
+            axes = tuple(axis for axis in names if axis in mesh.axis_names)
+            wanted = spread(place, axes, mesh)
+            if wanted is None:
+                raise StrategyError(
+                    f"dim {d} of input {i} (sizes {place.sizes or (place.size,)}) cannot be cut by {axes!r}: it is "
+                    "broadcast, of a fixed size, or merges dims that these axes do not cut one after the other."
+                )
+            for name in place.names:
+                own = wanted.get(name, ())
+                if name in seen and cuts.get(name, ()) != own:
+                    other, at = seen[name]
+                    raise StrategyError(
+                        f"dim {name!r} is cut by {cuts.get(name, ())!r} in input {other} (dim {at}) but by {own!r} in "
+                        f"input {i} (dim {d}); the same axes in the same order."
+                    )
+                seen.setdefault(name, (i, d))
+                if own:
+                    cuts[name] = own
+    return Sharding(rule, shapes, mesh, cuts)
