@@ -196,7 +196,8 @@ def _place(dims: tuple[Dim, ...], shape: Shape, sizes: dict[str, int], count: in
         elif dim.kind == "window" or (dim.sizes and dim.kind == "plain"):
             found.append(Place(dim.names, own, own[0], dim.kind))
         else:
-            found.append(Place(dim.names, tuple(sizes[name] for name in dim.names), own[0], dim.kind))
+            factors = dim.sizes or tuple(sizes[name] for name in dim.names)
+            found.append(Place(dim.names, factors if dim.names else (), own[0], dim.kind))
     return tuple(found)
 
 

@@ -60,9 +60,10 @@ class Sharding:
         for tensor in (*self.inputs, self.output):
             for place in tensor:
                 for name, size in zip(place.names, place.sizes, strict=True):
-                    if size % self.cut(name):
+                    cut = self.cut(name)
+                    if size % cut or (cut > 1 and not size):
                         raise StrategyError(
-                            f"dim {name!r} has size {size}, which its cut {self.cut(name)} does not divide."
+                            f"dim {name!r} has size {size}, which its cut {cut} does not divide."
                         )
 
     @property

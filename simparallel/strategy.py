@@ -140,7 +140,8 @@ def out_layout(out_strategy: Any, made: Layout, shape: Shape, who: str) -> Layou
             return layout
     legal = ", ".join(dict.fromkeys(str(layout.cuts) for layout in choices))
     raise StrategyError(
-        f"{who}: out_strategy {given!r} is not a way to finish this output, which lies as {made!r}; legal cuts: {legal}."
+        f"{who}: out_strategy {given!r} is not a way to finish this output, which lies as {made!r}; legal cuts: "
+        f"{legal}."
     )
 
 
@@ -214,7 +215,7 @@ def _check_tuples(strategy: Strategy, shapes: tuple[Shape, ...], device_num: int
                 raise StrategyError(f"cut {cut!r} of dim {dim} of input {i} must be >= 1, and an integer.")
     for i, (cuts, shape) in enumerate(zip(strategy, shapes, strict=True)):
         for dim, (cut, size) in enumerate(zip(cuts, shape, strict=True)):
-            if size % cut:
+            if size % cut or (cut > 1 and not size):
                 raise StrategyError(f"dim {dim} of input {i} is {size}, not divisible by {cut}.")
             if device_num & (device_num - 1) == 0 and cut & (cut - 1):
                 raise StrategyError(
@@ -267,9 +268,9 @@ def _nearest(
 ) -> list[Strategy]:
     """The legal strategies that change the fewest cuts, three at most."""
     choices = [
-        [sorted({1, *_divisors(size, device_num)}, key=lambda c, cut=cut: abs(c - cut))[:4] for cut, size in zip(entry, shape, strict=True)]
+        [_closest(cut, [1, *_divisors(size, device_num)]) for cut, size in zip(entry, shape, strict=True)]
         for entry, shape in zip(strategy, shapes, strict=True)
-    ]  # fmt: skip
+    ]
     flat = [cuts for entry in choices for cuts in entry]
     if prod(map(len, flat)) > 4096:  # many dims: only make what is cut whole again
         flat = [sorted({1, cut}, reverse=True) for entry in strategy for cut in entry]
@@ -309,6 +310,10 @@ def _regroup(flat: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int,
     for length in lengths:
         yield tuple(flat[start : start + length])
         start += length
+
+
+def _closest(cut: int, values: list[int]) -> list[int]:
+    return sorted(set(values), key=lambda value: abs(value - cut))[:4]
 
 
 def _divisors(size: int, device_num: int) -> list[int]:

@@ -115,8 +115,8 @@ class Conv2d(Op):
         elif ctx.in_pixels:
             y = gathered.pixels_forward(xp, x, w, at)
         else:
-            y = gathered.planes_forward(xp, x, w, at, self.groups, to_pixels)
-        if b:
+            y = gathered.planes_forward(xp, x, w, at, ctx.plan.sizes.get("g", 1), to_pixels)
+        if b and not ctx.offset("c"):  # where c is cut, y is an addend: the bias belongs to one of them
             y += (b[0] if to_pixels else b[0][:, None, None, None]).astype(wide, copy=False)
         ctx.x, ctx.w = x, w
         return y.transpose(_FROM_PIXELS if to_pixels else _FROM_PLANES).astype(dtype, copy=False)
@@ -138,7 +138,7 @@ class Conv2d(Op):
             if not (is_pixels and self.groups == 1):
                 dy = xp.ascontiguousarray(dy)
             if True in needs:
-                dx, dw = gathered.planes_backward(xp, x, w, dy, at, self.groups, needs)
+                dx, dw = gathered.planes_backward(xp, x, w, dy, at, ctx.plan.sizes.get("g", 1), needs)
         if dx is not None:
             dx = dx.transpose(_FROM_PIXELS if ctx.in_pixels else _FROM_PLANES)
         if len(ctx.needs) == 2:
@@ -147,6 +147,8 @@ class Conv2d(Op):
 
     def _bias_gradient(self, ctx: Context, dy: Array) -> Array:
         """Sum over all but the channels.   dy: (P, Q, N, O) for pixels, (O, P, Q, N) for planes"""
+        if ctx.offset("c"):
+            return ctx.xp.zeros(ctx.plan.inputs[2].shape, dy.dtype)
         if not ctx.in_pixels:
             return dy.sum(axis=(1, 2, 3))
         dy_MO = dy.reshape(prod(dy.shape[:3]), dy.shape[3])

@@ -60,7 +60,7 @@ class Linear(Op):
         y = product(w, rows.T).T if len(rows) <= FEW_ROWS < len(w) else product(rows, w.T)
         if x.ndim != 2:
             y = y.reshape(*x.shape[:-1], len(w))
-        if b is None:
+        if b is None or ctx.offset("k"):  # where k is cut, y is an addend: the bias belongs to one of them
             return y
         if y.dtype != ctx.plan.output.dtype:
             return y + b
@@ -75,7 +75,8 @@ class Linear(Op):
         dw = product(dy_MN.T, x.reshape(num_rows, x.shape[-1])) if ctx.needs[1] else None  # (n, M) @ (M, k)
         if len(ctx.needs) == 2:
             return dx, dw
-        return dx, dw, dy_MN.sum(axis=0) if ctx.needs[2] else None
+        db = dy_MN.sum(axis=0) if ctx.needs[2] else None
+        return dx, dw, db if db is None or not ctx.offset("k") else ctx.xp.zeros_like(db)
 
     def work(self, x: Spec, w: Spec, *b: Spec) -> Work:
         y = self.infer(x, w, *b)

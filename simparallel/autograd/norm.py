@@ -161,7 +161,7 @@ class GroupNorm(Op):
     """y = (x - mean) / sqrt(var + eps) * w + b, over each group of channels (Wu and He 2018)
 
     x: (n, c, ...)   w, b: (c,), may be left out. The channels form `num_groups` groups of
-    neighbours; whole groups may be cut away, and the dims behind c. Gradients as for LayerNorm.
+    neighbours; cut are whole groups first, and the dims behind c. Gradients as for LayerNorm.
 
     Args:
         num_groups: divides the number of channels.
@@ -193,9 +193,9 @@ class GroupNorm(Op):
     def forward(self, ctx: Context, x: Array, w: Array | None = None, b: Array | None = None) -> Array:
         xp, dtype = ctx.xp, wider(x.dtype)
         num_rows, num_channels = x.shape[:2]
-        num_inner, size = prod(x.shape[2:]), ctx.size("k")
-        ctx.dims = " ".join(dim_names(x.ndim - 2))
-        ctx.count = size * ctx.sizes(ctx.dims)
+        num_inner, size = prod(x.shape[2:]), ctx.plan.sizes["k"]
+        ctx.dims = " ".join(["k", *dim_names(x.ndim - 2)])
+        ctx.count = ctx.sizes(ctx.dims)
         x_RE = x.astype(dtype, copy=False).reshape(num_rows * (num_channels // size), size * num_inner)
         ones = xp.ones(size * num_inner, dtype)
         mean = ctx.sum_over(ctx.dims, x_RE @ ones) / ctx.count
@@ -224,7 +224,7 @@ class GroupNorm(Op):
         dx = None
         if ctx.needs[0]:
             weighted = sums_NC * ctx.w if affine else sums_NC
-            groups = weighted.reshape(2, x_hat.shape[0], ctx.size("k")).sum(axis=2)
+            groups = weighted.reshape(2, x_hat.shape[0], ctx.plan.sizes["k"]).sum(axis=2)
             means = ctx.sum_over(ctx.dims, groups) / ctx.count
             work = xp.multiply(x_hat, means[1][:, None], out=work.reshape(x_hat.shape))
             work += means[0][:, None]

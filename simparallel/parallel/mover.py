@@ -50,6 +50,8 @@ def compile_moves(plan: Redistribution, rank: int, groups: Groups) -> list[Move]
 
 
 def _compile(step: Step, rank: int, group: Group | None, have: Box, need: Box) -> Move:
+    if not size_of(need):
+        return lambda x: get_namespace(x).empty(shape_of(need), x.dtype)
     if step.kind == "slice" or group is None:
         return partial(_slice, index=within(need, have))
     if step.kind == "all_reduce":

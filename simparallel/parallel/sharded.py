@@ -226,8 +226,10 @@ class Call:
         for i, group in enumerate(self._gradient_groups):
             gradient = grads[i]
             if group is not None and gradient is not None:
-                if gradient is dy or gradient.base is not None:  # somebody else's memory
-                    gradient = gradient.copy()
+                if gradient is dy or gradient.base is not None or not gradient.ndim:
+                    gradient = ctx.xp.array(
+                        gradient
+                    )  # somebody else's memory, or NumPy's scalar of its own kind
                 grads[i] = collectives.all_reduce(gradient, "sum", group)
         return grads
 

@@ -252,9 +252,10 @@ def _as_all_to_all(step: Step, have: dict[int, Box], need: dict[int, Box]) -> St
         assert concat is not None
         for group in groups:
             lies_so = lies_so and all(
-                _is_union(need[rank], have, group, concat, but=split) and _is_union(have[rank], need, group, split, but=concat)
+                _is_union(need[rank], have, group, concat, but=split)
+                and _is_union(have[rank], need, group, split, but=concat)
                 for rank in group
-            )  # fmt: skip
+            )
     return replace(step, kind="all_to_all", groups=groups, dims=(split, concat) if lies_so else ())  # type: ignore[arg-type]
 
 

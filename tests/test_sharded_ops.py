@@ -1,0 +1,127 @@
+"""Every registered op, cut in every legal way that is drawn, gives what one device gives: forward and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import simparallel as sp
+from simparallel.autograd import Op, Tensor
+from simparallel.errors import StrategyError
+from simparallel.layout import Layout
+from simparallel.mesh import Mesh
+from simparallel.parallel import distribute_tensor
+from simparallel.rule import places
+from simparallel.sharding import Sharding
+from simparallel.testing.strategies import op_calls
+
+MESHES = ((2, 2), (4,), (2,), (2, 2, 2), (3,))
+
+
+@st.composite
+def shardings(draw: Any, op: Op, shapes: tuple[tuple[int, ...], ...]) -> Sharding:
+    """A mesh and legal cuts of the op's dims; every axis cuts some dim if it may."""
+    sizes = draw(st.sampled_from(MESHES))
+    mesh = Mesh(sizes, tuple("abc"[: len(sizes)]))
+    rule = op.rule_for(*shapes)
+    inputs, _ = places(rule, shapes)
+    names = list(dict.fromkeys(name for tensor in inputs for place in tensor for name in place.names))
+    cuts: dict[str, tuple[str, ...]] = {}
+    for axis in draw(st.permutations(mesh.axis_names)):
+        for name in draw(st.permutations(names)):
+            wider = cuts | {name: (*cuts.get(name, ()), axis)}
+            try:
+                sharding = Sharding(rule, shapes, mesh, wider)
+                for tensor, layout in zip(sharding.inputs, sharding.input_layouts, strict=True):
+                    layout.local_shape(tuple(place.size for place in tensor))
+                _check_factors(sharding)
+            except StrategyError:
+                continue
+            cuts = wider
+            break
+    return Sharding(rule, shapes, mesh, cuts)
+
+
+def _check_factors(sharding: Sharding) -> None:
+    """An inner factor of a merged dim may be cut only where the outer ones are cut to single elements."""
+    for tensor in (*sharding.inputs, sharding.output):
+        for place in tensor:
+            for i, name in enumerate(place.names[1:], 1):
+                outer = zip(place.names[:i], place.sizes[:i], strict=True)
+                if sharding.cut(name) > 1 and any(sharding.cut(n) != size for n, size in outer):
+                    raise StrategyError("an inner factor")
+
+
+def run_serial(op: Op, inputs: list[np.ndarray], dy: np.ndarray | None) -> tuple[Any, ...]:
+    leaves = [Tensor(x.copy(), requires_grad=x.dtype.kind == "f") for x in inputs]
+    y = op(*leaves)
+    if y.requires_grad:
+        assert dy is not None
+        y.backward(dy)
+    return y.numpy(), [None if leaf.grad is None else leaf.grad.numpy() for leaf in leaves]
+
+
+def run_sharded(
+    op: Op, inputs: list[np.ndarray], dy: np.ndarray | None, sharding: Sharding, start: list[Layout]
+) -> Any:
+    leaves = [
+        distribute_tensor(x, layout, requires_grad=x.dtype.kind == "f")
+        if x.ndim
+        else Tensor(x, x.dtype.kind == "f")
+        for x, layout in zip(inputs, start, strict=True)
+    ]
+    cut = type(op).__new__(type(op))
+    cut.__dict__.update({k: v for k, v in vars(op).items() if k != "_plans"})
+    y = cut.shard(sharding.input_layouts)(*leaves)
+    whole = y.full_tensor()
+    if whole.requires_grad:
+        whole.backward(dy)
+    grads = [None if leaf.grad is None else leaf.grad.full_tensor().numpy() for leaf in leaves]
+    return whole.numpy(), grads, y.layout is not None and y.layout.partial
+
+
+@pytest.mark.parametrize("name", sorted(set(Op.registry) - {"Redistribute"}))
+@settings(max_examples=8)
+@given(data=st.data())
+def test_every_op_cut_equals_the_whole(name: str, data: Any) -> None:
+    op, inputs = data.draw(op_calls(name))
+    shapes = tuple(x.shape for x in inputs)
+    sharding = data.draw(shardings(op, shapes))
+    start = [data.draw(layouts_of(sharding.mesh, shape)) for shape in shapes]
+    y = run_serial(op, inputs, None if not _differentiable(op, inputs) else np.ones(_output(op, inputs)))[0]
+    dy = np.random.default_rng(1).integers(-4, 5, y.shape).astype(y.dtype) if y.dtype.kind == "f" else None
+    y, grads = run_serial(op, inputs, dy)
+
+    for found, found_grads, partial in sp.launch(
+        run_sharded, (op, inputs, dy, sharding, start), world_size=sharding.mesh.size, transport="inline"
+    ):
+        assert not partial
+        np.testing.assert_allclose(found, y, rtol=1e-9, atol=1e-9)
+        for gradient, expected in zip(found_grads, grads, strict=True):
+            assert (gradient is None) == (expected is None)
+            if expected is not None:
+                np.testing.assert_allclose(gradient, expected, rtol=1e-8, atol=1e-8)
+
+
+def _output(op: Op, inputs: list[np.ndarray]) -> tuple[int, ...]:
+    return op(*map(Tensor, inputs)).shape
+
+
+def _differentiable(op: Op, inputs: list[np.ndarray]) -> bool:
+    return op(*(Tensor(x, requires_grad=x.dtype.kind == "f") for x in inputs)).requires_grad
+
+
+@st.composite
+def layouts_of(draw: Any, mesh: Mesh, shape: tuple[int, ...]) -> Layout:
+    """Any layout of a tensor over the mesh."""
+    dims: list[list[str]] = [[] for _ in shape]
+    for axis in draw(st.permutations(mesh.axis_names)):
+        dim = draw(st.integers(-1, len(shape) - 1))
+        if dim >= 0:
+            cut = np.prod([mesh.axis_size(a) for a in (*dims[dim], axis)], dtype=int)
+            if shape[dim] % cut == 0:
+                dims[dim].append(axis)
+    return Layout(mesh.shape, mesh.axis_names)(*(tuple(axes) or "None" for axes in dims))
