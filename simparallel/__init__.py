@@ -69,6 +69,16 @@ _LATER = {
 }  # fmt: skip
 
 
+class _Planner:
+    """Knows what strategies mean; the room that does is imported when it is first asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module("simparallel.parallel.explain").planner, name)
+
+
+ops.Op.planner = _Planner()
+
+
 def __getattr__(name: str) -> Any:
     """What a device process or a plain script may not need is imported when it is first named."""
     if name not in _LATER:

@@ -59,27 +59,33 @@ def from_strategy(
         raise StrategyError(
             "all entries of a strategy are tuples of cuts, or all are Layouts; do not mix them."
         )
+    _check_lengths(strategy, shapes)
+    try:
+        return _from_tuples(rule, shapes, strategy, device_num, repeat)
+    except StrategyError as error:
+        raise StrategyError(str(error), nearest=_nearest(rule, shapes, strategy, device_num)) from None
+
+
+def _from_tuples(
+    rule: str, shapes: tuple[Shape, ...], strategy: Sequence[tuple[int, ...]], device_num: int, repeat: str
+) -> Sharding:
     _check_tuples(strategy, shapes, device_num)
     cuts, problem = _names_of(rule, shapes, strategy)
     if problem:
-        raise StrategyError(problem, nearest=_nearest(rule, shapes, strategy, device_num))
+        raise StrategyError(problem)
     count = prod(cuts.values())
     if count > device_num or device_num % count:
         raise StrategyError(
-            f"needs {count} devices (cuts {_listed(cuts)}), there are {device_num}; the product must divide them.",
-            nearest=_nearest(rule, shapes, strategy, device_num),
+            f"needs {count} devices (cuts {_listed(cuts)}), there are {device_num}; the product must divide them."
         )
-    sizes, names = tuple(cuts.values()), tuple(cuts)
+    sizes, names = tuple(cuts.values()), tuple(map(axis_name, cuts))
     if count < device_num:
         rest = device_num // count
         right = repeat == "right"
         sizes = (*sizes, rest) if right else (rest, *sizes)
         names = (*names, REPEAT) if right else (REPEAT, *names)
-    axes = {name: (name,) for name, cut in cuts.items() if cut > 1}
-    try:
-        return Sharding(rule, shapes, Mesh(sizes, names), axes)
-    except StrategyError as error:
-        raise StrategyError(str(error), nearest=_nearest(rule, shapes, strategy, device_num)) from None
+    axes = {name: (axis_name(name),) for name, cut in cuts.items() if cut > 1}
+    return Sharding(rule, shapes, Mesh(sizes, names), axes)
 
 
 def check_form(op: str, in_strategy: Any, out_strategy: Any) -> None:
@@ -145,6 +151,11 @@ def out_layout(out_strategy: Any, made: Layout, shape: Shape, who: str) -> Layou
     )
 
 
+def axis_name(dim: str) -> str:
+    """The axis of the device matrix that a tuple strategy makes for a named dim."""
+    return dim.replace("...", "b")  # a leading dim: of a batch, most often
+
+
 def default(rule: str, shapes: tuple[Shape, ...], device_num: int) -> Sharding:
     """The strategy of an op that has none in semi-automatic mode: cut the first dim as often as it divides.
 
@@ -158,9 +169,10 @@ def default(rule: str, shapes: tuple[Shape, ...], device_num: int) -> Sharding:
         if cut == 1:
             continue
         name, rest = tensor[0].names[0], device_num // cut
-        mesh = Mesh((cut, rest), (name, REPEAT)) if rest > 1 else Mesh((cut,), (name,))
+        axis = axis_name(name)
+        mesh = Mesh((cut, rest), (axis, REPEAT)) if rest > 1 else Mesh((cut,), (axis,))
         try:
-            return Sharding(rule, shapes, mesh, {name: (name,)})
+            return Sharding(rule, shapes, mesh, {name: (axis,)})
         except StrategyError:
             continue
     return Sharding(rule, shapes, Mesh((device_num,), (REPEAT,)), {})
@@ -201,8 +213,7 @@ def follow(rule: str, shapes: tuple[Shape, ...], layouts: Sequence[Layout | None
 # --- tuples of cuts -------------------------------------------------------------------------------------
 
 
-def _check_tuples(strategy: Strategy, shapes: tuple[Shape, ...], device_num: int) -> None:
-    """The checks that need no rule, in MindSpore's order."""
+def _check_lengths(strategy: Strategy, shapes: tuple[Shape, ...]) -> None:
     for i, (cuts, shape) in enumerate(zip(strategy, shapes, strict=True)):
         if not isinstance(cuts, tuple):
             raise StrategyError(f"the strategy of input {i} is a tuple with one cut per dim, got {cuts!r}.")
@@ -213,6 +224,10 @@ def _check_tuples(strategy: Strategy, shapes: tuple[Shape, ...], device_num: int
         for dim, cut in enumerate(cuts):
             if not is_int(cut) or cut < 1:
                 raise StrategyError(f"cut {cut!r} of dim {dim} of input {i} must be >= 1, and an integer.")
+
+
+def _check_tuples(strategy: Sequence[Sequence[int]], shapes: tuple[Shape, ...], device_num: int) -> None:
+    """The checks that need no rule, in MindSpore's order."""
     for i, (cuts, shape) in enumerate(zip(strategy, shapes, strict=True)):
         for dim, (cut, size) in enumerate(zip(cuts, shape, strict=True)):
             if size % cut or (cut > 1 and not size):
@@ -291,15 +306,11 @@ def _nearest(
     return found
 
 
-def _is_legal(rule: str, shapes: tuple[Shape, ...], strategy: Strategy, device_num: int) -> bool:
-    cuts, problem = _names_of(rule, shapes, strategy)
-    count = prod(cuts.values())
-    if problem or count > device_num or device_num % count:
-        return False
+def _is_legal(
+    rule: str, shapes: tuple[Shape, ...], strategy: Sequence[tuple[int, ...]], device_num: int
+) -> bool:
     try:
-        _check_tuples(strategy, shapes, device_num)
-        axes = {name: (name,) for name, cut in cuts.items() if cut > 1}
-        Sharding(rule, shapes, Mesh(tuple(cuts.values()), tuple(cuts)), axes)
+        _from_tuples(rule, shapes, strategy, device_num, "right")
     except StrategyError:
         return False
     return True

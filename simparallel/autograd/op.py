@@ -158,6 +158,24 @@ class Op:
         self._place = user_line()
         return self
 
+    planner: ClassVar[Any] = None  # says what a strategy means; set by who knows redistribution
+
+    def plan(self, *shapes: tuple[int, ...], device_num: int | None = None, dtype: Any = np.float32) -> Any:
+        """What the strategy of `shard` means for inputs of these global shapes: an `OpPlan`.
+
+        It says who holds which slice, what is communicated in forward and backward, and how many bytes that is,
+        and prints, draws and shows itself in notebooks. Nothing is run, and no process is needed.
+
+        Args:
+            shapes: of the inputs.
+            device_num: number of devices; by default those of the run, or of the strategy's Layouts.
+            dtype: of the inputs, or one for each.
+
+        Raises:
+            StrategyError: the strategy is not legal; says the rule broken and the nearest legal strategies.
+        """
+        return Op.planner.op(self, shapes, device_num, dtype)
+
     @property
     def described(self) -> str:
         """Name and settings, and the line where the op was cut: for messages."""

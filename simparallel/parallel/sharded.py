@@ -195,7 +195,7 @@ class Call:
         layout = sharding.output_layout
         self.made = placement(layout.with_partial((*layout.partial, *partial)), whole.output.shape)
         self.output = _output(op, self.made)
-        self.local = _slice_plan(whole, sharding)
+        self.local = slice_plan(whole, sharding)
         self._groups: dict[str, Group | None] = {}
         self._gradient_groups = [self._group(sharding.gradient_axes(i)) for i in range(len(inputs))]
         source = sharding.mesh
@@ -299,16 +299,34 @@ def decide(op: Op, inputs: Sequence[Any], device_num: int) -> Sharding:
             return strategy.default(rule, shapes, device_num)
         return strategy.follow(rule, shapes, [x.layout for x in inputs])
     except SimParallelError as error:
-        raise type(error)(f"{op.described}: {error}", **error.facts) from None
+        raise _explained(op, rule, device_num, error) from None
+
+
+def _explained(op: Op, rule: str, device_num: int, error: SimParallelError) -> SimParallelError:
+    """The error with who, which strategy, which rule, and what would be legal."""
+    text = f"{op.described}: {error}"
+    if isinstance(error, StrategyError) and op.in_strategy is not None:
+        nearest = " or ".join(map(str, error.facts.get("nearest", ())))
+        text = (
+            f"{op.described}, strategy {op.in_strategy!r} on {device_num} devices: {error} Its dims: {rule}."
+            f"{f' Nearest legal strategies: {nearest}.' if nearest else ''}"
+        )
+        return StrategyError(text, **{"op": op.name, "rule": rule, "nearest": [], **error.facts})
+    return type(error)(text, **error.facts)
+
+
+def finished_layout(op: Op, made: Layout, shape: tuple[int, ...]) -> Layout:
+    """How the output of an op with a strategy is handed out: as the strategy says, else with its sum finished."""
+    if op.out_strategy is not None:
+        return strategy.out_layout(op.out_strategy, made, shape, op.described)
+    return made.with_partial(())
 
 
 def _output(op: Op, made: Placement) -> Placement:
-    """Where the output goes: what the strategy says, finished; a scalar is finished, and else it may wait."""
-    if op.out_strategy is not None:
-        return placement(
-            strategy.out_layout(op.out_strategy, made.layout, made.shape, op.described), made.shape
-        )
-    return made.gradient if op.in_strategy is not None or not made.shape else made
+    """Where the output goes: finished, if the op has a strategy or it is a scalar; else it may wait."""
+    if op.in_strategy is None and made.shape:
+        return made
+    return placement(finished_layout(op, made.layout, made.shape), made.shape)
 
 
 def _common_partial(op: Op, inputs: Sequence[Tensor]) -> tuple[str, ...]:
@@ -321,7 +339,7 @@ def _common_partial(op: Op, inputs: Sequence[Tensor]) -> tuple[str, ...]:
     return first.partial if same else ()
 
 
-def _slice_plan(whole: Plan, sharding: Sharding) -> Plan:
+def slice_plan(whole: Plan, sharding: Sharding) -> Plan:
     """The plan of the op on slices: sizes divided by the cuts, and the work by all of them."""
     sizes = {name: size // sharding.cut(name) for name, size in whole.sizes.items() if name != "..."}
     sizes["..."] = prod(size for name, size in sizes.items() if name.startswith("..."))

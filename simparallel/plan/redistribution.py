@@ -21,6 +21,7 @@ from simparallel.errors import LayoutError
 from simparallel.layout import Layout
 from simparallel.mesh import Group
 from simparallel.plan.boxes import Box, Transfer, box_of, size_of, transfers
+from simparallel.prices import price
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Step:
         dims: dim of a reduce-scatter or an all-gather; (split, concat) of an all-to-all; () where the
             parts do not lie one after the other along a dim and have to be put together one by one.
         moves: what moves, own parts included; empty for the reductions.
-        received: for each rank of the mesh, in its order, the number of elements it receives.
+        received: for each rank of the mesh, in its order, the number of elements it receives; by an
+            all-reduce, what it puts in.
     """
 
     kind: str
@@ -43,6 +45,13 @@ class Step:
     dims: tuple[int, ...]
     moves: tuple[Transfer, ...]
     received: tuple[int, ...]
+
+    def received_bytes(self, itemsize: int) -> tuple[int, ...]:
+        """Bytes that each rank receives, in the order of the mesh; reductions as by a ring."""
+        if self.kind != "all_reduce":
+            return tuple(count * itemsize for count in self.received)
+        share = price("direct", "all_reduce", len(self.groups[0]), 0).sent
+        return tuple(round(share * count * itemsize) for count in self.received)
 
     def __str__(self) -> str:
         along = f" dim {', '.join(map(str, self.dims))}" if self.dims else ""
@@ -65,8 +74,8 @@ class Redistribution:
 
     def received_bytes(self, itemsize: int) -> tuple[int, ...]:
         """Bytes that each rank receives, in the order of the mesh."""
-        totals = [sum(step.received[i] for step in self.steps) for i in range(len(self.source.mesh.ranks))]
-        return tuple(total * itemsize for total in totals)
+        steps = [step.received_bytes(itemsize) for step in self.steps]
+        return tuple(map(sum, zip(*steps, strict=True))) if steps else (0,) * self.source.mesh.size
 
     @property
     def is_free(self) -> bool:
@@ -130,8 +139,7 @@ def _finish_sums(source: Layout, target: Layout, shape: tuple[int, ...], steps: 
         steps.append(Step("reduce_scatter", mesh.groups(axes), layout, (dim,), (), (received,) * mesh.size))
     if left:
         layout = layout.with_partial(target.partial)
-        p = prod(mesh.axis_size(axis) for axis in left)
-        received = 2 * (p - 1) * size_of(box_of(layout, mesh.ranks[0], shape)) // p
+        received = size_of(box_of(layout, mesh.ranks[0], shape))
         steps.append(Step("all_reduce", mesh.groups(left), layout, (), (), (received,) * mesh.size))
     return layout
 

@@ -3,6 +3,7 @@
 from simparallel.view.collectives import plot_collectives
 from simparallel.view.curves import plot_loss
 from simparallel.view.save import save_figure
+from simparallel.view.slices import plot_slices
 from simparallel.view.timeline import plot_timeline
 
-__all__ = ["plot_collectives", "plot_loss", "plot_timeline", "save_figure"]
+__all__ = ["plot_collectives", "plot_loss", "plot_slices", "plot_timeline", "save_figure"]

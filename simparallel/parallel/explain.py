@@ -1,0 +1,324 @@
+"""What a strategy means, before anything runs: slices, groups, collectives, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simparallel.autograd import Context, Op, Plan, Spec
+from simparallel.backend import Array
+from simparallel.comm import current
+from simparallel.errors import SimParallelError
+from simparallel.layout import Layout
+from simparallel.mesh import Group, Mesh
+from simparallel.parallel.sharded import decide, finished_layout, slice_plan
+from simparallel.plan import Redistribution, plan_redistribution
+from simparallel.prices import price
+from simparallel.sharding import Sharding
+from simparallel.strategy import axis_name
+
+
+class Exchange(NamedTuple):
+    """One collective of an op."""
+
+    collective: str  # "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "messages"
+    reduce_op: str | None  # "sum" or "max"; None where nothing is reduced
+    groups: tuple[Group, ...]  # each in the order of its chunks
+    bytes_per_rank: int  # received by each rank, reductions as by a ring; the largest where they differ
+    why: str
+
+    def __str__(self) -> str:
+        op = f"({self.reduce_op})" if self.reduce_op else ""
+        who = ", ".join(str(list(group)) for group in self.groups)
+        return f"{self.collective}{op} over {who}: {self.bytes_per_rank} B/rank, {self.why}"
+
+
+class Exchanges(tuple[Exchange, ...]):
+    """Collectives in their order. Where there is exactly one, its attributes are those of the tuple."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Exchange._fields and len(self) == 1:
+            return getattr(self[0], name)
+        raise AttributeError(f"{len(self)} exchanges have no single {name!r}; look at each of them.")
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes per rank of all of them."""
+        return sum(exchange.bytes_per_rank for exchange in self)
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self)) or "nothing"
+
+
+@dataclass(frozen=True)
+class OpPlan:
+    """An op, cut by its strategy, on inputs of given shapes.
+
+    Attributes:
+        op: the op and its settings, in words.
+        device_matrix: sizes of the axes of devices; with a tuple strategy one for each named dim of the op, and
+            one for the devices that repeat.
+        tensor_maps: {"inputs": [...], "output": ...}; for each dim the axis that cuts it, counted from the right;
+            a tuple for several axes, -1 for none.
+        slice_shapes: {"inputs": [...], "output": ...}; what each rank holds.
+        layouts: {"inputs": [...], "output": ...}; the output as it is handed out.
+        forward: collectives of the forward pass, in their order.
+        backward: for each input the collectives that finish its gradient.
+        backward_inside: collectives inside of the op's backward, such as a softmax along a cut dim has.
+    """
+
+    op: str
+    shapes: tuple[tuple[int, ...], ...]
+    output_shape: tuple[int, ...]
+    sharding: Sharding = field(repr=False)
+    tensor_maps: dict[str, Any]
+    slice_shapes: dict[str, Any]
+    layouts: dict[str, Any] = field(repr=False)
+    forward: Exchanges
+    backward: tuple[Exchanges, ...]
+    backward_inside: Exchanges
+
+    @property
+    def device_matrix(self) -> tuple[int, ...]:
+        return self.sharding.mesh.shape
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """A name for each axis of the device matrix."""
+        return self.sharding.mesh.axis_names
+
+    def slices(self, rank: int) -> dict[str, Any]:
+        """{"inputs": [...], "output": ...}: a tuple of Python slices for each tensor. Raises LayoutError."""
+        inputs = [
+            layout.slices(rank, shape)
+            for layout, shape in zip(self.layouts["inputs"], self.shapes, strict=True)
+        ]
+        return {"inputs": inputs, "output": self.layouts["output"].slices(rank, self.output_shape)}
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes per rank of forward and backward together."""
+        return (
+            self.forward.total_bytes
+            + self.backward_inside.total_bytes
+            + sum(b.total_bytes for b in self.backward)
+        )
+
+    def _rows(self) -> list[tuple[str, str, str, str, str]]:
+        rows = [("tensor", "shape", "tensor map", "cuts", "slice")]
+        for i, shape in enumerate(self.shapes):
+            layout, local = self.layouts["inputs"][i], self.slice_shapes["inputs"][i]
+            rows.append(
+                (f"input {i}", str(shape), str(self.tensor_maps["inputs"][i]), str(layout.cuts), str(local))
+            )
+        layout = self.layouts["output"]
+        last = "output", str(self.output_shape), str(self.tensor_maps["output"]), str(layout.cuts)
+        return [*rows, (*last, str(self.slice_shapes["output"]))]
+
+    def _exchanges(self) -> list[tuple[str, str]]:
+        lines = [("forward", str(exchange)) for exchange in self.forward] or [("forward", "nothing")]
+        lines += [("inside backward", str(exchange)) for exchange in self.backward_inside]
+        for i, exchanges in enumerate(self.backward):
+            lines.append((f"gradient {i}", str(exchanges)))
+        return lines
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines = [self._title()]
+        lines += [
+            "  " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        lines += [f"  {what + ':':<16} {text}" for what, text in self._exchanges()]
+        return "\n".join(lines)
+
+    def _title(self) -> str:
+        axes = " x ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.device_matrix, strict=True))
+        return f"{self.op} on {self.sharding.mesh.size} devices, device matrix {self.device_matrix} ({axes})"
+
+    def _repr_html_(self) -> str:
+        header, *rows = self._rows()
+        cells = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        exchanges = "".join(
+            f"<tr><td>{escape(what)}</td><td>{escape(text)}</td></tr>" for what, text in self._exchanges()
+        )
+        return (
+            f"<p><b>{escape(self._title())}</b></p><table><tr>{cells}</tr>{body}</table>"
+            f"<table><tr><th>when</th><th>what is communicated</th></tr>{exchanges}</table>"
+        )
+
+    def draw(self, ax: Any = None) -> Any:
+        """Draw who holds which part of every tensor; slices that several ranks hold have one colour.
+
+        Returns:
+            The matplotlib Axes.
+        """
+        from simparallel.view import plot_slices  # the plotting library is loaded where it is used
+
+        names = [*(f"input {i}" for i in range(len(self.shapes))), "output"]
+        tensors = zip(
+            names,
+            (*self.layouts["inputs"], self.layouts["output"]),
+            (*self.shapes, self.output_shape),
+            strict=True,
+        )
+        return plot_slices(list(tensors), title=self._title(), ax=ax)
+
+
+class Planner:
+    """What `Op.plan` and `Module.explain` ask."""
+
+    def op(self, op: Op, shapes: Sequence[Sequence[int]], device_num: int | None, dtype: Any) -> OpPlan:
+        """See `Op.plan`."""
+        dtypes = dtype if isinstance(dtype, (list, tuple)) else [dtype] * len(shapes)
+        specs = [Spec(tuple(shape), np.dtype(d)) for shape, d in zip(shapes, dtypes, strict=True)]
+        return explain_call(op, specs, device_num or _device_num(op))
+
+
+planner = Planner()
+
+
+def _device_num(op: Op) -> int:
+    """The devices of the Layouts of a strategy, or else those of the run."""
+    first = op.in_strategy[0] if op.in_strategy else None
+    return first.mesh.size if isinstance(first, Layout) else current().world_size
+
+
+class _Input:
+    """A tensor of which only shape, dtype and placement matter."""
+
+    def __init__(self, spec: Spec, layout: Layout | None = None) -> None:
+        self.shape, self.dtype, self.layout = spec.shape, spec.dtype, layout
+
+
+def explain_call(
+    op: Op, specs: Sequence[Spec], device_num: int, layouts: Sequence[Layout | None] = ()
+) -> OpPlan:
+    """The plan of one call. `layouts`: how the inputs lie, where the op has no strategy."""
+    inputs = [
+        _Input(spec, layout) for spec, layout in zip(specs, layouts or [None] * len(specs), strict=True)
+    ]
+    try:
+        whole = op._make_plan(tuple(specs))
+    except SimParallelError as error:
+        raise type(error)(f"{op.described}: {error}", **error.facts) from None
+    sharding = decide(op, inputs, device_num)
+    made = sharding.output_layout
+    target = finished_layout(op, made, whole.output.shape)
+    finish = exchanges_of(
+        plan_redistribution(made, target, whole.output.shape), whole.output.dtype, "finish the sum"
+    )
+    inside, inside_backward = _inside(op, slice_plan(whole, sharding), sharding)
+    gradients = []
+    for i, spec in enumerate(whole.inputs):
+        axes = sharding.gradient_axes(i) if spec.dtype.kind in "fc" else ()
+        size = prod(sharding.local_shape(sharding.inputs[i])) * spec.dtype.itemsize
+        gradients.append(_reduction("sum", sharding.mesh, axes, size, "sum of the gradient"))
+    if op.in_strategy and isinstance(op.in_strategy[0], Layout):
+        maps = [layout.tensor_map for layout in sharding.input_layouts], target.tensor_map
+    else:
+        maps = [_map(sharding, tensor) for tensor in sharding.inputs], _output_map(sharding, target)
+    return OpPlan(
+        op=op.described, shapes=sharding.shapes, output_shape=whole.output.shape, sharding=sharding,
+        tensor_maps={"inputs": maps[0], "output": maps[1]},
+        slice_shapes={
+            "inputs": [sharding.local_shape(tensor) for tensor in sharding.inputs],
+            "output": target.local_shape(whole.output.shape),
+        },
+        layouts={"inputs": list(sharding.input_layouts), "output": target},
+        forward=Exchanges((*inside, *finish)), backward=tuple(gradients), backward_inside=Exchanges(inside_backward),
+    )  # fmt: skip
+
+
+def exchanges_of(plan: Redistribution, dtype: np.dtype, why: str) -> list[Exchange]:
+    """The collectives of a redistribution."""
+    found = []
+    for step in plan.steps:
+        if step.kind != "slice":
+            op = "sum" if step.kind in ("all_reduce", "reduce_scatter") else None
+            found.append(Exchange(step.kind, op, step.groups, max(step.received_bytes(dtype.itemsize)), why))
+    return found
+
+
+def _reduction(op: str, mesh: Mesh, axes: tuple[str, ...], size_bytes: int, why: str) -> Exchanges:
+    groups = mesh.groups(axes)
+    if len(groups[0]) == 1:
+        return Exchanges()
+    share = price("direct", "all_reduce", len(groups[0]), 0).sent
+    return Exchanges([Exchange("all_reduce", op, groups, round(share * size_bytes), why)])
+
+
+def _map(sharding: Sharding, tensor: Iterable[Any]) -> tuple[Any, ...]:
+    """MindSpore's map of a tuple strategy: the axis of each dim's name, counted from the right, cut or not."""
+    names = sharding.mesh.axis_names
+    found: list[Any] = []
+    for place in tensor:
+        axes = [len(names) - 1 - names.index(axis) for axis in map(axis_name, place.names) if axis in names]
+        found.append(-1 if not axes else axes[0] if len(axes) == 1 else tuple(axes))
+    return tuple(found)
+
+
+def _output_map(sharding: Sharding, target: Layout) -> tuple[Any, ...]:
+    plain = _map(sharding, sharding.output)
+    made = sharding.output_layout.with_partial(())
+    return plain if target.axes_by_dim == made.axes_by_dim else target.tensor_map or ()
+
+
+# --- what an op exchanges inside of itself -----------------------------------------------------------------
+
+
+class _Rehearsal(Context):
+    """Notes what the op asks for, on zeros: the sizes are those of the real run."""
+
+    noted: list[tuple[str, int, str]]
+
+    def __init__(self, needs: tuple[bool, ...], plan: Plan, sharding: Sharding) -> None:
+        super().__init__(np, needs, plan)
+        self.sharding = sharding
+        self.noted = []
+
+    def sum_over(self, dims: str, x: Array) -> Array:
+        self.noted.append((dims, x.nbytes, "sum"))
+        return x
+
+    def max_over(self, dims: str, x: Array) -> Array:
+        self.noted.append((dims, x.nbytes, "max"))
+        return x
+
+    def size(self, dim: str) -> int:
+        return self.plan.sizes[dim] * self.sharding.cut(dim)
+
+
+def _inside(op: Op, local: Plan, sharding: Sharding) -> tuple[list[Exchange], list[Exchange]]:
+    """Collectives that complete dims inside of forward and backward, from a run on a slice of zeros.
+
+    Only ops that complete dims are run; the others exchange nothing.
+    """
+    places = [place for tensor in sharding.inputs for place in tensor]
+    asks = any(place.kind == "completed" for place in places) or any(
+        sharding.cut(name) > 1 for place in places for name in place.names[1:]
+    )
+    if not asks or not sharding.cuts:
+        return [], []
+    needs = tuple(spec.dtype.kind in "fc" for spec in local.inputs)
+    ctx = _Rehearsal(needs, local, sharding)
+    with np.errstate(all="ignore"):
+        y = op.forward(ctx, *(np.zeros(spec.shape, spec.dtype) for spec in local.inputs))
+        forward, ctx.noted = ctx.noted, []
+        if local.output.dtype.kind in "fc" and any(needs):
+            op.backward(ctx, np.zeros(np.shape(y), local.output.dtype))
+    done, back = (
+        [
+            exchange
+            for dims, size, how in noted
+            for exchange in _reduction(how, sharding.mesh, sharding.axes(dims), size, f"complete {dims}")
+        ]
+        for noted in (forward, ctx.noted)
+    )
+    return done, back
