@@ -367,7 +367,7 @@ def test_bad_init_arguments_change_nothing(misuse):
 
 def test_a_large_tensor_is_filled_as_one_stream():
     """Blocks are an implementation detail: element i is the same in a tensor of any size."""
-    size = nn.init._BLOCK + 5
+    size = nn.deferred._BLOCK + 5
     manual_seed(3)
     large = nn.init.normal_(Tensor(np.zeros(size))).numpy()
     manual_seed(3)

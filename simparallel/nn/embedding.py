@@ -12,6 +12,7 @@ from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import random_state
 from simparallel.errors import InputError
 from simparallel.nn import init
+from simparallel.nn.deferred import zero_row
 from simparallel.nn.module import Module, Parameter
 from simparallel.nn.normalization import check_size
 
@@ -50,7 +51,7 @@ class Embedding(Module):
         """Draw new initial values."""
         init.normal_(self.weight)
         if self.padding_idx is not None:
-            self.weight.data[self.padding_idx] = 0
+            zero_row(self.weight, self.padding_idx)
 
     def forward(self, ids: Any) -> Tensor:
         return functions.embedding(ids, self.weight, self.padding_idx)

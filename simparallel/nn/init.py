@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.backend import random_normal, random_state, random_uniform, to_device_like
 from simparallel.errors import DTypeError, InputError, ShapeError
+from simparallel.nn.deferred import Recipe, deferring, draw as drawn, placeholder
+from simparallel.nn.module import Parameter
 
 T = TypeVar("T", bound=Tensor)
 
@@ -32,13 +35,13 @@ _TAIL = (
 )  # fmt: skip
 _TAIL_BEGINS = 0.02425
 
-_BLOCK = 1 << 18  # elements made at a time: their float64 fits in the cache
 _GAINS = {"linear": 1.0, "conv": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2.0)}
 
 
 def constant_(tensor: T, value: float) -> T:
     """Every element `value`. Returns `tensor`, as all of these do."""
-    tensor.data[...] = value
+    if not (deferring.active and _defer(tensor, lambda start, count: value)):
+        tensor.data[...] = value
     return tensor
 
 
@@ -187,13 +190,20 @@ def _fill(tensor: T, purpose: str, draw: Callable[[int, str, int, int], np.ndarr
     """Write the elements of a new stream: `draw(seed, stream, start, count)` gives a part of it."""
     if tensor.dtype.kind != "f":
         raise DTypeError(f"{purpose}_: need a floating-point tensor, got dtype {tensor.dtype}.")
-    stream = random_state.next_stream(purpose)
-    flat = np.empty(tensor.size, dtype=tensor.dtype)
-    for start in range(0, flat.size, _BLOCK):
-        part = flat[start : start + _BLOCK]
-        part[:] = draw(random_state.seed, stream, start, part.size)
-    tensor.data[...] = to_device_like(flat.reshape(tensor.shape), tensor.data)
+    recipe = partial(draw, random_state.seed, random_state.next_stream(purpose))
+    if not (deferring.active and _defer(tensor, recipe)):
+        whole = drawn(recipe, tensor.data.shape, tensor.dtype)
+        tensor.data[...] = to_device_like(whole, tensor.data)
     return tensor
+
+
+def _defer(tensor: Tensor, recipe: Recipe) -> bool:
+    """Let a parameter remember how to begin, instead of beginning. Is it one?"""
+    if not isinstance(tensor, Parameter):
+        return False
+    tensor.initial = recipe
+    tensor.data = placeholder(tensor.data.shape, tensor.dtype)
+    return True
 
 
 def _normal_quantile(p: np.ndarray) -> np.ndarray:
@@ -204,3 +214,40 @@ def _normal_quantile(p: np.ndarray) -> np.ndarray:
     tail = np.sqrt(-2.0 * np.log(np.maximum(np.minimum(p, 1 - p), np.finfo(float).tiny)))
     outer = np.polyval(_TAIL[0], tail) / np.polyval(_TAIL[1], tail)
     return np.where(abs(middle) <= 0.5 - _TAIL_BEGINS, inner, np.where(middle < 0, outer, -outer))
+
+
+_BY_NAME: dict[str, Callable[[Any], Any]] = {
+    "zeros": zeros_,
+    "ones": ones_,
+    "normal": lambda tensor: normal_(tensor, 0.0, 0.01),
+    "uniform": lambda tensor: uniform_(tensor, -0.07, 0.07),
+    "truncatednormal": lambda tensor: trunc_normal_(tensor, 0.0, 0.01, -0.02, 0.02),
+    "xavieruniform": xavier_uniform_,
+    "xaviernormal": xavier_normal_,
+    "heuniform": kaiming_uniform_,
+    "henormal": kaiming_normal_,
+}
+
+
+def initializer(init: str | float, shape: Any, dtype: Any = np.float32) -> Parameter:
+    """A parameter of this shape, filled by the initialiser of this name; MindSpore's `initializer`.
+
+    Args:
+        init: "zeros", "ones", "normal" (std 0.01), "uniform" (±0.07), "truncated_normal" (std 0.01),
+            "xavier_uniform", "xavier_normal", "he_uniform", "he_normal", in any spelling; or a number.
+        shape: of the parameter.
+        dtype: floating point.
+
+    Raises:
+        InputError: no such initialiser.
+    """
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    parameter = Parameter(np.empty(shape, np.dtype(dtype)))
+    if isinstance(init, (int, float)):
+        return constant_(parameter, init)
+    fill = _BY_NAME.get(str(init).lower().replace("_", ""))
+    if fill is None:
+        raise InputError(
+            f"initializer: init={init!r} is unknown; choose from {', '.join(_BY_NAME)} or give a number."
+        )
+    return fill(parameter)

@@ -13,6 +13,7 @@ from simparallel.backend import is_array, to_host
 from simparallel.errors import DeviceOutOfMemoryError, InputError
 from simparallel.events import current_recorder
 from simparallel.memory import BUFFERS, PARAMETERS
+from simparallel.nn.deferred import Recipe, deferring
 from simparallel.nn.hooks import Hooks
 from simparallel.nn.state import LoadResult, load
 
@@ -26,12 +27,13 @@ class Parameter(Tensor):
         name: for messages.
     """
 
-    __slots__ = ()
+    __slots__ = ("initial",)
 
     def __init__(self, data: Any, requires_grad: bool = True, name: str = "") -> None:
         super().__init__(data, requires_grad, name)
+        self.initial: Recipe | None = getattr(data, "initial", None)  # how to draw it, while it has no data
         recorder = current_recorder()
-        if recorder is not None:
+        if recorder is not None and not deferring.active:
             recorder.memory.hold(self.data, PARAMETERS, move=True)
             recorder.memory.make_room(0, f"a parameter of shape {self.shape}")
 

@@ -30,6 +30,7 @@ from simparallel.events import current_recorder
 from simparallel.layout import Layout
 from simparallel.memory import PARAMETERS
 from simparallel.mesh import Mesh
+from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.parallel.mover import Groups, Move, compile_moves
 from simparallel.plan import Redistribution, plan_redistribution
 from simparallel.sharding import Placement, Sharding, placement
@@ -264,6 +265,9 @@ def interpret(op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
             if x.placement is not None:
                 break
         else:
+            for x in inputs:
+                if is_deferred(x):  # no strategy asks for a slice of it: it is needed whole
+                    materialize(x)
             return None
     if type(op) is Redistribute:
         return _redistribute(op, inputs[0])
@@ -361,12 +365,16 @@ def uncut(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
 
 def _shard_parameter(x: Tensor, target: Placement) -> Tensor:
     """A plain leaf that every rank holds whole keeps its slice from now on."""
-    whole = placement(uncut(target.layout.mesh, x.shape), x.shape)
-    x.data = carry(x.data, whole, target).copy()
+    if is_deferred(x):
+        materialize(x, target.layout.slices(sharder().rank, x.shape))
+    else:
+        whole = placement(uncut(target.layout.mesh, x.shape), x.shape)
+        x.data = carry(x.data, whole, target).copy()
     x.placement = target
     recorder = current_recorder()
     if recorder is not None:
         recorder.memory.hold(x.data, PARAMETERS, move=True)
+        recorder.memory.make_room(0, f"a slice of a parameter of shape {x.shape}")
     return x
 
 

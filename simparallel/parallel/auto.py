@@ -1,0 +1,186 @@
+"""Semi-automatic parallelism: a program for one device, and strategies for some of its ops.
+
+    with no_init_parameters():
+        net = Network()                                  # ops with .shard(...)
+    parallel_step = AutoParallel(train_step, parallel_mode="semi_auto")
+    loss = parallel_step(images, labels)
+
+Parameters are cut where the first op that uses them wants them; what the strategies do not say has
+the default of `strategy.default`; what does not fit together is redistributed, and can be listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+from simparallel.autograd import Tensor
+from simparallel.autograd.tensor import as_tensor
+from simparallel.backend import is_array
+from simparallel.comm import current
+from simparallel.errors import InputError, LayoutError, StrategyError
+from simparallel.layout import Layout, from_strategy
+from simparallel.nn.deferred import deferred_init
+from simparallel.parallel.sharded import Implicit, mode
+from simparallel.sharding import placement
+
+MODES = ("semi_auto", "sharding_propagation", "recursive_programming")
+
+__all__ = ["AutoParallel", "explicit_redistribution", "implicit_redistributions", "no_init_parameters"]
+
+
+class no_init_parameters(deferred_init):
+    """Inside the block parameters get shape, dtype and initialiser, but no data.
+
+    Under `AutoParallel`, or with `distribute_module`, each rank then draws just its slices, bit for bit those
+    of the whole; an op on plain tensors draws the whole of what it needs.
+    """
+
+
+class AutoParallel:
+    """A function or module that runs cut over the devices, by the strategies of its ops.
+
+    Args:
+        network: module, or a function such as a whole training step. Arrays and Tensors among its
+            arguments are taken as `dataset_strategy` says, those of its results come back whole.
+        parallel_mode: "semi_auto": strategies by hand, for the other ops the default. The modes that search
+            ("sharding_propagation", "recursive_programming") are not there yet.
+        dataset_strategy: how arguments lie. "full_batch": every rank gives the whole. "data_parallel": what
+            a rank gives is its slice of dim 0 (arguments without dims are whole). A tuple with a
+            tuple of cuts or a Layout for each argument: what a rank gives is its slice.
+        strict: an implicit redistribution that moves data is an error.
+
+    Raises:
+        InputError: unknown mode or dataset strategy.
+        StrategyError, LayoutError: (when called) a strategy is not legal for these shapes.
+
+    Collective: yes, every rank makes the same calls.
+
+    Example:
+        >>> import numpy as np
+        >>> from simparallel import ops
+        >>> relu = AutoParallel(ops.ReLU().shard(((1, 1),)))
+        >>> relu(np.array([[-1.0, 2.0]])).numpy().tolist()
+        [[0.0, 2.0]]
+    """
+
+    def __init__(
+        self, network: Callable[..., Any], parallel_mode: str = "semi_auto", *,
+        dataset_strategy: Any = "full_batch", strict: bool = False,
+    ) -> None:  # fmt: skip
+        if parallel_mode not in MODES:
+            raise InputError(
+                f"AutoParallel: parallel_mode={parallel_mode!r}, choose from {', '.join(MODES)}."
+            )
+        if parallel_mode != "semi_auto":
+            raise InputError(
+                f"AutoParallel: parallel_mode={parallel_mode!r} searches for strategies, which is not there yet; use "
+                "'semi_auto' and say .shard(...) where the default is not what you want."
+            )
+        self.network, self.parallel_mode, self.strict = network, parallel_mode, strict
+        self.redistributions: list[Implicit] = []
+        self.dataset_strategy(dataset_strategy)
+
+    def dataset_strategy(self, config: Any) -> None:
+        """Say how arguments lie: see the class. Raises InputError."""
+        known = isinstance(config, str) and config in ("full_batch", "data_parallel")
+        listed = isinstance(config, tuple) and all(isinstance(entry, (tuple, Layout)) for entry in config)
+        if not known and not listed:
+            raise InputError(
+                f"AutoParallel: dataset_strategy={config!r} must be 'full_batch', 'data_parallel', or a tuple with a "
+                "tuple of cuts or a Layout for each argument."
+            )
+        self._dataset = config
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self._dataset, tuple) and len(self._dataset) != len(args):
+            raise InputError(
+                f"AutoParallel: dataset_strategy has {len(self._dataset)} entries, the call {len(args)} arguments."
+            )
+        entries = self._dataset if isinstance(self._dataset, tuple) else (self._dataset,) * len(args)
+        laid = [
+            _map(arg, lambda x, e=entry: _as_input(x, e)) for arg, entry in zip(args, entries, strict=True)
+        ]
+        rest = self._dataset if isinstance(self._dataset, str) else "full_batch"
+        named = {name: _map(arg, lambda x: _as_input(x, rest)) for name, arg in kwargs.items()}
+        self.redistributions = []
+        with _automatic(self.strict, self.redistributions):
+            result = self.network(*laid, **named)
+            return _map(result, lambda x: x.full_tensor() if isinstance(x, Tensor) else x)
+
+    def __repr__(self) -> str:
+        return f"AutoParallel({self.network!r}, {self.parallel_mode!r}, dataset_strategy={self._dataset!r})"
+
+
+@contextmanager
+def _automatic(strict: bool, noted: list[Implicit] | None) -> Iterator[None]:
+    before = mode.automatic, mode.strict, mode.noted
+    mode.automatic, mode.strict, mode.noted = True, strict, noted
+    try:
+        yield
+    finally:
+        mode.automatic, mode.strict, mode.noted = before
+
+
+@contextmanager
+def explicit_redistribution() -> Iterator[None]:
+    """Inside the block, an op that needs an input to lie otherwise raises StrategyError."""
+    before, mode.strict = mode.strict, True
+    try:
+        yield
+    finally:
+        mode.strict = before
+
+
+@contextmanager
+def implicit_redistributions() -> Iterator[list[Implicit]]:
+    """Inside the block, the redistributions that nobody wrote down are put on the list."""
+    before, mode.noted = mode.noted, []
+    try:
+        yield mode.noted
+    finally:
+        mode.noted = before
+
+
+def _as_input(x: Any, entry: Any) -> Any:
+    """An argument as a sharded tensor; what is neither array nor Tensor stays as it is."""
+    if not (is_array(x) or isinstance(x, Tensor)):
+        return x
+    whole = as_tensor(x)
+    if whole.placement is not None:
+        return whole
+    layout = _input_layout(whole.shape, entry, current().world_size)
+    shape = tuple(size * cut for size, cut in zip(whole.shape, layout.cuts, strict=True))
+    return Tensor._slice(whole.data, placement(layout, shape))
+
+
+def _input_layout(shape: tuple[int, ...], entry: Any, device_num: int) -> Layout:
+    """How an argument lies, of which a rank gives a slice of this shape."""
+    if isinstance(entry, Layout):
+        if entry.mesh.size != device_num:
+            raise StrategyError(
+                f"dataset_strategy: {entry!r} has {entry.mesh.size} devices, there are {device_num}."
+            )
+        layout = entry
+    elif isinstance(entry, tuple):
+        layout = from_strategy(entry, device_num, "left")
+    else:
+        axes = ("batch",) if entry == "data_parallel" and shape else ()
+        layout = Layout((device_num,), ("batch",))(*axes, *["None"] * (len(shape) - len(axes)))
+    if len(layout.cuts) != len(shape):
+        raise LayoutError(f"dataset_strategy: {entry!r} does not fit an argument of shape {shape}.")
+    assert prod(layout.cuts) <= device_num
+    return layout
+
+
+def _map(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` of everything in nested tuples, lists and dicts."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map(entry, change) for entry in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_map(entry, change) for entry in value)
+    if isinstance(value, dict):
+        return {key: _map(entry, change) for key, entry in value.items()}
+    return change(value)
