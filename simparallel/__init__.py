@@ -73,7 +73,7 @@ class _Planner:
     """Knows what strategies mean; the room that does is imported when it is first asked."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module("simparallel.parallel.explain").planner, name)
+        return getattr(import_module("simparallel.parallel.explain_network"), name)
 
 
 ops.Op.planner = _Planner()

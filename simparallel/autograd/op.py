@@ -174,7 +174,7 @@ class Op:
         Raises:
             StrategyError: the strategy is not legal; says the rule broken and the nearest legal strategies.
         """
-        return Op.planner.op(self, shapes, device_num, dtype)
+        return Op.planner.explain_op(self, shapes, device_num, dtype)
 
     @property
     def described(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from simparallel.autograd import Tensor
+from simparallel.autograd import Op, Tensor
 from simparallel.backend import is_array, to_host
 from simparallel.errors import DeviceOutOfMemoryError, InputError
 from simparallel.events import current_recorder
@@ -314,6 +314,34 @@ class Module:
             child.apply(fn)
         fn(self)
         return self
+
+    # --- planning --------------------------------------------------------------------------------
+
+    def explain(
+        self, *shapes: tuple[int, ...], device_num: int | None = None, dtype: Any = np.float32,
+        dataset_strategy: Any = "full_batch",
+    ) -> Any:  # fmt: skip
+        """What the strategies of this network's ops mean for inputs of these global shapes.
+
+        The network is walked through on shapes alone: nothing is computed, no process is needed, no parameter
+        needs data. Ops without strategy have the default of semi-automatic mode.
+
+        Args:
+            shapes: of the inputs, global.
+            device_num: number of devices; by default those of the run.
+            dtype: of the inputs, or one for each.
+            dataset_strategy: how the inputs lie, see `parallel.AutoParallel`.
+
+        Returns:
+            A `NetworkPlan`: each op's slices and collectives, each redistribution, and bytes in total. Prints as a
+            table.
+
+        Raises:
+            StrategyError: a strategy is not legal.
+        """
+        return Op.planner.explain_network(
+            self, shapes, device_num, dtype=dtype, dataset_strategy=dataset_strategy
+        )
 
     # --- showing ---------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ class LARS(Optimizer):
         xp, p = get_namespace(param.data), param.data
         weight_decay, ratio = group["weight_decay"], 1.0
         if group["adapt"]:
-            p_norm, g_norm = norm(p), norm(grad)
+            p_norm, g_norm = norm(p, param), norm(grad, param)
             if p_norm > 0 and g_norm > 0:
                 ratio = group["coefficient"] * p_norm / (g_norm + weight_decay * p_norm + group["eps"])
         step = xp.multiply(p, weight_decay, out=self._temporary(param))
@@ -121,7 +121,7 @@ class LAMB(Adam):
             r += xp.multiply(p, group["weight_decay"], out=self._temporary(param, 1))
         ratio = 1.0
         if group["adapt"]:
-            p_norm, r_norm = norm(p), norm(r)
+            p_norm, r_norm = norm(p, param), norm(r, param)
             if p_norm > 0 and r_norm > 0:
                 ratio = p_norm / r_norm
         r *= group["lr"] * ratio

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import numpy as np
+
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace
+from simparallel.comm import current
 from simparallel.errors import InputError
 from simparallel.optim.checks import check_number
 
@@ -25,9 +28,28 @@ def square_sum(x: Array) -> float:
     return total
 
 
-def norm(x: Array) -> float:
-    """Euclidean norm over all elements."""
-    return math.sqrt(square_sum(x))
+def norm(x: Array, of: Tensor | None = None) -> float:
+    """Euclidean norm over all elements; if `of` is a sharded tensor, x is this rank's slice of one that lies like it.
+
+    Collective: yes, if `of` is sharded.
+    """
+    if of is None or of.placement is None:
+        return math.sqrt(square_sum(x))
+    return math.sqrt(_over_slices([square_sum(x)], [of])[0])
+
+
+def _over_slices(values: list[float], tensors: list[Tensor], op: str = "sum") -> list[float]:
+    """One value of each tensor's slice, over all slices; those that several ranks hold count once.
+
+    Collective: yes, if any of them is sharded.
+    """
+    if all(tensor.placement is None for tensor in tensors):
+        return values
+    communicator = current()
+    if op == "sum":
+        parts = [1 if t.placement is None else math.prod(t.placement.layout.cuts) for t in tensors]
+        values = [v * part / communicator.world_size for v, part in zip(values, parts, strict=True)]
+    return communicator.all_reduce(np.array(values), op).tolist()
 
 
 def clip_grad_norm_(
@@ -47,7 +69,9 @@ def clip_grad_norm_(
             makes NaN or 0 of all of them.
 
     Returns:
-        The norm before clipping.
+        The norm before clipping. Of sharded parameters that of the whole ones, the same on every rank.
+
+    Collective: yes, if any gradient is sharded.
 
     Raises:
         InputError: a setting out of range; a norm that is not finite, nothing is changed then.
@@ -55,15 +79,19 @@ def clip_grad_norm_(
     check_number("clip_grad_norm_", "max_norm", max_norm)
     if not isinstance(norm_type, (int, float)) or not norm_type > 0:
         raise InputError(f"clip_grad_norm_: norm_type={norm_type!r} must be above 0, or math.inf.")
-    grads = _grads(parameters)
+    tensors = _gradients(parameters)
+    grads = [tensor.data for tensor in tensors]
     if norm_type == 2:
-        total = math.sqrt(sum(square_sum(grad) for grad in grads))
+        total = math.sqrt(sum(_over_slices([square_sum(grad) for grad in grads], tensors)))
     elif norm_type == math.inf:
         # max of the host drops NaN; the namespace's keeps it
-        largest = [float(get_namespace(grad).abs(grad).max()) for grad in grads if grad.size]
+        largest = [float(get_namespace(grad).abs(grad).max()) if grad.size else 0.0 for grad in grads]
+        largest = _over_slices(largest, tensors, "max")
         total = math.nan if any(math.isnan(value) for value in largest) else max(largest, default=0.0)
     else:
-        total = sum(_power_sum(grad, norm_type) for grad in grads) ** (1.0 / norm_type)
+        total = sum(_over_slices([_power_sum(grad, norm_type) for grad in grads], tensors)) ** (
+            1.0 / norm_type
+        )
     if error_if_nonfinite and not math.isfinite(total):
         raise InputError(
             f"clip_grad_norm_: the norm of the {len(grads)} gradients is {total}, nothing was clipped. Skip "
@@ -83,15 +111,16 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
         InputError: `clip_value` is not a number of 0 or more.
     """
     check_number("clip_grad_value_", "clip_value", clip_value)
-    for grad in _grads(parameters):
+    for tensor in _gradients(parameters):
+        grad = tensor.data
         get_namespace(grad).clip(grad, -clip_value, clip_value, out=grad)
 
 
-def _grads(parameters: Tensor | Iterable[Tensor]) -> list[Array]:
-    """The gradients' arrays, each once: a parameter may be listed twice (tied weights)."""
+def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    """The gradients, each once: a parameter may be listed twice (tied weights)."""
     tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     unique = {id(tensor): tensor for tensor in tensors}.values()
-    return [tensor.grad.data for tensor in unique if tensor.grad is not None]
+    return [tensor.grad for tensor in unique if tensor.grad is not None]
 
 
 def _power_sum(grad: Array, p: float) -> float:

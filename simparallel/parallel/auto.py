@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -23,7 +24,8 @@ from simparallel.comm import current
 from simparallel.errors import InputError, LayoutError, StrategyError
 from simparallel.layout import Layout, from_strategy
 from simparallel.nn.deferred import deferred_init
-from simparallel.parallel.sharded import Implicit, mode
+from simparallel.parallel import sharded as _sharded  # noqa: F401  runs ops on sharded tensors from now on
+from simparallel.parallel.call import Implicit, mode
 from simparallel.sharding import placement
 
 MODES = ("semi_auto", "sharding_propagation", "recursive_programming")
@@ -100,15 +102,13 @@ class AutoParallel:
                 f"AutoParallel: dataset_strategy has {len(self._dataset)} entries, the call {len(args)} arguments."
             )
         entries = self._dataset if isinstance(self._dataset, tuple) else (self._dataset,) * len(args)
-        laid = [
-            _map(arg, lambda x, e=entry: _as_input(x, e)) for arg, entry in zip(args, entries, strict=True)
-        ]
+        laid = [_map(arg, partial(_as_input, entry)) for arg, entry in zip(args, entries, strict=True)]
         rest = self._dataset if isinstance(self._dataset, str) else "full_batch"
-        named = {name: _map(arg, lambda x: _as_input(x, rest)) for name, arg in kwargs.items()}
+        named = {name: _map(arg, partial(_as_input, rest)) for name, arg in kwargs.items()}
         self.redistributions = []
         with _automatic(self.strict, self.redistributions):
             result = self.network(*laid, **named)
-            return _map(result, lambda x: x.full_tensor() if isinstance(x, Tensor) else x)
+            return _map(result, _whole)
 
     def __repr__(self) -> str:
         return f"AutoParallel({self.network!r}, {self.parallel_mode!r}, dataset_strategy={self._dataset!r})"
@@ -144,19 +144,19 @@ def implicit_redistributions() -> Iterator[list[Implicit]]:
         mode.noted = before
 
 
-def _as_input(x: Any, entry: Any) -> Any:
+def _as_input(entry: Any, x: Any) -> Any:
     """An argument as a sharded tensor; what is neither array nor Tensor stays as it is."""
     if not (is_array(x) or isinstance(x, Tensor)):
         return x
     whole = as_tensor(x)
     if whole.placement is not None:
         return whole
-    layout = _input_layout(whole.shape, entry, current().world_size)
+    layout = input_layout(whole.shape, entry, current().world_size)
     shape = tuple(size * cut for size, cut in zip(whole.shape, layout.cuts, strict=True))
     return Tensor._slice(whole.data, placement(layout, shape))
 
 
-def _input_layout(shape: tuple[int, ...], entry: Any, device_num: int) -> Layout:
+def input_layout(shape: tuple[int, ...], entry: Any, device_num: int) -> Layout:
     """How an argument lies, of which a rank gives a slice of this shape."""
     if isinstance(entry, Layout):
         if entry.mesh.size != device_num:
@@ -173,6 +173,10 @@ def _input_layout(shape: tuple[int, ...], entry: Any, device_num: int) -> Layout
         raise LayoutError(f"dataset_strategy: {entry!r} does not fit an argument of shape {shape}.")
     assert prod(layout.cuts) <= device_num
     return layout
+
+
+def _whole(x: Any) -> Any:
+    return x.full_tensor() if isinstance(x, Tensor) else x
 
 
 def _map(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +12,12 @@ import numpy as np
 from simparallel.autograd import Context, Op, Plan, Spec
 from simparallel.backend import Array
 from simparallel.comm import current
-from simparallel.errors import SimParallelError
 from simparallel.layout import Layout
 from simparallel.mesh import Group, Mesh
-from simparallel.parallel.sharded import decide, finished_layout, slice_plan
+from simparallel.parallel.call import Call
 from simparallel.plan import Redistribution, plan_redistribution
 from simparallel.prices import price
-from simparallel.sharding import Sharding
+from simparallel.sharding import Placement, Sharding
 from simparallel.strategy import axis_name
 
 
@@ -171,66 +169,41 @@ class OpPlan:
         return plot_slices(list(tensors), title=self._title(), ax=ax)
 
 
-class Planner:
-    """What `Op.plan` and `Module.explain` ask."""
+class Input:
+    """A tensor of which only shape, dtype and place matter."""
 
-    def op(self, op: Op, shapes: Sequence[Sequence[int]], device_num: int | None, dtype: Any) -> OpPlan:
-        """See `Op.plan`."""
-        dtypes = dtype if isinstance(dtype, (list, tuple)) else [dtype] * len(shapes)
-        specs = [Spec(tuple(shape), np.dtype(d)) for shape, d in zip(shapes, dtypes, strict=True)]
-        return explain_call(op, specs, device_num or _device_num(op))
+    def __init__(self, spec: Spec, place: Placement | None = None) -> None:
+        self.shape, self.dtype, self.placement = spec.shape, spec.dtype, place
+        self.layout = None if place is None else place.layout
 
 
-planner = Planner()
-
-
-def _device_num(op: Op) -> int:
-    """The devices of the Layouts of a strategy, or else those of the run."""
+def explain_op(op: Op, shapes: Sequence[Sequence[int]], device_num: int | None, dtype: Any) -> OpPlan:
+    """See `Op.plan`."""
+    dtypes = dtype if isinstance(dtype, (list, tuple)) else [dtype] * len(shapes)
+    specs = [Spec(tuple(shape), np.dtype(d)) for shape, d in zip(shapes, dtypes, strict=True)]
     first = op.in_strategy[0] if op.in_strategy else None
-    return first.mesh.size if isinstance(first, Layout) else current().world_size
+    of_layouts = first.mesh.size if isinstance(first, Layout) else current().world_size
+    return explain_call(Call(op, [Input(spec) for spec in specs], device_num or of_layouts))
 
 
-class _Input:
-    """A tensor of which only shape, dtype and placement matter."""
-
-    def __init__(self, spec: Spec, layout: Layout | None = None) -> None:
-        self.shape, self.dtype, self.layout = spec.shape, spec.dtype, layout
-
-
-def explain_call(
-    op: Op, specs: Sequence[Spec], device_num: int, layouts: Sequence[Layout | None] = ()
-) -> OpPlan:
-    """The plan of one call. `layouts`: how the inputs lie, where the op has no strategy."""
-    inputs = [
-        _Input(spec, layout) for spec, layout in zip(specs, layouts or [None] * len(specs), strict=True)
-    ]
-    try:
-        whole = op._make_plan(tuple(specs))
-    except SimParallelError as error:
-        raise type(error)(f"{op.described}: {error}", **error.facts) from None
-    sharding = decide(op, inputs, device_num)
-    made = sharding.output_layout
-    target = finished_layout(op, made, whole.output.shape)
-    finish = exchanges_of(
-        plan_redistribution(made, target, whole.output.shape), whole.output.dtype, "finish the sum"
-    )
-    inside, inside_backward = _inside(op, slice_plan(whole, sharding), sharding)
+def explain_call(call: Call) -> OpPlan:
+    """The plan of one call, without what its inputs need to come where it wants them."""
+    op, sharding, local = call.op, call.sharding, call.local
+    made, target, shape = call.made.layout, call.output.layout, call.made.shape
+    finish = exchanges_of(plan_redistribution(made, target, shape), local.output.dtype, "finish the sum")
+    inside, inside_backward = _inside(op, local, sharding)
     gradients = []
-    for i, spec in enumerate(whole.inputs):
+    for i, spec in enumerate(local.inputs):
         axes = sharding.gradient_axes(i) if spec.dtype.kind in "fc" else ()
-        size = prod(sharding.local_shape(sharding.inputs[i])) * spec.dtype.itemsize
-        gradients.append(_reduction("sum", sharding.mesh, axes, size, "sum of the gradient"))
+        gradients.append(_reduction("sum", sharding.mesh, axes, spec.size_bytes, "sum of the gradient"))
     if op.in_strategy and isinstance(op.in_strategy[0], Layout):
         maps = [layout.tensor_map for layout in sharding.input_layouts], target.tensor_map
     else:
         maps = [_map(sharding, tensor) for tensor in sharding.inputs], _output_map(sharding, target)
     return OpPlan(
-        op=op.described, shapes=sharding.shapes, output_shape=whole.output.shape, sharding=sharding,
+        op=op.described, shapes=sharding.shapes, output_shape=shape, sharding=sharding,
         tensor_maps={"inputs": maps[0], "output": maps[1]},
-        slice_shapes={
-            "inputs": [sharding.local_shape(tensor) for tensor in sharding.inputs],
-            "output": target.local_shape(whole.output.shape),
-        },
+        slice_shapes={"inputs": [spec.shape for spec in local.inputs], "output": target.local_shape(shape)},
         layouts={"inputs": list(sharding.input_layouts), "output": target},
         forward=Exchanges((*inside, *finish)), backward=tuple(gradients), backward_inside=Exchanges(inside_backward),
     )  # fmt: skip

@@ -8,7 +8,8 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import as_tensor
 from simparallel.errors import LayoutError
 from simparallel.layout import Layout
-from simparallel.parallel.sharded import carry, uncut
+from simparallel.parallel.call import uncut
+from simparallel.parallel.sharded import carry
 from simparallel.sharding import placement
 
 

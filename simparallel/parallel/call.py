@@ -1,0 +1,185 @@
+"""What a call of an op on sharded tensors does, before it does it: cuts, layouts, local plan. No communication."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from simparallel import strategy
+from simparallel.autograd import Op, Plan, Spec, Work
+from simparallel.errors import LayoutError, SimParallelError, StrategyError
+from simparallel.layout import Layout
+from simparallel.mesh import Mesh
+from simparallel.plan import Redistribution, plan_redistribution
+from simparallel.sharding import Placement, Sharding, placement
+
+
+class Mode(threading.local):
+    """How calls are read on this thread.
+
+    Attributes:
+        automatic: plain tensors are sharded as ops need them, and ops without strategy have the default one.
+        strict: a redistribution that nobody asked for is an error.
+        noted: where implicit redistributions are noted, or None.
+        planned: what calls go to instead of being run, or None.
+    """
+
+    automatic = False
+    strict = False
+    noted: list[Implicit] | None = None
+    planned: Any = None
+
+
+mode = Mode()
+
+
+class Implicit:
+    """A redistribution that an op needed and nobody wrote down."""
+
+    def __init__(self, op: Op, i: int, plan: Redistribution, itemsize: int) -> None:
+        self.op, self.input, self.plan, self.itemsize = op, i, plan, itemsize
+
+    def __str__(self) -> str:
+        size = max(self.plan.received_bytes(self.itemsize))
+        return (
+            f"input {self.input} of {self.op!r}: {self.plan.source!r} -> {self.plan.target!r}: {self.plan}, "
+            f"{size} B/rank"
+        )
+
+
+class Call:
+    """An op on inputs that lie in a certain way: all that does not change from step to step.
+
+    Args:
+        op: the op.
+        inputs: Tensors, or anything with their shape, dtype, placement and layout.
+        device_num: number of devices.
+
+    Attributes:
+        inputs: for each input where it has to lie; None for one that is whole everywhere as it is.
+        whole: for each input where it lies if it is a plain one.
+        made: where the output lies as forward leaves it; `output`: as the call hands it out.
+        local: the plan of the op on a rank's slices.
+        implicit: the redistributions of inputs that are needed and were not written down.
+
+    Raises:
+        StrategyError: the strategy is not legal for these inputs.
+    """
+
+    def __init__(self, op: Op, inputs: Sequence[Any], device_num: int) -> None:
+        self.op = op
+        try:
+            whole = op._make_plan(tuple((x.shape, x.dtype) for x in inputs))
+        except SimParallelError as error:
+            raise type(error)(f"{op.described}: {error}", **error.facts) from None
+        partial = _common_partial(op, inputs)
+        self.sharding = sharding = decide(op, inputs, device_num)
+        self.inputs = [
+            None if x.placement is None and not x.shape else placement(layout.with_partial(partial), x.shape)
+            for x, layout in zip(inputs, sharding.input_layouts, strict=True)
+        ]
+        layout = sharding.output_layout
+        self.made = placement(layout.with_partial((*layout.partial, *partial)), whole.output.shape)
+        self.output = _output(op, self.made)
+        self.local = slice_plan(whole, sharding)
+        self.whole = [placement(uncut(sharding.mesh, x.shape), x.shape) for x in inputs]
+        self.implicit: list[Implicit] = []
+        for i, (x, target) in enumerate(zip(inputs, self.inputs, strict=True)):
+            if target is not None and x.placement is not None and x.placement is not target:
+                plan = plan_redistribution(x.placement.layout, target.layout, x.shape)
+                if plan.steps:
+                    self.implicit.append(Implicit(op, i, plan, x.dtype.itemsize))
+
+    def refuse_implicit(self) -> None:
+        """Raises StrategyError if an input has to be redistributed, and anything moves."""
+        for implicit in self.implicit:
+            if not implicit.plan.is_free:
+                raise StrategyError(
+                    f"{self.op.described}: strict mode, but {implicit}. Call redistribute() where you want it, or "
+                    "give the ops strategies that fit together."
+                )
+
+
+def decide(op: Op, inputs: Sequence[Any], device_num: int) -> Sharding:
+    """The cuts of the op's dims: by its strategy, by how its inputs lie, or the default."""
+    shapes = tuple(x.shape for x in inputs)
+    rule = op.rule_for(*shapes)
+    try:
+        if op.in_strategy is not None:
+            return strategy.from_strategy(rule, shapes, op.in_strategy, device_num, op.repeat)
+        if mode.automatic or all(x.layout is None for x in inputs):
+            return strategy.default(rule, shapes, device_num)
+        return strategy.follow(rule, shapes, [x.layout for x in inputs])
+    except SimParallelError as error:
+        raise _explained(op, rule, device_num, error) from None
+
+
+def _explained(op: Op, rule: str, device_num: int, error: SimParallelError) -> SimParallelError:
+    """The error with who, which strategy, which rule, and what would be legal."""
+    text = f"{op.described}: {error}"
+    if isinstance(error, StrategyError) and op.in_strategy is not None:
+        nearest = " or ".join(map(str, error.facts.get("nearest", ())))
+        text = (
+            f"{op.described}, strategy {op.in_strategy!r} on {device_num} devices: {error} Its dims: {rule}."
+            f"{f' Nearest legal strategies: {nearest}.' if nearest else ''}"
+        )
+        return StrategyError(text, **{"op": op.name, "rule": rule, "nearest": [], **error.facts})
+    return type(error)(text, **error.facts)
+
+
+def finished_layout(op: Op, made: Layout, shape: tuple[int, ...]) -> Layout:
+    """How the output of an op with a strategy is handed out: as the strategy says, else with its sum finished."""
+    if op.out_strategy is not None:
+        return strategy.out_layout(op.out_strategy, made, shape, op.described)
+    return made.with_partial(())
+
+
+def _output(op: Op, made: Placement) -> Placement:
+    """Where the output goes: finished, if the op has a strategy or it is a scalar; else it may wait."""
+    if op.in_strategy is None and made.shape:
+        return made
+    return placement(finished_layout(op, made.layout, made.shape), made.shape)
+
+
+def _common_partial(op: Op, inputs: Sequence[Any]) -> tuple[str, ...]:
+    """The axes of an unfinished sum that may pass through the op: it is linear, and all inputs are such sums."""
+    layouts = [x.layout for x in inputs]
+    first = layouts[0]
+    if not op.linear or op.in_strategy is not None or first is None or not first.partial:
+        return ()
+    same = all(x is not None and x.partial == first.partial and x.mesh == first.mesh for x in layouts)
+    return first.partial if same else ()
+
+
+def slice_plan(whole: Plan, sharding: Sharding) -> Plan:
+    """The plan of the op on slices: sizes divided by the cuts, and the work by all of them."""
+    sizes = {name: size // sharding.cut(name) for name, size in whole.sizes.items() if name != "..."}
+    sizes["..."] = prod(size for name, size in sizes.items() if name.startswith("..."))
+    inputs = tuple(
+        Spec(sharding.local_shape(tensor), spec.dtype)
+        for tensor, spec in zip(sharding.inputs, whole.inputs, strict=True)
+    )
+    output = Spec(sharding.local_shape(sharding.output), whole.output.dtype)
+    all_bytes = sum(spec.size_bytes for spec in (*whole.inputs, whole.output))
+    own_bytes = sum(spec.size_bytes for spec in (*inputs, output))
+    parts = prod(sharding.cut(name) for name in sharding.cuts)
+    work = Work(whole.work.flops // parts, whole.work.size_bytes * own_bytes // max(all_bytes, 1))
+    return Plan(inputs, output, sizes, work)
+
+
+def uncut(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
+    return Layout(mesh.shape, mesh.axis_names, list(mesh.ranks))(*["None"] * len(shape))
+
+
+def check_mixing(op: Op, inputs: Sequence[Any]) -> None:
+    """Raises LayoutError where a plain tensor meets a sharded one, and nobody says how it lies."""
+    if mode.automatic:
+        return
+    for i, x in enumerate(inputs):
+        if x.placement is None and x.shape:
+            raise LayoutError(
+                f"{op.described}: input {i} of shape {x.shape} is a plain tensor, but another input is sharded. Say "
+                "how it lies: distribute_tensor(x, layout), or Layout(...)('None', ...) if every rank holds it whole."
+            )

@@ -1,0 +1,173 @@
+"""What the strategies of a whole network mean: every op, every redistribution between them, and the totals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simparallel.autograd import Op, Tensor
+from simparallel.comm import current
+from simparallel.nn.deferred import placeholder
+from simparallel.nn.module import Module
+from simparallel.parallel import sharded as _sharded  # noqa: F401  it asks `mode.planned`
+from simparallel.parallel.auto import input_layout
+from simparallel.parallel.call import Call, mode
+from simparallel.parallel.explain import Exchange, OpPlan, exchanges_of, explain_call, explain_op
+from simparallel.plan import plan_redistribution
+from simparallel.sharding import Placement, placement
+from simparallel.units import format_bytes
+
+__all__ = ["NetworkPlan", "explain_network", "explain_op"]
+
+
+class Row(NamedTuple):
+    """One communication of a training step."""
+
+    where: str  # the op, or "… -> op" for a redistribution of its input
+    phase: str  # "forward" or "backward"
+    exchange: Exchange
+
+
+class NetworkPlan:
+    """All that a network communicates in one forward and backward pass, by its strategies.
+
+    Attributes:
+        ops: an OpPlan for each call of an op, in order.
+        rows: the communications, forward in order and then backward in the order of the tape.
+        parameters: name -> (global shape, layout) of each parameter that an op cuts.
+    """
+
+    def __init__(
+        self, device_num: int, ops: list[OpPlan], rows: list[Row], parameters: dict[str, Placement]
+    ) -> None:
+        self.device_num, self.ops, self.rows = device_num, ops, rows
+        self.parameters = {name: (place.shape, place.layout) for name, place in parameters.items()}
+
+    @property
+    def forward_bytes(self) -> int:
+        """Bytes per rank of the forward pass."""
+        return sum(row.exchange.bytes_per_rank for row in self.rows if row.phase == "forward")
+
+    @property
+    def backward_bytes(self) -> int:
+        """Bytes per rank of the backward pass."""
+        return sum(row.exchange.bytes_per_rank for row in self.rows if row.phase == "backward")
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes per rank of a step."""
+        return self.forward_bytes + self.backward_bytes
+
+    def _cells(self) -> list[tuple[str, str, str, str, str]]:
+        header = ("where", "phase", "collective", "bytes/rank", "why")
+        rows = [
+            (r.where, r.phase, _collective(r.exchange), f"{r.exchange.bytes_per_rank}", r.exchange.why)
+            for r in self.rows
+        ]
+        totals = f"forward {format_bytes(self.forward_bytes)}, backward {format_bytes(self.backward_bytes)}"
+        return [header, *rows, ("total", totals, "", f"{self.total_bytes}", "")]
+
+    def __str__(self) -> str:
+        rows = self._cells()
+        widths = [max(len(row[i]) for row in rows[:-1]) for i in range(5)]
+        lines = [f"{self.device_num} devices, {len(self.ops)} ops, {len(self.rows)} communications a step"]
+        for row in rows[:-1]:
+            lines.append("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
+        lines.append(f"total {self.total_bytes} B/rank: {rows[-1][1]}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        header, *rows = self._cells()
+        cells = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        return f"<table><tr>{cells}</tr>{body}</table>"
+
+
+def _collective(exchange: Exchange) -> str:
+    who = ", ".join(str(list(group)) for group in exchange.groups)
+    return f"{exchange.collective}{f'({exchange.reduce_op})' if exchange.reduce_op else ''} {who}"
+
+
+def explain_network(
+    network: Module, shapes: Sequence[Sequence[int]], device_num: int | None = None, *,
+    dtype: Any = np.float32, dataset_strategy: Any = "full_batch",
+) -> NetworkPlan:  # fmt: skip
+    """See `Module.explain`."""
+    device_num = device_num or current().world_size
+    dtypes = dtype if isinstance(dtype, (list, tuple)) else [dtype] * len(shapes)
+    entries = dataset_strategy if isinstance(dataset_strategy, tuple) else (dataset_strategy,) * len(shapes)
+    planning = _Planning(device_num, {id(p): name for name, p in network.named_parameters()})
+    inputs = []
+    for shape, d, entry in zip(shapes, dtypes, entries, strict=True):
+        layout = input_layout(tuple(shape), entry, device_num)
+        place = placement(layout, tuple(shape))  # the global shape, whoever feeds it
+        inputs.append(Tensor._slice(placeholder(place.local_shape, np.dtype(d)), place))
+    before = mode.automatic, mode.planned
+    mode.automatic, mode.planned = True, planning
+    try:
+        network(*inputs)
+    finally:
+        mode.automatic, mode.planned = before
+    return NetworkPlan(device_num, planning.ops, planning.rows + planning.backward[::-1], planning.parameters)
+
+
+class _Planning:
+    """Takes the calls that would run: notes what they mean, and hands on tensors without data."""
+
+    def __init__(self, device_num: int, names: dict[int, str]) -> None:
+        self._device_num, self._names = device_num, names
+        self.ops: list[OpPlan] = []
+        self.rows: list[Row] = []
+        self.backward: list[Row] = []  # in the order of the forward pass
+        self.parameters: dict[str, Placement] = {}
+        self._places: dict[int, Placement] = {}
+
+    def __call__(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor:
+        laid = [self._laid(x) for x in inputs]
+        call = Call(op, laid, self._device_num)
+        for x, target in zip(inputs, call.inputs, strict=True):
+            if target is not None and x.placement is None and x.is_leaf and x.requires_grad:
+                self._places.setdefault(id(x), target)
+                self.parameters.setdefault(
+                    self._names.get(id(x), f"tensor {len(self._places)}"), self._places[id(x)]
+                )
+        plan = explain_call(call)
+        self.ops.append(plan)
+        for implicit in call.implicit:
+            i, way, dtype = implicit.input, implicit.plan, inputs[implicit.input].dtype
+            where = f"input {i} of {op.described}"
+            self._note(where, "forward", exchanges_of(way, dtype, "redistribute"))
+            if inputs[i].requires_grad:
+                back = plan_redistribution(
+                    way.target.with_partial(()), way.source.with_partial(()), way.shape
+                )
+                self._note(where, "backward", exchanges_of(back, dtype, "redistribute"))
+        self._note(op.described, "forward", plan.forward)
+        needs = [x.requires_grad for x in inputs]
+        if any(needs):
+            back = plan_redistribution(
+                call.output.gradient.layout, call.made.gradient.layout, call.made.shape
+            )
+            gradients = [e for need, grads in zip(needs, plan.backward, strict=True) if need for e in grads]
+            # Noted from the last to the first: the list is read backwards.
+            self._note(op.described, "backward", gradients[::-1])
+            self._note(op.described, "backward", plan.backward_inside[::-1])
+            self._note(
+                op.described, "backward", exchanges_of(back, call.local.output.dtype, "redistribute")[::-1]
+            )
+        data = placeholder(call.output.local_shape, call.local.output.dtype)
+        y = Tensor._slice(data, call.output)
+        y.requires_grad = any(needs) and call.local.output.dtype.kind in "fc"
+        return y
+
+    def _laid(self, x: Tensor) -> Tensor:
+        """The tensor where it lies by now: a parameter lies where its first op wanted it."""
+        place = self._places.get(id(x))
+        return x if place is None else Tensor._slice(placeholder(place.local_shape, x.dtype), place)
+
+    def _note(self, where: str, phase: str, exchanges: Sequence[Exchange]) -> None:
+        rows = self.rows if phase == "forward" else self.backward
+        rows += [Row(where, phase, exchange) for exchange in exchanges]
