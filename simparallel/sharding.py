@@ -59,8 +59,15 @@ class Sharding:
                 owner[axis] = name
         for tensor in (*self.inputs, self.output):
             for place in tensor:
+                whole = True
                 for name, size in zip(place.names, place.sizes, strict=True):
                     cut = self.cut(name)
+                    if cut > 1 and not whole:
+                        raise StrategyError(
+                            f"dim {name!r} lies inside of a merged dim (sizes {place.sizes}) and may not be cut: its "
+                            "parts would not lie side by side. Cut the outermost one."
+                        )
+                    whole = whole and cut == size
                     if size % cut or (cut > 1 and not size):
                         raise StrategyError(
                             f"dim {name!r} has size {size}, which its cut {cut} does not divide."

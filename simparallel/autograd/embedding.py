@@ -31,6 +31,12 @@ class Embedding(Op):
     def __init__(self, padding_idx: int | None = None) -> None:
         self.padding_idx = padding_idx
 
+    @property
+    def repeat(self) -> str:
+        """As MindSpore's Gather does: at the left where rows are cut."""
+        table = self.in_strategy[1] if self.in_strategy is not None and len(self.in_strategy) > 1 else None
+        return "left" if isinstance(table, tuple) and table[:1] > (1,) else "right"
+
     def infer(self, ids: Spec, table: Spec) -> Spec:
         _check_integers("ids", ids)
         return Spec(super().infer(ids, table).shape, table.dtype)

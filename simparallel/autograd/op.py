@@ -134,7 +134,6 @@ class Op:
 
     in_strategy: tuple[Any, ...] | None = None
     out_strategy: Any = None
-    repeat: ClassVar[str] = "right"  # where devices go that a tuple strategy leaves over
     _place = ""  # the user's line that called `shard`
 
     def shard(self, in_strategy: tuple[Any, ...], out_strategy: Any = None) -> Self:
@@ -175,6 +174,11 @@ class Op:
             StrategyError: the strategy is not legal; says the rule broken and the nearest legal strategies.
         """
         return Op.planner.explain_op(self, shapes, device_num, dtype)
+
+    @property
+    def repeat(self) -> str:
+        """Where the devices go that a tuple strategy leaves over: "right", the last axis, or "left", the first."""
+        return "right"
 
     @property
     def described(self) -> str:

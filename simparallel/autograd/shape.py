@@ -7,7 +7,7 @@ from math import prod
 
 from simparallel.autograd.op import Context, Op, Spec, Work
 from simparallel.backend import Array
-from simparallel.errors import ShapeError
+from simparallel.errors import LayoutError, ShapeError
 from simparallel.layout import Layout
 from simparallel.rule import dim_names
 
@@ -87,6 +87,10 @@ class Redistribute(Op):
         self.layout = layout
 
     def forward(self, ctx: Context, x: Array) -> Array:
+        if self.layout is not None:  # a sharded tensor does not come here
+            raise LayoutError(
+                f"redistribute: a tensor of shape {x.shape} is a plain one; use distribute_tensor(x, layout)."
+            )
         return x
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:

@@ -256,13 +256,9 @@ def _shard_parameter(x: Tensor, target: Placement) -> Tensor:
     return x
 
 
-def _redistribute(op: Redistribute, x: Tensor) -> Tensor:
+def _redistribute(op: Redistribute, x: Tensor) -> Tensor | None:
     if x.placement is None:
-        if op.layout is None:
-            return x
-        raise LayoutError(
-            f"redistribute: this tensor of shape {x.shape} is a plain one; use distribute_tensor(x, layout)."
-        )
+        return None
     if op.layout is not None:
         return move_tensor(x, placement(op.layout, x.shape))
     y = move_tensor(x, placement(uncut(x.placement.layout.mesh, x.shape), x.shape))
