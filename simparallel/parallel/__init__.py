@@ -4,12 +4,23 @@ from simparallel.parallel.auto import (
     AutoParallel,
     explicit_redistribution,
     implicit_redistributions,
+    implicit_replication,
     no_init_parameters,
 )
 from simparallel.parallel.distributed import DistributedDataParallel, max_difference_between_ranks
-from simparallel.parallel.tensors import distribute_tensor
+from simparallel.parallel.layers import (
+    ColumnParallelLinear,
+    ParallelTransformerBlock,
+    RowParallelLinear,
+    SequenceParallelLayerNorm,
+    VocabParallelCrossEntropy,
+    VocabParallelEmbedding,
+)
+from simparallel.parallel.tensors import distribute_module, distribute_tensor
 
 __all__ = [
-    "AutoParallel", "DistributedDataParallel", "distribute_tensor", "explicit_redistribution",
-    "implicit_redistributions", "max_difference_between_ranks", "no_init_parameters",
+    "AutoParallel", "ColumnParallelLinear", "DistributedDataParallel", "ParallelTransformerBlock",
+    "RowParallelLinear", "SequenceParallelLayerNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding",
+    "distribute_module", "distribute_tensor", "explicit_redistribution", "implicit_redistributions",
+    "implicit_replication", "max_difference_between_ranks", "no_init_parameters",
 ]  # fmt: skip

@@ -30,7 +30,13 @@ from simparallel.sharding import placement
 
 MODES = ("semi_auto", "sharding_propagation", "recursive_programming")
 
-__all__ = ["AutoParallel", "explicit_redistribution", "implicit_redistributions", "no_init_parameters"]
+__all__ = [
+    "AutoParallel",
+    "explicit_redistribution",
+    "implicit_redistributions",
+    "implicit_replication",
+    "no_init_parameters",
+]
 
 
 class no_init_parameters(deferred_init):
@@ -132,6 +138,16 @@ def explicit_redistribution() -> Iterator[None]:
         yield
     finally:
         mode.strict = before
+
+
+@contextmanager
+def implicit_replication() -> Iterator[None]:
+    """Inside the block, plain tensors beside sharded ones are taken as what every rank holds whole."""
+    before, mode.replicating = mode.replicating, True
+    try:
+        yield
+    finally:
+        mode.replicating = before
 
 
 @contextmanager

@@ -21,12 +21,14 @@ class Mode(threading.local):
 
     Attributes:
         automatic: plain tensors are sharded as ops need them, and ops without strategy have the default one.
+        replicating: plain tensors beside sharded ones are taken as whole on every rank.
         strict: a redistribution that nobody asked for is an error.
         noted: where implicit redistributions are noted, or None.
         planned: what calls go to instead of being run, or None.
     """
 
     automatic = False
+    replicating = False
     strict = False
     noted: list[Implicit] | None = None
     planned: Any = None
@@ -175,11 +177,12 @@ def uncut(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
 
 def check_mixing(op: Op, inputs: Sequence[Any]) -> None:
     """Raises LayoutError where a plain tensor meets a sharded one, and nobody says how it lies."""
-    if mode.automatic:
+    if mode.automatic or mode.replicating:
         return
     for i, x in enumerate(inputs):
         if x.placement is None and x.shape:
             raise LayoutError(
                 f"{op.described}: input {i} of shape {x.shape} is a plain tensor, but another input is sharded. Say "
-                "how it lies: distribute_tensor(x, layout), or Layout(...)('None', ...) if every rank holds it whole."
+                "how it lies: distribute_tensor(x, layout), or compute inside of implicit_replication() if every rank "
+                "holds it whole."
             )

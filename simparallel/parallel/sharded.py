@@ -23,7 +23,6 @@ from simparallel.autograd import Context, Op, Redistribute, Tensor
 from simparallel.autograd.tape import Node, grad_mode
 from simparallel.backend import Array, get_namespace
 from simparallel.comm import Communicator, Group, current
-from simparallel.errors import LayoutError
 from simparallel.events import current_recorder
 from simparallel.memory import PARAMETERS
 from simparallel.nn.deferred import is_deferred, materialize
@@ -166,7 +165,7 @@ class Runner:
         if target is None or x.placement is target:
             return x
         if x.placement is None and x.is_leaf and x.requires_grad:
-            return _shard_parameter(x, target)
+            return shard_parameter(x, target)
         return move_tensor(x, target, self.call.whole[i])
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
@@ -241,7 +240,7 @@ def interpret(op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
 Op.interpreter = interpret
 
 
-def _shard_parameter(x: Tensor, target: Placement) -> Tensor:
+def shard_parameter(x: Tensor, target: Placement) -> Tensor:
     """A plain leaf that every rank holds whole keeps its slice from now on."""
     if is_deferred(x):
         materialize(x, target.layout.slices(sharder().rank, x.shape))

@@ -1,15 +1,18 @@
-"""Sharded tensors: made from whole ones, made whole again."""
+"""Sharded tensors and modules, made from whole ones."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import as_tensor
 from simparallel.errors import LayoutError
 from simparallel.layout import Layout
+from simparallel.nn import Module
 from simparallel.parallel.call import uncut
-from simparallel.parallel.sharded import carry
+from simparallel.parallel.sharded import carry, shard_parameter
 from simparallel.sharding import placement
 
 
@@ -43,3 +46,43 @@ def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None)
         carry(whole.data, placement(uncut(layout.mesh, whole.shape), whole.shape), target).copy(), target
     )
     return y.requires_grad_(whole.requires_grad if requires_grad is None else requires_grad)
+
+
+def distribute_module(
+    module: Module, layout: Layout, cuts: Mapping[str, tuple[Any, ...]] | Callable[[str, Tensor], Any] | None = None
+) -> Module:  # fmt: skip
+    """Shard the parameters and buffers of a module, in place.
+
+    Parameters that were made inside of `no_init_parameters()` are drawn slice by slice.
+
+    Args:
+        module: the model, the same on every rank.
+        layout: the axes of the devices, not yet called.
+        cuts: for each name (wildcards as in file names) what the layout is called with, such as
+            {"*.up.weight": ("tp", "None")}; the first that fits counts. Or a function of name and tensor that
+            returns this, or None. What is not named is whole on every rank.
+
+    Returns:
+        The module.
+
+    Raises:
+        LayoutError: a cut does not fit, or a name fits no parameter; nothing is changed then.
+
+    Collective: no.
+    """
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    patterns = {} if cuts is None or callable(cuts) else dict(cuts)
+    idle = [p for p in patterns if not any(fnmatchcase(name, p) for name, _ in tensors)]
+    if idle:
+        names = ", ".join(name for name, _ in tensors)
+        raise LayoutError(f"distribute_module: {idle[0]!r} fits no parameter or buffer; there are {names}.")
+    places = []
+    for name, x in tensors:
+        if callable(cuts):
+            dims = cuts(name, x)
+        else:
+            dims = next((dims for pattern, dims in patterns.items() if fnmatchcase(name, pattern)), None)
+        places.append(placement(layout(*(dims or ["None"] * x.ndim)), x.shape))
+    for (_, x), place in zip(tensors, places, strict=True):
+        shard_parameter(x, place)
+    return module
