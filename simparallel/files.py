@@ -108,6 +108,8 @@ def write_atomically(
         OSError: the file cannot be written; nothing is left behind.
     """
     target = Path(path)
+    if sync:
+        make_directories(target.parent, files)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -119,6 +121,20 @@ def write_atomically(
         raise
     if sync:
         files.sync_directory(target.parent)
+
+
+def make_directories(path: Path, files: Files = FILES) -> None:
+    """Make a directory and those above it that are missing, for the owner alone; durable.
+
+    Raises:
+        OSError: one cannot be made, or is a file.
+    """
+    if path.is_dir():
+        return
+    make_directories(path.parent, files)
+    with suppress(FileExistsError):  # another process was quicker
+        files.make_directory(path)
+    files.sync_directory(path.parent)
 
 
 def remove_tree(path: Path, files: Files = FILES) -> None:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from simparallel.comm import Group, current
 from simparallel.errors import CheckpointError
-from simparallel.files import FILES, Files, remove_tree, write_file
+from simparallel.files import FILES, Files, make_directories, remove_tree, write_file
 from simparallel.layout import Layout
 from simparallel.train.checkpoint.contents import Contents, Parts
 from simparallel.train.checkpoint.manifest import MAX_BYTES, Manifest
@@ -242,10 +242,11 @@ class CheckpointManager:
 
     def _begin(self, step: int) -> str:
         """Make the temporary directory. Returns its name."""
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 10**18:
             raise CheckpointError(f"CheckpointManager.save: step={step!r} must be an integer of 0 or more.")
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._remove_leftovers()
+        with on_disk(self.directory):
+            make_directories(self.directory, self._files)
+            self._remove_leftovers()
         saved = self._saved()
         serial = saved[-1].serial + 1 if saved else 1
         name = f"ckpt-{step:06d}-{serial:04d}.tmp-{secrets.token_hex(8)}"
