@@ -54,13 +54,15 @@ def save(directory: Path, value: int, files: HookedFiles | None = None, keep: in
 
 
 def found(directory: Path) -> int:
-    """Which state is there, whole."""
+    """Which state is there, whole; so is every other one that has a name."""
     manager = CheckpointManager(directory)
-    model, optimizer = State(0), State(0)
-    restored = manager.restore(model=model, optimizer=optimizer)
-    with manager.open() as reader:
-        more = int(reader.read("more").sum()) // 5
-    assert {model.value, optimizer.value, restored.step, restored.extra, more} == {model.value}
+    for step in (*manager.steps(), None):
+        model, optimizer = State(0), State(0)
+        restored = manager.restore(step, model=model, optimizer=optimizer)
+        with manager.open(step) as reader:
+            more = int(reader.read("more").sum()) // 5
+        assert {model.value, optimizer.value, restored.step, restored.extra, more} == {model.value}
+        assert step in (None, model.value)
     return model.value
 
 
@@ -97,7 +99,7 @@ def test_the_first_save_killed_leaves_nothing_or_the_new_state(tmp_path):
     files = HookedFiles(write_bytes=SMALL)
     save(tmp_path / "count" / "deeper", NEW, files)
     seen = []
-    for target in range(0, files.done, 3):
+    for target in range(files.done):
         directory = tmp_path / str(target) / "deeper"
         with pytest.raises(Killed):
             save(directory, NEW, dies_at(target))
