@@ -109,7 +109,7 @@ def from_bytes(content: bytes) -> Manifest:
             b"{" + content[front.end() :], parse_constant=_no_constant, object_pairs_hook=_no_duplicates
         )
         return replace(_checked(data), sha256=found)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"it is malformed: {type(error).__name__}: {str(error)[:200]}.") from None
 
 

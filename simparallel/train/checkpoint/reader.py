@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -140,9 +140,16 @@ class CheckpointReader:
             self.stood_in.append(part)
         return chosen.tree
 
-    def state(self, part: str) -> Any:
-        """The whole state dict of a part, with all its tensors. Raises CheckpointError."""
-        return trees.decode(self.tree(part), self.read)
+    def state(self, part: str, fetch: Callable[[str], Any] | None = None) -> Any:
+        """The state dict of a part, its tensors as `fetch` gives them by name, or whole.
+
+        Raises:
+            CheckpointError: there is no such part, or a file is damaged.
+        """
+        try:
+            return trees.decode(self.tree(part), fetch or self.read)
+        except CheckpointError as error:
+            raise located(self.path, error) from None
 
     # --- inside --------------------------------------------------------------------------------------
 
@@ -204,9 +211,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         return from_bytes(read_whole(path, MAX_BYTES))
     except CheckpointError as error:
-        if "path" in error.facts:
-            raise
-        raise CheckpointError(f"{path}: {error}", path=str(path)) from None
+        raise located(path, error) from None
 
 
 def read_whole(path: Path, max_bytes: int | None = None) -> bytes:
@@ -224,6 +229,11 @@ def read_whole(path: Path, max_bytes: int | None = None) -> bytes:
     if len(content) != size:
         raise CheckpointError(f"{path}: {size} bytes were there, {len(content)} came.", path=str(path))
     return content
+
+
+def located(path: Path, error: CheckpointError) -> CheckpointError:
+    """The error with the path in front, where it does not name one."""
+    return error if "path" in error.facts else CheckpointError(f"{path}: {error}", path=str(path))
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from simparallel.errors import CheckpointError, LayoutError
-from simparallel.train.checkpoint import tree as trees
 from simparallel.train.checkpoint.contents import Parts
 from simparallel.train.checkpoint.reader import CheckpointReader
 from simparallel.train.checkpoint.team import Team
@@ -39,7 +38,7 @@ def read_states(
     with team.attempt(), CheckpointReader(path, team.rank, team.size, verify) as reader:
         for name in parts.objects:
             if name in reader.parts():
-                states[name] = trees.decode(reader.tree(name), fetch)
+                states[name] = reader.state(name, fetch)
         digest = reader.manifest.sha256
     digests = team.agree(digest)
     if len(set(digests)) > 1:

@@ -44,7 +44,7 @@ def save_checkpoint(save_obj: Module | Mapping[str, Any], ckpt_file_name: str | 
         raise CheckpointError(
             f"save_checkpoint: need a Module or a dict of arrays, got {type(save_obj).__name__}."
         )
-    _write(Path(ckpt_file_name), arrays, None)
+    _write(Path(ckpt_file_name), arrays, {})
 
 
 def load_checkpoint(
@@ -120,24 +120,23 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
         return name
 
     tree = trees.encode(obj, keep)
-    _write(Path(path), arrays, tree)
+    _write(Path(path), arrays, {"tree": tree})
 
 
 def load(path: str | os.PathLike[str]) -> Any:
     """What `save` was given; of another safetensors file a dict of its arrays. Raises CheckpointError."""
-    arrays, content = _read(Path(path))
-    return arrays if "tree" not in content else trees.decode(content["tree"], arrays.__getitem__)
+    arrays, note = _read(Path(path))
+    return arrays if "tree" not in note else trees.decode(note["tree"], arrays.__getitem__)
 
 
-def _write(path: Path, given: Mapping[str, Any], tree: Any) -> None:
+def _write(path: Path, given: Mapping[str, Any], note: dict[str, Any]) -> None:
     arrays = {name: host_array(name, value) for name, value in given.items()}
     if "__metadata__" in arrays:
         raise CheckpointError(
             f"{path}: no array can have the name '__metadata__', the format keeps it for itself."
         )
-    content = {} if tree is None else {"tree": tree}
-    content["sha256"] = _digest(arrays, tree)
-    metadata = {"format": "np", _MARK: json.dumps(content, allow_nan=False)}
+    note = {**note, "sha256": _digest(arrays, note.get("tree"))}
+    metadata = {"format": "np", _MARK: json.dumps(note, allow_nan=False)}
     plan = plan_file({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata)
     order = sorted(arrays, key=lambda name: plan.offsets[name])
     with on_disk(path, plan.size_bytes):
