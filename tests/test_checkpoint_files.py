@@ -122,7 +122,7 @@ class Holder:
         self.state = state
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(states)
 def test_a_state_comes_back_from_a_checkpoint_as_it_was(tmp_path_factory, state):
     directory = tmp_path_factory.mktemp("state")
@@ -133,7 +133,7 @@ def test_a_state_comes_back_from_a_checkpoint_as_it_was(tmp_path_factory, state)
     assert same(holder.state, {"state": state})
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(states)
 def test_save_and_load_are_inverse(tmp_path_factory, state):
     path = tmp_path_factory.mktemp("state") / "file"
@@ -369,7 +369,7 @@ def test_a_sound_checkpoint_is_the_same(copy):
     assert outcome(copy) == "same"
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     st.sampled_from(FILES),
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7)), min_size=15, max_size=25),
@@ -389,7 +389,6 @@ def test_any_flipped_bit_is_found_or_harmless(sound, tmp_path_factory, name, fli
     shutil.rmtree(copy.parent)
 
 
-@settings(max_examples=30)
 @given(
     st.sampled_from(FILES), st.lists(st.integers(0, 10**6), min_size=10, max_size=20), st.binary(max_size=9)
 )
@@ -543,7 +542,7 @@ nodes = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(st.tuples(st.integers(0, 10**6), nodes), min_size=10, max_size=15))
 def test_a_forged_manifest_with_anything_anywhere_never_crashes(sound, tmp_path_factory, changes):
     copy = tmp_path_factory.mktemp("forged") / sound.name

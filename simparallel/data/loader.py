@@ -101,9 +101,11 @@ class DataLoader:
         go on with the rest of the epoch. A loop that was left by `break` does not go on.
         """
         epoch, position = self._place or (self.epoch, self._start)
-        state = {"epoch": epoch, "position": position}
+        state: dict[str, Any] = {"epoch": epoch, "position": position}
         if hasattr(self.sampler, "state_dict"):
             state["sampler"] = self.sampler.state_dict()
+            if isinstance(self.sampler, Sampler):
+                state["sampler"]["epoch"] = epoch  # its own counter may be one ahead
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -135,10 +135,7 @@ class CheckpointReader:
                 "restore it from another checkpoint.",
                 path=str(self.path),
             )  # fmt: skip
-        chosen, stands_in = choose(self.manifest.parts[part], self.rank, self._own_size, self.world_size)
-        if stands_in:
-            self.stood_in.append(part)
-        return chosen.tree
+        return self._choose(part, self.manifest.parts[part]).tree
 
     def state(self, part: str, fetch: Callable[[str], Any] | None = None) -> Any:
         """The state dict of a part, its tensors as `fetch` gives them by name, or whole.
@@ -156,7 +153,10 @@ class CheckpointReader:
     def _copy(self, name: str) -> Copy:
         if name not in self.manifest.tensors:
             raise CheckpointError(f"{self.path} holds no tensor {name!r}.", path=str(self.path))
-        chosen, stands_in = choose(self.manifest.tensors[name], self.rank, self._own_size, self.world_size)
+        return self._choose(name, self.manifest.tensors[name])
+
+    def _choose(self, name: str, variants: Sequence[Any]) -> Any:
+        chosen, stands_in = choose(variants, self.rank, self._own_size, self.world_size)
         if stands_in and name not in self.stood_in:
             self.stood_in.append(name)
         return chosen
