@@ -133,6 +133,24 @@ def test_a_state_comes_back_from_a_checkpoint_as_it_was(tmp_path_factory, state)
     assert same(holder.state, {"state": state})
 
 
+def test_extra_comes_back_as_it_was_and_is_plain(tmp_path):
+    extra = {"losses": [float("nan"), float("inf"), np.float32(0.1)], 3: (1, "two", None)}
+    save(tmp_path, extra=extra)
+
+    assert same(CheckpointManager(tmp_path).restore(random=False).extra, extra)
+    with pytest.raises(CheckpointError, match=r"extra\.x is an array"):
+        save(tmp_path, extra={"x": np.ones(1)})
+    save(tmp_path)
+    assert CheckpointManager(tmp_path).restore(random=False).extra == {}
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "model.a", 3])
+def test_a_tensor_needs_a_name_of_its_own(tmp_path, name):
+    with pytest.raises(CheckpointError, match="name"):
+        save(tmp_path, model=Holder({"a": np.ones(1)}), tensors={name: np.ones(1)})
+    assert list(tmp_path.iterdir()) == []
+
+
 @settings(max_examples=settings.default.max_examples // 2)
 @given(states)
 def test_save_and_load_are_inverse(tmp_path_factory, state):
@@ -480,6 +498,7 @@ ABSURD = {
     "world size": lambda data: data.update(world_size=0),
     "no parts": lambda data: data.update(parts=[]),
     "part": lambda data: data["parts"].pop("model"),
+    "tensor in extra": lambda data: data.update(extra={"$tensor": "model.weight"}),
     "mark": lambda data: data["parts"]["model"][0].update(tree={"$tensor": "model.weight", "x": 1}),
     "unknown mark": lambda data: data["parts"]["model"][0].update(tree={"$import": "os"}),
     "object": lambda data: data["parts"]["model"][0].update(tree={"$scalar": ["O", "00" * 8]}),

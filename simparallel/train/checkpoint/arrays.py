@@ -144,7 +144,13 @@ class FilePlan(NamedTuple):
 def plan_file(
     entries: Mapping[str, tuple[np.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
 ) -> FilePlan:
-    """Lay arrays into a file, those of the widest dtype first so that each is aligned."""
+    """Lay arrays into a file, those of the widest dtype first so that each is aligned.
+
+    Raises:
+        CheckpointError: a name that the format does not allow.
+    """
+    if "__metadata__" in entries:
+        raise CheckpointError("no array can have the name '__metadata__', the format keeps it for itself.")
     order = sorted(entries, key=lambda name: (-entries[name][0].itemsize, name))
     sizes = [entries[name][0].itemsize * prod(entries[name][1]) for name in order]
     stops = list(accumulate(sizes))

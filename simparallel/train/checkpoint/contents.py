@@ -73,6 +73,7 @@ class Contents:
     """What this rank would save.
 
     Attributes:
+        extra: what was given as such.
         claims: name of a tensor -> what this rank holds of it.
         trees: name of a part -> its plain data, with references to tensors.
     """
@@ -81,9 +82,10 @@ class Contents:
         self.rank = rank
         self.claims: dict[str, Claim] = {}
         self.trees: dict[str, Any] = {}
+        self.extra: Any = {}
         self._arrays: dict[str, np.ndarray] = {}
 
-    def add(self, parts: Parts, tensors: Mapping[str, Any]) -> None:
+    def add(self, parts: Parts, tensors: Mapping[str, Any], extra: Any) -> None:
         """Take the state of everything. Raises CheckpointError."""
 
         def keep(path: trees.Path, value: Any) -> str:
@@ -98,9 +100,12 @@ class Contents:
 
         for part, value in parts.objects.items():
             self.trees[part] = trees.encode(value.state_dict(), keep, (part,))
+        self.extra = trees.encode({} if extra is None else extra, _refuse, ("extra",))
         for name, given in tensors.items():
-            if name in self.claims:
-                raise CheckpointError(f"tensors: {name} is also a tensor of a part; choose another name.")
+            if not isinstance(name, str) or name in self.claims:
+                raise CheckpointError(
+                    f"tensors: {name!r} is no name, or that of a tensor of a part; choose another."
+                )
             is_slice = isinstance(given, tuple) and len(given) == 3
             self._add_tensor(name, TensorSlice(*given) if is_slice else given)
 
@@ -132,6 +137,10 @@ class Contents:
             return TensorSlice(shape, layout.slices(self.rank, shape), value)
         except LayoutError as error:
             raise CheckpointError(f"{name}: {error}") from None
+
+
+def _refuse(path: trees.Path, value: Any) -> str:
+    raise CheckpointError(f"{'.'.join(map(str, path))} is an array; give it as one of `tensors`.")
 
 
 def bare(value: Any) -> Any:

@@ -129,7 +129,8 @@ class CheckpointManager:
                 `load_state_dict()`; None leaves it out. The sampler may be the `DataLoader`, which
                 knows its place in the epoch. Of a `DistributedDataParallel` the model in it is saved.
             random: save the state of the random numbers.
-            extra: JSON data of the first rank.
+            extra: plain data of the first rank (None counts as {}): numbers, text, and lists, tuples and dicts
+                of them.
             tensors: name -> `TensorSlice`, or (global shape, slices, array): slices of further tensors,
                 see `CheckpointReader.read`. Ranks may hold the same slice; together they hold all.
             layouts: name of a parameter -> how it is cut over the ranks. The optimizer's state of that
@@ -156,7 +157,7 @@ class CheckpointManager:
             objects = {
                 "model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler, "scaler": scaler,
             }  # fmt: skip
-            contents.add(Parts(objects, random, layouts), tensors or {})
+            contents.add(Parts(objects, random, layouts), tensors or {}, extra)
         try:
             told = team.agree((name, contents.claims, contents.trees))
             temporary = self.directory / told[0][0]
@@ -171,7 +172,9 @@ class CheckpointManager:
             with team.attempt():
                 if team.rank == 0:
                     parts = merge_parts([trees for _, _, trees in told])
-                    manifest = Manifest(step, team.size, plan.file_sizes(), plan.tensors, parts, extra)
+                    manifest = Manifest(
+                        step, team.size, plan.file_sizes(), plan.tensors, parts, contents.extra
+                    )
                     self._commit(temporary, final, manifest)
                     self._prune()
             team.agree()

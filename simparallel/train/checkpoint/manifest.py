@@ -63,7 +63,7 @@ class Manifest:
     files: dict[str, int]  # name -> size in bytes
     tensors: dict[str, list[Copy]]
     parts: dict[str, list[Part]]
-    extra: Any = None
+    extra: Any = None  # a tree without tensors
     sha256: str = ""  # of the manifest itself, where it was read
 
     def to_bytes(self) -> bytes:
@@ -88,6 +88,11 @@ class Manifest:
         }  # fmt: skip
         rest = json.dumps(content, allow_nan=False).encode()[1:] + b"\n"
         return (_FRONT % hashlib.sha256(rest).hexdigest()).encode() + rest
+
+
+def no_tensor(name: str) -> Any:
+    """For plain data in which there must be none."""
+    raise ValueError(f"extra refers to the tensor {name!r}")
 
 
 def from_bytes(content: bytes) -> Manifest:
@@ -153,6 +158,7 @@ def _checked(data: Any) -> Manifest:
         if missing:
             raise ValueError(f"{name} refers to {missing[0]!r}, which is not there")
     step = _integer("step", data["step"])
+    trees.decode(data["extra"], no_tensor)
     return Manifest(step, world_size, files, tensors, parts, data["extra"])
 
 

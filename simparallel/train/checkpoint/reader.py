@@ -16,7 +16,7 @@ from simparallel.errors import CheckpointError
 from simparallel.files import open_regular, read_into
 from simparallel.train.checkpoint import tree as trees
 from simparallel.train.checkpoint.arrays import Block, Region, raw
-from simparallel.train.checkpoint.manifest import MAX_BYTES, Copy, Manifest, from_bytes
+from simparallel.train.checkpoint.manifest import MAX_BYTES, Copy, Manifest, from_bytes, no_tensor
 from simparallel.train.checkpoint.plan import choose
 
 MANIFEST = "manifest.json"
@@ -61,7 +61,7 @@ class CheckpointReader:
         self.stood_in: list[str] = []
         self.manifest = read_manifest(self.path / MANIFEST)
         self.step, self.world_size = self.manifest.step, self.manifest.world_size
-        self.extra = self.manifest.extra
+        self.extra = trees.decode(self.manifest.extra, no_tensor)
         try:
             for name in self.manifest.files:
                 self._open(name)

@@ -131,10 +131,6 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 def _write(path: Path, given: Mapping[str, Any], note: dict[str, Any]) -> None:
     arrays = {name: host_array(name, value) for name, value in given.items()}
-    if "__metadata__" in arrays:
-        raise CheckpointError(
-            f"{path}: no array can have the name '__metadata__', the format keeps it for itself."
-        )
     note = {**note, "sha256": _digest(arrays, note.get("tree"))}
     metadata = {"format": "np", _MARK: json.dumps(note, allow_nan=False)}
     plan = plan_file({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata)
