@@ -23,6 +23,7 @@ from hypothesis import given, settings, strategies as st
 
 import simparallel as sp
 from simparallel.errors import CheckpointError
+from simparallel.sharding import placement
 from simparallel.train import CheckpointManager, CheckpointReader, TensorSlice
 from simparallel.train.checkpoint import arrays, manifest, tree
 
@@ -204,15 +205,19 @@ LAYOUTS = [
 
 
 class Cut(sp.nn.Module):
-    """A model that holds this rank's slices."""
+    """A model that holds this rank's slices; one that is `sharded` knows it. One is tied."""
 
     def __init__(
-        self, layouts: dict[str, sp.Layout], shapes: dict[str, tuple[int, ...]], start: float
+        self, layouts: dict[str, sp.Layout], shapes: dict[str, tuple[int, ...]], start: float, sharded: bool
     ) -> None:
         super().__init__()
         for i, (name, shape) in enumerate(shapes.items()):
             whole = start + 100 * i + np.arange(math.prod(shape), dtype=np.float64).reshape(shape)
-            setattr(self, name, sp.nn.Parameter(whole[layouts[name].slices(sp.get_rank(), shape)].copy()))
+            parameter = sp.nn.Parameter(whole[layouts[name].slices(sp.get_rank(), shape)].copy())
+            if sharded:
+                parameter.placement = placement(layouts[name], shape)
+            setattr(self, name, parameter)
+        self.tied = self.bias
 
 
 def cut_training(directory: str, number: int, restoring: bool) -> dict[str, np.ndarray]:
@@ -221,19 +226,20 @@ def cut_training(directory: str, number: int, restoring: bool) -> dict[str, np.n
     layout, dims = LAYOUTS[number]
     shapes = {"weight": (8, 4), "bias": (8,)}
     layouts = {name: layout(*dim) for name, dim in zip(shapes, dims, strict=True)}
-    model = Cut(layouts, shapes, -7.0 if restoring else 0.0)
+    sharded = number % 2 == 1
+    model = Cut(layouts, shapes, -7.0 if restoring else 0.0, sharded)
     optimizer = sp.optim.Adam(model.parameters())
     if not restoring:
         optimizer([parameter.data * 2 for parameter in model.parameters()])
     manager = CheckpointManager(directory, files=HookedFiles())
     act = manager.restore if restoring else lambda **content: manager.save(1, **content)
-    act(model=model, optimizer=optimizer, layouts=layouts)
+    act(model=model, optimizer=optimizer, layouts=None if sharded else layouts)
     state = optimizer.state_dict()["state"]
     found = {
         **model.state_dict(),
         **{f"{n}.{i}": state[i][n] for i in state for n in ("exp_avg", "exp_avg_sq")},
     }
-    shape_of = dict(zip(found, [(8, 4), (8,), (8, 4), (8, 4), (8,), (8,)], strict=True))
+    shape_of = {name: (8, 4) if array.ndim > 1 else (8,) for name, array in found.items()}
     return {
         name: (layouts["weight" if len(shape_of[name]) > 1 else "bias"].slices(sp.get_rank(), shape_of[name]), array)
         for name, array in found.items()

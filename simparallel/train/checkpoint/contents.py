@@ -10,6 +10,7 @@ import numpy as np
 from simparallel.backend import random_state
 from simparallel.errors import CheckpointError, LayoutError
 from simparallel.layout import Layout
+from simparallel.nn import Module
 from simparallel.parallel import DistributedDataParallel
 from simparallel.train.checkpoint import tree as trees
 from simparallel.train.checkpoint.arrays import CODES, FilePlan, Region, TensorSlice, digests, host_array, raw
@@ -22,7 +23,7 @@ class Parts:
     Args:
         objects: name -> object with `state_dict()` and `load_state_dict()`, or None.
         random: also the random numbers.
-        layouts: name of a parameter -> how it is cut over the ranks.
+        layouts: name of a parameter -> how it is cut over the ranks, where the parameter does not know.
 
     Raises:
         CheckpointError: an object without these methods, or a layout of no parameter.
@@ -51,21 +52,22 @@ class Parts:
         return self._layouts.get(name) or self._layouts.get(name.rpartition(".")[0] + ".")
 
     def _by_tensor(self, layouts: Mapping[str, Layout]) -> dict[str, Layout]:
-        found = {f"model.{name}": layout for name, layout in layouts.items()}
-        if not layouts:
-            return found
+        """Name of a tensor, or beginning of the names of an optimizer's -> layout."""
         model, optimizer = self.objects.get("model"), self.objects.get("optimizer")
-        if model is None:
-            raise CheckpointError("layouts: they name parameters of the model; give the model too.")
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        known = {*names.values(), *model.state_dict()}
-        unknown = sorted(set(layouts) - known)
+        if not isinstance(model, Module):
+            if layouts:
+                raise CheckpointError("layouts: they name parameters of the model; give the model too.")
+            return {}
+        tensors = dict(model._saved_tensors())  # a tied one under each of its names
+        unknown = sorted(set(layouts) - set(tensors))
         if unknown:
             raise CheckpointError(f"layouts: the model has no {', '.join(unknown)}.")
+        cut = {id(tensor): tensor.layout for tensor in tensors.values() if tensor.layout is not None}
+        cut |= {id(tensors[name]): layout for name, layout in layouts.items()}
+        found = {f"model.{name}": cut[id(tensor)] for name, tensor in tensors.items() if id(tensor) in cut}
         for number, parameter in enumerate(getattr(optimizer, "parameters", ())):
-            layout = layouts.get(names.get(id(parameter), ""))
-            if layout is not None:
-                found[f"optimizer.state.{number}."] = layout
+            if id(parameter) in cut:
+                found[f"optimizer.state.{number}."] = cut[id(parameter)]
         return found
 
 

@@ -133,8 +133,8 @@ class CheckpointManager:
                 of them.
             tensors: name -> `TensorSlice`, or (global shape, slices, array): slices of further tensors,
                 see `CheckpointReader.read`. Ranks may hold the same slice; together they hold all.
-            layouts: name of a parameter -> how it is cut over the ranks. The optimizer's state of that
-                parameter is cut in the same way.
+            layouts: name of a parameter -> how it is cut over the ranks; a sharded parameter knows it by
+                itself. The optimizer's state of that parameter is cut in the same way.
             group: ranks that save together; by default all.
 
         Returns:
