@@ -12,15 +12,17 @@ import sys
 from pathlib import Path
 
 import cloudpickle
+import crashing_files
 import numpy as np
 import pytest
-from crashing_files import SMALL, HookedFiles, JournalFiles, Killed, dies_at, fails_at
+from crashing_files import SMALL, HookedFiles, JournalFiles, Killed, dies_at, fails_at, killed_at
 
 import simparallel as sp
 from simparallel.errors import CheckpointError, RunFailedError
 from simparallel.train import CheckpointManager
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(crashing_files)
 
 OLD, NEW = 1, 2  # the states of a training, told apart by every number in them
 
@@ -221,6 +223,21 @@ def test_a_process_killed_by_the_system_leaves_the_old_state_or_the_new(tmp_path
     assert {value for _, value in seen} == {OLD, NEW}
 
 
+def test_the_name_comes_after_all_bytes_are_on_the_disk_and_is_then_waited_for_too(tmp_path, monkeypatch):
+    CheckpointManager(tmp_path).save(OLD, model=State(OLD))
+    calls = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda *args, name=name, real=real: (calls.append(name), real(*args))[1]
+        )
+
+    CheckpointManager(tmp_path, keep=1).save(NEW, model=State(NEW))
+
+    # File, manifest, their directory; the name; the directory above; the old one's name, and again.
+    assert calls == ["fsync"] * 3 + ["replace", "fsync", "replace", "fsync"]
+
+
 # --- several ranks ----------------------------------------------------------------------------------
 
 
@@ -255,6 +272,17 @@ def test_a_rank_that_dies_in_a_save_leaves_the_old_state_or_the_new(tmp_path, ra
             assert found(directory) == 3
 
     assert set(seen) == ({OLD, NEW} if rank == 0 else {OLD})
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_dies_in_a_save_of_two_leaves_the_old_state(tmp_path, rank):
+    save(tmp_path, OLD)
+
+    with pytest.raises(RunFailedError, match=f"rank {rank} of 2 failed"):
+        sp.launch(save_together, (str(tmp_path), rank, killed_at(5)), world_size=2, echo=False)
+
+    assert found(tmp_path) == OLD
 
 
 @pytest.mark.parametrize("rank", [0, 1])
