@@ -1,7 +1,7 @@
 """Files that others may read at any time, and files that survive a power cut.
 
 A write is durable when the file's bytes are on the disk (`sync`) and so is the name it is found by
-(`sync_directory`). Everything goes through `Files`, one system call a method, so that a test can
+(`sync_directory`). Every write goes through `Files`, one system call a method, so that a test can
 put a class in its place that stops, fails or forgets between any two.
 """
 
