@@ -7,21 +7,67 @@ of the k-th batch of one process whose batch is that many times as large.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
 
 from simparallel.backend import random_permutation
-from simparallel.errors import InputError
+from simparallel.errors import InputError, StateDictError
 from simparallel.events import current_recorder
 
 
 class Sampler:
-    """Base: a subclass says `indices`, one epoch's order as an int64 array of shape (len,)."""
+    """Base: a subclass says `indices`, one epoch's order as an int64 array of shape (len,).
+
+    Its `state_dict` is the same for every kind and number of ranks: one that was saved by a
+    `RandomSampler` goes on as the shares of many `DistributedSampler`s, and the other way round.
+
+    Attributes:
+        num_replicas: number of ranks that share the order.
+    """
+
+    num_replicas = 1
 
     def indices(self) -> np.ndarray:
         raise TypeError(f"{type(self).__name__} does not define indices")
+
+    def remaining(self, start: int) -> np.ndarray:
+        """`indices()` of an epoch of which all ranks together have had `start` samples."""
+        return self.indices()[start:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: what the order depends on, and the number of the next epoch."""
+        return {
+            "num_samples": self._size(), "shuffle": self._shuffles(), "seed": getattr(self, "seed", 0),
+            "epoch": getattr(self, "epoch", 0),
+        }  # fmt: skip
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where the other one was, with its seed.
+
+        Raises:
+            StateDictError: it ordered another number of samples, or shuffled and this one does not.
+            InputError: a bad seed or epoch.
+        """
+        own, who = Sampler.state_dict(self), type(self).__name__
+        if set(state_dict) != set(own):
+            raise StateDictError(f"{who}: state with {sorted(state_dict)}, need {sorted(own)}.")
+        for name in ("num_samples", "shuffle"):
+            if state_dict[name] != own[name]:
+                raise StateDictError(
+                    f"{who}: saved with {name}={state_dict[name]!r}, this one has {own[name]!r}; it would visit "
+                    "other samples."
+                )
+        seed, epoch = (check_integer(who, name, state_dict[name], 0) for name in ("seed", "epoch"))
+        if hasattr(self, "epoch"):
+            self.seed, self.epoch = seed, epoch
+
+    def _size(self) -> int:
+        return len(self)
+
+    def _shuffles(self) -> bool:
+        return False
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices().tolist())
@@ -65,6 +111,9 @@ class RandomSampler(Sampler):
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch, for example when training resumes."""
         self.epoch = check_integer("RandomSampler", "epoch", epoch, 0)
+
+    def _shuffles(self) -> bool:
+        return True
 
     def indices(self) -> np.ndarray:
         self.epoch += 1
@@ -130,15 +179,26 @@ class DistributedSampler(Sampler):
         self.epoch = check_integer("DistributedSampler", "epoch", epoch, 0)
 
     def indices(self) -> np.ndarray:
+        return self.remaining(0)
+
+    def remaining(self, start: int) -> np.ndarray:
         if self.shuffle:
             order = random_permutation(self.seed + self.epoch, "sampler", self.size)
         else:
             order = np.arange(self.size)
+        left = max(self.size - start, 0)
+        each = left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
         # np.resize cuts at the end, or repeats from the beginning, as often as it takes.
-        return np.resize(order, self.total_size)[self.rank :: self.num_replicas]
+        return np.resize(order, start + each * self.num_replicas)[start + self.rank :: self.num_replicas]
 
     def __len__(self) -> int:
         return self.num_samples
+
+    def _size(self) -> int:
+        return self.size
+
+    def _shuffles(self) -> bool:
+        return self.shuffle
 
 
 def check_integer(who: str, name: str, value: Any, low: int) -> int:
