@@ -9,7 +9,6 @@ lie in the device's shared memory, so that peers read the gradients where they a
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -112,7 +111,6 @@ class DistributedDataParallel(Module):
             as_view=self.gradient_as_bucket_view, find_unused=self.find_unused_parameters,
             static=self.static_graph, beside_others=any(isinstance(m, SyncBatchNorm) for m in module.modules()),
         )  # fmt: skip
-        weakref.finalize(self, self._reducer.detach).atexit = False
         self._buffer_buckets: list[Bucket] | None = None
         self._send_buffers = True  # as the last forward was one whose backward reduces
         self._join: Join | None = None
