@@ -213,7 +213,9 @@ def test_accumulation_equals_the_big_batch(inline):
     def accumulate(accumulation_steps: int) -> list[np.ndarray]:
         network = linear()
         network.zero_grad()
-        for images, labels in zip(np.split(x, accumulation_steps), np.split(y, accumulation_steps), strict=True):
+        for images, labels in zip(
+            np.split(x, accumulation_steps), np.split(y, accumulation_steps), strict=True
+        ):
             loss = loss_fn(network(images), labels)
             loss = loss / accumulation_steps
             loss.backward()

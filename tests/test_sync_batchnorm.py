@@ -54,7 +54,9 @@ def statistics(layer: Any) -> list[np.ndarray]:
 
 def part(seed: int, rows: int, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
-    x = 3 + rng.standard_normal((rows, *shape)) * np.arange(1, shape[0] + 1).reshape(-1, *(1,) * (len(shape) - 1))
+    x = 3 + rng.standard_normal((rows, *shape)) * np.arange(1, shape[0] + 1).reshape(
+        -1, *(1,) * (len(shape) - 1)
+    )
     return x.astype(dtype), rng.standard_normal((rows, *shape)).astype(dtype)
 
 

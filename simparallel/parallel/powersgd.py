@@ -140,10 +140,10 @@ class _Factors:
         sizes: list[tuple[int, int, int, int]] = []  # number, n, m, r
         self._whole: list[Array] = []
         for number, view in enumerate(bucket.gradients()):
-            n = view.shape[0] if view.ndim else 1
+            n = view.shape[0] if view.ndim > 1 and view.size else 0
             m = view.size // n if n else 0
             r = min(n, m, state.matrix_approximation_rank)
-            if view.size and (n + m) * r * state.min_compression_rate < n * m:
+            if (n + m) * r * state.min_compression_rate < n * m:
                 sizes.append((number, n, m, r))
             else:
                 self._whole.append(view)
