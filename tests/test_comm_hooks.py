@@ -174,7 +174,7 @@ def test_powersgd_is_the_algorithm_of_the_paper(inline):
     def paper(size: int, steps: int, setting: dict[str, Any], first_q: dict[Any, np.ndarray]) -> list[Any]:
         r = setting["matrix_approximation_rank"]
         q: dict[int, np.ndarray] = {}
-        error = {i: 0.0 for i in range(len(SHAPES))}
+        error: dict[int, Any] = dict.fromkeys(range(len(SHAPES)), 0.0)
         outputs = []
         for step in range(steps):
             output = mean_of(size, step)
