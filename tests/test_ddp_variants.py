@@ -304,16 +304,17 @@ def test_several_forward_passes_before_backward(inline):
 # --- two models, parts of the world -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("find_unused", [False, True])
-def test_two_models_in_one_backward(world, find_unused):
-    """Also where ranks reach them in another order, which decides whose gradients come first."""
+@pytest.mark.parametrize("mode", ["init_sync", "find_unused_parameters"])
+def test_two_models_in_one_backward(world, mode):
+    """Where parameters may stay unused ranks may also reach the models in another order, and here they do."""
 
     def program():
         rank = sp.get_rank()
-        settings = {"find_unused_parameters": find_unused, "bucket_cap_mb": 1 / MIB}
-        a, b = (DistributedDataParallel(linear(seed), **settings) for seed in (1, 2))
+        a, b = (
+            DistributedDataParallel(linear(seed), bucket_cap_mb=1 / MIB, **{mode: True}) for seed in (1, 2)
+        )
         x = np.full((1, 3), rank + 1.0)
-        first, second = (a, b) if rank and find_unused else (b, a)
+        first, second = (a, b) if rank and mode == "find_unused_parameters" else (b, a)
         one = first(x).sum() * (2.0 if first is a else 3.0)
         two = second(x).sum() * (2.0 if second is a else 3.0)
         (one + two).backward()
@@ -559,3 +560,45 @@ def test_hooks_that_differ_are_found(inline):
     with pytest.raises(RunFailedError) as caught:
         inline.run(2, program)
     assert isinstance(caught.value.__cause__, CollectiveMismatchError)
+
+
+# --- arrays of a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hook", [None, "fp16_compress_hook", "powerSGD_hook"])
+def test_arrays_that_are_not_numpys(inline, hook):
+    """Under the stand-in for CuPy, which refuses to mix host and device: the same bits as NumPy."""
+    from simparallel.testing.strict import StrictArray, xp
+
+    def program(on_device: bool):
+        rank = sp.get_rank()
+        model: Any = Sequential(
+            Linear(6, 12, dtype=np.float32), sp.nn.BatchNorm1d(12), ReLU(), Linear(12, 8, dtype=np.float32)
+        )
+        rng = np.random.default_rng(0)
+        for parameter in model.parameters():
+            parameter.data[...] = rng.integers(-1, 2, parameter.shape)
+        x = np.random.default_rng(rank).standard_normal((3, 6)).astype(np.float32)
+        if on_device:
+            x = xp.asarray(x)
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.data = xp.asarray(tensor.data)
+        ddp = DistributedDataParallel(
+            sp.parallel.convert_sync_batchnorm(model), find_unused_parameters=True, bucket_cap_mb=500 / MIB
+        )
+        if hook:
+            state = sp.parallel.PowerSGDState(start_powerSGD_iter=1) if hook == "powerSGD_hook" else None
+            ddp.register_comm_hook(state, getattr(comm_hooks, hook))
+        for _ in range(3):
+            ddp.zero_grad()
+            ddp(sp.Tensor(x)).sum().backward()
+        grads = [p.grad.data for p in model.parameters()]
+        assert all(isinstance(g, StrictArray if on_device else np.ndarray) for g in grads)
+        return [np.array(g.get() if on_device else g) for g in grads] + [
+            sp.get_namespace(b.data) is xp for b in model.buffers()
+        ]
+
+    for host, device in zip(inline.run(2, program, False), inline.run(2, program, True), strict=True):
+        for a, b in zip(host[:-3], device[:-3], strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert device[-3:] == [True] * 3

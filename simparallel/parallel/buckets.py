@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd import Tensor
-from simparallel.backend import Array
+from simparallel.backend import Array, get_namespace
 from simparallel.comm import Communicator, Group
 from simparallel.errors import InputError
 from simparallel.events import current_recorder
@@ -24,7 +24,7 @@ class Bucket:
     Attributes:
         tensors: what it holds, in this order.
         flat: the array; shape (number of elements,), the tensors' dtype.
-        views: for each tensor its part of `flat`, in the tensor's shape.
+        views: for each tensor its part of `flat`, in the shape of its data.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Bucket:
         dtype: np.dtype | None = None,
     ) -> None:  # fmt: skip
         self.tensors = list(tensors)
-        size = sum(tensor.size for tensor in tensors)
+        size = sum(tensor.data.size for tensor in tensors)  # of a sharded one, this rank's slice
         self.flat = empty_like(tensors[0].data, size, communicator, dtype)
         recorder = current_recorder()
         if recorder is not None:
@@ -40,8 +40,9 @@ class Bucket:
         self.views: list[Array] = []
         start = 0
         for tensor in tensors:
-            self.views.append(self.flat[start : start + tensor.size].reshape(tensor.shape))
-            start += tensor.size
+            data = tensor.data
+            self.views.append(self.flat[start : start + data.size].reshape(data.shape))
+            start += data.size
 
     def load(self) -> None:
         """Copy the tensors' data in."""
@@ -143,7 +144,7 @@ def empty_like(like: Array, size: int, communicator: Communicator, dtype: Any = 
     if isinstance(like, np.ndarray):
         return communicator.empty(size, dtype)
     with like.device:
-        return type(like)((size,), dtype)
+        return get_namespace(like).empty(size, dtype=dtype)
 
 
 def partition(
@@ -156,7 +157,7 @@ def partition(
     parts: list[list[Tensor]] = []
     filled = 0
     for tensor in tensors:
-        size_bytes = tensor.size * tensor.dtype.itemsize
+        size_bytes = tensor.data.size * tensor.dtype.itemsize
         cap = first_cap_bytes if first_cap_bytes is not None and len(parts) == 1 else cap_bytes
         if not (parts and filled + size_bytes <= cap and parts[-1][0].dtype == tensor.dtype):
             parts.append([])

@@ -5,7 +5,8 @@ in the order of their numbers, from inside the walk over the tape. Where every r
 graph, the walk is the same on every rank, so buckets also keep their places among whatever else the
 walk communicates (batch norm's statistics, buckets of another model). Where graphs may differ by
 rank (`find_unused_parameters`), and something else does communicate, buckets wait for the end
-of backward, and those of several models then start model by model.
+of backward, and those of several models then start model by model. A static graph may differ by
+rank, too; its first backward finds out.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Reducer:
         self.communicator, self._group = communicator, group
         self.as_view = as_view
         self._find_unused, self._static = find_unused and not static, static
-        self._beside_others = beside_others
+        self._beside_others, self._graphs_differ = beside_others, self._find_unused
         self._number = next(_numbers)  # on every rank in the order of construction
         self.backward: Backward | None = None
         self._next = 0
@@ -108,11 +109,12 @@ class Reducer:
         if self._find_unused:
             for bucket in self.buckets:
                 bucket.pending = sum(map(running.reaches, bucket.tensors))
-            self.may_start = not (self._beside_others or any(self._others_reached(running)))
-            if self.may_start:
-                self.start_ready()
-        elif self._static and self.buckets[0].expected is None:
+        if self._static and self.buckets[0].expected is None:
             self.may_start = False  # what the graph uses is known at the end
+        elif self._graphs_differ:
+            self.may_start = not (self._beside_others or any(self._others_reached(running)))
+        if self.may_start:
+            self.start_ready()
 
     def _prepare(self) -> None:
         self._next = 0
@@ -193,10 +195,11 @@ class Reducer:
         exchange = None
         first_of_static = self._static and self.buckets[0].expected is None
         if self._find_unused or first_of_static:
-            own = used or [bytes(len(bucket.tensors)) for bucket in self.buckets]
-            exchange = collectives.all_reduce(
-                np.frombuffer(b"".join(own), np.uint8).copy(), "max", group=self._group, async_op=True
-            )
+            votes = np.zeros((2, sum(len(bucket.tensors) for bucket in self.buckets)), np.uint8)
+            if used is not None:
+                votes[1] = np.frombuffer(b"".join(used), np.uint8)
+                votes[0] = 1 - votes[1]
+            exchange = collectives.all_reduce(votes, "max", group=self._group, async_op=True)
         for bucket in self.buckets:
             result = bucket.work.wait() if hasattr(bucket.work, "wait") else bucket.work
             bucket.work = None
@@ -204,8 +207,10 @@ class Reducer:
                 bucket.set_buffer(result)
         if exchange is None:
             return
-        used_by_any = exchange.wait().tobytes()
-        start = 0
+        not_by_all, by_any = exchange.wait()
+        if first_of_static:
+            self._graphs_differ = bool((not_by_all & by_any).any())
+        used_by_any, start = by_any.tobytes(), 0
         for i, bucket in enumerate(self.buckets):
             bucket.used_by_any = used_by_any[start : start + len(bucket.tensors)]
             start += len(bucket.tensors)
