@@ -7,7 +7,6 @@ makes the same calls in the same order.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,45 +14,9 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, is_array, to_device_like, to_host
-from simparallel.cluster import describe
-from simparallel.comm import Group, Work, current, is_running
-from simparallel.errors import InputError, LaunchError
-from simparallel.events import Recorder, current_recorder, set_recorder
-
-_FOREIGN_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-
-
-def init() -> None:
-    """Be a rank: of the run that started this process, or of a world of one.
-
-    A script calls it once, before anything else of this module. May be called again.
-
-    Raises:
-        LaunchError: another launcher started several processes, which cannot talk here.
-    """
-    if is_running():
-        return
-    for variable in _FOREIGN_LAUNCHERS:
-        count = os.environ.get(variable, "1")
-        if count.isdigit() and int(count) > 1:
-            raise LaunchError(
-                f"init: {variable}={count} says that another launcher started {count} processes, but they would "
-                "each be alone. Start the script with: simparallel run -n "
-                f"{count} SCRIPT"
-            )
-    if current_recorder() is None:
-        recorder = Recorder(0, describe(1))
-        set_recorder(recorder)
-
-
-def get_rank() -> int:
-    """This rank, 0 … world size - 1; 0 outside of a run."""
-    return current().rank
-
-
-def get_world_size() -> int:
-    """Number of ranks; 1 outside of a run."""
-    return current().world_size
+from simparallel.comm import Group, Work, current
+from simparallel.errors import InputError
+from simparallel.events import current_recorder
 
 
 def all_reduce(

@@ -50,6 +50,7 @@ class Communicator(AbstractCommunicator):
         self._group_type = Group if transport.faults is None else FaultyGroup
         self.world = self._group_type(transport, recorder, self._lanes, 0, tuple(range(self.world_size)))
         self._groups = [self.world]
+        self._node_group: Group | None = None
 
     # --- collectives ----------------------------------------------------------------------------------
 
@@ -199,6 +200,14 @@ class Communicator(AbstractCommunicator):
         group = self._group_type(self.transport, self.recorder, self._lanes, number, members)
         self._groups.append(group)
         return group
+
+    def node_group(self) -> Group:
+        """The ranks of this rank's node, in order. Collective over all ranks at the first call, then free."""
+        if self._node_group is None:
+            nodes = self.recorder.cluster.nodes if self.recorder else ()
+            groups = [self.new_group(node) for node in nodes] if len(nodes) > 1 else [self.world]
+            self._node_group = next(group for group in groups if self.rank in group.ranks)
+        return self._node_group
 
     # --- messages -----------------------------------------------------------------------------------
 
