@@ -1,4 +1,4 @@
-"""The `simparallel` command: demo, run, bench, trace, doctor."""
+"""The `simparallel` command: demo, run, bench, trace, rank-table, doctor."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 
 import simparallel as sp
 from simparallel.cluster import DEFAULT_DEVICE, PRESETS
-from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError, RunFailedError, SimParallelError
+from simparallel.ranktable import command as rank_table
+from simparallel.runtime import flags
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,10 +35,8 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", default="runs/demo", help="directory for what it writes (default %(default)s)")
 
     run = commands.add_parser("run", help="run a script on several device processes")
-    _add_cluster_options(run, default=1)
-    run.add_argument("--log-dir", help="directory for logs, trace and pictures (default runs/SCRIPT)")
-    run.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
-                     help="how long a rank waits for another one (default %(default)g s)")  # fmt: skip
+    flags.add_arguments(run)
+    _add_device_option(run)
     run.add_argument("script", help="a Python file; it calls sp.init()")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
 
@@ -67,6 +66,8 @@ def parser() -> argparse.ArgumentParser:
     trace.add_argument("--clock", choices=("sim", "wall"), default="sim")
     trace.add_argument("--steps", type=int, nargs="*", help="draw only these steps")
 
+    rank_table.add_arguments(commands.add_parser("rank-table", help="check, convert or make a rank table"))
+
     commands.add_parser(
         "doctor", help="say what this machine gives, and what is used instead of what it lacks"
     )
@@ -86,6 +87,10 @@ def _numbers(text: str) -> list[int]:
 def _add_cluster_options(command: argparse.ArgumentParser, default: int) -> None:
     command.add_argument("-n", "--world-size", type=int, default=default, metavar="N",
                          help="number of devices (default %(default)s)")  # fmt: skip
+    _add_device_option(command)
+
+
+def _add_device_option(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", default=DEFAULT_DEVICE, help=f"one of {', '.join(sorted(PRESETS))}")
 
 
@@ -93,7 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     options = parser().parse_args(arguments)
     try:
-        commands = {"demo": _demo, "run": _run, "bench": _bench, "trace": _trace, "doctor": _doctor}
+        commands = {
+            "demo": _demo, "run": _run, "bench": _bench, "trace": _trace, "rank-table": rank_table.main,
+            "doctor": _doctor,
+        }  # fmt: skip
         return commands[options.command](options)
     except RunFailedError as error:
         print(f"simparallel: {error}", file=sys.stderr)
@@ -120,14 +128,18 @@ def _run(options: argparse.Namespace) -> int:
     from simparallel.runtime.script import check_script, run_script
 
     check_script(options.script)
-    directory = Path(options.log_dir or Path("runs", Path(options.script).stem))
+    request = flags.request(options)
+    flags.tell(request.notes)
+    directory = request.log_dir
     started = time.perf_counter()
     cluster = sp.Cluster(
-        options.world_size, device=options.device, log_dir=directory, timeout_s=options.timeout
-    )
+        request.world_size, device=options.device, nodes=request.nodes, rank_table=request.rank_table,
+        environment=request.environment, log_dir=directory, log_links=request.log_links, timeout_s=options.timeout,
+        start_timeout_s=options.start_timeout,
+    )  # fmt: skip
     with cluster:
         try:
-            results = cluster.run(run_script, options.script, options.arguments)
+            results = cluster.run(run_script, options.script, options.arguments, options.no_use_env)
         finally:
             written = rundir.write_trace(directory, cluster.trace)  # also after a failure: what led to it
     losses = rundir.mean_over_ranks(results.metrics, "loss")
