@@ -33,6 +33,8 @@ class Communicator(AbstractCommunicator):
         default_algorithm: of the collectives that it has; the others run by `direct`.
     """
 
+    group_type: type[Group] = Group
+
     def __init__(
         self,
         transport: AbstractTransport,
@@ -47,7 +49,7 @@ class Communicator(AbstractCommunicator):
         self._lanes: dict[Lane, None] = {}
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
-        self._group_type = Group if transport.faults is None else FaultyGroup
+        self._group_type = self.group_type if transport.faults is None else FaultyGroup
         self.world = self._group_type(transport, recorder, self._lanes, 0, tuple(range(self.world_size)))
         self._groups = [self.world]
         self._node_group: Group | None = None
