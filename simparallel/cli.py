@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import simparallel as sp
 from simparallel.cluster import DEFAULT_DEVICE, PRESETS
@@ -125,30 +127,45 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from simparallel import rundir
-    from simparallel.runtime.script import check_script, run_script
+    from simparallel.runtime.script import check_script
 
     check_script(options.script)
     request = flags.request(options)
     flags.tell(request.notes)
     directory = request.log_dir
     started = time.perf_counter()
-    cluster = sp.Cluster(
-        request.world_size, device=options.device, nodes=request.nodes, rank_table=request.rank_table,
-        environment=request.environment, log_dir=directory, log_links=request.log_links, timeout_s=options.timeout,
-        start_timeout_s=options.start_timeout,
-    )  # fmt: skip
-    with cluster:
+    with _job(options, request) as (job, run):
         try:
-            results = cluster.run(run_script, options.script, options.arguments, options.no_use_env)
+            results = run(options.script, options.arguments, options.no_use_env)
         finally:
-            written = rundir.write_trace(directory, cluster.trace)  # also after a failure: what led to it
+            written = rundir.write_trace(directory, job.trace)  # also after a failure: what led to it
     losses = rundir.mean_over_ranks(results.metrics, "loss")
-    written += rundir.write_losses(directory, {f"{options.world_size} devices": losses})
+    written += rundir.write_losses(directory, {f"{request.world_size} devices": losses})
     numbers = {"wall_time_s": time.perf_counter() - started, "script": options.script}
     written.append(rundir.write_metrics(directory, results.trace, numbers))
-    print(f"\n{results.trace.table()}\n\nwritten: {', '.join(str(path) for path in written)}, "
-          f"{directory / 'scheduler.log'}, {directory / 'worker_N.log'}")  # fmt: skip
+    logs = [directory / "scheduler.log"] * (options.transport == "shm") + [directory / "worker_N.log"]
+    print(f"\n{results.trace.table()}\n\nwritten: {', '.join(str(path) for path in [*written, *logs])}")
     return 0
+
+
+@contextmanager
+def _job(options: argparse.Namespace, request: flags.Request) -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """What runs the script: (it, its method for that)."""
+    settings: dict[str, Any] = {
+        "device": options.device, "nodes": request.nodes, "rank_table": request.rank_table,
+        "environment": request.environment, "log_dir": request.log_dir, "log_links": request.log_links,
+        "timeout_s": options.timeout,
+    }  # fmt: skip
+    if options.transport == "mpi":
+        from simparallel.runtime.mpi import MpiJob
+
+        job = MpiJob(request.world_size, mpiexec=options.mpiexec, **settings)
+        yield job, job.run
+        return
+    from simparallel.runtime.script import run_script
+
+    with sp.Cluster(request.world_size, start_timeout_s=options.start_timeout, **settings) as cluster:
+        yield cluster, partial(cluster.run, run_script)
 
 
 def _bench(options: argparse.Namespace) -> int:

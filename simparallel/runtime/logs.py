@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -74,29 +75,31 @@ class LogFiles:
         self.fds = []
 
 
-def link_logs(log_dir: Path, nodes: Sequence[Sequence[int]], links: str = RANK_LINKS) -> None:
-    """Names that other launchers give to the file of each rank, as links to it.
+def link_logs(
+    log_dir: Path, nodes: Sequence[Sequence[int]], links: str = RANK_LINKS, only: int | None = None
+) -> None:
+    """Names that other launchers give to the file of each rank, or of one, as links to it.
 
     Raises:
         OSError: a link cannot be made.
     """
     names = [links, NODE_LINKS] if len(nodes) > 1 else [links]
-    for number, node in enumerate(nodes):
-        for rank in node:
-            for name in names:
-                link = log_dir / name.format(rank=rank, node=number)
-                link.parent.mkdir(parents=True, exist_ok=True)
-                if link.is_symlink():
-                    link.unlink()
-                if not link.exists():
-                    link.symlink_to(os.path.relpath(log_dir / f"worker_{rank}.log", link.parent))
+    ranks = [(rank, number) for number, node in enumerate(nodes) for rank in node if only in (None, rank)]
+    for (rank, number), name in itertools.product(ranks, names):
+        link = log_dir / name.format(rank=rank, node=number)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_symlink():
+            link.unlink()
+        if not link.exists():
+            link.symlink_to(os.path.relpath(log_dir / f"worker_{rank}.log", link.parent))
 
 
 class Tail:
     """Copies new lines of the ranks' files to the console, each with its rank before it."""
 
-    def __init__(self, fds: list[int], out: TextIO | None) -> None:
+    def __init__(self, fds: list[int], out: TextIO | None, first_rank: int = 0) -> None:
         self._fds = fds
+        self._first_rank = first_rank
         self._out = out
         self._read = [os.fstat(fd).st_size for fd in fds]
         self._open_line = [b""] * len(fds)
@@ -118,7 +121,7 @@ class Tail:
             if self._out is not None:
                 for line in lines:
                     text = printable(line).encode(self._encoding, "backslashreplace").decode(self._encoding)
-                    print(f"[rank {rank}] {text}", file=self._out)
+                    print(f"[rank {self._first_rank + rank}] {text}", file=self._out)
         if self._out is not None:
             self._out.flush()
 
