@@ -63,8 +63,8 @@ __all__ = [
     "broadcast_object", "cluster", "data", "device_count", "empty", "errors", "functions", "gather",
     "gather_object", "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes",
     "get_rank", "get_world_size", "init", "irecv", "isend", "launch",
-    "log", "manual_seed", "models", "new_group", "nn", "no_grad", "node_group", "ops", "optim", "parallel", "progress", "recv",
-    "reduce", "reduce_scatter", "scatter", "send", "testing", "value_and_grad", "view",
+    "log", "manual_seed", "models", "new_group", "nn", "no_grad", "node_group", "ops", "optim", "parallel",
+    "progress", "recv", "reduce", "reduce_scatter", "scatter", "send", "testing", "value_and_grad", "view",
 ]  # fmt: skip
 
 logging.getLogger("simparallel").addHandler(logging.NullHandler())

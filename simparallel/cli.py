@@ -143,8 +143,8 @@ def _run(options: argparse.Namespace) -> int:
     written += rundir.write_losses(directory, {f"{request.world_size} devices": losses})
     numbers = {"wall_time_s": time.perf_counter() - started, "script": options.script}
     written.append(rundir.write_metrics(directory, results.trace, numbers))
-    logs = [directory / "scheduler.log"] * (options.transport == "shm") + [directory / "worker_N.log"]
-    print(f"\n{results.trace.table()}\n\nwritten: {', '.join(str(path) for path in [*written, *logs])}")
+    written += [directory / "scheduler.log", directory / "worker_N.log"]
+    print(f"\n{results.trace.table()}\n\nwritten: {', '.join(map(str, written))}")
     return 0
 
 

@@ -12,7 +12,13 @@ from simparallel.events import Recorder, current_recorder, set_recorder
 
 # Variables of launchers that tell how many processes there are. Under these MPI can join them; PMIx tells
 # a number to itself only.
-_MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+_MPI_LAUNCHERS = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",
+)
 _OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK_SIZE")
 _SIZE_UNKNOWN = "PMIX_RANK"
 

@@ -206,8 +206,8 @@ class Communicator(AbstractCommunicator):
     def node_group(self) -> Group:
         """The ranks of this rank's node, in order. Collective over all ranks at the first call, then free."""
         if self._node_group is None:
-            nodes = self.recorder.cluster.nodes if self.recorder else ()
-            groups = [self.new_group(node) for node in nodes] if len(nodes) > 1 else [self.world]
+            nodes = self.recorder.cluster.nodes if self.recorder else (self.world.ranks,)
+            groups = [self.world if node == self.world.ranks else self.new_group(node) for node in nodes]
             self._node_group = next(group for group in groups if self.rank in group.ranks)
         return self._node_group
 

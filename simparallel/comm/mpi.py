@@ -28,7 +28,7 @@ from simparallel.cluster import describe
 from simparallel.comm import header as h, join_run
 from simparallel.comm.mpi_group import MpiCommunicator
 from simparallel.comm.progress import last_calls, unreceived
-from simparallel.comm.segment import DONE, FAILED, FAILED_BY_OTHERS, PAGE, Arena, Segment
+from simparallel.comm.segment import DONE, FAILED, FAILED_BY_OTHERS, Arena, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, LEFT, AbstractTransport, Condition
 from simparallel.errors import DeadlineError, RankFailedError
 from simparallel.events import Recorder, set_recorder
@@ -40,7 +40,12 @@ HEALTH_S = 0.02
 GRACE_S = 1.0  # after a failure: for the others to say where it stopped them
 TAG = 1
 # A message is these words, then bytes. KIND says what the bytes are.
-INDEX, VALUE, KIND, BLOCK = 0, 1, 2, 3  # word to set and its new value; BLOCK: first of the words that are copied
+INDEX, VALUE, KIND, BLOCK = (
+    0,
+    1,
+    2,
+    3,
+)  # word to set and its new value; BLOCK: first of the words that are copied
 HEAD_WORDS = 40
 _BLOCK_AT = 4
 NOTHING, PARCEL, LETTER, SITE, RECORD = range(5)
@@ -90,7 +95,9 @@ class MpiTransport(AbstractTransport):
         self._status, self._any = MPI.Status(), MPI.ANY_SOURCE
         self._sending: deque[tuple[Any, np.ndarray]] = deque()
         self._coming: dict[int, deque[tuple[Any, np.ndarray]]] = {}  # by sender, in the order they were sent
-        self._copies = {rank: Arena(self.segment, rank) for rank in range(self.world_size) if rank != self.rank}
+        self._copies = {
+            rank: Arena(self.segment, rank) for rank in range(self.world_size) if rank != self.rank
+        }
         control, peers = self.segment.map, self._copies
         self._sent = {control.sent(self.rank, rank): rank for rank in peers}
         self._taken = {control.taken(self.rank, rank): rank for rank in peers}
@@ -116,7 +123,12 @@ class MpiTransport(AbstractTransport):
         size = 0 if payload is None else payload.nbytes
         message = np.empty(8 * HEAD_WORDS + size, np.uint8)
         head = message[: 8 * HEAD_WORDS].view(np.int64)
-        head[:_BLOCK_AT] = index, value, kind if payload is not None else NOTHING, -1 if block is None else block
+        head[:_BLOCK_AT] = (
+            index,
+            value,
+            kind if payload is not None else NOTHING,
+            -1 if block is None else block,
+        )
         if block is not None:
             head[_BLOCK_AT : _BLOCK_AT + h.USED] = self._cells[block : block + h.USED]
         if payload is not None and size:

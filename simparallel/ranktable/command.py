@@ -28,8 +28,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         reading.add_argument("--strict", action="store_true", help="tolerate nothing")
 
     make = actions.add_parser("make", help="make one")
-    make.add_argument("--servers", type=int, default=1, metavar="N", help="number of servers (default %(default)s)")
-    make.add_argument("--devices", type=int, default=8, metavar="N", help="on each server (default %(default)s)")
+    make.add_argument(
+        "--servers", type=int, default=1, metavar="N", help="number of servers (default %(default)s)"
+    )
+    make.add_argument(
+        "--devices", type=int, default=8, metavar="N", help="on each server (default %(default)s)"
+    )
     make.add_argument("--server-id", action="append", default=[], metavar="ADDRESS",
                       help="address of a server; once for each (default 10.0.0.1, 10.0.0.2, …)")  # fmt: skip
     make.add_argument("--form", choices=FORMS, default="1.0", help="default %(default)s")

@@ -76,10 +76,9 @@ def parse_rank_table(data: bytes | str, path: str = "rank_table.json", *, strict
     except JsonError as error:
         reader.fail(error.line, "", str(error))
     servers, form = reader.table(root)
-    told, more = reader.notes[:MAX_WARNINGS], len(reader.notes) - MAX_WARNINGS
-    if more > 0:
-        told = [*told, f"{path}: and {more} more warnings"]
-    return RankTable(in_order(servers), form, path, tuple(told))
+    more = reader.num_notes - len(reader.notes)
+    told = (*reader.notes, *[f"{path}: and {more} more warnings"] * (more > 0))
+    return RankTable(in_order(servers), form, path, told)
 
 
 class _Reader:
@@ -89,6 +88,7 @@ class _Reader:
         self.path = path
         self.strict = strict
         self.notes: list[str] = []
+        self.num_notes = 0
         self._ranks: dict[int, int] = {}  # rank -> line
         self._addresses: dict[str, int] = {}
         self._masked: set[str] = set()
@@ -100,7 +100,11 @@ class _Reader:
     def warn(self, line: int, where: str, text: str) -> None:
         if self.strict:
             self.fail(line, where, text)
-        self.notes.append(f"{self.path}:{line}: {where}: {text}" if where else f"{self.path}:{line}: {text}")
+        self.num_notes += 1
+        if self.num_notes <= MAX_WARNINGS:
+            self.notes.append(
+                f"{self.path}:{line}: {where}: {text}" if where else f"{self.path}:{line}: {text}"
+            )
 
     def note(self, problem: Problem) -> None:
         self.warn(problem.line, "", problem.text)
@@ -141,13 +145,21 @@ class _Reader:
     def text(self, node: Node, where: str, key: str) -> str:
         found, where = self.field(node, where, key), f"{where}.{key}".lstrip(".")
         if not isinstance(found.value, str) or not found.value.isprintable() or len(found.value) > 255:
-            self.fail(found.line, where, f"must be a text of at most 255 printable characters, not {_shown(found.value)}")
+            self.fail(
+                found.line,
+                where,
+                f"must be a text of at most 255 printable characters, not {_shown(found.value)}",
+            )
         return found.value
 
     def count(self, node: Node, where: str, key: str, wanted: int, what: str) -> None:
         if self.number(node, where, key) != wanted:
             found: Node = node.value[key]
-            self.fail(found.line, f"{where}.{key}".lstrip("."), f"is {_shown(found.value)}, but there are {wanted} {what}")
+            self.fail(
+                found.line,
+                f"{where}.{key}".lstrip("."),
+                f"is {_shown(found.value)}, but there are {wanted} {what}",
+            )
 
     # --- the two forms -----------------------------------------------------------------------------
 
@@ -157,7 +169,9 @@ class _Reader:
         forms = [key for key in ("server_list", "group_list") if key in root.value]
         if len(forms) != 1:
             told = "both" if forms else "neither"
-            self.fail(root.line, "", f'needs either "server_list" (form 1.0) or "group_list" (form lab), has {told}')
+            self.fail(
+                root.line, "", f'needs either "server_list" (form 1.0) or "group_list" (form lab), has {told}'
+            )
         servers = self._one_zero(root) if forms == ["server_list"] else self._lab(root)
         status = self.field(root, "", "status")
         if status.value != "completed":
@@ -165,10 +179,18 @@ class _Reader:
         for number in range(len(self._ranks)):
             if number not in self._ranks:
                 rank = max(self._ranks)
-                self.fail(self._ranks[rank], "", f"rank_id {rank} of {len(self._ranks)} devices, but there is no {number}")
+                self.fail(
+                    self._ranks[rank],
+                    "",
+                    f"rank_id {rank} of {len(self._ranks)} devices, but there is no {number}",
+                )
         for server in servers:
             if len(server.devices) not in _USUAL_COUNTS:
-                self.warn(root.line, "", f"server {server.server_id} has {len(server.devices)} devices; HCCL takes 1, 2, 4 or 8")
+                self.warn(
+                    root.line,
+                    "",
+                    f"server {server.server_id} has {len(server.devices)} devices; HCCL takes 1, 2, 4 or 8",
+                )
         return servers, "1.0" if forms == ["server_list"] else "lab"
 
     def _one_zero(self, root: Node) -> list[Server]:
@@ -205,14 +227,19 @@ class _Reader:
         if len(groups) > 1:
             self.fail(groups[1][0].line, groups[1][1], "a second group; tables of one group can be read")
         group, where = groups[0]
-        self.check_object(group, where, ("device_num", "server_num", "group_name", "instance_count", "instance_list"))
+        self.check_object(
+            group, where, ("device_num", "server_num", "group_name", "instance_count", "instance_list")
+        )
         servers = self._servers(list(self._instances(group, where)))
         total = sum(len(server.devices) for server in servers)
         self.count(group, where, "instance_count", total, "instances in instance_list")
         self.count(group, where, "device_num", total, "devices in instance_list")
         self.count(group, where, "server_num", len(servers), "servers in instance_list")
         if "para_plane_nic_num" in root.value and "para_plane_nic_name" in root.value:
-            nics = self.number(root, "", "para_plane_nic_num"), len(list(self.items(root, "", "para_plane_nic_name")))
+            nics = (
+                self.number(root, "", "para_plane_nic_num"),
+                len(list(self.items(root, "", "para_plane_nic_name"))),
+            )
             if nics[0] != nics[1]:
                 line = root.value["para_plane_nic_num"].line
                 self.warn(line, "para_plane_nic_num", f"is {nics[0]}, but para_plane_nic_name has {nics[1]}")
@@ -226,7 +253,12 @@ class _Reader:
                 self.fail(devices[1][0].line, devices[1][1], "a second device of one rank")
             item, inside = devices[0]
             self.check_object(item, inside, ("device_id", "device_ip"))
-            yield self._server_id(node, place), self._device(item, inside, self._rank(node, place), {}), item, inside
+            yield (
+                self._server_id(node, place),
+                self._device(item, inside, self._rank(node, place), {}),
+                item,
+                inside,
+            )
 
     def _servers(self, instances: list[tuple[str, Device, Node, str]]) -> list[Server]:
         """Instances of one address belong together; of a masked one, until a device number comes again."""
@@ -237,7 +269,11 @@ class _Reader:
             if number is not None and device.device_id in groups[number][1]:
                 if not _hides(server_id):
                     line = groups[number][1][device.device_id]
-                    self.fail(item.line, where, f"device_id {device.device_id} of server {server_id} is in line {line} too")
+                    self.fail(
+                        item.line,
+                        where,
+                        f"device_id {device.device_id} of server {server_id} is in line {line} too",
+                    )
                 number = None
             if number is None:
                 number = last[server_id] = len(groups)
@@ -273,7 +309,11 @@ class _Reader:
         device_id, device_ip = self.number(node, where, "device_id"), ""
         line = node.value["device_id"].line
         if device_id in lines:
-            self.fail(line, f"{where}.device_id", f"device {device_id} of this server is in line {lines[device_id]} too")
+            self.fail(
+                line,
+                f"{where}.device_id",
+                f"device {device_id} of this server is in line {lines[device_id]} too",
+            )
         lines[device_id] = line
         if "device_ip" not in node.value:
             self.warn(node.line, where, '"device_ip" is missing')
@@ -304,6 +344,10 @@ def _shown(value: Any) -> str:
     """A JSON value for a message."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
-    text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
+    text = (
+        {None: "null", True: "true", False: "false"}.get(value)
+        if value is None or isinstance(value, bool)
+        else None
+    )
     told = text or ascii(value)
     return told if len(told) <= 60 else told[:57] + "..."

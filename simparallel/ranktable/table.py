@@ -58,10 +58,14 @@ class RankTable:
     @property
     def device_ids(self) -> tuple[int, ...]:
         """Number of each rank's device on its server, by rank."""
-        devices = sorted((device for server in self.servers for device in server.devices), key=lambda d: d.rank_id)
+        devices = sorted(
+            (device for server in self.servers for device in server.devices), key=lambda d: d.rank_id
+        )
         return tuple(device.device_id for device in devices)
 
-    def nodes_for(self, world_size: int, nodes: int | Sequence[Sequence[int]] = 1) -> tuple[tuple[int, ...], ...]:
+    def nodes_for(
+        self, world_size: int, nodes: int | Sequence[Sequence[int]] = 1
+    ) -> tuple[tuple[int, ...], ...]:
         """`nodes`, for a cluster that was asked for with these numbers.
 
         Raises:
@@ -70,8 +74,8 @@ class RankTable:
         asked = nodes if isinstance(nodes, int) else len(nodes)
         if world_size != self.world_size or asked not in (1, len(self.servers)):
             raise ClusterError(
-                f"{self.path} has {self.world_size} devices on {len(self.servers)} servers, but world_size={world_size} "
-                f"and nodes={asked} were asked for; pass world_size={self.world_size} and leave nodes out."
+                f"{self.path} has {self.world_size} devices on {len(self.servers)} servers, but "
+                f"world_size={world_size} and nodes={asked} were asked for; pass world_size={self.world_size} and leave nodes out."
             )
         return self.nodes
 

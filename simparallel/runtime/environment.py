@@ -5,7 +5,11 @@ torchrun's names, and MindSpore's. Nothing listens at MASTER_ADDR: ranks meet in
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from simparallel.ranktable import RankTable, read_rank_table
 
 MASTER_ADDR, MASTER_PORT = "127.0.0.1", 29500
 
@@ -32,3 +36,28 @@ def variables(
     own = {name: str(number) for name, number in numbers.items()}
     masters = {name: own.pop(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
     return {**masters, **(common or {}), **own}
+
+
+class Places(NamedTuple):
+    """Where the ranks of a run are. For `nodes` see `cluster.describe`, for the rest `variables`."""
+
+    nodes: int | Sequence[Sequence[int]]
+    device_ids: tuple[int, ...]
+    environment: dict[str, str]
+
+
+def places(
+    world_size: int, nodes: int | Sequence[Sequence[int]], rank_table: RankTable | str | os.PathLike[str] | None,
+    environment: Mapping[str, str] | None,
+) -> Places:  # fmt: skip
+    """What a rank table says, if there is one, and otherwise the arguments.
+
+    Raises:
+        RankTableError: the table breaks a rule.
+        ClusterError: it is of another size than was asked for.
+    """
+    if rank_table is None:
+        return Places(nodes, (), dict(environment or {}))
+    table = rank_table if isinstance(rank_table, RankTable) else read_rank_table(rank_table)
+    told = {"RANK_TABLE_FILE": table.path, **(environment or {})}
+    return Places(table.nodes_for(world_size, nodes), table.device_ids, told)

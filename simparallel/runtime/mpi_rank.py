@@ -61,8 +61,8 @@ def main(config_text: str) -> None:
     everyone = mpi.world()
     if everyone.size != config.world_size:
         raise LaunchError(
-            f"mpiexec was to start {config.world_size} ranks, but MPI knows of {everyone.size}: mpi4py uses another MPI "
-            "library than mpiexec. Install both in one environment: pip install mpi4py mpich."
+            f"mpiexec was to start {config.world_size} ranks, but MPI knows of {everyone.size}: mpi4py uses another "
+            "MPI library than mpiexec. Install both in one environment: pip install mpi4py mpich."
         )
     rank, nodes = everyone.rank, config.nodes or mpi.nodes_of(everyone)
     os.environ.update(variables(rank, nodes, config.device_ids, config.environment))
@@ -151,7 +151,7 @@ def _fields(outcome: Outcome) -> dict[str, Any]:
 def outcome_of(fields: Mapping[str, Any]) -> Outcome:
     """The outcome that `_fields` was given, but for its value and its exception."""
     report = fields["report"] and {**fields["report"], "exception": None}
-    events = [Event(*row[:-2], tuple(row[-2]), row[-1]) for row in fields["events"]]
+    events = [Event(*row)._replace(group=tuple(row[-2])) for row in fields["events"]]
     metrics = [(step, name, value) for step, name, value in fields["metrics"]]
     return Outcome(fields["rank"], None, report, events, metrics, fields["memory"])
 
