@@ -73,9 +73,10 @@ class RankTable:
         """
         asked = nodes if isinstance(nodes, int) else len(nodes)
         if world_size != self.world_size or asked not in (1, len(self.servers)):
+            has = f"{self.path} has {self.world_size} devices on {len(self.servers)} servers"
             raise ClusterError(
-                f"{self.path} has {self.world_size} devices on {len(self.servers)} servers, but "
-                f"world_size={world_size} and nodes={asked} were asked for; pass world_size={self.world_size} and leave nodes out."
+                f"{has}, but world_size={world_size} and nodes={asked} were asked for; "
+                f"pass world_size={self.world_size} and leave nodes out."
             )
         return self.nodes
 
