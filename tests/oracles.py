@@ -99,6 +99,10 @@ class World:
             from worlds_mpi import run_on_mpi
 
             return run_on_mpi(size, fn, args, timeout_s)
+        if self.transport == "messages":
+            from fake_mpi import run_on_messages
+
+            return run_on_messages(size, fn, args, timeout_s)
         key = size, timeout_s
         if key not in self._clusters:
             self._clusters[key] = sp.Cluster(
