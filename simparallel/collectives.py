@@ -133,17 +133,20 @@ def new_group(ranks: Sequence[int]) -> Group:
 
 
 def all_gather_object(value: Any, group: Group | None = None) -> list[Any]:
-    """Every rank's value (any picklable object), in the order of the group. Collective: yes."""
+    """Every rank's value, in the order of the group. Collective: yes.
+
+    Any object that can be pickled; over MPI, without pickle: None, numbers, text, bytes, arrays and collections of them.
+    """
     return current().all_gather_object(value, group)
 
 
 def broadcast_object(value: Any = None, src: int = 0, group: Group | None = None) -> Any:
-    """The value of rank `src` (any picklable object), on every rank. Collective: yes."""
+    """The value of rank `src` (as for `all_gather_object`), on every rank. Collective: yes."""
     return current().broadcast_object(value, src, group)
 
 
 def gather_object(value: Any, dst: int = 0, group: Group | None = None) -> list[Any] | None:
-    """On rank `dst` every rank's value (any picklable object), elsewhere None. Collective: yes."""
+    """On rank `dst` every rank's value (as for `all_gather_object`), elsewhere None. Collective: yes."""
     return current().gather_object(value, dst, group)
 
 

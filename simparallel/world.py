@@ -12,13 +12,7 @@ from simparallel.events import Recorder, current_recorder, set_recorder
 
 # Variables of launchers that tell how many processes there are. Under these MPI can join them; PMIx tells
 # a number to itself only.
-_MPI_LAUNCHERS = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "MPI_LOCALNRANKS",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_NTASKS",
-)
+_MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK_SIZE")
 _SIZE_UNKNOWN = "PMIX_RANK"
 
@@ -38,9 +32,8 @@ def init() -> None:
     if is_running():
         return
     launcher = foreign_launcher(os.environ)
-    if launcher is not None:
-        _join(*launcher)
-    elif current_recorder() is None:
+    joined = launcher is not None and _join(*launcher)
+    if not joined and current_recorder() is None:
         set_recorder(Recorder(0, describe(1)))
 
 
@@ -53,13 +46,21 @@ def foreign_launcher(environment: Mapping[str, str]) -> tuple[str, int] | None:
         count = environment.get(variable, "1")
         if count.isdecimal() and int(count) > 1:
             return variable, int(count)
-    return (_SIZE_UNKNOWN, 0) if _SIZE_UNKNOWN in environment else None
+    is_known = any(variable in environment for variable in _MPI_LAUNCHERS)
+    return (_SIZE_UNKNOWN, 0) if _SIZE_UNKNOWN in environment and not is_known else None
 
 
-def _join(variable: str, count: int) -> None:
+def _join(variable: str, count: int) -> bool:
+    """Become a rank over MPI; False if MPI says that this process is alone, and the launcher did not say how many.
+
+    Raises:
+        LaunchError: it cannot be joined with the others.
+    """
     told = f"init: {variable}={os.environ[variable]} says that another launcher started "
     told += f"{count} processes" if count else "this process"
-    way_out = f"Start the script with: simparallel run -n {count or 'N'} SCRIPT"
+    table = os.environ.get("RANK_TABLE_FILE")
+    ranks = f"--rank-table {table}" if table else f"-n {count or 'N'}"
+    way_out = f"Start the script with: simparallel run {ranks} SCRIPT"
     if variable in _OTHER_LAUNCHERS:
         raise LaunchError(f"{told}, but they would each be alone. {way_out}")
     from simparallel.comm import mpi  # it imports mpi4py, which starts MPI
@@ -68,8 +69,10 @@ def _join(variable: str, count: int) -> None:
         raise LaunchError(
             f"{told}, but without mpi4py they would each be alone: pip install 'simparallel[mpi]'. {way_out}"
         )
-    if mpi.join() or count == 0:
-        return
+    if mpi.join():
+        return True
+    if count == 0:
+        return False
     raise LaunchError(
         f"{told}, but MPI knows of this one only: mpi4py uses another MPI library than the launcher, or srun was "
         f"not given --mpi=pmix. {way_out}"

@@ -63,7 +63,7 @@ class Comm:
             if self._mail[self.rank][src]:
                 data = self._mail[self.rank][src].popleft()
                 self._last = status.source = src
-                status.Get_count = lambda: data.size
+                status.Get_count = partial(int, data.size)
                 return Message(data)
         return None
 

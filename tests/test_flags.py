@@ -66,6 +66,7 @@ def test_defaults() -> None:
         ("--master_port 70000", "65535"),
         ("--log-dir a --output-filename b", "give one"),
         ("--rank-table missing.json", "cannot be read"),
+        ("--mpiexec mpirun", "needs --transport mpi"),
     ],
 )
 def test_contradictions_are_told(words: str, told: str) -> None:

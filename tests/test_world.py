@@ -170,6 +170,7 @@ def test_every_process_has_its_variables() -> None:
         ({"WORLD_SIZE": "4", "RANK": "1"}, ("WORLD_SIZE", 4)), ({"RANK_SIZE": "8"}, ("RANK_SIZE", 8)),
         ({"OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "0"}, ("OMPI_COMM_WORLD_SIZE", 3)),
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, ("PMI_SIZE", 2)), ({"PMIX_RANK": "0"}, ("PMIX_RANK", 0)),
+        ({"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
         ({"SLURM_NTASKS": "16"}, ("SLURM_NTASKS", 16)), ({"SLURM_NTASKS": "1"}, None),
     ],
 )  # fmt: skip
@@ -184,4 +185,7 @@ def test_processes_that_nobody_can_join_are_told_so(variable: str, monkeypatch: 
     with pytest.raises(LaunchError, match=f"{variable}=4.*simparallel run -n 4") as caught:
         sp.init()
     assert ("mpi4py" in str(caught.value)) == (variable != "WORLD_SIZE")
+    monkeypatch.setenv("RANK_TABLE_FILE", "t.json")
+    with pytest.raises(LaunchError, match="simparallel run --rank-table t.json"):
+        sp.init()
     assert sp.launch(lambda: sp.init() or sp.get_world_size(), world_size=2, transport="inline") == [2, 2]

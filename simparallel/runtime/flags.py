@@ -136,6 +136,8 @@ def request(options: argparse.Namespace) -> Request:
         notes.append(
             "--join=False: the command waits for its ranks all the same, so that nothing is left behind"
         )
+    if options.mpiexec is not None and options.transport != "mpi":
+        raise InputError(f"--mpiexec {options.mpiexec!r} needs --transport mpi.")
     if options.log_dir and options.output_filename and options.log_dir != options.output_filename:
         raise InputError(
             f"--log-dir {options.log_dir} and --output-filename {options.output_filename}: give one."
