@@ -266,7 +266,7 @@ def describe(
 
 
 def _even_nodes(world_size: int, count: int) -> tuple[tuple[int, ...], ...]:
-    if count == 1:
+    if count == 1 or not isinstance(world_size, int):  # which `ClusterSpec` refuses
         return ()
     if count < 1 or world_size % count:
         raise ClusterError(

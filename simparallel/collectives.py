@@ -135,7 +135,8 @@ def new_group(ranks: Sequence[int]) -> Group:
 def all_gather_object(value: Any, group: Group | None = None) -> list[Any]:
     """Every rank's value, in the order of the group. Collective: yes.
 
-    Any object that can be pickled; over MPI, without pickle: None, numbers, text, bytes, arrays and collections of them.
+    Any object that can be pickled; over MPI, which goes without pickle, None, numbers, text, bytes, arrays, and
+    lists, tuples, sets and dicts of them.
     """
     return current().all_gather_object(value, group)
 

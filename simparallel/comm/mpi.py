@@ -39,15 +39,9 @@ SLEEP_S = 0.0002
 HEALTH_S = 0.02
 GRACE_S = 1.0  # after a failure: for the others to say where it stopped them
 TAG = 1
-# A message is these words, then bytes. KIND says what the bytes are.
-INDEX, VALUE, KIND, BLOCK = (
-    0,
-    1,
-    2,
-    3,
-)  # word to set and its new value; BLOCK: first of the words that are copied
-HEAD_WORDS = 40
-_BLOCK_AT = 4
+# A message is words, then bytes. The words: index and new value of the word to set; what the bytes are (see below);
+# index of the first of `h.USED` words that are copied, or -1; these words.
+HEAD_WORDS, _BLOCK_AT = 40, 4
 NOTHING, PARCEL, LETTER, SITE, RECORD = range(5)
 
 
@@ -95,10 +89,9 @@ class MpiTransport(AbstractTransport):
         self._status, self._any = MPI.Status(), MPI.ANY_SOURCE
         self._sending: deque[tuple[Any, np.ndarray]] = deque()
         self._coming: dict[int, deque[tuple[Any, np.ndarray]]] = {}  # by sender, in the order they were sent
-        self._copies = {
-            rank: Arena(self.segment, rank) for rank in range(self.world_size) if rank != self.rank
-        }
-        control, peers = self.segment.map, self._copies
+        peers = [rank for rank in range(self.world_size) if rank != self.rank]
+        self._copies = {rank: Arena(self.segment, rank) for rank in peers}
+        control = self.segment.map
         self._sent = {control.sent(self.rank, rank): rank for rank in peers}
         self._taken = {control.taken(self.rank, rank): rank for rank in peers}
 
@@ -123,12 +116,8 @@ class MpiTransport(AbstractTransport):
         size = 0 if payload is None else payload.nbytes
         message = np.empty(8 * HEAD_WORDS + size, np.uint8)
         head = message[: 8 * HEAD_WORDS].view(np.int64)
-        head[:_BLOCK_AT] = (
-            index,
-            value,
-            kind if payload is not None else NOTHING,
-            -1 if block is None else block,
-        )
+        what = NOTHING if payload is None else kind
+        head[:_BLOCK_AT] = index, value, what, -1 if block is None else block
         if block is not None:
             head[_BLOCK_AT : _BLOCK_AT + h.USED] = self._cells[block : block + h.USED]
         if payload is not None and size:
@@ -233,7 +222,8 @@ class MpiTransport(AbstractTransport):
             if not self._sending and all(state >= DONE for state in states):
                 return True
             if deadline is None and any(state >= FAILED for state in states):
-                deadline = time.monotonic() + GRACE_S
+                is_cause = states[self.rank] == FAILED  # it says why before another one ends the job
+                deadline = time.monotonic() + (GRACE_S if is_cause else 2 * GRACE_S)
             if deadline is not None and time.monotonic() > deadline:
                 return False
             looks = self._pause(looks)
