@@ -225,7 +225,7 @@ def cases() -> dict[str, tuple[str, int, str]]:
         "key is a number": (GOOD[one].replace('"version"', "1"), 2, '"key" is expected'),
         "key twice": (GOOD[one].replace('"server_count": "2"', '"version": "1.0"'), 3, "second time, after line 2"),
         "word": (GOOD[one].replace('"2"', "None"), 3, "None"),
-        "too large": ('{"version": "' + "x" * MAX_BYTES + '"}', 1, "more than 1048576 bytes"),
+        "too large": ('{"version": "' + "x" * MAX_BYTES + '"}', 1, "more than 524288 bytes"),
     }  # fmt: skip
     # form 1.0
     change(one, "both forms", '"status"', '"group_list": [], "status"', 1, "both")

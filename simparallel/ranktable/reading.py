@@ -32,7 +32,7 @@ def read_rank_table(path: str | os.PathLike[str], *, strict: bool = False) -> Ra
     """The table in the file `path`. What was tolerated becomes a `RankTableWarning`.
 
     Args:
-        path: a regular file of at most 1 MiB.
+        path: a regular file of at most 512 KiB.
         strict: tolerate nothing.
 
     Raises:

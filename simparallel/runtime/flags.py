@@ -123,7 +123,8 @@ def request(options: argparse.Namespace) -> Request:
     notes = list(table.warnings) if table is not None else []
     if options.node_rank not in (None, -1, *range(nodes)):
         raise InputError(
-            f"--node-rank {options.node_rank}: of {nodes} node{'s' * (nodes > 1)} the last is {nodes - 1}."
+            f"--node-rank {options.node_rank}: of {nodes} node{'s' * (nodes > 1)} the last is {nodes - 1}; with "
+            "--nodes N, the command of node 0 starts all of them."
         )
     if options.node_rank is not None and options.node_rank > 0:
         raise InputError(
