@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-MAX_BYTES = 1 << 19  # some 5,000 devices; half a second for the worst
+MAX_BYTES = 1 << 19  # half a second for the worst
 MAX_DEPTH = 64
 MAX_DIGITS = 30
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from simparallel.errors import ClusterError, InputError
 
 FORMS = ("1.0", "lab")
-MAX_DEVICES = 65_536
+MAX_DEVICES = 4096  # whose table can be read again in either form, see `jsontext.MAX_BYTES`
 
 
 @dataclass(frozen=True)
