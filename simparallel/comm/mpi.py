@@ -40,8 +40,8 @@ HEALTH_S = 0.02
 GRACE_S = 1.0  # after a failure: for the others to say where it stopped them
 TAG = 1
 # A message is words, then bytes. The words: index and new value of the word to set; what the bytes are (see below);
-# index of the first of `h.USED` words that are copied, or -1; these words.
-HEAD_WORDS, _BLOCK_AT = 40, 4
+# start and length of two blocks of words to copy; these words, `h.USED` at most.
+HEAD_WORDS, _COPIED_AT = 40, 7
 NOTHING, PARCEL, LETTER, SITE, RECORD = range(5)
 
 
@@ -106,27 +106,30 @@ class MpiTransport(AbstractTransport):
             letter = self.segment.map.letter(self.rank, dst, number)
             offset, size = self.words[letter + h.OFFSET], self.words[letter + h.NBYTES]
             payload = self.segment.array(self.rank, offset, (size,), np.dtype(np.uint8))
-            self.tell(dst, index, number + 1, letter, payload, LETTER)
+            self.tell(dst, index, number + 1, [(letter, h.USED)], payload, LETTER)
 
     def tell(
-        self, rank: int, index: int, value: int, block: int | None = None, payload: np.ndarray | None = None,
-        kind: int = PARCEL,
+        self, rank: int, index: int, value: int, blocks: Sequence[tuple[int, int]] = (),
+        payload: np.ndarray | None = None, kind: int = PARCEL,
     ) -> None:  # fmt: skip
-        """Send a word to another rank; before it is set there, a block of `h.USED` words and bytes."""
+        """Send a word to another rank; before it is set there, blocks of words, (start, length), and bytes."""
         size = 0 if payload is None else payload.nbytes
         message = np.empty(8 * HEAD_WORDS + size, np.uint8)
         head = message[: 8 * HEAD_WORDS].view(np.int64)
-        what = NOTHING if payload is None else kind
-        head[:_BLOCK_AT] = index, value, what, -1 if block is None else block
-        if block is not None:
-            head[_BLOCK_AT : _BLOCK_AT + h.USED] = self._cells[block : block + h.USED]
+        head[:_COPIED_AT] = 0
+        head[:3] = index, value, NOTHING if payload is None else kind
+        at = _COPIED_AT
+        for number, (start, length) in enumerate(blocks):
+            head[3 + 2 * number : 5 + 2 * number] = start, length
+            head[at : at + length] = self._cells[start : start + length]
+            at += length
         if payload is not None and size:
             message[8 * HEAD_WORDS :].view(payload.dtype).reshape(payload.shape)[...] = payload
         self._sending.append((self._world.Isend(message, rank, TAG), message))
 
     def _tell_all(self, index: int, value: int, text: str, kind: int) -> None:
         for rank in self._copies:
-            self.tell(rank, index, value, None, np.frombuffer(text.encode(), np.uint8), kind)
+            self.tell(rank, index, value, (), np.frombuffer(text.encode(), np.uint8), kind)
 
     def set_state(self, state: int) -> None:
         super().set_state(state)
@@ -162,13 +165,15 @@ class MpiTransport(AbstractTransport):
 
     def _apply(self, src: int, message: np.ndarray) -> None:
         head, payload = message[: 8 * HEAD_WORDS].view(np.int64), message[8 * HEAD_WORDS :]
-        index, value, kind, block = head[:_BLOCK_AT].tolist()
-        if block >= 0:
-            self._cells[block : block + h.USED] = head[_BLOCK_AT : _BLOCK_AT + h.USED]
+        index, value, kind, *blocks = head[:_COPIED_AT].tolist()
+        at = _COPIED_AT
+        for start, length in zip(blocks[::2], blocks[1::2], strict=True):
+            self._cells[start : start + length] = head[at : at + length]
+            at += length
         if kind == PARCEL:
             self.parcels[index, value] = payload
         elif kind == LETTER and payload.size:
-            offset = int(head[_BLOCK_AT + h.OFFSET])
+            offset = self.words[blocks[0] + h.OFFSET]
             self._copies[src]._fallocate_to(offset + payload.size)
             self.segment.array(src, offset, payload.shape, payload.dtype)[...] = payload
         elif kind == SITE:

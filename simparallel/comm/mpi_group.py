@@ -64,7 +64,7 @@ class MpiGroup(Group):
         index, given = self._own_marks[which], self.given
         self.given = None
         self.transport.words[index] = seq
-        header = self._headers[seq & 1][self._position] if which == ARRIVE else None
+        header = [(self._headers[seq & 1][self._position], h.USED)] if which == ARRIVE else []
         for position, rank in enumerate(self.ranks):
             if position != self._position:
                 self.transport.tell(rank, index, seq, header, given[position] if given else None)
