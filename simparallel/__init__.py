@@ -24,9 +24,6 @@ from simparallel.collectives import (
     empty,
     gather,
     gather_object,
-    get_rank,
-    get_world_size,
-    init,
     irecv,
     isend,
     log,
@@ -40,6 +37,16 @@ from simparallel.collectives import (
 from simparallel.comm import Group, Work
 from simparallel.layout import Layout
 from simparallel.mesh import Mesh
+from simparallel.world import (
+    get_local_rank,
+    get_local_world_size,
+    get_node_rank,
+    get_num_nodes,
+    get_rank,
+    get_world_size,
+    init,
+    node_group,
+)
 
 if TYPE_CHECKING:
     from simparallel import data, models, nn, optim, parallel, testing, train, view
@@ -60,12 +67,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CheckpointManager", "Cluster", "Group", "Layout", "Ledger", "Mesh", "Tensor", "Trace", "Work",
-    "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
-    "broadcast_object", "cluster", "data", "device_count", "empty", "errors", "functions", "gather",
-    "gather_object", "get_namespace", "get_rank", "get_world_size", "init", "irecv", "isend", "launch",
-    "load", "load_checkpoint", "load_param_into_net", "log", "manual_seed", "models", "new_group", "nn", "no_grad",
-    "ops", "optim", "parallel", "progress", "recv", "reduce", "reduce_scatter", "save", "save_checkpoint", "scatter",
-    "send", "testing", "train", "value_and_grad", "view",
+    "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object",
+    "cluster", "data", "device_count", "empty", "errors", "functions", "gather", "gather_object",
+    "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes", "get_rank",
+    "get_world_size", "init", "irecv", "isend", "launch", "load", "load_checkpoint", "load_param_into_net",
+    "log", "manual_seed", "models", "new_group", "nn", "no_grad", "node_group", "ops", "optim", "parallel",
+    "progress", "recv", "reduce", "reduce_scatter", "save", "save_checkpoint", "scatter", "send", "testing",
+    "train", "value_and_grad", "view",
 ]  # fmt: skip
 
 logging.getLogger("simparallel").addHandler(logging.NullHandler())

@@ -1,18 +1,21 @@
-"""The `simparallel` command: demo, run, bench, trace, doctor."""
+"""The `simparallel` command: demo, run, bench, trace, rank-table, doctor."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import simparallel as sp
 from simparallel.cluster import DEFAULT_DEVICE, PRESETS
-from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError, RunFailedError, SimParallelError
+from simparallel.ranktable import command as rank_table
+from simparallel.runtime import flags
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,10 +37,8 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", default="runs/demo", help="directory for what it writes (default %(default)s)")
 
     run = commands.add_parser("run", help="run a script on several device processes")
-    _add_cluster_options(run, default=1)
-    run.add_argument("--log-dir", help="directory for logs, trace and pictures (default runs/SCRIPT)")
-    run.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
-                     help="how long a rank waits for another one (default %(default)g s)")  # fmt: skip
+    flags.add_arguments(run)
+    _add_device_option(run)
     run.add_argument("script", help="a Python file; it calls sp.init()")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
 
@@ -67,6 +68,8 @@ def parser() -> argparse.ArgumentParser:
     trace.add_argument("--clock", choices=("sim", "wall"), default="sim")
     trace.add_argument("--steps", type=int, nargs="*", help="draw only these steps")
 
+    rank_table.add_arguments(commands.add_parser("rank-table", help="check, convert or make a rank table"))
+
     commands.add_parser(
         "doctor", help="say what this machine gives, and what is used instead of what it lacks"
     )
@@ -86,6 +89,10 @@ def _numbers(text: str) -> list[int]:
 def _add_cluster_options(command: argparse.ArgumentParser, default: int) -> None:
     command.add_argument("-n", "--world-size", type=int, default=default, metavar="N",
                          help="number of devices (default %(default)s)")  # fmt: skip
+    _add_device_option(command)
+
+
+def _add_device_option(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", default=DEFAULT_DEVICE, help=f"one of {', '.join(sorted(PRESETS))}")
 
 
@@ -93,7 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     options = parser().parse_args(arguments)
     try:
-        commands = {"demo": _demo, "run": _run, "bench": _bench, "trace": _trace, "doctor": _doctor}
+        commands = {
+            "demo": _demo, "run": _run, "bench": _bench, "trace": _trace, "rank-table": rank_table.main,
+            "doctor": _doctor,
+        }  # fmt: skip
         return commands[options.command](options)
     except RunFailedError as error:
         print(f"simparallel: {error}", file=sys.stderr)
@@ -117,26 +127,45 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from simparallel import rundir
-    from simparallel.runtime.script import check_script, run_script
+    from simparallel.runtime.script import check_script
 
     check_script(options.script)
-    directory = Path(options.log_dir or Path("runs", Path(options.script).stem))
+    request = flags.request(options)
+    flags.tell(request.notes)
+    directory = request.log_dir
     started = time.perf_counter()
-    cluster = sp.Cluster(
-        options.world_size, device=options.device, log_dir=directory, timeout_s=options.timeout
-    )
-    with cluster:
+    with _job(options, request) as (job, run):
         try:
-            results = cluster.run(run_script, options.script, options.arguments)
+            results = run(options.script, options.arguments, options.no_use_env)
         finally:
-            written = rundir.write_trace(directory, cluster.trace)  # also after a failure: what led to it
+            written = rundir.write_trace(directory, job.trace)  # also after a failure: what led to it
     losses = rundir.mean_over_ranks(results.metrics, "loss")
-    written += rundir.write_losses(directory, {f"{options.world_size} devices": losses})
+    written += rundir.write_losses(directory, {f"{request.world_size} devices": losses})
     numbers = {"wall_time_s": time.perf_counter() - started, "script": options.script}
     written.append(rundir.write_metrics(directory, results.trace, numbers))
-    print(f"\n{results.trace.table()}\n\nwritten: {', '.join(str(path) for path in written)}, "
-          f"{directory / 'scheduler.log'}, {directory / 'worker_N.log'}")  # fmt: skip
+    written += [directory / "scheduler.log", directory / "worker_N.log"]
+    print(f"\n{results.trace.table()}\n\nwritten: {', '.join(map(str, written))}")
     return 0
+
+
+@contextmanager
+def _job(options: argparse.Namespace, request: flags.Request) -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """What runs the script: (it, its method for that)."""
+    settings: dict[str, Any] = {
+        "device": options.device, "nodes": request.nodes, "rank_table": request.rank_table,
+        "environment": request.environment, "log_dir": request.log_dir, "log_links": request.log_links,
+        "timeout_s": options.timeout,
+    }  # fmt: skip
+    if options.transport == "mpi":
+        from simparallel.runtime.mpi import MpiJob
+
+        job = MpiJob(request.world_size, mpiexec=options.mpiexec, **settings)
+        yield job, job.run
+        return
+    from simparallel.runtime.script import run_script
+
+    with sp.Cluster(request.world_size, start_timeout_s=options.start_timeout, **settings) as cluster:
+        yield cluster, partial(cluster.run, run_script)
 
 
 def _bench(options: argparse.Namespace) -> int:

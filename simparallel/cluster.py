@@ -11,6 +11,7 @@ communication follows Hockney, latency + bytes / bandwidth per step of an algori
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simparallel.errors import ClusterError
@@ -104,22 +105,55 @@ class Traffic:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """The described machine: `world_size` equal devices on one tier of links."""
+    """The described machine: `world_size` equal devices, on one node or on several.
+
+    Args:
+        world_size: number of devices.
+        device: each of them.
+        link: the links inside a node.
+        name: what it is called in traces.
+        nodes: the ranks of each node, in order; empty for one node with all of them.
+        node_link: the links between nodes, a port for each device; None where `link` serves them too.
+    """
 
     world_size: int
     device: DeviceSpec
     link: LinkSpec
     name: str = field(default="cluster")
+    nodes: tuple[tuple[int, ...], ...] = ()
+    node_link: LinkSpec | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.world_size, bool) or not isinstance(self.world_size, int) or self.world_size < 1:
             raise ClusterError(f"world_size={self.world_size!r}: a cluster needs at least 1 device.")
+        nodes = tuple(map(tuple, self.nodes)) or (tuple(range(self.world_size)),)
+        if sorted(rank for node in nodes for rank in node) != list(range(self.world_size)) or () in nodes:
+            raise ClusterError(
+                f"nodes={self.nodes!r}: each rank of 0 … {self.world_size - 1} belongs to exactly one node, and "
+                "no node is empty."
+            )
+        object.__setattr__(self, "nodes", nodes)
+        node_of = {rank: number for number, node in enumerate(nodes) for rank in node}
+        object.__setattr__(self, "_node_of", node_of)
+
+    def node_of(self, rank: int) -> int:
+        """Number of the node that a rank is on."""
+        node_of: dict[int, int] = self._node_of  # type: ignore[attr-defined]
+        return node_of[rank]
+
+    def link_of(self, ranks: Sequence[int]) -> LinkSpec:
+        """The slowest link that these ranks have to use: between nodes if they are not all on one."""
+        if self.node_link is None or len({self.node_of(rank) for rank in ranks}) < 2:
+            return self.link
+        return self.node_link
 
     def collective(
         self, op: str, size_bytes: int, ranks: tuple[int, ...], *, position: int = 0, root: int = 0,
         algorithm: str = "direct",
     ) -> Traffic:  # fmt: skip
         """Cost of a collective on a vector of `size_bytes`; the formulas are in `prices`.
+
+        A step is as slow as the slowest link that the group has to use.
 
         Args:
             op: name of the collective.
@@ -139,15 +173,16 @@ class ClusterSpec:
             raise ClusterError(f"no cost model for collective {op!r} by {algorithm}; known: {known}.")
         num_ranks = len(ranks)
         steps, share, sent = price(algorithm, op, num_ranks, (position - root) % num_ranks)
-        passing_s = share * size_bytes / self.link.bandwidth_bytes_per_s
-        return Traffic(picoseconds(steps * self.link.latency_s + passing_s), round(sent * size_bytes))
+        link = self.link_of(ranks)
+        passing_s = share * size_bytes / link.bandwidth_bytes_per_s
+        return Traffic(picoseconds(steps * link.latency_s + passing_s), round(sent * size_bytes))
 
     def message(self, size_bytes: int, src: int, dst: int) -> Traffic:
         """Cost of one message from rank `src` to rank `dst`."""
         if src == dst:
             return Traffic(0, 0)
-        seconds = self.link.latency_s + size_bytes / self.link.bandwidth_bytes_per_s
-        return Traffic(picoseconds(seconds), size_bytes)
+        link = self.link_of((src, dst))
+        return Traffic(picoseconds(link.latency_s + size_bytes / link.bandwidth_bytes_per_s), size_bytes)
 
 
 PRESETS: dict[str, tuple[DeviceSpec, LinkSpec]] = {
@@ -184,24 +219,59 @@ PRESETS: dict[str, tuple[DeviceSpec, LinkSpec]] = {
     ),
 }
 DEFAULT_DEVICE = "a100"
+# Between the nodes of a preset: a network port for each device.
+NODE_LINKS: dict[str, LinkSpec] = {
+    "a100": LinkSpec(
+        5e-6, 25e9, notes="InfiniBand HDR: 200 Gb/s for each GPU (DGX A100 data sheet); latency assumed"
+    ),
+    "ascend910": LinkSpec(
+        10e-6, 12.5e9, notes="RoCE: 100 Gb/s for each device (published for the Atlas 900); latency assumed"
+    ),
+}
 
 
 def describe(
-    world_size: int, device: str | DeviceSpec = DEFAULT_DEVICE, link: LinkSpec | None = None
-) -> ClusterSpec:
+    world_size: int, device: str | DeviceSpec = DEFAULT_DEVICE, link: LinkSpec | None = None,
+    nodes: int | Sequence[Sequence[int]] = 1, node_link: LinkSpec | None = None,
+) -> ClusterSpec:  # fmt: skip
     """A cluster of `world_size` devices: a preset by name, or a `DeviceSpec` of your own.
 
+    Args:
+        world_size: number of devices.
+        device: each of them.
+        link: the links inside a node; by default those of the preset.
+        nodes: on how many nodes they are, with equally many on each, in the order of ranks; or the ranks
+            of each node.
+        node_link: the links between nodes; by default those of the preset.
+
     Raises:
-        ClusterError: unknown preset, or `world_size` below 1.
+        ClusterError: unknown preset, `world_size` below 1, or nodes that do not divide it.
     """
     if isinstance(device, str):
         if device not in PRESETS:
             raise ClusterError(
                 f"device={device!r} is not a preset; choose from {', '.join(sorted(PRESETS))}."
             )
+        preset = device
         device_spec, preset_link = PRESETS[device]
     else:
+        preset = DEFAULT_DEVICE
         device_spec, preset_link = device, PRESETS[DEFAULT_DEVICE][1]
+    ranks = _even_nodes(world_size, nodes) if isinstance(nodes, int) else tuple(map(tuple, nodes))
+    many = f" on {len(ranks)} nodes" if len(ranks) > 1 else ""
     return ClusterSpec(
-        world_size, device_spec, link or preset_link, name=f"{world_size} x {device_spec.name}"
-    )
+        world_size, device_spec, link or preset_link, f"{world_size} x {device_spec.name}{many}", ranks,
+        (node_link or NODE_LINKS[preset]) if many else None,
+    )  # fmt: skip
+
+
+def _even_nodes(world_size: int, count: int) -> tuple[tuple[int, ...], ...]:
+    if count == 1 or not isinstance(world_size, int):  # which `ClusterSpec` refuses
+        return ()
+    if count < 1 or world_size % count:
+        raise ClusterError(
+            f"nodes={count}: {world_size} devices cannot be shared out evenly; choose a divisor of {world_size}, or "
+            "give the ranks of each node."
+        )
+    size = world_size // count
+    return tuple(tuple(range(first, first + size)) for first in range(0, world_size, size))

@@ -7,7 +7,6 @@ makes the same calls in the same order.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,45 +14,9 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, is_array, to_device_like, to_host
-from simparallel.cluster import describe
-from simparallel.comm import Group, Work, current, is_running
-from simparallel.errors import InputError, LaunchError
-from simparallel.events import Recorder, current_recorder, set_recorder
-
-_FOREIGN_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-
-
-def init() -> None:
-    """Be a rank: of the run that started this process, or of a world of one.
-
-    A script calls it once, before anything else of this module. May be called again.
-
-    Raises:
-        LaunchError: another launcher started several processes, which cannot talk here.
-    """
-    if is_running():
-        return
-    for variable in _FOREIGN_LAUNCHERS:
-        count = os.environ.get(variable, "1")
-        if count.isdigit() and int(count) > 1:
-            raise LaunchError(
-                f"init: {variable}={count} says that another launcher started {count} processes, but they would "
-                "each be alone. Start the script with: simparallel run -n "
-                f"{count} SCRIPT"
-            )
-    if current_recorder() is None:
-        recorder = Recorder(0, describe(1))
-        set_recorder(recorder)
-
-
-def get_rank() -> int:
-    """This rank, 0 … world size - 1; 0 outside of a run."""
-    return current().rank
-
-
-def get_world_size() -> int:
-    """Number of ranks; 1 outside of a run."""
-    return current().world_size
+from simparallel.comm import Group, Work, current
+from simparallel.errors import InputError
+from simparallel.events import current_recorder
 
 
 def all_reduce(
@@ -170,17 +133,21 @@ def new_group(ranks: Sequence[int]) -> Group:
 
 
 def all_gather_object(value: Any, group: Group | None = None) -> list[Any]:
-    """Every rank's value (any picklable object), in the order of the group. Collective: yes."""
+    """Every rank's value, in the order of the group. Collective: yes.
+
+    Any object that can be pickled; over MPI, which goes without pickle, None, numbers, text, bytes, arrays, and
+    lists, tuples, sets and dicts of them.
+    """
     return current().all_gather_object(value, group)
 
 
 def broadcast_object(value: Any = None, src: int = 0, group: Group | None = None) -> Any:
-    """The value of rank `src` (any picklable object), on every rank. Collective: yes."""
+    """The value of rank `src` (as for `all_gather_object`), on every rank. Collective: yes."""
     return current().broadcast_object(value, src, group)
 
 
 def gather_object(value: Any, dst: int = 0, group: Group | None = None) -> list[Any] | None:
-    """On rank `dst` every rank's value (any picklable object), elsewhere None. Collective: yes."""
+    """On rank `dst` every rank's value (as for `all_gather_object`), elsewhere None. Collective: yes."""
     return current().gather_object(value, dst, group)
 
 

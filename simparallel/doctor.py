@@ -103,7 +103,9 @@ def _waiting() -> Iterator[Finding]:
 def _optional() -> Iterator[Finding]:
     gpus = backend.device_count()
     yield _package("cupy", ("cupy-cuda12x", "cupy-cuda13x", "cupy"), f"{gpus} GPUs", "arrays are NumPy's")
-    yield _package("mpi4py", ("mpi4py",), "for other programs", "not needed")
+    yield _package(
+        "mpi4py", ("mpi4py",), "simparallel run --transport mpi", "only needed for --transport mpi"
+    )
 
 
 def _package(name: str, distributions: tuple[str, ...], found: str, without: str) -> Finding:

@@ -78,6 +78,10 @@ class ClusterError(InputError):
     """A description of hardware is malformed or unknown."""
 
 
+class RankTableError(InputError):
+    """A rank table cannot be read, or breaks a rule. Facts: `path`, `line` (None for the whole file)."""
+
+
 class AutogradError(SimParallelError, RuntimeError):
     """The tape cannot do what was asked: no gradient path, graph already consumed, ..."""
 

@@ -6,6 +6,7 @@ An oracle takes the inputs of a group's ranks, in the order of the group, and gi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,8 @@ def scatter(lists, root):
 # --- worlds -----------------------------------------------------------------------------------------
 
 TRANSPORTS = ("inline", pytest.param("shm", marks=pytest.mark.process))
+if "SIMPARALLEL_TEST_MPI" in os.environ:  # see worlds_mpi.py
+    TRANSPORTS = ("mpi",)
 
 
 class World:
@@ -92,6 +95,14 @@ class World:
         )
 
     def run(self, size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 20.0) -> Any:
+        if self.transport == "mpi":
+            from worlds_mpi import run_on_mpi
+
+            return run_on_mpi(size, fn, args, timeout_s)
+        if self.transport == "messages":
+            from fake_mpi import run_on_messages
+
+            return run_on_messages(size, fn, args, timeout_s)
         key = size, timeout_s
         if key not in self._clusters:
             self._clusters[key] = sp.Cluster(
@@ -106,7 +117,9 @@ class World:
         """
         scale = max(1, settings.default.max_examples // 30)
 
-        @settings(max_examples=max(4, self.examples // parts) * scale, deadline=None)
+        in_step = {"derandomize": True, "database": None} if self.transport == "mpi" else {}
+
+        @settings(max_examples=max(4, self.examples // parts) * scale, deadline=None, **in_step)
         @given(strategy)
         def run(case: Any) -> None:
             body(case)

@@ -373,6 +373,7 @@ def test_a_group_saves_and_restores_on_its_own(tmp_path):
 samplers = st.sampled_from(["sequential", "random", "distributed"])
 
 
+@pytest.mark.filterwarnings("ignore:DistributedSampler")  # the same epoch twice is meant
 @settings(max_examples=3 * settings.default.max_examples)
 @given(samplers, st.integers(1, 20), st.integers(1, 6), st.booleans(), st.data())
 def test_a_loader_goes_on_in_the_middle_of_an_epoch(kind, size, batch, drop_last, data):

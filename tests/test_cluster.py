@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from simparallel.cluster import (
+    NODE_LINKS,
     PRESETS,
     ClusterSpec,
     DeviceSpec,
@@ -86,6 +87,13 @@ def test_device_time_is_a_roofline(flops, size_bytes, itemsize):
 
 def test_peak_of_an_item_size_that_is_not_listed_is_that_of_the_next_larger():
     assert [DEVICE.peak(size) for size in (1, 2, 3, 4, 8)] == [2e12, 2e12, 1e12, 1e12, 1e12]
+
+
+def test_every_preset_has_links_between_its_nodes():
+    assert set(NODE_LINKS) == set(PRESETS)
+    for name, link in NODE_LINKS.items():
+        assert link.notes
+        assert link.bandwidth_bytes_per_s < PRESETS[name][1].bandwidth_bytes_per_s
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -12,9 +12,9 @@ import simparallel
 ROOT = Path(simparallel.__file__).parent
 FLOORS = {
     0: {"errors", "units", "files", "backend", "memory", "events", "cluster", "prices"}
-    | {"rule", "mesh", "layout", "sharding", "strategy"},
+    | {"rule", "mesh", "layout", "sharding", "strategy", "ranktable"},
     1: {"autograd", "comm", "plan", "view"},
-    2: {"nn", "optim", "data", "trace", "collectives"},
+    2: {"nn", "optim", "data", "trace", "collectives", "world"},
     3: {"runtime", "parallel", "models"},
     4: {"testing", "train"},
     5: {"__init__", "bench", "cli", "demo", "doctor", "rundir"},
@@ -35,10 +35,12 @@ GROUND = {
     "cluster": {"errors", "prices"},
     "memory": {"errors", "units"},
     "events": {"cluster", "errors", "memory"},
+    "ranktable": {"errors", "files"},
 }
 ONLY_IN = {
     "cupy": {"backend"},
     "matplotlib": {"view", "rundir"},
+    "mpi4py": {"bench", "comm"},
     "multiprocessing": {"runtime"},
     "subprocess": {"bench", "runtime"},
     "socket": {"runtime"},  # to hang up on a pair of connected ends; nothing listens

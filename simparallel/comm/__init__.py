@@ -42,6 +42,11 @@ def alone() -> Communicator:
     return Communicator(InlineTransport(Segment(1, arena_bytes=1 << 30), 0, Turns(1)))
 
 
+def join_run(communicator: Communicator) -> None:
+    """Make `communicator` this thread's current one from now on: it plays a rank of a run."""
+    _current.communicator, _current.in_run = communicator, True
+
+
 @contextmanager
 def use_communicator(communicator: Communicator) -> Iterator[Communicator]:
     """Make `communicator` this thread's current one inside the block."""

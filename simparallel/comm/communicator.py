@@ -33,6 +33,8 @@ class Communicator(AbstractCommunicator):
         default_algorithm: of the collectives that it has; the others run by `direct`.
     """
 
+    group_type: type[Group] = Group
+
     def __init__(
         self,
         transport: AbstractTransport,
@@ -47,9 +49,10 @@ class Communicator(AbstractCommunicator):
         self._lanes: dict[Lane, None] = {}
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
-        self._group_type = Group if transport.faults is None else FaultyGroup
+        self._group_type = self.group_type if transport.faults is None else FaultyGroup
         self.world = self._group_type(transport, recorder, self._lanes, 0, tuple(range(self.world_size)))
         self._groups = [self.world]
+        self._node_group: Group | None = None
 
     # --- collectives ----------------------------------------------------------------------------------
 
@@ -199,6 +202,14 @@ class Communicator(AbstractCommunicator):
         group = self._group_type(self.transport, self.recorder, self._lanes, number, members)
         self._groups.append(group)
         return group
+
+    def node_group(self) -> Group:
+        """The ranks of this rank's node, in order. Collective over all ranks at the first call, then free."""
+        if self._node_group is None:
+            nodes = self.recorder.cluster.nodes if self.recorder else (self.world.ranks,)
+            groups = [self.world if node == self.world.ranks else self.new_group(node) for node in nodes]
+            self._node_group = next(group for group in groups if self.rank in group.ranks)
+        return self._node_group
 
     # --- messages -----------------------------------------------------------------------------------
 

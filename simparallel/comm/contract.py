@@ -115,39 +115,41 @@ class AbstractCommunicator:
     # --- objects, on top of arrays ------------------------------------------------------------------
 
     def all_gather_object(self, value: Any, group: Any = None) -> list[Any]:
-        """Every rank's value, in the order of the group. Pickled; for small control data."""
-        data = _pack(value)
+        """Every rank's value, in the order of the group. For small control data, see `pack`."""
+        data = self.pack(value)
         sizes = self.all_gather(np.array([data.size]), group=group)
         padded = np.zeros(int(sizes.max()), np.uint8)
         padded[: data.size] = data
         rows = self.all_gather(padded, group=group).reshape(len(sizes), -1)
-        return [_unpack(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+        return [self.unpack(row[:size]) for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast_object(self, value: Any = None, src: int = 0, group: Any = None) -> Any:
-        """The value of rank `src`, on every rank. Pickled; for small control data."""
-        data = _pack(value) if self.rank == src else np.empty(0, np.uint8)
+        """The value of rank `src`, on every rank. For small control data, see `pack`."""
+        data = self.pack(value) if self.rank == src else np.empty(0, np.uint8)
         size = self.broadcast(np.array([data.size]), src=src, group=group)
         data = data if self.rank == src else np.empty(int(size[0]), np.uint8)
         self.broadcast(data, src=src, group=group)
-        return value if self.rank == src else _unpack(data)
+        return value if self.rank == src else self.unpack(data)
 
     def gather_object(self, value: Any, dst: int = 0, group: Any = None) -> list[Any] | None:
-        """On `dst` every rank's value, in the order of the group; None elsewhere."""
-        data = _pack(value)
+        """On `dst` every rank's value, in the order of the group; None elsewhere. See `pack`."""
+        data = self.pack(value)
         sizes = self.all_gather(np.array([data.size]), group=group)
         padded = np.zeros(int(sizes.max()), np.uint8)
         padded[: data.size] = data
         rows = self.gather(padded, dst=dst, group=group)
         if rows is None:
             return None
-        return [_unpack(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+        return [self.unpack(row[:size]) for row, size in zip(rows, sizes, strict=True)]
 
+    @staticmethod
+    def pack(value: Any) -> np.ndarray:
+        """An object as bytes, uint8 (n,): pickled, between processes of one machine. Others override it."""
+        import cloudpickle  # takes a tenth of the time of `import simparallel`, and few programs send objects
 
-def _pack(value: Any) -> np.ndarray:
-    import cloudpickle  # takes a tenth of the time of `import simparallel`, and few programs send objects
+        return np.frombuffer(cloudpickle.dumps(value), np.uint8)
 
-    return np.frombuffer(cloudpickle.dumps(value), np.uint8)
-
-
-def _unpack(data: np.ndarray) -> Any:
-    return pickle.loads(data.tobytes())  # written by a rank of this run, in this run's own memory
+    @staticmethod
+    def unpack(data: np.ndarray) -> Any:
+        """The object that `pack` was given."""
+        return pickle.loads(data.tobytes())  # written by a rank of this run, in this run's own memory

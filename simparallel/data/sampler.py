@@ -189,7 +189,7 @@ class DistributedSampler(Sampler):
 
     def remaining(self, start: int) -> np.ndarray:
         if self.shuffle:
-            if self._is_used:
+            if self._is_used and not start:  # a resumed epoch is not a repeated one
                 warnings.warn(
                     f"DistributedSampler: this is epoch {self.epoch} again, with the same order of samples. Call "
                     "sampler.set_epoch(epoch) before each epoch (or pass shuffle=False if one order is meant).",

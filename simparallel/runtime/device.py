@@ -24,6 +24,7 @@ from simparallel.comm.faults import faults_of
 from simparallel.comm.segment import Arena, Segment
 from simparallel.comm.shm import ShmTransport
 from simparallel.errors import LaunchError
+from simparallel.runtime.environment import variables
 from simparallel.runtime.rank import play_rank
 from simparallel.runtime.reports import Outcome, failure_report
 
@@ -43,6 +44,9 @@ class Wiring:
     world_size: int
     blas_threads: int
     path: list[str]
+    nodes: list[list[int]]
+    device_ids: list[int]
+    environment: dict[str, str]
 
 
 def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid: int) -> None:
@@ -61,6 +65,7 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
         _spread(rank, wiring.world_size)
         _limit_blas_threads(wiring.blas_threads)
         _send_records_to_own_log()
+        os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
         interrupts = Interrupts()
         signal.signal(signal.SIGINT, interrupts)
         _serve(rank, wiring, interrupts)

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ from simparallel.comm.transport import CHECKS, DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError, LaunchError
 from simparallel.files import write_atomically
 from simparallel.memory import parse_bytes
-from simparallel.runtime.pool import Pool, pack
+from simparallel.ranktable import RankTable
+from simparallel.runtime.environment import places
+from simparallel.runtime.logs import RANK_LINKS
+from simparallel.runtime.pool import START_LIMIT_S, Pool, pack
 from simparallel.runtime.reports import Outcome, run_failed
 from simparallel.runtime.threads import run_threads
 from simparallel.trace import Trace
@@ -49,15 +52,24 @@ class Cluster:
     Args:
         world_size: number of devices.
         device: preset name or `DeviceSpec` that prices their work.
-        link: the links between them; by default those of the preset.
+        link: the links between them (inside a node); by default those of the preset.
+        nodes: on how many simulated nodes the devices are, equally many on each; or the ranks of each node.
+            `node_group()`, `get_local_rank()` and the links that communication is priced by follow it.
+        node_link: the links between nodes; by default those of the preset.
+        rank_table: a rank table, or the path of one: it says the nodes, and each rank's device number.
+        environment: variables for `os.environ` of every rank, such as MASTER_ADDR, beside those that say
+            which rank it is: RANK, LOCAL_RANK, WORLD_SIZE, … (not with "inline", whose ranks are threads).
         transport: "shm" (processes) or "inline" (threads of this process, taking turns).
-        log_dir: directory for `scheduler.log` and `worker_N.log`; None keeps no files.
+        log_dir: directory for `scheduler.log` and `worker_N.log`, and links: `rank.N/stdout`, and with
+            several nodes `node_K/worker_N.log`; None keeps no files.
+        log_links: name of each rank's link, with "{rank}" in it.
         device_memory: capacity of each device, such as "64MB"; None for no limit.
         timeout_s: how long a rank waits for another one before it calls that an error.
         algorithm: "direct", "naive", "ring", "tree" or "halving_doubling": how collectives run that do
             not name one themselves. Collectives that it does not have run by "direct".
         arena_bytes: address space for each rank's shared memory; 0 for the default.
         blas_threads: BLAS threads of each device; None for cores // ranks, at least 1.
+        start_timeout_s: how long the device processes may take to start.
         check: what of each collective call is compared between ranks before data is touched. "full":
             everything that has to match (number, op, reduce op, root, dtype, shape, dim, ranks). "light":
             number and op. "off": nothing, and errors cannot name places; a wrong program then hangs
@@ -65,7 +77,8 @@ class Cluster:
         echo: print what the ranks print, with `[rank N]` before each line.
 
     Raises:
-        ClusterError: unknown device, or fewer than one.
+        ClusterError: unknown device, fewer than one, or nodes that do not fit.
+        RankTableError: the rank table breaks a rule.
         InputError: unknown transport, algorithm or check, bad log_dir or timeout.
         LaunchError: the device processes did not start (at the first run).
 
@@ -77,19 +90,25 @@ class Cluster:
 
     def __init__(
         self, world_size: int, *, device: str | DeviceSpec = DEFAULT_DEVICE, link: LinkSpec | None = None,
+        nodes: int | Sequence[Sequence[int]] = 1, node_link: LinkSpec | None = None,
+        rank_table: RankTable | str | Path | None = None, environment: Mapping[str, str] | None = None,
+        log_links: str = RANK_LINKS, start_timeout_s: float = START_LIMIT_S,
         transport: str = "shm", log_dir: str | Path | None = None, device_memory: str | int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct", check: str = "full",
         arena_bytes: int = 0, blas_threads: int | None = None, echo: bool = True,
     ) -> None:  # fmt: skip
         if transport not in TRANSPORTS:
-            raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.")
-        if not timeout_s > 0:
-            raise InputError(f"timeout_s={timeout_s!r} must be more than 0.")
+            mpi = " MPI processes run scripts: simparallel run --transport mpi." * (transport == "mpi")
+            raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.{mpi}")
+        for name, limit_s in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
+            if not limit_s > 0:
+                raise InputError(f"{name}={limit_s!r} must be more than 0.")
         if algorithm not in ALGORITHMS:
             raise InputError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}.")
         if check not in CHECKS:
             raise InputError(f"check={check!r} is not one of {', '.join(CHECKS)}.")
-        self.spec = describe(world_size, device, link)
+        where = places(world_size, nodes, rank_table, environment)
+        self.spec = describe(world_size, device, link, where.nodes, node_link)
         self.world_size = world_size
         self.transport = transport
         self.log_dir = None if log_dir is None else str(log_dir)
@@ -102,7 +121,10 @@ class Cluster:
         }
         self.echo = echo
         self.trace = Trace([], self.spec)
-        self._pool_settings = {"log_dir": log_dir, "arena_bytes": arena_bytes, "blas_threads": blas_threads}
+        self._pool_settings = {
+            "device_ids": where.device_ids, "environment": where.environment, "log_dir": log_dir, "links": log_links,
+            "arena_bytes": arena_bytes, "blas_threads": blas_threads, "start_timeout_s": start_timeout_s,
+        }  # fmt: skip
         self._pool: Pool | None = None
         self._closed = False
         self._running = threading.Lock()
@@ -170,7 +192,7 @@ class Cluster:
             self._pool.close()
             self._pool = None
         if self._pool is None:
-            self._pool = Pool(self.world_size, **self._pool_settings)  # type: ignore[arg-type]
+            self._pool = Pool(self.spec.nodes, **self._pool_settings)  # type: ignore[arg-type]
         return self._pool
 
     def _raise_failure(self, outcomes: list[Outcome]) -> None:

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 from simparallel.errors import InputError
+
+RANK_LINKS = "rank.{rank}/stdout"
+MPIRUN_LINKS = "1/rank.{rank}/stdout"  # as `mpirun --output-filename` lays them out: job, rank
+NODE_LINKS = "node_{node}/worker_{rank}.log"
 
 
 class LogFiles:
     """One file for the host and one for each rank, open from before the processes start.
 
     Args:
-        log_dir: where `scheduler.log` and `worker_N.log` go (and `rank.N/stdout`, links to
-            them); None keeps them in unnamed files that vanish with the run.
-        world_size: number of ranks.
+        log_dir: where `scheduler.log` and `worker_N.log` go, and links to them; None keeps them in
+            unnamed files that vanish with the run.
+        nodes: the ranks of each node. Of several nodes, each has its own folder of links.
+        links: name of the link of each rank.
 
     Raises:
         InputError: the directory cannot be made or written.
         OSError: the unnamed files cannot be made.
     """
 
-    def __init__(self, log_dir: str | Path | None, world_size: int) -> None:
+    def __init__(
+        self, log_dir: str | Path | None, nodes: Sequence[Sequence[int]], links: str = RANK_LINKS
+    ) -> None:
         self.log_dir = None if log_dir is None else str(log_dir)
+        world_size = sum(map(len, nodes))
         names = ["scheduler.log", *(f"worker_{rank}.log" for rank in range(world_size))]
         self.fds: list[int] = []
         try:
             for name in names:
                 self.fds.append(self._open(name))
             if self.log_dir is not None:
-                self._link(world_size)
+                link_logs(Path(self.log_dir), nodes, links)
         except OSError as error:
             self.close()
             if self.log_dir is None:
@@ -58,29 +68,37 @@ class LogFiles:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(os.path.join(self.log_dir, name), flags, 0o600)
 
-    def _link(self, world_size: int) -> None:
-        """Links as mpirun lays them out."""
-        assert self.log_dir is not None
-        for rank in range(world_size):
-            folder = Path(self.log_dir, f"rank.{rank}")
-            folder.mkdir(exist_ok=True)
-            link = folder / "stdout"
-            if link.is_symlink():
-                link.unlink()
-            if not link.exists():
-                link.symlink_to(Path("..", f"worker_{rank}.log"))
-
     def close(self) -> None:
         for fd in self.fds:
             os.close(fd)
         self.fds = []
 
 
+def link_logs(
+    log_dir: Path, nodes: Sequence[Sequence[int]], links: str = RANK_LINKS, only: int | None = None
+) -> None:
+    """Names that other launchers give to the file of each rank, or of one, as links to it.
+
+    Raises:
+        OSError: a link cannot be made.
+    """
+    names = [links, NODE_LINKS] if len(nodes) > 1 else [links]
+    ranks = [(rank, number) for number, node in enumerate(nodes) for rank in node if only in (None, rank)]
+    for (rank, number), name in itertools.product(ranks, names):
+        link = log_dir / name.format(rank=rank, node=number)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_symlink():
+            link.unlink()
+        if not link.exists():
+            link.symlink_to(os.path.relpath(log_dir / f"worker_{rank}.log", link.parent))
+
+
 class Tail:
     """Copies new lines of the ranks' files to the console, each with its rank before it."""
 
-    def __init__(self, fds: list[int], out: TextIO | None) -> None:
+    def __init__(self, fds: list[int], out: TextIO | None, first_rank: int = 0) -> None:
         self._fds = fds
+        self._first_rank = first_rank
         self._out = out
         self._read = [os.fstat(fd).st_size for fd in fds]
         self._open_line = [b""] * len(fds)
@@ -102,7 +120,7 @@ class Tail:
             if self._out is not None:
                 for line in lines:
                     text = printable(line).encode(self._encoding, "backslashreplace").decode(self._encoding)
-                    print(f"[rank {rank}] {text}", file=self._out)
+                    print(f"[rank {self._first_rank + rank}] {text}", file=self._out)
         if self._out is not None:
             self._out.flush()
 

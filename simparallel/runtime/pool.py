@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from simparallel.comm.faults import Fault
 from simparallel.comm.segment import Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError
-from simparallel.runtime.logs import LogFiles, Tail, console
+from simparallel.runtime.logs import RANK_LINKS, LogFiles, Tail, console
 from simparallel.runtime.reports import Outcome, report_unreceived
 from simparallel.runtime.run import Note, Run
 
@@ -69,23 +69,31 @@ class Pool:
     """Device processes that wait for work.
 
     Args:
-        world_size: number of devices.
-        log_dir: see `LogFiles`.
+        nodes: the ranks of each node.
+        device_ids, environment: see `environment.variables`.
+        log_dir, links: see `LogFiles`.
         arena_bytes: address space of each rank's shared memory; 0 for the default.
         blas_threads: of each device; None for cores // ranks, at least 1.
+        start_timeout_s: how long they may take to come up.
 
     Raises:
         LaunchError: the processes did not come up.
     """
 
     def __init__(
-        self, world_size: int, *, log_dir: str | Path | None = None, arena_bytes: int = 0,
-        blas_threads: int | None = None,
+        self, nodes: Sequence[Sequence[int]], *, device_ids: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None, log_dir: str | Path | None = None, links: str = RANK_LINKS,
+        arena_bytes: int = 0, blas_threads: int | None = None, start_timeout_s: float = START_LIMIT_S,
     ) -> None:  # fmt: skip
-        self.world_size = world_size
+        self.world_size = sum(map(len, nodes))
         self.usable = True
+        self._start_timeout_s = start_timeout_s
+        told = {
+            "nodes": [list(node) for node in nodes], "device_ids": list(device_ids),
+            "environment": dict(environment or {}), "blas_threads": blas_threads or _blas_threads(self.world_size),
+        }  # fmt: skip
         try:
-            self._start(log_dir, arena_bytes, blas_threads)
+            self._start(LogFiles(log_dir, nodes, links), arena_bytes, told)
         except OSError as error:
             raise LaunchError(
                 f"the device processes did not start: {error}. Use fewer ranks, or raise the limit (ulimit -n, -u)."
@@ -96,13 +104,13 @@ class Pool:
             self.close()
             raise
 
-    def _start(self, log_dir: str | Path | None, arena_bytes: int, blas_threads: int | None) -> None:
+    def _start(self, logs: LogFiles, arena_bytes: int, told: dict[str, Any]) -> None:
         # `undo`: given back if a later step fails. `theirs`: given back in any case.
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
+            self.logs = logs
+            undo.callback(self.logs.close)
             self.segment = Segment(self.world_size, arena_bytes=arena_bytes)
             undo.callback(self.segment.close_fd)
-            self.logs = LogFiles(log_dir, self.world_size)
-            undo.callback(self.logs.close)
             ends = []
             for _ in range(self.world_size + 1):
                 ends.append(Pipe())
@@ -120,8 +128,8 @@ class Pool:
                 "connection_fds": connection_fds,
                 "control_fd": control_fd,
                 "world_size": self.world_size,
-                "blas_threads": blas_threads or _blas_threads(self.world_size),
                 "path": [path or os.getcwd() for path in sys.path],
+                **told,
             }
             self._host = self._exec_host(wiring)
             self._closer = weakref.finalize(
@@ -147,11 +155,11 @@ class Pool:
         )  # fmt: skip
 
     def _wait_until_ready(self) -> list[int]:
-        deadline = time.monotonic() + START_LIMIT_S
+        deadline = time.monotonic() + self._start_timeout_s
         pids = []
         for rank, connection in enumerate(self.connections):
             if not connection.poll(max(0.0, deadline - time.monotonic())):
-                raise self._start_error(f"rank {rank} was not ready after {START_LIMIT_S:g} s")
+                raise self._start_error(f"rank {rank} was not ready after {self._start_timeout_s:g} s")
             try:
                 pids.append(cloudpickle.loads(connection.recv_bytes())["pid"])
             except (EOFError, OSError):

@@ -25,13 +25,14 @@ _teller = threading.local()
 def play_rank(
     call: Callable[[], Any], transport: AbstractTransport, cluster: ClusterSpec, *,
     keep_events: bool = True, memory_bytes: int | None = None, algorithm: str = "direct", tell: Tell | None = None,
+    communicator_type: type[Communicator] = Communicator,
 ) -> tuple[Outcome, Communicator]:  # fmt: skip
     """Run `call()` as this transport's rank; never raises, the outcome says how it ended.
 
     The rank starts with seed 0, clocks at 0, gradients on. `sys.exit(0)` is a normal end.
     """
     recorder = Recorder(transport.rank, cluster, keep_events=keep_events, memory_bytes=memory_bytes)
-    communicator = Communicator(transport, recorder, algorithm)
+    communicator = communicator_type(transport, recorder, algorithm)
     random_state.restore((0, 0, 0, {}))
     grad_mode.enabled = True
     outcome = Outcome(transport.rank)

@@ -19,8 +19,13 @@ def check_script(path: str) -> None:
     _compile(path)
 
 
-def run_script(path: str, arguments: list[str]) -> None:
-    """Run the file as `__main__`, with its own directory first on the path, as `python path` does."""
+def run_script(path: str, arguments: list[str], with_local_rank: bool = False) -> None:
+    """Run the file as `__main__`, with its own directory first on the path, as `python path` does.
+
+    `with_local_rank`: its first argument is `--local_rank=N`, which scripts for torch.distributed.launch read.
+    """
+    if with_local_rank:
+        arguments = [f"--local_rank={os.environ['LOCAL_RANK']}", *arguments]
     code = _compile(path)
     module = types.ModuleType("__main__")
     module.__file__ = path

@@ -194,8 +194,8 @@ def _read_cluster(data: Any) -> ClusterSpec:
         device = dict(data["device"])
         # JSON has only text keys.
         device["peak_flops_per_s"] = {int(size): peak for size, peak in device["peak_flops_per_s"].items()}
-        fields = {**data, "device": DeviceSpec(**device), "link": LinkSpec(**data["link"])}
-        return ClusterSpec(**fields)
+        links = {name: LinkSpec(**data[name]) for name in ("link", "node_link") if data.get(name)}
+        return ClusterSpec(**{**data, "device": DeviceSpec(**device), **links})
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise InputError(f"otherData.cluster is not a cluster: {error!r}") from error
 

@@ -1,0 +1,12 @@
+"""Rank tables: files that say which rank is which device of which server. Read, checked, converted, made."""
+
+from __future__ import annotations
+
+from simparallel.ranktable.reading import RankTableWarning, load, parse_rank_table, read_rank_table
+from simparallel.ranktable.table import FORMS, Device, RankTable, Server, make_rank_table
+from simparallel.ranktable.writing import format_rank_table
+
+__all__ = [
+    "FORMS", "Device", "RankTable", "RankTableWarning", "Server", "format_rank_table", "load", "make_rank_table",
+    "parse_rank_table", "read_rank_table",
+]  # fmt: skip

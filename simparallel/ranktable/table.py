@@ -1,0 +1,136 @@
+"""`RankTable`: which rank is which device of which server, as HCCL's rank tables say it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from simparallel.errors import ClusterError, InputError
+
+FORMS = ("1.0", "lab")
+MAX_DEVICES = 4096  # whose table can be read again in either form, see `jsontext.MAX_BYTES`
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device: its number on its server, the address of its port, the rank that computes on it."""
+
+    device_id: int
+    device_ip: str
+    rank_id: int
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server and its devices, in the order of their ranks."""
+
+    server_id: str
+    devices: tuple[Device, ...]
+    host_nic_ip: str = "reserve"
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """Servers and their devices.
+
+    Args:
+        servers: in the order of the file.
+        form: "1.0" (`server_list`) or "lab" (`group_list`), the form it was read from.
+        path: of the file.
+        warnings: what was tolerated, each with path and line.
+    """
+
+    servers: tuple[Server, ...]
+    form: str = "1.0"
+    path: str = "rank_table.json"
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return sum(len(server.devices) for server in self.servers)
+
+    @property
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each server."""
+        return tuple(tuple(device.rank_id for device in server.devices) for server in self.servers)
+
+    @property
+    def device_ids(self) -> tuple[int, ...]:
+        """Number of each rank's device on its server, by rank."""
+        devices = sorted(
+            (device for server in self.servers for device in server.devices), key=lambda d: d.rank_id
+        )
+        return tuple(device.device_id for device in devices)
+
+    def nodes_for(
+        self, world_size: int, nodes: int | Sequence[Sequence[int]] = 1
+    ) -> tuple[tuple[int, ...], ...]:
+        """`nodes`, for a cluster that was asked for with these numbers.
+
+        Raises:
+            ClusterError: they are not those of the table.
+        """
+        asked = nodes if isinstance(nodes, int) else len(nodes)
+        if world_size != self.world_size or asked not in (1, len(self.servers)):
+            has = f"{self.path} has {self.world_size} devices on {len(self.servers)} servers"
+            raise ClusterError(
+                f"{has}, but world_size={world_size} and nodes={asked} were asked for; "
+                f"pass world_size={self.world_size} and leave nodes out."
+            )
+        return self.nodes
+
+    def describe(self) -> str:
+        """In words, a line for each server."""
+        lines = [f"{self.path}: form {self.form}, servers: {len(self.servers)}, devices: {self.world_size}"]
+        for server in self.servers:
+            ranks = [device.rank_id for device in server.devices]
+            even = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+            told = f"{ranks[0]} … {ranks[-1]}" if even and len(ranks) > 1 else ", ".join(map(str, ranks))
+            lines.append(f"  server {server.server_id}: ranks {told}")
+        return "\n".join(lines)
+
+
+def make_rank_table(
+    num_servers: int = 1, devices_per_server: int = 8, server_ids: Sequence[str] = (), path: str = "rank_table.json"
+) -> RankTable:  # fmt: skip
+    """A table of `num_servers` with equally many devices each; ranks follow servers and devices.
+
+    Args:
+        num_servers: at least 1.
+        devices_per_server: at least 1.
+        server_ids: their addresses; by default 10.0.0.1, 10.0.0.2, …
+        path: for messages.
+
+    Raises:
+        InputError: numbers below 1 or too large, or another number of addresses than of servers.
+    """
+    for name, count in (("num_servers", num_servers), ("devices_per_server", devices_per_server)):
+        if count < 1:
+            raise InputError(f"{name}={count}: at least 1 is needed.")
+    if num_servers * devices_per_server > MAX_DEVICES:
+        raise InputError(f"{num_servers * devices_per_server} devices: a table has at most {MAX_DEVICES}.")
+    if server_ids and len(server_ids) != num_servers:
+        raise InputError(f"{len(server_ids)} server addresses for {num_servers} servers; give one for each.")
+    ids = server_ids or [f"10.0.{server // 250}.{server % 250 + 1}" for server in range(num_servers)]
+    servers = []
+    for number, server_id in enumerate(ids):
+        devices = [
+            Device(device, _address(number, device, devices_per_server), number * devices_per_server + device)
+            for device in range(devices_per_server)
+        ]
+        servers.append(Server(server_id, tuple(devices)))
+    return RankTable(tuple(servers), path=path)
+
+
+def _address(server: int, device: int, devices_per_server: int) -> str:
+    """As published tables have them: device d is on network d % 4, where each server has a number for every four."""
+    number = server * -(-devices_per_server // 4) + device // 4
+    return f"192.{device % 4 + 1}.{27 + number // 240}.{number % 240 + 6}"
+
+
+def in_order(servers: Sequence[Server]) -> tuple[Server, ...]:
+    """Each server's devices in the order of their ranks."""
+    return tuple(
+        replace(server, devices=tuple(sorted(server.devices, key=lambda d: d.rank_id))) for server in servers
+    )

@@ -1,0 +1,63 @@
+"""The environment variables that tell a process which rank it is, under the names that scripts read.
+
+torchrun's names, and MindSpore's. Nothing listens at MASTER_ADDR: ranks meet in shared memory, or over MPI.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from simparallel.ranktable import RankTable, read_rank_table
+
+MASTER_ADDR, MASTER_PORT = "127.0.0.1", 29500
+
+
+def variables(
+    rank: int, nodes: Sequence[Sequence[int]], device_ids: Sequence[int] = (), common: Mapping[str, str] | None = None
+) -> dict[str, str]:  # fmt: skip
+    """What `os.environ` gets on `rank`.
+
+    Args:
+        rank: which one.
+        nodes: the ranks of each node.
+        device_ids: number of each rank's device on its node; by default that of the rank on its node.
+        common: variables that are the same on every rank; they may name another MASTER_ADDR and MASTER_PORT.
+    """
+    node_rank, node = next((number, node) for number, node in enumerate(nodes) if rank in node)
+    local_rank, world_size = list(node).index(rank), sum(map(len, nodes))
+    numbers = {
+        "RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": len(node),
+        "GROUP_RANK": node_rank, "NODE_RANK": node_rank, "MASTER_ADDR": MASTER_ADDR, "MASTER_PORT": MASTER_PORT,
+        "RANK_ID": rank, "DEVICE_ID": device_ids[rank] if device_ids else local_rank, "RANK_SIZE": world_size,
+        "DEVICE_NUM": len(node), "SERVER_ID": node_rank,
+    }  # fmt: skip
+    own = {name: str(number) for name, number in numbers.items()}
+    masters = {name: own.pop(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
+    return {**masters, **(common or {}), **own}
+
+
+class Places(NamedTuple):
+    """Where the ranks of a run are. For `nodes` see `cluster.describe`, for the rest `variables`."""
+
+    nodes: int | Sequence[Sequence[int]]
+    device_ids: tuple[int, ...]
+    environment: dict[str, str]
+
+
+def places(
+    world_size: int, nodes: int | Sequence[Sequence[int]], rank_table: RankTable | str | os.PathLike[str] | None,
+    environment: Mapping[str, str] | None,
+) -> Places:  # fmt: skip
+    """What a rank table says, if there is one, and otherwise the arguments.
+
+    Raises:
+        RankTableError: the table breaks a rule.
+        ClusterError: it is of another size than was asked for.
+    """
+    if rank_table is None:
+        return Places(nodes, (), dict(environment or {}))
+    table = rank_table if isinstance(rank_table, RankTable) else read_rank_table(rank_table)
+    told = {"RANK_TABLE_FILE": table.path, **(environment or {})}
+    return Places(table.nodes_for(world_size, nodes), table.device_ids, told)

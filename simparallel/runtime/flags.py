@@ -1,0 +1,188 @@
+"""What `simparallel run` can be told: its own words, torchrun's, msrun's and mpirun's.
+
+Those launchers start one node each time they are called, on the machine where they are called. Here one call
+starts all nodes: simulated ones on this machine, or over MPI real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simparallel.comm.transport import DEFAULT_TIMEOUT_S
+from simparallel.errors import InputError
+from simparallel.ranktable import RankTable, load
+from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT
+from simparallel.runtime.logs import MPIRUN_LINKS, RANK_LINKS
+from simparallel.runtime.pool import START_LIMIT_S
+
+TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Request:
+    """How many ranks, on which nodes, and where their files go.
+
+    Attributes:
+        world_size: number of ranks.
+        nodes: number of nodes.
+        rank_table: the table that said so, or None.
+        environment: variables for every rank.
+        log_dir, log_links: see `runtime.logs.LogFiles`.
+        notes: what the user should know of what was asked for.
+    """
+
+    world_size: int
+    nodes: int
+    rank_table: RankTable | None
+    environment: Mapping[str, str]
+    log_dir: Path
+    log_links: str
+    notes: tuple[str, ...]
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Of `simparallel run`, but for the hardware and the script."""
+
+    def add(*names: str, **settings: object) -> None:
+        """An option under all its names, with dashes and with underscores."""
+        spellings = [name.replace("-", "_").replace("__", "--", 1) for name in names if "-" in name[2:]]
+        command.add_argument(*dict.fromkeys((*names, *spellings)), **settings)  # type: ignore[arg-type]
+
+    add(
+        "-n",
+        "--world-size",
+        "--worker-num",
+        type=int,
+        metavar="N",
+        help="number of devices, on all nodes (default 1)",
+    )
+    add("--nodes", "--nnodes", type=int, metavar="N", help="on how many nodes they are (default 1)")
+    add(
+        "--nproc-per-node",
+        "--local-worker-num",
+        type=int,
+        metavar="N",
+        dest="per_node",
+        help="devices on each node",
+    )
+    add("--node-rank", type=int, metavar="N", help="0 or nothing: one command starts all nodes")
+    add(
+        "--master-addr",
+        metavar="ADDRESS",
+        help=f"MASTER_ADDR of every rank (default {MASTER_ADDR}); nothing listens",
+    )
+    add("--master-port", type=int, metavar="PORT", help=f"MASTER_PORT of every rank (default {MASTER_PORT})")
+    add("--rank-table", metavar="FILE", help="a rank table: its servers are the nodes")
+    add("--log-dir", help="directory for logs, trace and pictures (default runs/SCRIPT)")
+    add(
+        "--output-filename",
+        metavar="DIR",
+        help="the same, with logs as DIR/1/rank.N/stdout too, as mpirun has them",
+    )
+    add(
+        "--join",
+        type=truth,
+        default=True,
+        metavar="BOOL",
+        help="msrun's; the command waits for its ranks in any case",
+    )
+    add("--transport", choices=("shm", "mpi"), default="shm",
+        help="shm: processes on this machine (default); mpi: under mpiexec, also on several machines")  # fmt: skip
+    add("--mpiexec", metavar="COMMAND", help='how to call mpiexec, such as "mpiexec -hosts a,b"')
+    add(
+        "--no-use-env",
+        action="store_true",
+        help="give the script --local_rank=N, as torch.distributed.launch does",
+    )
+    add("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
+        help="how long a rank waits for another one (default %(default)g s)")  # fmt: skip
+    add("--cluster-time-out", type=float, default=START_LIMIT_S, metavar="S", dest="start_timeout",
+        help="how long the devices may take to start (default %(default)g s)")  # fmt: skip
+
+
+def truth(text: str) -> bool:
+    """ "True", "False", "1" or "0", as msrun takes them."""
+    if text.lower() not in TRUTHS:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+    return TRUTHS[text.lower()]
+
+
+def request(options: argparse.Namespace) -> Request:
+    """What the options say together.
+
+    Raises:
+        InputError: they contradict each other, or ask for one node of several.
+        RankTableError: the rank table breaks a rule.
+    """
+    table = None if options.rank_table is None else load(options.rank_table)
+    nodes, world_size = _numbers(options.world_size, options.nodes, options.per_node, table)
+    notes = list(table.warnings) if table is not None else []
+    if options.node_rank not in (None, -1, *range(nodes)):
+        raise InputError(
+            f"--node-rank {options.node_rank}: of {nodes} node{'s' * (nodes > 1)} the last is {nodes - 1}; with "
+            "--nodes N, the command of node 0 starts all of them."
+        )
+    if options.node_rank is not None and options.node_rank > 0:
+        raise InputError(
+            f"--node-rank {options.node_rank}: one command starts all {nodes} nodes, and that of node 0 does it; leave "
+            "this one out. Real machines are joined by --transport mpi."
+        )
+    if options.node_rank == 0 and nodes > 1:
+        notes.append(f"all {nodes} nodes are started by this command")
+    if not options.join:
+        notes.append(
+            "--join=False: the command waits for its ranks all the same, so that nothing is left behind"
+        )
+    if options.mpiexec is not None and options.transport != "mpi":
+        raise InputError(f"--mpiexec {options.mpiexec!r} needs --transport mpi.")
+    if options.log_dir and options.output_filename and options.log_dir != options.output_filename:
+        raise InputError(
+            f"--log-dir {options.log_dir} and --output-filename {options.output_filename}: give one."
+        )
+    directory = options.log_dir or options.output_filename or Path("runs", Path(options.script).stem)
+    links = MPIRUN_LINKS if options.output_filename else RANK_LINKS
+    return Request(world_size, nodes, table, _masters(options), Path(directory), links, tuple(notes))
+
+
+def tell(notes: Sequence[str]) -> None:
+    """Put notes on the console, apart from what the ranks print."""
+    for note in notes:
+        print(f"simparallel: note: {note}", file=sys.stderr)
+
+
+def _numbers(
+    world_size: int | None, nodes: int | None, per_node: int | None, table: RankTable | None
+) -> tuple[int, int]:
+    """(nodes, world size); what was not given follows from the rest."""
+    if table is not None:
+        told = f"{table.path} has {table.world_size} devices on {len(table.servers)} servers"
+        sizes = {len(server.devices) for server in table.servers}
+        if world_size not in (None, table.world_size) or nodes not in (None, len(table.servers)):
+            raise InputError(f"{told}; leave out other numbers of devices and nodes.")
+        if per_node is not None and sizes != {per_node}:
+            raise InputError(f"{told}, not {per_node} on each; leave --nproc-per-node out.")
+        return len(table.servers), table.world_size
+    for name, count in (("world_size", world_size), ("nodes", nodes), ("nproc_per_node", per_node)):
+        if count is not None and count < 1:
+            raise InputError(f"{name}={count}: at least 1 is needed.")
+    if nodes is None:
+        nodes = 1 if world_size is None or per_node is None else max(1, world_size // per_node)
+    if world_size is None:
+        world_size = nodes * (per_node or 1)
+    if world_size % nodes or per_node not in (None, world_size // nodes):
+        each = "" if per_node is None else f" with {per_node} on each"
+        raise InputError(
+            f"{world_size} devices are not {nodes} node{'s' * (nodes > 1)}{each} with equally many."
+        )
+    return nodes, world_size
+
+
+def _masters(options: argparse.Namespace) -> dict[str, str]:
+    given = {"MASTER_ADDR": options.master_addr, "MASTER_PORT": options.master_port}
+    if options.master_port is not None and not 0 <= options.master_port < 65536:
+        raise InputError(f"--master-port {options.master_port}: ports are 0 … 65535.")
+    return {name: str(value) for name, value in given.items() if value is not None}

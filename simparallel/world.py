@@ -1,0 +1,126 @@
+"""Being a rank: joining the world of the launcher that started this process, and one's place in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from simparallel.cluster import ClusterSpec, describe
+from simparallel.comm import Group, current, is_running
+from simparallel.errors import LaunchError
+from simparallel.events import Recorder, current_recorder, set_recorder
+
+# Variables of launchers that tell how many processes there are. Under these MPI can join them; PMIx tells
+# a number to itself only.
+_MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+_OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK_SIZE")
+_SIZE_UNKNOWN = "PMIX_RANK"
+
+
+def init() -> None:
+    """Be a rank: of the run that started this process, or of a world of one.
+
+    A script calls it once, before anything else of this module. May be called again. Under mpiexec,
+    mpirun or srun, where mpi4py is installed, the processes that were started become the ranks and talk
+    over MPI until they end.
+
+    Collective: yes, where MPI joins the processes.
+
+    Raises:
+        LaunchError: another launcher started several processes, which cannot talk here.
+    """
+    if is_running():
+        return
+    launcher = foreign_launcher(os.environ)
+    joined = launcher is not None and _join(*launcher)
+    if not joined and current_recorder() is None:
+        set_recorder(Recorder(0, describe(1)))
+
+
+def foreign_launcher(environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """(variable, number of processes) of the launcher that started this one with others; None if it is alone.
+
+    The number is 0 where only MPI knows it.
+    """
+    for variable in (*_MPI_LAUNCHERS, *_OTHER_LAUNCHERS):
+        count = environment.get(variable, "1")
+        if count.isdecimal() and int(count) > 1:
+            return variable, int(count)
+    is_known = any(variable in environment for variable in _MPI_LAUNCHERS)
+    return (_SIZE_UNKNOWN, 0) if _SIZE_UNKNOWN in environment and not is_known else None
+
+
+def _join(variable: str, count: int) -> bool:
+    """Become a rank over MPI; False if MPI says that this process is alone, and the launcher did not say how many.
+
+    Raises:
+        LaunchError: it cannot be joined with the others.
+    """
+    told = f"init: {variable}={os.environ[variable]} says that another launcher started "
+    told += f"{count} processes" if count else "this process"
+    table = os.environ.get("RANK_TABLE_FILE")
+    ranks = f"--rank-table {table}" if table else f"-n {count or 'N'}"
+    way_out = f"Start the script with: simparallel run {ranks} SCRIPT"
+    if variable in _OTHER_LAUNCHERS:
+        raise LaunchError(f"{told}, but they would each be alone. {way_out}")
+    from simparallel.comm import mpi  # it imports mpi4py, which starts MPI
+
+    if not mpi.is_available():
+        raise LaunchError(
+            f"{told}, but without mpi4py they would each be alone: pip install 'simparallel[mpi]'. {way_out}"
+        )
+    if mpi.join():
+        return True
+    if count == 0:
+        return False
+    raise LaunchError(
+        f"{told}, but MPI knows of this one only: mpi4py uses another MPI library than the launcher, or srun was "
+        f"not given --mpi=pmix. {way_out}"
+    )
+
+
+def get_rank() -> int:
+    """This rank, 0 … world size - 1; 0 outside of a run."""
+    return current().rank
+
+
+def get_world_size() -> int:
+    """Number of ranks; 1 outside of a run."""
+    return current().world_size
+
+
+def get_local_rank() -> int:
+    """This rank's number on its node, 0 … local world size - 1."""
+    return _ranks_of_node().index(get_rank())
+
+
+def get_local_world_size() -> int:
+    """Number of ranks on this rank's node; all of them where there is one node."""
+    return len(_ranks_of_node())
+
+
+def get_node_rank() -> int:
+    """Number of this rank's node, 0 … number of nodes - 1."""
+    return _cluster().node_of(get_rank())
+
+
+def get_num_nodes() -> int:
+    """Number of nodes; 1 unless the run was told of more."""
+    return len(_cluster().nodes)
+
+
+def node_group() -> Group:
+    """The group of the ranks on this rank's node, in order.
+
+    Collective: over all ranks at the first call of a run, then not.
+    """
+    return current().node_group()
+
+
+def _ranks_of_node() -> tuple[int, ...]:
+    return _cluster().nodes[get_node_rank()]
+
+
+def _cluster() -> ClusterSpec:
+    recorder = current_recorder()
+    return recorder.cluster if recorder is not None else describe(get_world_size())

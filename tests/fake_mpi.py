@@ -1,0 +1,95 @@
+"""As much of mpi4py as `MpiTransport` uses, between threads: so its code runs where no MPI is installed.
+
+Messages between two ranks stay in order; between different ones they come in any, as with MPI.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from simparallel.cluster import describe
+from simparallel.comm.mpi import MpiTransport
+from simparallel.comm.mpi_group import MpiCommunicator
+from simparallel.runtime.launch import Results
+from simparallel.runtime.rank import play_rank
+from simparallel.runtime.reports import Outcome, failure_report, run_failed
+
+ANY_SOURCE = -1
+MODULE = SimpleNamespace(MPI=SimpleNamespace(Status=SimpleNamespace, ANY_SOURCE=ANY_SOURCE))
+
+
+class Request:
+    """A message that is done at the second look: until then it must be waited for."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def Test(self) -> bool:
+        self._looks += 1
+        return self._looks > 1
+
+
+class Message:
+    def __init__(self, data: np.ndarray) -> None:
+        self._data = data
+
+    def Irecv(self, buffer: np.ndarray) -> Request:
+        buffer[...] = self._data
+        return Request()
+
+
+class Comm:
+    """A communicator, as one rank sees it."""
+
+    def __init__(self, mail: list[dict[int, deque[np.ndarray]]], rank: int) -> None:
+        self.rank, self.size, self._mail = rank, len(mail), mail
+        self._last = 0
+
+    def Isend(self, buffer: np.ndarray, dst: int, tag: int) -> Request:
+        self._mail[dst][self.rank].append(buffer.copy())
+        return Request()
+
+    def Improbe(self, source: int, tag: int, status: Any) -> Message | None:
+        assert source == ANY_SOURCE
+        for i in range(self.size):
+            src = (self._last + i + 1) % self.size
+            if self._mail[self.rank][src]:
+                data = self._mail[self.rank][src].popleft()
+                self._last = status.source = src
+                status.Get_count = partial(int, data.size)
+                return Message(data)
+        return None
+
+
+def run_on_messages(size: int, fn: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> Results:
+    """What `Cluster.run` gives, on threads that send one another messages."""
+    mail = [{src: deque[np.ndarray]() for src in range(size)} for _ in range(size)]
+    outcomes, spec = [Outcome(rank) for rank in range(size)], describe(size)
+
+    def play(rank: int) -> None:
+        transport = MpiTransport(Comm(mail, rank), timeout_s)
+        transport.start()
+        outcomes[rank], _ = play_rank(partial(fn, *args), transport, spec, communicator_type=MpiCommunicator)
+        assert transport.wait_for_the_others()
+        error = transport.unreceived(outcomes[rank].kept_letters)
+        if error is not None and outcomes[rank].report is None:
+            outcomes[rank].report = failure_report(error)
+        transport.segment.close_fd()
+
+    threads = [threading.Thread(target=play, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    results = Results(outcomes, spec)
+    if any(outcome.report is not None for outcome in outcomes):
+        error, cause = run_failed(outcomes, None)
+        raise error from cause
+    return results

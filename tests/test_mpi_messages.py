@@ -1,0 +1,104 @@
+"""The messages of the MPI transport, without MPI: a part of the contract's tests, on a stand-in between threads."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import test_collectives as contract
+import test_mismatch as mismatch
+from fake_mpi import MODULE
+from oracles import World
+
+import simparallel as sp
+from simparallel.errors import InputError, RunFailedError
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", MODULE)
+    with World("messages") as world:
+        world.max_size, world.examples = 4, 8
+        yield world
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"],
+)
+def test_gives_what_numpy_gives(world, name):
+    contract.test_gives_what_numpy_gives(world, name)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        contract.test_messages_arrive_by_tag_and_in_order, contract.test_scalars_come_as_arrays,
+        contract.test_objects, contract.test_every_collective_is_one_event_on_every_rank,
+        contract.test_a_collective_starts_when_its_last_rank_is_ready,
+        contract.test_works_of_one_group_follow_each_other_and_those_of_two_overlap,
+        contract.test_nobody_leaves_a_barrier_before_everybody_came, mismatch.test_groups_of_other_ranks,
+        mismatch.test_right_programs_run, mismatch.test_a_group_is_for_its_members,
+    ],
+    ids=lambda test: test.__name__,
+)  # fmt: skip
+def test_the_contract(world, test):
+    test(world)
+
+
+@pytest.mark.parametrize("what", ["name", "shape", "root"])
+def test_every_rank_learns_who_called_what_and_where(world, what):
+    mismatch.test_every_rank_learns_who_called_what_and_where(world, what)
+
+
+def test_ranks_that_leave_or_fail(world):
+    mismatch.test_a_rank_that_leaves(world, 1, 3)
+    mismatch.test_others_are_stopped_and_the_cause_comes_first(world, 2, "é" * 4000)
+
+
+def test_a_message_that_nobody_received(world):
+    with pytest.raises(RunFailedError, match="rank 1 ended without receiving 1 message"):
+        world.run(2, lambda: sp.send(np.ones(3), 1 - sp.get_rank()) if sp.get_rank() == 0 else None)
+
+
+def test_a_rank_that_does_not_come_is_named_with_its_last_call(world):
+    def program(done):
+        sp.barrier()
+        if sp.get_rank() == 1:
+            done.wait(20)
+            return
+        try:
+            sp.all_reduce(np.ones(3))
+        finally:
+            done.set()
+
+    import threading
+
+    with pytest.raises(RunFailedError) as caught:
+        world.run(2, program, threading.Event(), timeout_s=0.3)
+    assert "rank 0 waited 0.3 s in world, collective #2 all_reduce" in str(caught.value)
+    assert "Missing: rank 1, its last collectives: world #1 barrier" in str(caught.value)
+
+
+def test_all_algorithms_give_the_same_bits_on_all_ranks(world):
+    def program(algorithm):
+        x = np.random.default_rng(sp.get_rank()).random(5001, np.float32)
+        return sp.all_reduce(x, algorithm=algorithm)
+
+    inline = {"direct": sp.launch(program, ("direct",), world_size=3, transport="inline")[0]}
+    for algorithm in ("direct", "naive", "ring", "tree", "halving_doubling"):
+        results = world.run(3, program, algorithm)
+        for result in results:
+            np.testing.assert_array_equal(result, results[0])
+            np.testing.assert_allclose(result, inline["direct"], rtol=1e-6)
+    np.testing.assert_array_equal(world.run(3, program, "direct")[0], inline["direct"])
+
+
+def test_objects_without_pickle(world):
+    def program():
+        with pytest.raises(InputError, match="cannot be sent over MPI"):
+            sp.broadcast_object(print, src=sp.get_rank())
+        return sp.gather_object({"rank": sp.get_rank()}, dst=1)
+
+    assert list(world.run(2, program)) == [None, [{"rank": 0}, {"rank": 1}]]

@@ -1,0 +1,68 @@
+"""The contract's tests on MPI: `mpiexec -n 4 python -m mpi4py tests/worlds_mpi.py [FOLDER] [pytest's arguments]`.
+
+Every process runs the same tests in step. Where a test runs something on ranks, each process plays its rank, and
+then all processes get the outcomes of all ranks, so that they all check the same and go on together.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from simparallel.cluster import describe
+from simparallel.comm.mpi_group import MpiCommunicator
+from simparallel.runtime.launch import Results
+from simparallel.runtime.rank import play_rank
+from simparallel.runtime.reports import failure_report, run_failed
+
+FILES = ("test_collectives.py", "test_mismatch.py", "test_algorithms.py", "test_distributed.py")
+CHOSEN = "mpi and not a_cluster_has_a_default"  # no cluster has this transport
+
+
+def run_on_mpi(size: int, fn: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> Results:
+    """What `Cluster.run` gives, on the first `size` processes."""
+    from mpi4py import MPI
+
+    from simparallel.comm.mpi import MpiTransport
+
+    outcome, spec = None, describe(size)
+    everyone = MPI.COMM_WORLD
+    members = everyone.Split(int(everyone.rank >= size), everyone.rank)
+    if everyone.rank < size:
+        transport = MpiTransport(members, timeout_s)
+        transport.start()
+        outcome, _ = play_rank(partial(fn, *args), transport, spec, communicator_type=MpiCommunicator)
+        assert transport.wait_for_the_others(), "a rank went on after another one had failed"
+        error = transport.unreceived(outcome.kept_letters)
+        if error is not None and outcome.report is None:
+            outcome.report = failure_report(error)
+        transport.segment.close_fd()
+    outcomes = everyone.allgather(outcome)[:size]
+    members.Free()
+    results = Results(outcomes, spec)
+    if any(outcome.report is not None for outcome in outcomes):
+        error, cause = run_failed(outcomes, None)
+        raise error from cause
+    return results
+
+
+def main(folder: str, *arguments: str) -> int:
+    """Run the tests; the first process prints, the others write to `FOLDER/rank_N.txt`."""
+    import pytest
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank:
+        sys.stdout = sys.stderr = open(Path(folder, f"rank_{MPI.COMM_WORLD.rank}.txt"), "w")  # noqa: SIM115
+    os.environ["SIMPARALLEL_TEST_MPI"] = "1"
+    here = Path(__file__).parent
+    files = [str(here / file) for file in FILES]
+    print(MPI.Get_library_version().splitlines()[0])
+    return int(pytest.main(["-q", "-p", "no:cacheprovider", "-k", CHOSEN, *files, *arguments]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
