@@ -8,6 +8,7 @@ from simparallel.parallel.auto import (
     no_init_parameters,
 )
 from simparallel.parallel.distributed import DistributedDataParallel, max_difference_between_ranks
+from simparallel.parallel.grad_reducer import DistributedGradReducer, broadcast_parameters
 from simparallel.parallel.layers import (
     ColumnParallelLinear,
     ParallelTransformerBlock,
@@ -19,8 +20,9 @@ from simparallel.parallel.layers import (
 from simparallel.parallel.tensors import distribute_module, distribute_tensor
 
 __all__ = [
-    "AutoParallel", "ColumnParallelLinear", "DistributedDataParallel", "ParallelTransformerBlock",
-    "RowParallelLinear", "SequenceParallelLayerNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding",
-    "distribute_module", "distribute_tensor", "explicit_redistribution", "implicit_redistributions",
-    "implicit_replication", "max_difference_between_ranks", "no_init_parameters",
+    "AutoParallel", "ColumnParallelLinear", "DistributedDataParallel", "DistributedGradReducer",
+    "ParallelTransformerBlock", "RowParallelLinear", "SequenceParallelLayerNorm", "VocabParallelCrossEntropy",
+    "VocabParallelEmbedding", "broadcast_parameters", "distribute_module", "distribute_tensor",
+    "explicit_redistribution", "implicit_redistributions", "implicit_replication",
+    "max_difference_between_ranks", "no_init_parameters",
 ]  # fmt: skip

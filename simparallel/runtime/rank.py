@@ -13,6 +13,7 @@ from simparallel.cluster import ClusterSpec
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.segment import DONE
 from simparallel.comm.transport import AbstractTransport
+from simparallel.context import reset_auto_parallel_context
 from simparallel.events import Recorder, use_recorder
 from simparallel.runtime.reports import Outcome, failure_report
 
@@ -28,12 +29,13 @@ def play_rank(
 ) -> tuple[Outcome, Communicator]:  # fmt: skip
     """Run `call()` as this transport's rank; never raises, the outcome says how it ended.
 
-    The rank starts with seed 0, clocks at 0, gradients on. `sys.exit(0)` is a normal end.
+    The rank starts with seed 0, clocks at 0, gradients on, each for itself. `sys.exit(0)` is a normal end.
     """
     recorder = Recorder(transport.rank, cluster, keep_events=keep_events, memory_bytes=memory_bytes)
     communicator = Communicator(transport, recorder, algorithm)
     random_state.restore((0, 0, 0, {}))
     grad_mode.enabled = True
+    reset_auto_parallel_context()
     outcome = Outcome(transport.rank)
     with use_recorder(recorder), use_communicator(communicator), _telling(tell):
         try:
