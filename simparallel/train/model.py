@@ -179,7 +179,8 @@ class Model:
         """Go through a dataset without training.
 
         Args:
-            valid_dataset: as for `train`. Where it is sharded, the metrics are those of all shards together.
+            valid_dataset: as for `train`; gone through in the order of its epoch 0 each time. Where it is
+                sharded, the metrics are those of all shards together.
             callbacks: a `Callback` or several; `on_eval_…` are called.
             dataset_sink_mode: call the hooks of a step once, after the last one.
 
@@ -217,6 +218,8 @@ class Model:
         if self.eval_network is None and self.loss_fn is None:
             raise InputError("Model: evaluation needs a loss_fn or an eval_network.")
         stream = BatchStream(dataset)
+        next_epoch = stream.epoch
+        stream.seek(0, 0)  # always in one order: equal weights give equal bits
         for metric in self.metrics.values():
             metric.clear()
         before = {"mode": params.mode, "net_outputs": params.get("net_outputs")}
@@ -231,6 +234,7 @@ class Model:
                 params.net_outputs = self._evaluate_batch(stream.next())
                 if not is_sink or i == stream.size - 1:
                     callbacks("on_eval_step_end")
+        stream.seek(next_epoch, 0)
         stream.close()
         results = {name: metric.eval() for name, metric in self.metrics.items()}
         params.eval_results = results

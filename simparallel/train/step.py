@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from simparallel import collectives
 from simparallel.autograd import Tensor
 from simparallel.backend import random_state
@@ -78,7 +80,8 @@ class TrainStep:
         optimizer, scaler = self.optimizer, self.scaler
         optimizer.zero_grad()
         if scaler is not None:
-            scaler.scale(loss).backward()
+            with np.errstate(over="ignore", invalid="ignore"):  # looked for below
+                scaler.scale(loss).backward()
         else:
             (loss if self._scale == 1.0 else loss * self._scale).backward()
         if self.reducer is not None:
