@@ -9,29 +9,17 @@ a function of its row. Everything is a pure function of (seed, epoch).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from simparallel.autograd import Tensor
-from simparallel.backend import random_permutation, random_uniform
 from simparallel.data.columns import Columns, Operation, map_columns, whole
+from simparallel.data.plan import Plan, buffered_order, joined
 from simparallel.data.sampler import check_integer
 from simparallel.errors import InputError
 
 ROWS_AT_ONCE = 64  # of a pipeline without batches
-
-
-class Plan(NamedTuple):
-    """The rows of a stretch of an epoch: row i holds the samples `starts[i] … stops[i]-1` of these arrays."""
-
-    sample: np.ndarray  # number of each sample in the dataset, int64
-    epoch: np.ndarray  # the epoch whose random numbers it gets, int64
-    starts: np.ndarray
-    stops: np.ndarray
-
-    def rows(self, chosen: Any) -> Plan:
-        return self._replace(starts=self.starts[chosen], stops=self.stops[chosen])
 
 
 class Pipeline:
@@ -78,9 +66,9 @@ class Pipeline:
         return self.child.seed
 
     @property
-    def depth(self) -> int:
-        """Number of the stage, for its own random numbers."""
-        return 0 if self.child is None else self.child.depth + 1
+    def num_shuffles(self) -> int:
+        """Shuffling stages up to this one; a map in between changes no order."""
+        return 0 if self.child is None else self.child.num_shuffles
 
     def get_col_names(self) -> list[str]:
         """Names of the columns, in their order."""
@@ -281,9 +269,13 @@ class Shuffled(Pipeline):
         super().__init__(child)
         self.buffer_size = check_integer("shuffle", "buffer_size", buffer_size, 2)
 
+    @property
+    def num_shuffles(self) -> int:
+        return super().num_shuffles + 1
+
     def plans(self, epoch: int) -> Iterator[Plan]:
-        plan = _joined(super().plans(epoch))
-        stream = f"shuffle/{self.depth}/{epoch}"
+        plan = joined(super().plans(epoch))
+        stream = f"shuffle/{self.num_shuffles}/{epoch}"
         yield plan.rows(buffered_order(self.seed, stream, len(plan.starts), self.buffer_size))
 
 
@@ -306,7 +298,7 @@ class Batched(Pipeline):
             )
 
     def plans(self, epoch: int) -> Iterator[Plan]:
-        rows = _joined(super().plans(epoch))
+        rows = joined(super().plans(epoch))
         order, size = rows.starts, self.batch_size
         count = len(order) // size if self.drop_remainder else -(-len(order) // size)
         starts = np.arange(count) * size
@@ -337,41 +329,6 @@ class Repeated(Pipeline):
 
     def get_repeat_count(self) -> int:
         return super().get_repeat_count() * self.count
-
-
-def buffered_order(seed: int, stream: str, count: int, buffer_size: int) -> np.ndarray:
-    """The order in which a shuffling buffer gives `count` rows, int64, shape (count,).
-
-    Row t (from 0) is drawn from a random place of the full buffer, and row t + buffer_size takes that
-    place; what is in the buffer at the end follows in random order. So a place holds what came
-    to it last: found by sorting the draws by place, without a loop.
-    """
-    size = min(buffer_size, count)
-    draws = count - size
-    places = (random_uniform(seed, stream, 0, draws) * size).astype(np.int64)
-    # Behind the draws every place is asked once more, for what is left in it.
-    asked = np.concatenate([places, np.arange(size)])
-    by_place = np.argsort(asked, kind="stable")  # in each place: one time after the other
-    before = np.empty(count, np.int64)  # what the place holds at that time
-    before[by_place[1:]] = by_place[:-1] + size
-    first = np.ones(count, bool)
-    first[1:] = asked[by_place][1:] != asked[by_place][:-1]
-    before[by_place[first]] = asked[by_place[first]]
-    rest = before[draws:][random_permutation(seed, f"{stream}/rest", size)]
-    return np.concatenate([before[:draws], rest])
-
-
-def _joined(plans: Iterator[Plan]) -> Plan:
-    """Several stretches as one."""
-    stretches = list(plans)
-    if len(stretches) == 1:
-        return stretches[0]
-    offsets = np.cumsum([0, *(len(plan.sample) for plan in stretches[:-1])])
-    shifted = [
-        plan._replace(starts=plan.starts + offset, stops=plan.stops + offset)
-        for plan, offset in zip(stretches, offsets, strict=True)
-    ]
-    return Plan(*(np.concatenate(arrays) for arrays in zip(*shifted, strict=True)))
 
 
 def _names(who: str, given: Any, default: list[str]) -> list[str]:
