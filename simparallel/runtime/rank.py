@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from simparallel.runtime.reports import Outcome, failure_report
 
 T = TypeVar("T")
 Tell = Callable[[dict[str, Any]], None]
+
+TELL_EVERY_S = 0.1  # a message costs more than a small step, and nobody reads faster
 
 _teller = threading.local()
 
@@ -94,7 +97,16 @@ def progress(iterable: Iterable[T], description: str = "", total: int | None = N
 
         yield from tqdm(iterable, desc=description, total=total)
         return
-    for i, item in enumerate(iterable):
+    if tell is None:
+        yield from iterable
+        return
+    done = told = 0
+    told_s = -TELL_EVERY_S
+    for item in iterable:
         yield item
-        if tell is not None:
-            tell({"kind": "progress", "description": description, "done": i + 1, "total": total})
+        done += 1
+        if time.monotonic() - told_s >= TELL_EVERY_S:
+            tell({"kind": "progress", "description": description, "done": done, "total": total})
+            told, told_s = done, time.monotonic()
+    if told < done:
+        tell({"kind": "progress", "description": description, "done": done, "total": total})
