@@ -33,7 +33,7 @@ _MODES = (
     ParallelMode.STAND_ALONE, ParallelMode.DATA_PARALLEL, ParallelMode.SEMI_AUTO_PARALLEL, ParallelMode.AUTO_PARALLEL,
 )  # fmt: skip
 _SHORT = {"semi_auto": ParallelMode.SEMI_AUTO_PARALLEL, "auto": ParallelMode.AUTO_PARALLEL}
-_LATER = (ParallelMode.SEMI_AUTO_PARALLEL, ParallelMode.AUTO_PARALLEL)
+_BY_WRAPPER = (ParallelMode.SEMI_AUTO_PARALLEL, ParallelMode.AUTO_PARALLEL)
 _DEFAULTS: dict[str, Any] = {
     "parallel_mode": ParallelMode.STAND_ALONE,
     "gradients_mean": False,
@@ -66,8 +66,8 @@ def set_auto_parallel_context(**settings: Any) -> None:
         device_num, global_rank: the number of ranks and the own one; what is set must agree with the run.
 
     Raises:
-        InputError: an unknown name or a bad value; nothing is changed. Modes that cut operators come with
-            operator-level parallelism, and are refused until then.
+        InputError: an unknown name or a bad value; nothing is changed. Also the modes that cut operators, for
+            which `parallel.AutoParallel` is there.
     """
     for name, value in settings.items():
         settings[name] = _checked(name, value)
@@ -135,10 +135,10 @@ def _checked(name: str, value: Any) -> Any:
         mode = _SHORT.get(value, value) if isinstance(value, str) else value
         if mode not in _MODES:
             raise InputError(f"{who}: parallel_mode={value!r} is not one of {', '.join(_MODES)}.")
-        if mode in _LATER:
+        if mode in _BY_WRAPPER:
             raise InputError(
-                f"{who}: parallel_mode={value!r} comes with operator-level parallelism, which is not here "
-                "yet; use data_parallel."
+                f"{who}: parallel_mode={value!r} comes with operator-level parallelism: leave the mode as it is, and "
+                "wrap the network or the whole step, parallel.AutoParallel(step, parallel_mode='semi_auto')."
             )
         return mode
     if name in ("gradients_mean", "parameter_broadcast"):

@@ -14,6 +14,7 @@ from oracles import TRANSPORTS, World
 import simparallel as sp
 from simparallel.errors import DTypeError, InputError, RunFailedError, ShapeError
 from simparallel.parallel import DistributedGradReducer, broadcast_parameters
+from simparallel.testing import strict
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -120,6 +121,21 @@ def test_the_functional_loop_equals_one_device_exactly(world):
     for size in (2, 3, 4):
         for state in world.run(size, program, size):
             assert all(np.array_equal(state[name], value) for name, value in whole.items())
+
+
+def test_arrays_of_another_kind_keep_it():
+    """The stand-in for CuPy, which refuses to be mixed with NumPy."""
+
+    def program():
+        xp = strict.xp
+        params = [sp.Tensor(xp.zeros(shape, dtype=np.float32)) for shape in ((2, 3), (4,))]
+        grads = [xp.full((2, 3), float(sp.get_rank()), dtype=np.float32), None]
+        reduced = DistributedGradReducer(params, mean=True, degree=4)(grads)
+        assert reduced[1] is None
+        assert type(reduced[0].data) is strict.StrictArray
+        return reduced[0].numpy().tolist()
+
+    assert list(sp.launch(program, world_size=3, transport="inline")) == [[[0.75] * 3] * 2] * 3
 
 
 def test_one_collective_for_each_dtype():

@@ -14,7 +14,7 @@ import numpy as np
 
 from simparallel import collectives
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, get_namespace, is_array
+from simparallel.backend import Array, is_array, to_host
 from simparallel.comm import Group, current
 from simparallel.context import check_world, get_auto_parallel_context
 from simparallel.errors import DTypeError, InputError, ShapeError
@@ -86,7 +86,7 @@ class DistributedGradReducer:
             work.wait()
             if self.mean and self._op == "sum":
                 flat /= self.degree
-            present = flat[part.size :] > 0
+            present = to_host(flat[part.size :]) > 0
             for k, i in enumerate(part.numbers):
                 if present[k]:
                     view = flat[part.starts[k] : part.starts[k + 1]].reshape(self.parameters[i].shape)
@@ -123,7 +123,8 @@ class DistributedGradReducer:
         if isinstance(like, np.ndarray):
             flat: Array = current().empty(size, part.dtype)
         else:
-            flat = get_namespace(like).empty((size,), part.dtype)
+            with like.device:
+                flat = type(like)((size,), part.dtype)
         recorder = current_recorder()
         if recorder is not None:
             recorder.memory.hold(flat, GRADIENTS)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from simparallel import collectives
@@ -262,19 +263,17 @@ class Model:
         return outputs
 
 
-class _evaluating:
+@contextmanager
+def _evaluating(module: Any) -> Iterator[None]:
     """Inside the block a module is in evaluation mode; what is no module stays as it is."""
-
-    def __init__(self, module: Any) -> None:
-        self._modules = list(module.modules()) if isinstance(module, Module) else []
-
-    def __enter__(self) -> None:
-        self._before = [module.training for module in self._modules]
-        for module in self._modules:
-            module.training = False
-
-    def __exit__(self, *exc: object) -> None:
-        for module, training in zip(self._modules, self._before, strict=True):
+    modules = list(module.modules()) if isinstance(module, Module) else []
+    before = [module.training for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in zip(modules, before, strict=True):
             module.training = training
 
 

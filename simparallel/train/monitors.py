@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
 import numpy as np
 
 from simparallel.data.sampler import check_integer
-from simparallel.errors import InputError
 from simparallel.train.callback import Callback, RunContext
 
 
@@ -20,7 +18,7 @@ class LossMonitor(Callback):
         per_print_times: print after so many steps; 0 prints none. With a data sink an epoch is one step.
 
     Raises:
-        InputError: a bad number; (in training) a loss that is NaN or infinite.
+        InputError: a bad number.
     """
 
     def __init__(self, per_print_times: int = 1) -> None:
@@ -33,15 +31,9 @@ class LossMonitor(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         params = run_context.original_args()
         step = (params.cur_step_num - 1) % params.batch_num + 1
-        loss = params.net_outputs
-        if not math.isfinite(float(loss)):
-            raise InputError(
-                f"LossMonitor: epoch: {params.cur_epoch_num} step: {step}, loss is {loss}; training ends. Lower "
-                "the learning rate or clip the gradients."
-            )
         if self.per_print_times and params.cur_step_num - self._last_print_time >= self.per_print_times:
             self._last_print_time = params.cur_step_num
-            print(f"epoch: {params.cur_epoch_num} step: {step}, loss is {loss}", flush=True)
+            print(f"epoch: {params.cur_epoch_num} step: {step}, loss is {params.net_outputs}", flush=True)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         params = run_context.original_args()

@@ -54,17 +54,17 @@ class TrainStep:
         self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
         self.scaler: GradScaler | None = None
         self._scale = 1.0
-        divided = getattr(optimizer, "loss_scale", 1.0)
         if manager is not None and manager.get_drop_overflow_update():
-            self.scaler = GradScaler(manager)  # it refuses an optimizer that divides as well
+            self.scaler = GradScaler(manager)
         else:
             self._scale = 1.0 if manager is None else manager.get_loss_scale()
-            if divided != self._scale:
-                raise InputError(
-                    f"Model: the loss is multiplied by {self._scale:g}, but {type(optimizer).__name__} divides the "
-                    f"gradients by {divided:g}. Give it loss_scale={self._scale:g}, or a manager with "
-                    "drop_overflow_update=True."
-                )
+        divided = getattr(optimizer, "loss_scale", 1.0)
+        if divided != self._scale:
+            raise InputError(
+                f"Model: {type(optimizer).__name__} divides the gradients by {divided:g}, but should by "
+                f"{self._scale:g}. Give it loss_scale={self._scale:g}; a FixedLossScaleManager with "
+                "drop_overflow_update=False leaves the division to it."
+            )
         self.reducer = DistributedGradReducer(optimizer.parameters) if is_parallel else None
 
     def __call__(self, fields: tuple[Any, ...]) -> Tensor:

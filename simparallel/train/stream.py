@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from simparallel.data import Pipeline
+from simparallel.data import DataLoader, Pipeline
 from simparallel.errors import InputError
 
 
@@ -66,7 +66,7 @@ class BatchStream:
     def _open(self) -> Iterator[Any]:
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self.epoch)
-        if isinstance(self.dataset, Pipeline):
+        if isinstance(self.dataset, (DataLoader, Pipeline)):
             return self.dataset.iterate(self.offset)
         return islice(iter(self.dataset), self.offset, None)
 
