@@ -90,6 +90,10 @@ class UnusedParameterError(SimParallelError, RuntimeError):
     """Parameters of a DistributedDataParallel model got no gradient. Fact: `names`."""
 
 
+class UnevenInputsError(SimParallelError, RuntimeError):
+    """Some ranks have no more inputs, and others have. Fact: `ranks` (those that have none)."""
+
+
 class StateDictError(SimParallelError, KeyError):
     """A state dict does not fit the module. Facts: `missing`, `unexpected`."""
 

@@ -166,6 +166,7 @@ def two() -> DistributedGradReducer:
     [
         (lambda: DistributedGradReducer([]), InputError, "list of parameters"),
         (lambda: DistributedGradReducer([np.zeros(2)]), InputError, "list of parameters"),
+        (lambda: DistributedGradReducer(parameters([((), "float32")]) * 2), InputError, "twice"),
         (lambda: DistributedGradReducer(parameters([((), "float32")]), mean="yes"), InputError, "mean='yes'"),
         (lambda: DistributedGradReducer(parameters([((), "float32")]), degree=0), InputError, "degree=0"),
         (lambda: two()([np.zeros(2, np.float32)]), InputError, "1 gradients for 2"),

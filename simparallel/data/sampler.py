@@ -7,6 +7,7 @@ of the k-th batch of one process whose batch is that many times as large.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
@@ -128,7 +129,8 @@ class DistributedSampler(Sampler):
 
     All ranks get equally many. Where the samples do not divide, the order is filled up with its
     own beginning (so a few samples count twice), or with `drop_last` cut at the end. Semantics
-    and names as in PyTorch; call `set_epoch` before each epoch, or every epoch has one order.
+    and names as in PyTorch; call `set_epoch` before each epoch, or every epoch has one order: that
+    is warned of, from the second epoch on.
 
     Args:
         dataset: anything with a length.
@@ -139,6 +141,7 @@ class DistributedSampler(Sampler):
         drop_last: cut the order instead of filling it up.
 
     Attributes:
+        epoch: number of the epoch, see `set_epoch`.
         num_samples: samples of each rank.
         total_size: samples of all ranks, `num_samples * num_replicas`.
 
@@ -161,6 +164,8 @@ class DistributedSampler(Sampler):
         self.seed = check_integer(who, "seed", seed, 0)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self.epoch = 0
+        self._is_used = False  # the order of this epoch was handed out
+        self.dataset = dataset
         if self.rank >= self.num_replicas:
             raise InputError(f"{who}: rank={rank} is not in 0 … num_replicas - 1 = {num_replicas - 1}.")
         self.size = len(dataset)
@@ -177,12 +182,21 @@ class DistributedSampler(Sampler):
     def set_epoch(self, epoch: int) -> None:
         """Choose the order; call it with the same number on all ranks before each epoch."""
         self.epoch = check_integer("DistributedSampler", "epoch", epoch, 0)
+        self._is_used = False
 
     def indices(self) -> np.ndarray:
         return self.remaining(0)
 
     def remaining(self, start: int) -> np.ndarray:
         if self.shuffle:
+            if self._is_used:
+                warnings.warn(
+                    f"DistributedSampler: this is epoch {self.epoch} again, with the same order of samples. Call "
+                    "sampler.set_epoch(epoch) before each epoch (or pass shuffle=False if one order is meant).",
+                    UserWarning,
+                    stacklevel=3,
+                )
+            self._is_used = True
             order = random_permutation(self.seed + self.epoch, "sampler", self.size)
         else:
             order = np.arange(self.size)

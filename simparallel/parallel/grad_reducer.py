@@ -8,9 +8,8 @@ DistributedDataParallel reduces while backward still runs; this one waits for al
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
-
-import numpy as np
 
 from simparallel import collectives
 from simparallel.autograd import Tensor
@@ -21,6 +20,7 @@ from simparallel.errors import DTypeError, InputError, ShapeError
 from simparallel.events import current_recorder
 from simparallel.memory import GRADIENTS
 from simparallel.optim.checks import check_number
+from simparallel.parallel.buckets import by_dtype, empty_like
 
 WHO = "DistributedGradReducer"
 
@@ -35,7 +35,7 @@ class DistributedGradReducer:
         group: ranks that share the work; by default all.
 
     Raises:
-        InputError: no parameters or a bad setting, `device_num` of the context is not that of the run.
+        InputError: no parameters, one of them twice, a bad setting; `device_num` of the context is not that of the run.
 
     Example:
         >>> weight = Tensor([1.0, 2.0], requires_grad=True)
@@ -63,7 +63,10 @@ class DistributedGradReducer:
                 raise InputError(f"{WHO}: degree=0 must be above 0.")
         self.degree = float(size if degree is None else degree)
         self._op = "mean" if self.mean and self.degree == size else "sum"
-        self._parts = self._plan()
+        numbers = {id(parameter): i for i, parameter in enumerate(self.parameters)}
+        if len(numbers) < len(self.parameters):
+            raise InputError(f"{WHO}: a parameter is listed twice; its gradient would be, too.")
+        self._parts = [_Part(part, [numbers[id(p)] for p in part]) for part in by_dtype(self.parameters)]
 
     def __call__(self, grads: Sequence[Tensor | Array | None]) -> list[Tensor | None]:
         """The reduced gradients, bit for bit the same on all ranks, as new arrays.
@@ -93,14 +96,6 @@ class DistributedGradReducer:
                     reduced[i] = Tensor._result(view, None)
         return reduced
 
-    def _plan(self) -> list[_Part]:
-        numbers: dict[np.dtype, list[int]] = {}
-        for i, parameter in enumerate(self.parameters):
-            numbers.setdefault(parameter.dtype, []).append(i)
-        return [
-            _Part(dtype, part, [self.parameters[i].size for i in part]) for dtype, part in numbers.items()
-        ]
-
     def _checked(self, grads: Sequence[Tensor | Array | None]) -> list[Array | None]:
         grads = list(grads)
         if len(grads) != len(self.parameters):
@@ -118,13 +113,8 @@ class DistributedGradReducer:
         return arrays
 
     def _send(self, part: _Part, arrays: list[Array | None]) -> tuple[Array, Any]:
-        like = self.parameters[part.numbers[0]].data
         size = part.size + len(part.numbers)
-        if isinstance(like, np.ndarray):
-            flat: Array = current().empty(size, part.dtype)
-        else:
-            with like.device:
-                flat = type(like)((size,), part.dtype)
+        flat = empty_like(self.parameters[part.numbers[0]].data, size, current())
         recorder = current_recorder()
         if recorder is not None:
             recorder.memory.hold(flat, GRADIENTS)
@@ -136,19 +126,12 @@ class DistributedGradReducer:
 
 
 class _Part:
-    """The parameters of one dtype, and where their gradients lie in the flat array.
+    """The parameters of one dtype, their numbers, and where their gradients lie in the flat array.
 
     Behind the gradients stands one element for each: how many ranks (or which share) have it.
     """
 
-    def __init__(self, dtype: np.dtype, numbers: list[int], sizes: list[int]) -> None:
-        self.dtype, self.numbers = dtype, numbers
-        self.starts = [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
+    def __init__(self, parameters: list[Tensor], numbers: list[int]) -> None:
+        self.numbers = numbers
+        self.starts = [0, *accumulate(parameter.size for parameter in parameters)]
         self.size = self.starts[-1]
-
-
-def broadcast_parameters(parameters: Iterable[Tensor], group: Group | None = None) -> None:
-    """Copy the tensors of the group's first rank to all others, in place. Collective: yes."""
-    first = group.ranks[0] if group else 0
-    for tensor in parameters:
-        collectives.broadcast(tensor, src=first, group=group)
