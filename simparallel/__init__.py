@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from simparallel import autograd as ops, cluster, errors
 from simparallel.autograd import Tensor, functions, no_grad, value_and_grad
-from simparallel.backend import device_count, get_namespace, manual_seed
+from simparallel.backend import device_count, get_namespace, manual_seed, manual_seed as set_seed
 from simparallel.collectives import (
     all_gather,
     all_gather_object,
@@ -35,9 +35,19 @@ from simparallel.collectives import (
     send,
 )
 from simparallel.comm import Group, Work
+from simparallel.context import (
+    GRAPH_MODE,
+    PYNATIVE_MODE,
+    ParallelMode,
+    get_auto_parallel_context,
+    reset_auto_parallel_context,
+    set_auto_parallel_context,
+    set_context,
+)
 from simparallel.layout import Layout
 from simparallel.mesh import Mesh
 from simparallel.world import (
+    get_group_size,
     get_local_rank,
     get_local_world_size,
     get_node_rank,
@@ -55,7 +65,15 @@ if TYPE_CHECKING:
     from simparallel.runtime.launch import Cluster, launch
     from simparallel.trace import Trace
     from simparallel.train import (
+        Callback,
+        CheckpointConfig,
         CheckpointManager,
+        EarlyStopping,
+        LearningRateScheduler,
+        LossMonitor,
+        Model,
+        ModelCheckpoint,
+        TimeMonitor,
         load,
         load_checkpoint,
         load_param_into_net,
@@ -66,14 +84,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "CheckpointManager", "Cluster", "Group", "Layout", "Ledger", "Mesh", "Tensor", "Trace", "Work",
-    "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object",
-    "cluster", "data", "device_count", "empty", "errors", "functions", "gather", "gather_object",
-    "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes", "get_rank",
-    "get_world_size", "init", "irecv", "isend", "launch", "load", "load_checkpoint", "load_param_into_net",
-    "log", "manual_seed", "models", "new_group", "nn", "no_grad", "node_group", "ops", "optim", "parallel",
-    "progress", "recv", "reduce", "reduce_scatter", "save", "save_checkpoint", "scatter", "send", "testing",
-    "train", "value_and_grad", "view",
+    "Callback", "CheckpointConfig", "CheckpointManager", "Cluster", "EarlyStopping", "GRAPH_MODE", "Group",
+    "Layout", "LearningRateScheduler", "Ledger", "LossMonitor", "Mesh", "Model", "ModelCheckpoint",
+    "PYNATIVE_MODE", "ParallelMode", "Tensor", "TimeMonitor", "Trace", "Work", "all_gather",
+    "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object", "cluster",
+    "data", "device_count", "empty", "errors", "functions", "gather", "gather_object",
+    "get_auto_parallel_context", "get_group_size", "get_local_rank", "get_local_world_size", "get_namespace",
+    "get_node_rank", "get_num_nodes", "get_rank", "get_world_size", "init", "irecv", "isend", "launch", "load",
+    "load_checkpoint", "load_param_into_net", "log", "manual_seed", "models", "new_group", "nn", "no_grad",
+    "node_group", "ops", "optim", "parallel", "progress", "recv", "reduce", "reduce_scatter",
+    "reset_auto_parallel_context", "save", "save_checkpoint", "scatter", "send", "set_auto_parallel_context",
+    "set_context", "set_seed", "testing", "train", "value_and_grad", "view",
 ]  # fmt: skip
 
 logging.getLogger("simparallel").addHandler(logging.NullHandler())
@@ -83,7 +104,9 @@ _LATER = {
     "Cluster": "runtime", "launch": "runtime", "progress": "runtime", "Trace": "trace",
     "Ledger": "comm.ledger",
     **dict.fromkeys(
-        ("CheckpointManager", "load", "load_checkpoint", "load_param_into_net", "save", "save_checkpoint"), "train"
+        ("Callback", "CheckpointConfig", "CheckpointManager", "EarlyStopping", "LearningRateScheduler",
+         "LossMonitor", "Model", "ModelCheckpoint", "TimeMonitor", "load", "load_checkpoint",
+         "load_param_into_net", "save", "save_checkpoint"), "train",
     ),
     **dict.fromkeys(("data", "models", "nn", "optim", "parallel", "testing", "train", "view"), ""),
 }  # fmt: skip

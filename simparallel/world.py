@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from simparallel.cluster import ClusterSpec, describe
 from simparallel.comm import Group, current, is_running
-from simparallel.errors import LaunchError
+from simparallel.errors import InputError, LaunchError
 from simparallel.events import Recorder, current_recorder, set_recorder
 
 # Variables of launchers that tell how many processes there are. Under these MPI can join them; PMIx tells
@@ -79,14 +79,25 @@ def _join(variable: str, count: int) -> bool:
     )
 
 
-def get_rank() -> int:
-    """This rank, 0 … world size - 1; 0 outside of a run."""
-    return current().rank
+def get_rank(group: Group | None = None) -> int:
+    """This rank, 0 … world size - 1; 0 outside of a run. With a group: its position there.
+
+    Raises:
+        InputError: not a member of the group.
+    """
+    if group is None:
+        return current().rank
+    if group.rank is None:
+        raise InputError(f"get_rank: rank {current().rank} is not a member of {group.name}.")
+    return group.rank
 
 
-def get_world_size() -> int:
-    """Number of ranks; 1 outside of a run."""
-    return current().world_size
+def get_world_size(group: Group | None = None) -> int:
+    """Number of ranks; 1 outside of a run. With a group: of its members."""
+    return current().world_size if group is None else group.size
+
+
+get_group_size = get_world_size  # MindSpore's name
 
 
 def get_local_rank() -> int:

@@ -386,3 +386,18 @@ def test_digits_can_be_learned_by_nearest_neighbour():
     (a, labels), (b, truth) = data.digits("train").arrays, data.digits("test").arrays
     nearest = ((b * b).sum(1)[:, None] - 2 * b @ a.T + (a * a).sum(1)).argmin(1)
     assert (labels[nearest] == truth).mean() > 0.97
+
+
+@given(lengths, st.integers(1, 5), st.integers(0, 9), st.integers(1, 3), st.booleans())
+def test_an_epoch_can_begin_in_its_middle(size, batch_size, start, ranks, shuffle):
+    """The same batches as if the first ones had been taken, and these are not looked up."""
+    for rank in range(ranks):
+        sampler = data.DistributedSampler(range(size), ranks, rank, shuffle, seed=3)
+        dataset = Plain(size)
+        loader = data.DataLoader(dataset, batch_size, sampler=sampler)
+        loader.set_epoch(2)
+        expected = ids(loader)[start:]
+        loader.set_epoch(2)
+        dataset.asked = 0
+        assert [batch[1].numpy().tolist() for batch in loader.iterate(start)] == expected
+        assert dataset.asked == sum(map(len, expected))

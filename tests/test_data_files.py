@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from simparallel import data
 from simparallel.data import cifar, imagefile
 from simparallel.data.idx import DTYPES
-from simparallel.errors import DataError, InputError, ShapeError
+from simparallel.errors import DataError, DTypeError, InputError, ShapeError
 
 CODES = {np.dtype(kind).newbyteorder("="): code for code, kind in DTYPES.items()}
 RNG = np.random.default_rng(7)
@@ -57,6 +57,9 @@ def write_mnist(folder, train=True, images=IMAGES, labels=LABELS, pack=gzip.comp
 def test_idx_round_trip(tmp_path_factory, array, packed):
     content = idx_bytes(array)
     path = write(tmp_path_factory.getbasetemp() / "a.idx", gzip.compress(content, 1) if packed else content)
+    written = tmp_path_factory.getbasetemp() / ("b.idx.gz" if packed else "b.idx")
+    data.write_idx(written, array)
+    assert (gzip.decompress(written.read_bytes()) if packed else written.read_bytes()) == content
     values = data.read_idx(path)
     assert (values.dtype, values.shape) == (array.dtype, array.shape)
     assert values.dtype.isnative
@@ -64,6 +67,19 @@ def test_idx_round_trip(tmp_path_factory, array, packed):
     assert np.array_equal(
         data.read_idx(path, shape=array.shape, dtype=array.dtype.name), values, equal_nan=True
     )
+
+
+@pytest.mark.parametrize(
+    ("array", "error"),
+    [
+        (np.zeros(2, np.int64), DTypeError), (np.zeros((), np.uint8), ShapeError),
+        (np.zeros((1,) * 9, np.uint8), ShapeError),
+    ],
+)  # fmt: skip
+def test_what_idx_cannot_hold_is_not_written(tmp_path, array, error):
+    with pytest.raises(error, match="write_idx"):
+        data.write_idx(tmp_path / "a", array)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bytes], ids=["gz", "plain"])

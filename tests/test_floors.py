@@ -14,7 +14,7 @@ FLOORS = {
     0: {"errors", "units", "files", "backend", "memory", "events", "cluster", "prices"}
     | {"rule", "mesh", "layout", "sharding", "strategy", "ranktable"},
     1: {"autograd", "comm", "plan", "view"},
-    2: {"nn", "optim", "data", "trace", "collectives", "world"},
+    2: {"nn", "optim", "data", "trace", "collectives", "world", "context"},
     3: {"runtime", "parallel", "models"},
     4: {"testing", "train"},
     5: {"__init__", "bench", "cli", "demo", "doctor", "rundir"},

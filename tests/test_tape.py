@@ -9,7 +9,7 @@ import pytest
 
 from simparallel.autograd import Tensor, at_backward_end, no_grad, value_and_grad
 from simparallel.cluster import describe
-from simparallel.errors import AutogradError, NonFiniteLossError
+from simparallel.errors import AutogradError, InputError, NonFiniteLossError
 from simparallel.events import Recorder, use_recorder
 
 
@@ -124,6 +124,63 @@ def test_value_and_grad_passes_aux_on():
     (loss, more), (dx,) = value_and_grad(lambda: (x * x, "more"), [x], has_aux=True)()
 
     assert (loss.item(), more, dx.item()) == (4.0, "more", 4.0)
+
+
+def test_value_and_grad_takes_both_spellings():
+    x, y = leaf(2.0), leaf(3.0)
+
+    def fn(a):
+        return x * y * y * a, "more"
+
+    calls = [
+        value_and_grad(fn, [x, y], True), value_and_grad(fn, [x, y], has_aux=True),
+        value_and_grad(fn, params=(x, y), has_aux=True), value_and_grad(fn, None, [x, y], True),
+        value_and_grad(fn, None, weights=[x, y], has_aux=True), value_and_grad(fn, None, (x, y), has_aux=True),
+    ]  # fmt: skip
+    for call in calls:
+        (loss, more), grads = call(5.0)
+        assert (loss.item(), more) == (90.0, "more")
+        assert [grad.item() for grad in grads] == [45.0, 60.0]
+    (_, _), dx = value_and_grad(fn, None, x, has_aux=True)(5.0)
+    assert dx.item() == 45.0  # one Tensor for one
+
+
+def test_value_and_grad_by_arguments():
+    w = leaf(2.0)
+
+    def fn(a, b, scale=1.0):
+        return (a * a * b * w * scale).sum()
+
+    value, da = value_and_grad(fn)([3.0], np.array([5.0]))
+    assert (value.item(), da.numpy().tolist()) == (90.0, [60.0])
+    _, (db, da) = value_and_grad(fn, (1, 0))([3.0], np.array([5.0]), scale=2.0)
+    assert (db.numpy().tolist(), da.numpy().tolist()) == ([36.0], [120.0])
+    assert (db.dtype, da.dtype) == (np.float64, np.float32)  # those of the arguments
+    _, (da, (dw,)) = value_and_grad(fn, 0, [w])([3.0], [5.0])
+    assert (da.item(), dw.item()) == (60.0, 45.0)
+    _, ((da,), dw) = value_and_grad(fn, (0,), w)([3.0], [5.0])
+    assert (da.item(), dw.item()) == (60.0, 45.0)
+    given = leaf(3.0)
+    _, da = value_and_grad(fn, 0)(given, [5.0])
+    assert (da.item(), given.grad, w.grad) == (60.0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: value_and_grad(abs, None), InputError, "nothing to differentiate by"),
+        (lambda: value_and_grad(abs, -1), InputError, "grad_position=-1"),
+        (lambda: value_and_grad(abs, (0, 0)), InputError, "different numbers"),
+        (lambda: value_and_grad(abs, "weights"), InputError, "'weights'"),
+        (lambda: value_and_grad(abs, [leaf(1.0)], [leaf(2.0)]), InputError, "given twice"),
+        (lambda: value_and_grad(abs, None, [3.0]), AutogradError, r"params\[0\]"),
+        (lambda: value_and_grad(abs, 1)(2.0), InputError, "argument 1 was asked for, but 1"),
+        (lambda: value_and_grad(abs, 0)(np.array([2])), AutogradError, "int64"),
+    ],
+)
+def test_value_and_grad_says_what_it_needs(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

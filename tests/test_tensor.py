@@ -228,3 +228,10 @@ def test_only_what_needs_a_gradient_gets_one():
 def test_what_the_tape_cannot_do_is_said(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+def test_prints_as_its_values():
+    loss = Tensor(np.float32(2.3026438))
+    assert f"loss is {loss}, {str(loss)}, {loss:.2f}" == "loss is 2.3026438, 2.3026438, 2.30"
+    assert "loss is %s" % loss == "loss is 2.3026438"  # noqa: UP031
+    assert str(Tensor([1.0, 2.0])) == "[1. 2.]"

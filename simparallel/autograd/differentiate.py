@@ -2,45 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from simparallel.autograd.tape import run_backward
-from simparallel.autograd.tensor import Tensor, seed_of
+from simparallel.autograd.tensor import Tensor, as_tensor, seed_of
 from simparallel.backend import Array, get_namespace
-from simparallel.errors import AutogradError
+from simparallel.errors import AutogradError, InputError
+
+WHO = "value_and_grad"
 
 
 def value_and_grad(
-    fn: Callable[..., Any], params: Sequence[Tensor], has_aux: bool = False
-) -> Callable[..., tuple[Any, list[Tensor]]]:
-    """A function that returns `fn`'s value and its gradients by `params`; `.grad` is not touched.
+    fn: Callable[..., Any], grad_position: Any = 0, weights: Any = None, has_aux: bool = False, *,
+    params: Any = None,
+) -> Callable[..., tuple[Any, Any]]:  # fmt: skip
+    """A function that returns `fn`'s value and gradients; `.grad` is not touched.
+
+    Two spellings: MindSpore's `value_and_grad(fn, None, weights, has_aux=True)`, and the short one
+    with the parameters in second place, `value_and_grad(fn, params, has_aux=True)`.
 
     Args:
         fn: returns a scalar Tensor, or a tuple whose first entry is one when `has_aux`.
-        params: leaves with `requires_grad`. Those that `fn` does not use get zeros.
+        grad_position: which positional arguments to differentiate by: a number, a tuple of numbers,
+            or None for none of them. Or the parameters: a Tensor or several.
+        weights: leaves with `requires_grad`, a Tensor or several. Those that `fn` does not use get zeros.
         has_aux: `fn` returns further values beside the loss; they are passed on.
+        params: another name of `weights`.
 
     Returns:
-        `g(*args) -> (value, grads)`; `grads[i]` has shape and dtype of `params[i]`.
+        `g(*args) -> (value, grads)`. By weights: a list, or one Tensor for one Tensor. By arguments:
+        one Tensor for a number, a tuple for a tuple. By both: the pair (of arguments, of weights). A
+        gradient has shape and dtype of what it belongs to.
+
+    Raises:
+        InputError: nothing to differentiate by, or a bad position; AutogradError: weights that are no
+            leaves, and (when called) a result that is not a scalar Tensor or an argument that is
+            not floating point.
 
     Example:
         >>> x = Tensor([3.0], requires_grad=True)
         >>> value, (dx,) = value_and_grad(lambda: (x * x).sum(), [x])()
         >>> float(value), dx.numpy().tolist()
         (9.0, [6.0])
+        >>> value_and_grad(lambda a, b: (a * b).sum(), 1)([2.0], [5.0])[1].numpy().tolist()
+        [2.0]
     """
-    params = list(params)
-    for i, param in enumerate(params):
-        if not (param.is_leaf and param.requires_grad):
-            raise AutogradError(f"value_and_grad: params[{i}] is not a leaf with requires_grad=True.")
+    if isinstance(weights, bool):  # the short spelling, with has_aux in third place
+        weights, has_aux = None, weights
+    given = [value for value in (weights, params) if value is not None]
+    if not (grad_position is None or _is_position(grad_position)):
+        given, grad_position = [grad_position, *given], None
+    elif params is not None and grad_position == 0:
+        grad_position = None
+    if len(given) > 1:
+        raise InputError(f"{WHO}: the parameters were given twice; write {WHO}(fn, None, weights).")
+    positions = _positions(grad_position)
+    leaves = _leaves(given[0]) if given else []
+    if not positions and not given:
+        raise InputError(
+            f"{WHO}: nothing to differentiate by: give the numbers of arguments, or parameters as weights."
+        )
 
-    def value_and_gradients(*args: Any, **kwargs: Any) -> tuple[Any, list[Tensor]]:
-        value = fn(*args, **kwargs)
-        loss = value[0] if has_aux else value
+    def value_and_gradients(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        inputs = _fresh_leaves(args, positions)
+        value = fn(*(inputs.get(i, arg) for i, arg in enumerate(args)), **kwargs)
+        loss = value[0] if has_aux and isinstance(value, (tuple, list)) and value else value
         if not isinstance(loss, Tensor):
             raise AutogradError(
-                f"value_and_grad: fn returned {type(loss).__name__}, not a Tensor"
+                f"{WHO}: fn returned {type(loss).__name__}, not a Tensor"
                 + ("." if has_aux else "; pass has_aux=True if it returns (loss, more).")
             )
         found: dict[int, Array] = {}
@@ -50,8 +80,55 @@ def value_and_grad(
 
         run_backward(loss, seed_of(loss, None, True), keep)
         xp = get_namespace(loss.data)
-        grads = [found[id(p)] if id(p) in found else xp.zeros(p.data.shape, p.dtype) for p in params]
-        placements = [p.placement and p.placement.gradient for p in params]
-        return value, [Tensor._slice(grad, place) for grad, place in zip(grads, placements, strict=True)]
+
+        def gradient_of(leaf: Tensor) -> Tensor:
+            gradient = found[id(leaf)] if id(leaf) in found else xp.zeros(leaf.data.shape, leaf.dtype)
+            return Tensor._slice(gradient, leaf.placement and leaf.placement.gradient)
+
+        by_arguments = tuple(gradient_of(inputs[i]) for i in positions)
+        by_weights: Any = [gradient_of(leaf) for leaf in leaves]
+        if given and isinstance(given[0], Tensor):
+            by_weights = by_weights[0]
+        if not positions:
+            return value, by_weights
+        of_arguments = by_arguments if isinstance(grad_position, tuple) else by_arguments[0]
+        return value, (of_arguments, by_weights) if given else of_arguments
 
     return value_and_gradients
+
+
+def _is_position(value: Any) -> bool:
+    """A number, or a tuple of numbers?"""
+    entries = value if isinstance(value, tuple) and value else (value,)
+    return all(isinstance(entry, int) and not isinstance(entry, bool) for entry in entries)
+
+
+def _positions(grad_position: Any) -> tuple[int, ...]:
+    if grad_position is None:
+        return ()
+    positions = grad_position if isinstance(grad_position, tuple) else (grad_position,)
+    if min(positions) < 0 or len(set(positions)) < len(positions):
+        raise InputError(f"{WHO}: grad_position={grad_position!r} must be different numbers of 0 or more.")
+    return positions
+
+
+def _leaves(params: Any) -> list[Tensor]:
+    if not isinstance(params, (Tensor, Iterable)) or isinstance(params, (str, bytes)):
+        raise InputError(f"{WHO}: need Tensors or numbers of arguments, got {params!r}.")
+    leaves = [params] if isinstance(params, Tensor) else list(params)
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor) or not (leaf.is_leaf and leaf.requires_grad):
+            raise AutogradError(f"{WHO}: params[{i}] is not a leaf with requires_grad=True.")
+    return leaves
+
+
+def _fresh_leaves(args: tuple[Any, ...], positions: tuple[int, ...]) -> dict[int, Tensor]:
+    """Position -> the argument as a new leaf, on the same data."""
+    if positions and max(positions) >= len(args):
+        raise InputError(f"{WHO}: argument {max(positions)} was asked for, but {len(args)} were given.")
+    leaves = {i: as_tensor(args[i]).detach() for i in positions}
+    for i, leaf in leaves.items():
+        if leaf.dtype.kind not in "fc":
+            raise AutogradError(f"{WHO}: argument {i} has dtype {leaf.dtype}, need floating point.")
+        leaf.requires_grad = True
+    return leaves

@@ -150,6 +150,10 @@ class Tensor(TensorOperators):
         """A copy of the data, off the tape."""
         return Tensor._slice(self.data.copy(), self.placement)
 
+    def __str__(self) -> str:
+        whole = self.placement is None or self.placement.is_whole
+        return str(to_host(self.data)) if whole else repr(self)
+
     def __repr__(self) -> str:
         text = np.array2string(to_host(self.data), separator=", ", threshold=20, edgeitems=2)
         if self.placement is not None:

@@ -6,12 +6,15 @@ for the type, one for the number of dims, then each dim as a 32-bit integer.
 
 from __future__ import annotations
 
+import gzip
 import os
 from math import prod
 
 import numpy as np
 
 from simparallel.data.source import open_source
+from simparallel.errors import DTypeError, ShapeError
+from simparallel.files import write_atomically
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 LARGEST_BYTES = 1 << 30
@@ -61,3 +64,20 @@ def read_idx(
                 4,
             )
         return source.array(dims, kind, "elements").astype(kind.newbyteorder("="), copy=False)
+
+
+def write_idx(path: str | os.PathLike[str], array: np.ndarray) -> None:
+    """Write an array as an IDX file, packed where the name ends in `.gz`.
+
+    Raises:
+        DTypeError: a dtype that the format does not have; ShapeError: no dims, or more than 8.
+    """
+    kinds = {np.dtype(kind).newbyteorder("="): (code, kind) for code, kind in DTYPES.items()}
+    code, kind = kinds.get(array.dtype.newbyteorder("="), (None, ""))
+    if code is None:
+        raise DTypeError(f"write_idx: dtype {array.dtype} is not one of {', '.join(map(str, kinds))}.")
+    if not 1 <= array.ndim <= LARGEST_NDIM:
+        raise ShapeError(f"write_idx: shape {array.shape} must have 1 … {LARGEST_NDIM} dims.")
+    header = bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+    content = header + array.astype(kind).tobytes()
+    write_atomically(path, gzip.compress(content, mtime=0) if str(path).endswith(".gz") else content)

@@ -135,6 +135,11 @@ class DataLoader:
             order = np.fromiter(self.sampler, dtype=np.int64)[start:]
         return self._placed(order, epoch, start)
 
+    def iterate(self, start: int = 0) -> Iterator[Any]:
+        """The next epoch's batches, from batch `start` on. What is left out is not computed."""
+        self._start = start * self.batch_size * getattr(self.sampler, "num_replicas", 1)
+        return iter(self)
+
     def _placed(self, order: np.ndarray, epoch: int, start: int) -> Iterator[Any]:
         """The batches; `state_dict` knows how many were handed out."""
         self._place = place = [epoch, start]

@@ -240,6 +240,10 @@ class Module:
         """All parameters, each once, in the order of `named_parameters()`."""
         return (parameter for _, parameter in self.named_parameters())
 
+    def trainable_params(self) -> list[Parameter]:
+        """The parameters that require a gradient, each once: what an optimizer wants. MindSpore's name."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
     def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         """(dotted name, buffer), each buffer once."""
         return self._named_members("_buffers", prefix)

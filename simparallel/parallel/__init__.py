@@ -10,7 +10,12 @@ from simparallel.parallel.auto import (
 )
 from simparallel.parallel.buckets import GradBucket
 from simparallel.parallel.comm_hooks import PowerSGDState
-from simparallel.parallel.distributed import DistributedDataParallel, max_difference_between_ranks
+from simparallel.parallel.distributed import (
+    DistributedDataParallel,
+    broadcast_parameters,
+    max_difference_between_ranks,
+)
+from simparallel.parallel.grad_reducer import DistributedGradReducer
 from simparallel.parallel.join import Join
 from simparallel.parallel.layers import (
     ColumnParallelLinear,
@@ -24,10 +29,10 @@ from simparallel.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batc
 from simparallel.parallel.tensors import distribute_module, distribute_tensor
 
 __all__ = [
-    "AutoParallel", "ColumnParallelLinear", "DistributedDataParallel", "GradBucket", "Join",
-    "ParallelTransformerBlock", "PowerSGDState", "RowParallelLinear", "SequenceParallelLayerNorm",
-    "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding", "comm_hooks",
-    "convert_sync_batchnorm", "distribute_module", "distribute_tensor", "explicit_redistribution",
-    "implicit_redistributions", "implicit_replication", "max_difference_between_ranks",
-    "no_init_parameters",
+    "AutoParallel", "ColumnParallelLinear", "DistributedDataParallel", "DistributedGradReducer",
+    "GradBucket", "Join", "ParallelTransformerBlock", "PowerSGDState", "RowParallelLinear",
+    "SequenceParallelLayerNorm", "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding",
+    "broadcast_parameters", "comm_hooks", "convert_sync_batchnorm", "distribute_module",
+    "distribute_tensor", "explicit_redistribution", "implicit_redistributions", "implicit_replication",
+    "max_difference_between_ranks", "no_init_parameters",
 ]  # fmt: skip

@@ -9,13 +9,14 @@ lie in the device's shared memory, so that peers read the gradients where they a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from simparallel import collectives
+from simparallel.autograd import Tensor
 from simparallel.autograd.tape import grad_mode
 from simparallel.backend import random_state, to_host
 from simparallel.comm import Group, current
@@ -205,8 +206,7 @@ class DistributedDataParallel(Module):
 
     def _copy_from(self, source: int) -> None:
         """Parameters and buffers of rank `source` to all. Collective: yes."""
-        for tensor in (*self.module.parameters(), *self.module.buffers()):
-            collectives.broadcast(tensor, src=source, group=self.process_group)
+        broadcast_parameters((*self.module.parameters(), *self.module.buffers()), self.process_group, source)
 
     def _broadcast_buffers(self, source: int) -> None:
         """All buffers of rank `source` to all ranks, those of one dtype together. Collective: yes."""
@@ -232,6 +232,23 @@ class DistributedDataParallel(Module):
         self._send_buffers = turn.reduces
         if turn.reduces:
             self._reducer.shadow()
+
+
+def broadcast_parameters(
+    parameters: Iterable[Tensor], group: Group | None = None, src: int | None = None
+) -> None:
+    """Copy the tensors of rank `src` to all ranks of the group, in place.
+
+    Args:
+        parameters: the same shapes and dtypes on every rank.
+        group: by default all ranks.
+        src: a global rank; by default the group's first.
+
+    Collective: yes.
+    """
+    source = (group.ranks[0] if group else 0) if src is None else src
+    for tensor in parameters:
+        collectives.broadcast(tensor, src=source, group=group)
 
 
 def max_difference_between_ranks(module: Module, group: Group | None = None) -> float:

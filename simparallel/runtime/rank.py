@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,11 +14,14 @@ from simparallel.cluster import ClusterSpec
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.segment import DONE
 from simparallel.comm.transport import AbstractTransport
+from simparallel.context import reset_auto_parallel_context
 from simparallel.events import Recorder, use_recorder
 from simparallel.runtime.reports import Outcome, failure_report
 
 T = TypeVar("T")
 Tell = Callable[[dict[str, Any]], None]
+
+TELL_EVERY_S = 0.1  # a message costs more than a small step, and nobody reads faster
 
 _teller = threading.local()
 
@@ -29,12 +33,13 @@ def play_rank(
 ) -> tuple[Outcome, Communicator]:  # fmt: skip
     """Run `call()` as this transport's rank; never raises, the outcome says how it ended.
 
-    The rank starts with seed 0, clocks at 0, gradients on. `sys.exit(0)` is a normal end.
+    The rank starts with seed 0, clocks at 0, gradients on, each for itself. `sys.exit(0)` is a normal end.
     """
     recorder = Recorder(transport.rank, cluster, keep_events=keep_events, memory_bytes=memory_bytes)
     communicator = communicator_type(transport, recorder, algorithm)
     random_state.restore((0, 0, 0, {}))
     grad_mode.enabled = True
+    reset_auto_parallel_context()
     outcome = Outcome(transport.rank)
     with use_recorder(recorder), use_communicator(communicator), _telling(tell):
         try:
@@ -93,7 +98,16 @@ def progress(iterable: Iterable[T], description: str = "", total: int | None = N
 
         yield from tqdm(iterable, desc=description, total=total)
         return
-    for i, item in enumerate(iterable):
+    if tell is None:
+        yield from iterable
+        return
+    done = told = 0
+    told_s = -TELL_EVERY_S
+    for item in iterable:
         yield item
-        if tell is not None:
-            tell({"kind": "progress", "description": description, "done": i + 1, "total": total})
+        done += 1
+        if time.monotonic() - told_s >= TELL_EVERY_S:
+            tell({"kind": "progress", "description": description, "done": done, "total": total})
+            told, told_s = done, time.monotonic()
+    if told < done:
+        tell({"kind": "progress", "description": description, "done": done, "total": total})

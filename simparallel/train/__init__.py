@@ -1,5 +1,6 @@
-"""Training around the step: checkpoints."""
+"""Training around the step: `Model`, callbacks, metrics, checkpoints."""
 
+from simparallel.train.callback import Callback, RunContext
 from simparallel.train.checkpoint import (
     CheckpointManager,
     CheckpointReader,
@@ -10,8 +11,30 @@ from simparallel.train.checkpoint import (
     save,
     save_checkpoint,
 )
+from simparallel.train.control import EarlyStopping, LearningRateScheduler
+from simparallel.train.metrics import (
+    F1,
+    MAE,
+    MSE,
+    Accuracy,
+    Fbeta,
+    Loss,
+    Metric,
+    Precision,
+    Recall,
+    Top1CategoricalAccuracy,
+    Top5CategoricalAccuracy,
+    TopKCategoricalAccuracy,
+    get_metric_fn,
+)
+from simparallel.train.model import Model
+from simparallel.train.model_checkpoint import CheckpointConfig, ModelCheckpoint
+from simparallel.train.monitors import History, LossMonitor, TimeMonitor
 
 __all__ = [
-    "CheckpointManager", "CheckpointReader", "TensorSlice",
+    "F1", "MAE", "MSE", "Accuracy", "Callback", "CheckpointConfig", "CheckpointManager", "CheckpointReader",
+    "EarlyStopping", "Fbeta", "History", "LearningRateScheduler", "Loss", "LossMonitor", "Metric", "Model",
+    "ModelCheckpoint", "Precision", "Recall", "RunContext", "TensorSlice", "TimeMonitor",
+    "Top1CategoricalAccuracy", "Top5CategoricalAccuracy", "TopKCategoricalAccuracy", "get_metric_fn",
     "load", "load_checkpoint", "load_param_into_net", "save", "save_checkpoint",
 ]  # fmt: skip

@@ -1,0 +1,338 @@
+"""`Pipeline`: `.map`, `.shuffle`, `.batch`, `.repeat`, by MindSpore's names, evaluated when iterated.
+
+What changes the order (shuffle, repeat, batch) works on sample numbers only, a whole epoch at
+once. What changes values (map) waits until the rows of a batch are asked for, and then sees all
+of them together. Both give what MindSpore's row by row evaluation gives, as long as an operation is
+a function of its row. Everything is a pure function of (seed, epoch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.data.columns import Columns, Operation, map_columns, whole
+from simparallel.data.plan import Plan, buffered_order, joined
+from simparallel.data.sampler import check_integer
+from simparallel.errors import InputError
+
+ROWS_AT_ONCE = 64  # of a pipeline without batches
+
+
+class Pipeline:
+    """Base of all datasets with `.map`, `.batch`, …; each of these returns a new one.
+
+    A `for` loop gives tuples of Tensors, one for each column; every loop is the next epoch, with
+    another order where something shuffles.
+
+    Attributes:
+        epoch: number of the next epoch, from 0.
+    """
+
+    is_batched: bool
+
+    def __init__(self, child: Pipeline | None) -> None:
+        self.child = child
+        self.epoch = 0
+        self.is_batched = child is not None and child.is_batched
+
+    # --- what a stage says ---------------------------------------------------------------------------
+
+    def plans(self, epoch: int) -> Iterator[Plan]:
+        """The rows of an epoch, in one or more stretches."""
+        assert self.child is not None
+        return self.child.plans(epoch)
+
+    def fetch(self, index: np.ndarray, epoch: np.ndarray) -> Columns:
+        """The columns of these samples; what comes after `batch` is not applied yet."""
+        assert self.child is not None
+        return self.child.fetch(index, epoch)
+
+    def finish(self, columns: Columns, index: np.ndarray, epoch: np.ndarray) -> Columns:
+        """Apply what comes after `batch` to one batch."""
+        return columns if self.child is None else self.child.finish(columns, index, epoch)
+
+    def get_dataset_size(self) -> int:
+        """Number of rows (batches, once batched) in an epoch."""
+        assert self.child is not None
+        return self.child.get_dataset_size()
+
+    @property
+    def seed(self) -> int:
+        assert self.child is not None
+        return self.child.seed
+
+    @property
+    def num_shuffles(self) -> int:
+        """Shuffling stages up to this one; a map in between changes no order."""
+        return 0 if self.child is None else self.child.num_shuffles
+
+    def get_col_names(self) -> list[str]:
+        """Names of the columns, in their order."""
+        assert self.child is not None
+        return self.child.get_col_names()
+
+    def get_batch_size(self) -> int:
+        """Samples in a full batch; 1 before `batch`."""
+        return 1 if self.child is None else self.child.get_batch_size()
+
+    def get_repeat_count(self) -> int:
+        """How often an epoch goes through the dataset."""
+        return 1 if self.child is None else self.child.get_repeat_count()
+
+    # --- stages ----------------------------------------------------------------------------------------
+
+    def map(
+        self, operations: Operation | Sequence[Operation], input_columns: str | Sequence[str] | None = None,
+        output_columns: str | Sequence[str] | None = None,
+    ) -> Pipeline:  # fmt: skip
+        """Change columns.
+
+        Args:
+            operations: one or several, done in turn. A `Transform` sees whole batches, wherever it stands.
+                Any other function gets one row: before `batch` a sample's arrays, after it a batch's.
+            input_columns: whose values the first operation gets; None takes the first column.
+            output_columns: names for what the last one gives; None keeps those of the input. A name that
+                is there already is replaced, a new one added; inputs that are not named any more go.
+
+        Raises:
+            InputError: an unknown column, no operations, or one that cannot be called.
+        """
+        return Mapped(self, operations, input_columns, output_columns)
+
+    def shuffle(self, buffer_size: int) -> Pipeline:
+        """Give rows in random order, out of a buffer that is filled up in their order.
+
+        Each row comes from the `buffer_size` that were read and not given yet, so a row moves forward
+        by less than that; the whole size gives any order with equal probability.
+
+        Raises:
+            InputError: a buffer of fewer than 2 rows.
+        """
+        return Shuffled(self, buffer_size)
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> Pipeline:
+        """Put `batch_size` rows together; a last batch that is not full is left out, or given as it is.
+
+        Raises:
+            InputError: a size below 1, not a single batch, or batches already.
+        """
+        return Batched(self, batch_size, drop_remainder)
+
+    def repeat(self, count: int = 1) -> Pipeline:
+        """Make one epoch of `count` ones, each in its own order; before `batch` they run into each other.
+
+        Raises:
+            InputError: a count below 1. For as long as one likes, loop over epochs.
+        """
+        return Repeated(self, count)
+
+    # --- going through it --------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch, for example when training resumes."""
+        self.epoch = check_integer("set_epoch", "epoch", epoch, 0)
+
+    def __len__(self) -> int:
+        return self.get_dataset_size()
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        return self.iterate()
+
+    def iterate(self, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
+        """The next epoch's rows, from row `start` on. What is left out is not computed."""
+        rows = self._next_epoch(start)
+        return (tuple(Tensor(column) for column in row.values()) for row in rows)
+
+    def create_tuple_iterator(self, num_epochs: int = -1, output_numpy: bool = False) -> EpochIterator:
+        """Rows as lists of Tensors, or of arrays; each `for` loop over it is an epoch.
+
+        Args:
+            num_epochs: how many loops there may be; -1 for any number.
+            output_numpy: give arrays.
+        """
+        return EpochIterator(self, num_epochs, output_numpy, as_dict=False)
+
+    def create_dict_iterator(self, num_epochs: int = -1, output_numpy: bool = False) -> EpochIterator:
+        """Rows as dicts: name of the column -> Tensor, or array; else as `create_tuple_iterator`."""
+        return EpochIterator(self, num_epochs, output_numpy, as_dict=True)
+
+    def _next_epoch(self, start: int = 0) -> Iterator[Columns]:
+        epoch = self.epoch
+        self.epoch = epoch + 1
+        return self._rows(epoch, start)
+
+    def _rows(self, epoch: int, start: int) -> Iterator[Columns]:
+        for plan in self.plans(epoch):
+            count = len(plan.starts)
+            if start < count:
+                yield from self._rows_of(plan.rows(slice(start, None)))
+            start = max(0, start - count)
+
+    def _rows_of(self, plan: Plan) -> Iterator[Columns]:
+        if self.is_batched:
+            for first, last in zip(plan.starts.tolist(), plan.stops.tolist(), strict=True):
+                index, epochs = plan.sample[first:last], plan.epoch[first:last]
+                yield self.finish(whole(self.fetch(index, epochs)), index, epochs)
+            return
+        for first in range(0, len(plan.starts), ROWS_AT_ONCE):
+            chosen = plan.starts[first : first + ROWS_AT_ONCE]
+            columns = self.fetch(plan.sample[chosen], plan.epoch[chosen])
+            for i in range(len(chosen)):
+                yield {name: np.asarray(values[i]) for name, values in columns.items()}
+
+
+class EpochIterator:
+    """A way through a pipeline: each `for` loop over it is an epoch; `next()` gives single rows.
+
+    Raises:
+        InputError: `num_epochs` is neither -1 nor 1 or more; StopIteration: (`next`) the epoch has ended;
+            (`for`) there are no epochs left.
+    """
+
+    def __init__(self, pipeline: Pipeline, num_epochs: int, output_numpy: bool, as_dict: bool) -> None:
+        if num_epochs != -1:
+            check_integer("create iterator", "num_epochs (-1 for any number, or)", num_epochs, 1)
+        self._pipeline, self._left = pipeline, num_epochs
+        self._numpy, self._dict = output_numpy, as_dict
+        self._rows: Iterator[Columns] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._left == 0:
+            raise InputError("this iterator was made for as many epochs as it has given; make a new one.")
+        self._left -= self._left > 0
+        return (self._shown(row) for row in self._pipeline._next_epoch())
+
+    def __next__(self) -> Any:
+        if self._rows is None:
+            self._rows = self._pipeline._next_epoch()
+        return self._shown(next(self._rows))
+
+    def __len__(self) -> int:
+        return self._pipeline.get_dataset_size()
+
+    def _shown(self, row: Columns) -> Any:
+        values = row if self._numpy else {name: Tensor(value) for name, value in row.items()}
+        return values if self._dict else list(values.values())
+
+
+class Mapped(Pipeline):
+    """What `map` makes."""
+
+    def __init__(self, child: Pipeline, operations: Any, inputs: Any, outputs: Any) -> None:
+        super().__init__(child)
+        self.operations = list(operations) if isinstance(operations, (list, tuple)) else [operations]
+        for i, operation in enumerate(self.operations):
+            if not callable(operation):
+                raise InputError(f"map: operations[{i}]={operation!r} cannot be called.")
+        names = child.get_col_names()
+        self.inputs = _names("input_columns", inputs, names[:1])
+        self.outputs = _names("output_columns", outputs, self.inputs)
+        unknown = [name for name in self.inputs if name not in names]
+        if unknown or not self.operations or not self.inputs or not self.outputs:
+            raise InputError(
+                f"map: {len(self.operations)} operations on columns {self.inputs} to {self.outputs}; need at least "
+                f"one of each, and columns out of {names}."
+            )
+        gone = set(self.inputs) - set(self.outputs)
+        self._col_names = [name for name in names if name not in gone]
+        self._col_names += [name for name in self.outputs if name not in self._col_names]
+
+    def get_col_names(self) -> list[str]:
+        return self._col_names
+
+    def fetch(self, index: np.ndarray, epoch: np.ndarray) -> Columns:
+        assert self.child is not None
+        columns = self.child.fetch(index, epoch)
+        return columns if self.is_batched else self._apply(columns, index, epoch)
+
+    def finish(self, columns: Columns, index: np.ndarray, epoch: np.ndarray) -> Columns:
+        columns = super().finish(columns, index, epoch)
+        return self._apply(columns, index, epoch) if self.is_batched else columns
+
+    def _apply(self, columns: Columns, index: np.ndarray, epoch: np.ndarray) -> Columns:
+        values = [columns[name] for name in self.inputs]
+        values = map_columns(self.operations, values, index, epoch, is_one_row=self.is_batched)
+        if len(values) != len(self.outputs):
+            raise InputError(f"map: {len(values)} columns came out, to be named {', '.join(self.outputs)}.")
+        changed = {**columns, **dict(zip(self.outputs, values, strict=True))}
+        return {name: changed[name] for name in self._col_names}
+
+
+class Shuffled(Pipeline):
+    """What `shuffle` makes."""
+
+    def __init__(self, child: Pipeline, buffer_size: int) -> None:
+        super().__init__(child)
+        self.buffer_size = check_integer("shuffle", "buffer_size", buffer_size, 2)
+
+    @property
+    def num_shuffles(self) -> int:
+        return super().num_shuffles + 1
+
+    def plans(self, epoch: int) -> Iterator[Plan]:
+        plan = joined(super().plans(epoch))
+        stream = f"shuffle/{self.num_shuffles}/{epoch}"
+        yield plan.rows(buffered_order(self.seed, stream, len(plan.starts), self.buffer_size))
+
+
+class Batched(Pipeline):
+    """What `batch` makes."""
+
+    def __init__(self, child: Pipeline, batch_size: int, drop_remainder: bool) -> None:
+        if child.is_batched:
+            raise InputError(
+                "batch: these are batches already; call batch once, with the size that is meant."
+            )
+        super().__init__(child)
+        self.is_batched = True
+        self.batch_size = check_integer("batch", "batch_size", batch_size, 1)
+        self.drop_remainder = bool(drop_remainder)
+        if self.get_dataset_size() == 0:
+            raise InputError(
+                f"batch: {child.get_dataset_size()} rows with batch_size={batch_size} and drop_remainder="
+                f"{drop_remainder} make no batch; use more data, a smaller batch or drop_remainder=False."
+            )
+
+    def plans(self, epoch: int) -> Iterator[Plan]:
+        rows = joined(super().plans(epoch))
+        order, size = rows.starts, self.batch_size
+        count = len(order) // size if self.drop_remainder else -(-len(order) // size)
+        starts = np.arange(count) * size
+        yield Plan(rows.sample[order], rows.epoch[order], starts, np.minimum(starts + size, len(order)))
+
+    def get_dataset_size(self) -> int:
+        assert self.child is not None
+        rows = self.child.get_dataset_size()
+        return rows // self.batch_size if self.drop_remainder else -(-rows // self.batch_size)
+
+    def get_batch_size(self) -> int:
+        return self.batch_size
+
+
+class Repeated(Pipeline):
+    """What `repeat` makes."""
+
+    def __init__(self, child: Pipeline, count: int) -> None:
+        super().__init__(child)
+        self.count = check_integer("repeat", "count", count, 1)
+
+    def plans(self, epoch: int) -> Iterator[Plan]:
+        for part in range(epoch * self.count, (epoch + 1) * self.count):
+            yield from super().plans(part)
+
+    def get_dataset_size(self) -> int:
+        return super().get_dataset_size() * self.count
+
+    def get_repeat_count(self) -> int:
+        return super().get_repeat_count() * self.count
+
+
+def _names(who: str, given: Any, default: list[str]) -> list[str]:
+    names = default if given is None else [given] if isinstance(given, str) else list(given)
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise InputError(f"map: {who}={given!r} must be different names.")
+    return names

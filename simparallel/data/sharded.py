@@ -1,0 +1,249 @@
+"""Datasets that begin a pipeline, with MindSpore's names: `MnistDataset(path, num_shards=8, shard_id=3)`.
+
+Sharding is MindSpore's, and PyTorch's: shard s of n gets the samples s, s + n, s + 2n, … of an order
+that all shards share. All get equally many, ceil(size / n); where the samples do not divide, the order is
+filled up with its own beginning, so that some samples come twice. Every rank names the same files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import is_array, random_state, to_host
+from simparallel.data.cifar import CIFAR10
+from simparallel.data.columns import Columns, columns_of, fields_of
+from simparallel.data.dataset import Dataset, TensorDataset
+from simparallel.data.folder import ImageFolder
+from simparallel.data.images import ImageArrays
+from simparallel.data.mnist import MNIST, FashionMNIST
+from simparallel.data.pipeline import Pipeline, Plan
+from simparallel.data.sampler import DistributedSampler, Sampler, check_integer
+from simparallel.errors import DataError, InputError, ShapeError
+
+USAGES = ("train", "test", "all")
+
+
+class SourceDataset(Pipeline):
+    """Base: samples by number, in an order.
+
+    Args:
+        dataset: where the samples come from.
+        column_names: a name for each field of a sample.
+        num_samples: at most so many a shard and epoch, the first ones of the order.
+        shuffle: another order in each epoch. None shuffles, as in MindSpore, unless there is a sampler.
+        sampler: the order instead: a `Sampler`, or any iterable of numbers with a length.
+        num_shards: into how many parts the samples are divided, for example `get_group_size()`.
+        shard_id: which one this is, for example `get_rank()`.
+        seed: of the order and of `shuffle`, the same on all ranks; None takes that of `manual_seed`.
+
+    Raises:
+        InputError: only one of num_shards and shard_id, a shard out of range, no samples, or a sampler
+            together with shuffle or shards.
+    """
+
+    def __init__(
+        self, dataset: Dataset, column_names: Sequence[str], *, num_samples: int | None = None,
+        shuffle: bool | None = None, sampler: Any = None, num_shards: int | None = None,
+        shard_id: int | None = None, seed: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(None)
+        who = type(self).__name__
+        self.dataset = dataset
+        self._col_names = list(column_names)
+        self._seed = random_state.seed if seed is None else check_integer(who, "seed", seed, 0)
+        if (num_shards is None) != (shard_id is None):
+            raise InputError(f"{who}: num_shards={num_shards} and shard_id={shard_id}; give both or none.")
+        if sampler is not None and (shuffle is not None or num_shards is not None):
+            raise InputError(
+                f"{who}: a sampler sets the order by itself; leave out shuffle, num_shards, shard_id."
+            )
+        shards = 1 if num_shards is None else check_integer(who, "num_shards", num_shards, 1)
+        shard = 0 if shard_id is None else check_integer(who, "shard_id", shard_id, 0)
+        if shard >= shards:
+            raise InputError(f"{who}: shard_id={shard} is not in 0 … num_shards - 1 = {shards - 1}.")
+        if len(dataset) == 0:
+            raise InputError(f"{who}: there are no samples.")
+        if sampler is None:
+            sampler = DistributedSampler(dataset, shards, shard, shuffle is not False, self._seed)
+        self.sampler = sampler
+        self.num_samples = len(sampler)
+        if num_samples is not None:
+            self.num_samples = min(len(sampler), check_integer(who, "num_samples", num_samples, 1))
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    def plans(self, epoch: int) -> Iterator[Plan]:
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+        is_own = isinstance(self.sampler, Sampler)
+        order = self.sampler.indices() if is_own else np.fromiter(self.sampler, dtype=np.int64)
+        order = order[: self.num_samples]
+        rows = np.arange(len(order))
+        yield Plan(order, np.full(len(order), epoch), rows, rows + 1)
+
+    def fetch(self, index: np.ndarray, epoch: np.ndarray) -> Columns:
+        values = self._values(index, epoch)
+        if len(values) != len(self._col_names):
+            raise InputError(
+                f"{type(self).__name__}: samples have {len(values)} fields, but the columns are "
+                f"{', '.join(self._col_names)}."
+            )
+        return dict(zip(self._col_names, values, strict=True))
+
+    def _values(self, index: np.ndarray, epoch: np.ndarray) -> Sequence[Any]:
+        set_epoch = getattr(self.dataset, "set_epoch", None)
+        if set_epoch is not None and (epoch != epoch[0]).any():  # across the end of an epoch: one by one
+            one_by_one = [self._values(index[i : i + 1], epoch[i : i + 1]) for i in range(len(index))]
+            return columns_of([tuple(column[0] for column in columns) for columns in one_by_one])
+        if set_epoch is not None:
+            set_epoch(int(epoch[0]))
+        if getattr(self.dataset, "vectorized", False):
+            return fields_of(tuple(self.dataset[index]))
+        return columns_of([fields_of(self.dataset[i]) for i in index.tolist()])
+
+    def get_dataset_size(self) -> int:
+        return self.num_samples
+
+    def get_col_names(self) -> list[str]:
+        return self._col_names
+
+
+class MnistDataset(SourceDataset):
+    """MNIST: columns "image", uint8 (28, 28, 1), and "label", int64.
+
+    Args:
+        dataset_dir: folder of the files; where they may lie below it see `MNIST`. None: the environment's.
+        usage: "train", "test" or "all"; None takes what is there.
+        settings: those of `SourceDataset`: num_samples, shuffle, sampler, num_shards, shard_id, seed.
+
+    Raises:
+        DataError: a file is missing or broken; InputError: unknown usage, else as `SourceDataset`.
+    """
+
+    reader: type[Any] = MNIST
+
+    def __init__(
+        self, dataset_dir: str | os.PathLike[str] | None = None, usage: str | None = None, **settings: Any
+    ) -> None:
+        images = _labelled_images(type(self).__name__, self.reader, dataset_dir, usage)
+        super().__init__(images, ("image", "label"), **settings)
+
+
+class FashionMnistDataset(MnistDataset):
+    """Fashion-MNIST, as `MnistDataset`."""
+
+    reader = FashionMNIST
+
+
+class Cifar10Dataset(MnistDataset):
+    """CIFAR-10 in its binary version, as `MnistDataset`; images are uint8 (32, 32, 3)."""
+
+    reader = CIFAR10
+
+
+class ImageFolderDataset(SourceDataset):
+    """One folder of images for each class: columns "image", (height, width, channels), and "label".
+
+    Images are read when they are asked for, and decoded. Where their sizes differ, `map` a Resize or a
+    crop to one size before `batch`.
+
+    Args:
+        dataset_dir: the folder, see `ImageFolder`.
+        settings: those of `SourceDataset`.
+
+    Raises:
+        DataError: no folder, no classes, or a class without images.
+    """
+
+    def __init__(self, dataset_dir: str | os.PathLike[str], **settings: Any) -> None:
+        self.folder = ImageFolder(dataset_dir)
+        super().__init__(self.folder, ("image", "label"), **settings)
+
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.folder.classes)
+
+
+class GeneratorDataset(SourceDataset):
+    """Samples from a Python object.
+
+    Args:
+        source: with a length and an index, as a `Dataset`; asked for whole batches where its `vectorized`
+            is True. Or an iterable or a function that makes one: it is gone through once, now, and
+            kept; its order stays unless `shuffle=True`.
+        column_names: a name for each field of a sample, or several with commas between them.
+        settings: those of `SourceDataset`.
+
+    Raises:
+        InputError: no such source, no samples, else as `SourceDataset`.
+    """
+
+    def __init__(self, source: Any, column_names: str | Sequence[str], **settings: Any) -> None:
+        if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+            samples = source() if callable(source) else source
+            if not isinstance(samples, Iterable):
+                raise InputError(
+                    f"GeneratorDataset: source={source!r} has no length and index, and is no iterable either."
+                )
+            source = list(samples)
+            if settings.get("sampler") is None and settings.get("shuffle") is None:
+                settings["shuffle"] = False
+        names = column_names.split(",") if isinstance(column_names, str) else column_names
+        super().__init__(source, [name.strip() for name in names], **settings)
+
+
+class NumpySlicesDataset(SourceDataset):
+    """The rows of arrays in memory.
+
+    Args:
+        data: dict of arrays by column; tuple of arrays, one a column; or one array or list.
+        column_names: of the columns; None gives the dict's, or "column_0", "column_1", …
+        settings: those of `SourceDataset`.
+
+    Raises:
+        InputError: not as many names as arrays, else as `SourceDataset`; ShapeError: arrays of different lengths.
+    """
+
+    def __init__(self, data: Any, column_names: str | Sequence[str] | None = None, **settings: Any) -> None:
+        columns = data.values() if isinstance(data, dict) else data if isinstance(data, tuple) else (data,)
+        arrays = [to_host(Tensor(c).data) if not is_array(c) else to_host(c) for c in columns]
+        if not arrays or any(array.ndim == 0 for array in arrays):
+            raise ShapeError("NumpySlicesDataset: needs arrays with at least one dim each.")
+        if column_names is None:
+            names = list(data) if isinstance(data, dict) else [f"column_{i}" for i in range(len(arrays))]
+        else:
+            names = [column_names] if isinstance(column_names, str) else list(column_names)
+        if len(names) != len(arrays):
+            raise InputError(f"NumpySlicesDataset: {len(names)} names for {len(arrays)} columns.")
+        super().__init__(TensorDataset(*arrays), names, **settings)
+
+
+def _labelled_images(who: str, reader: type[Any], root: Any, usage: str | None) -> ImageArrays:
+    """The training images, the test images, or both as one."""
+    if usage is not None and usage not in USAGES:
+        raise InputError(f"{who}: usage={usage!r} is not one of {', '.join(USAGES)}.")
+    if usage in ("train", "test"):
+        return reader(root, train=usage == "train")
+    parts: list[ImageArrays] = []
+    missing: list[DataError] = []
+    for train in (True, False):
+        try:
+            parts.append(reader(root, train=train))
+        except DataError as error:
+            if usage == "all" or Path(error.facts["path"]).exists():  # there, but broken
+                raise
+            missing.append(error)
+    if not parts:
+        raise missing[0]
+    if len(parts) == 1:
+        return parts[0]
+    images, labels = (np.concatenate([getattr(p, name) for p in parts]) for name in ("images", "labels"))
+    return ImageArrays(images, labels, parts[0].classes)

@@ -1,0 +1,138 @@
+"""`Callback`: what is called while a `Model` trains, by MindSpore's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from simparallel.errors import InputError
+
+
+class CallbackParams(dict[str, Any]):
+    """What a callback may know, as attributes; `params.get(name)` is None for what is not there.
+
+    | name | what |
+    |---|---|
+    | network, eval_network, loss_fn, optimizer, metrics | of the `Model` |
+    | training | what runs; `training.save(manager)` makes a checkpoint |
+    | mode | "train" or "eval" |
+    | epoch_num, cur_epoch_num | number of epochs, and of the running one, from 1 |
+    | batch_num | steps of an epoch |
+    | cur_step_num | steps so far, in all epochs; the running one counts |
+    | net_outputs | loss of the last step, a Tensor; in evaluation what the network gave |
+    | train_dataset, valid_dataset | what the `Model` goes through |
+    | train_dataset_element | fields of the running batch |
+    | eval_results | at the end of an epoch: "eval_" and a metric's name -> value |
+    | epoch_results | at the end of an epoch: "loss", the mean of its steps (and ranks), and `eval_results` |
+    | parallel_mode, device_number | of the run |
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no {name!r} now; there are {', '.join(self)}.") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class RunContext:
+    """Handed to every callback."""
+
+    def __init__(self, original_args: CallbackParams) -> None:
+        self._args = original_args
+        self._stop = False
+
+    def original_args(self) -> CallbackParams:
+        """What is known about the training."""
+        return self._args
+
+    def request_stop(self) -> None:
+        """End the training after this step, or this epoch. In a step, do it on all ranks alike."""
+        self._stop = True
+
+    def get_stop_requested(self) -> bool:
+        """Was the end asked for?"""
+        return self._stop
+
+
+class Callback:
+    """Base: override what shall happen. Every hook gets the `RunContext`.
+
+    The names without `on_train_` are the older ones, called at the same time.
+    """
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self.begin(run_context)
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        self.epoch_begin(run_context)
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        self.step_begin(run_context)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        self.step_end(run_context)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        self.epoch_end(run_context)
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        self.end(run_context)
+
+    def on_eval_begin(self, run_context: RunContext) -> None: ...
+
+    def on_eval_epoch_begin(self, run_context: RunContext) -> None: ...
+
+    def on_eval_step_begin(self, run_context: RunContext) -> None: ...
+
+    def on_eval_step_end(self, run_context: RunContext) -> None: ...
+
+    def on_eval_epoch_end(self, run_context: RunContext) -> None: ...
+
+    def on_eval_end(self, run_context: RunContext) -> None: ...
+
+    def begin(self, run_context: RunContext) -> None: ...
+
+    def epoch_begin(self, run_context: RunContext) -> None: ...
+
+    def step_begin(self, run_context: RunContext) -> None: ...
+
+    def step_end(self, run_context: RunContext) -> None: ...
+
+    def epoch_end(self, run_context: RunContext) -> None: ...
+
+    def end(self, run_context: RunContext) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training needs to go on alike: plain data and arrays."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a `state_dict()`; called after `on_train_begin`."""
+
+
+class CallbackList:
+    """Several callbacks as one, in their order; those with `is_last` come after the others.
+
+    Raises:
+        InputError: something that is no `Callback`.
+    """
+
+    def __init__(self, callbacks: Any, run_context: RunContext) -> None:
+        if callbacks is None:
+            callbacks = []
+        listed = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+        for i, callback in enumerate(listed):
+            if not isinstance(callback, Callback):
+                raise InputError(f"callbacks[{i}]={callback!r} is not a Callback.")
+        self.callbacks: list[Callback] = sorted(
+            listed, key=lambda callback: getattr(callback, "is_last", False)
+        )
+        self.run_context = run_context
+
+    def __call__(self, hook: str) -> None:
+        """Call a hook of all, such as "on_train_begin"."""
+        for callback in self.callbacks:
+            getattr(callback, hook)(self.run_context)

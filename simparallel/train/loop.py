@@ -1,0 +1,175 @@
+"""`Training`: the loop over epochs and steps, its callbacks, and how it is saved and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simparallel import collectives
+from simparallel.errors import CheckpointError
+from simparallel.runtime import progress
+from simparallel.train.callback import Callback, CallbackList, CallbackParams, RunContext
+from simparallel.train.checkpoint import CheckpointManager
+from simparallel.train.monitors import History
+from simparallel.train.step import TrainStep
+from simparallel.train.stream import BatchStream
+
+
+class Training:
+    """A training that runs. `Model.train` makes one.
+
+    Args:
+        step: what is done with a batch.
+        params: what callbacks know; filled further here.
+        callbacks: what is called.
+        dataset: where the batches come from.
+        epochs: how many epochs there are in all; epoch `initial_epoch` (from 0) is the first one.
+        steps_per_epoch: 0 for as many as the dataset has. Otherwise an epoch goes on where the last one ended.
+        is_sink: call the hooks of a step once an epoch, after the last one.
+        evaluate: number of a finished epoch, from 1 -> results by name, empty for no evaluation.
+        is_parallel: losses and stops are agreed on by all ranks.
+    """
+
+    def __init__(
+        self, step: TrainStep, params: CallbackParams, callbacks: Any, dataset: Any, *, epochs: int,
+        initial_epoch: int, steps_per_epoch: int, is_sink: bool, evaluate: Callable[[int], dict[str, Any]],
+        is_parallel: bool,
+    ) -> None:  # fmt: skip
+        self.step, self.params = step, params
+        self.stream = BatchStream(dataset)
+        self.epochs, self.epoch = epochs, initial_epoch
+        self.steps_per_epoch = steps_per_epoch or self.stream.size
+        self.is_sink, self.is_parallel = is_sink, is_parallel
+        self.evaluate = evaluate
+        self.step_in_epoch = 0
+        self.losses = np.zeros(2)  # sum and number of the epoch's; an array, because ranks differ in it
+        self.history = History()
+        self.context = RunContext(params)
+        self.callbacks = CallbackList(callbacks, self.context)
+        self.callbacks.callbacks.insert(0, self.history)
+        params.update(
+            training=self, cur_epoch_num=initial_epoch, cur_step_num=initial_epoch * self.steps_per_epoch,
+            epoch_num=epochs, batch_num=self.steps_per_epoch, net_outputs=None, epoch_results={}, eval_results={},
+        )  # fmt: skip
+
+    def run(self, resume_from: CheckpointManager | None, show_progress: bool) -> History:
+        """Train to the end. Collective: yes, where the ranks work together."""
+        network = self.params.network
+        was_training = network.training
+        network.train()
+        try:
+            self.callbacks("on_train_begin")
+            if resume_from is not None:
+                self._resume(resume_from)
+            count = max(0, (self.epochs - self.epoch) * self.steps_per_epoch - self.step_in_epoch)
+            steps = progress(range(count), "training") if show_progress else iter(range(count))
+            while self.epoch < self.epochs and not self.context.get_stop_requested():
+                self._run_epoch(steps)
+            if self.epoch == self.epochs:
+                next(steps, None)  # the bar learns that the last step is done
+            self.callbacks("on_train_end")
+        finally:
+            network.train(was_training)
+        self.stream.close()
+        return self.history
+
+    def _run_epoch(self, steps: Iterator[int]) -> None:
+        params, callbacks = self.params, self.callbacks
+        params.update(cur_epoch_num=self.epoch + 1, epoch_results={}, eval_results={})
+        callbacks("on_train_epoch_begin")
+        left = self.steps_per_epoch - self.step_in_epoch
+        if self.is_sink and left:
+            callbacks("on_train_step_begin")
+        for _ in islice(steps, left):
+            params.train_dataset_element = fields = self.stream.next()
+            if not self.is_sink:
+                callbacks("on_train_step_begin")
+            loss = self.step(fields)
+            params.net_outputs = loss
+            params.cur_step_num += 1
+            self.step_in_epoch += 1
+            self.losses += float(loss), 1
+            if not self.is_sink or self.step_in_epoch == self.steps_per_epoch:
+                callbacks("on_train_step_end")
+            if self.context.get_stop_requested():
+                break
+        params.eval_results = self.evaluate(self.epoch + 1)
+        params.epoch_results = {"loss": self._mean_loss(), **params.eval_results}
+        callbacks("on_train_epoch_end")
+        self._agree_to_stop()
+        self.epoch += 1
+        self.step_in_epoch = 0
+        self.losses[:] = 0
+
+    def _mean_loss(self) -> float:
+        """Of the epoch's steps, and of the ranks that work together."""
+        losses = self.losses.copy()
+        if self.is_parallel:
+            collectives.all_reduce(losses)
+        return float(losses[0] / losses[1])
+
+    def _agree_to_stop(self) -> None:
+        if self.is_parallel:
+            asked = collectives.all_reduce(np.array([self.context.get_stop_requested()], np.int64), "max")
+            if asked[0]:
+                self.context.request_stop()
+
+    # --- saving and resuming -------------------------------------------------------------------------
+
+    def save(self, manager: CheckpointManager) -> Path:
+        """Make a checkpoint of everything, between two steps. Collective: yes."""
+        params = self.params
+        return manager.save(
+            params.cur_step_num, model=params.network, optimizer=params.optimizer, scaler=self.step.scaler,
+            sampler=self,
+        )  # fmt: skip
+
+    def _resume(self, manager: CheckpointManager) -> None:
+        manager.restore(
+            model=self.params.network, optimizer=self.params.optimizer, scaler=self.step.scaler, sampler=self
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is, and the states of all callbacks."""
+        return {
+            "epoch": self.epoch,
+            "step_in_epoch": self.step_in_epoch,
+            "steps_per_epoch": self.steps_per_epoch,
+            "step": self.params.cur_step_num,
+            "data": [self.stream.epoch, self.stream.offset],
+            "losses": self.losses.copy(),
+            "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks().items()},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go to a place; callbacks that were not there then begin afresh.
+
+        Raises:
+            CheckpointError: in the middle of an epoch that had another number of steps.
+        """
+        steps, done = state_dict["steps_per_epoch"], state_dict["step_in_epoch"]
+        if done and steps != self.steps_per_epoch:
+            raise CheckpointError(
+                f"Model: the checkpoint was saved after {done} of {steps} steps of an epoch, which has "
+                f"{self.steps_per_epoch} steps now. Use the dataset, batch size and sink_size of then."
+            )
+        self.epoch, self.step_in_epoch = state_dict["epoch"], done
+        self.params.cur_step_num = state_dict["step"]
+        self.stream.seek(*state_dict["data"])
+        self.losses[:] = state_dict["losses"]
+        for name, callback in self._named_callbacks().items():
+            if name in state_dict["callbacks"]:
+                callback.load_state_dict(state_dict["callbacks"][name])
+
+    def _named_callbacks(self) -> dict[str, Callback]:
+        """Class and number among its class -> callback."""
+        named: dict[str, Callback] = {}
+        for callback in self.callbacks.callbacks:
+            name = type(callback).__name__
+            number = sum(known.rpartition(".")[0] == name for known in named)
+            named[f"{name}.{number}"] = callback
+        return named

@@ -1,0 +1,342 @@
+"""Metrics: sums that are collected batch by batch and reduced over the ranks when they are asked for.
+
+Names and meaning are MindSpore's. Each rank updates with its own samples; `eval()` adds the sums of
+all ranks, so that the result is that of all samples together, however they were divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from simparallel import collectives
+from simparallel.autograd import Tensor
+from simparallel.backend import to_host
+from simparallel.comm import Group
+from simparallel.errors import InputError, LabelError, ShapeError
+from simparallel.optim.checks import check_number
+from simparallel.world import get_world_size
+
+
+class Metric:
+    """Base of the metrics: a subclass says `sums` and `result`, or `clear`, `update` and `eval` themselves.
+
+    Args:
+        group: ranks whose samples count together; by default all.
+    """
+
+    def __init__(self, group: Group | None = None) -> None:
+        self.group = group
+        self.clear()
+
+    def sums(self, *inputs: np.ndarray) -> np.ndarray:
+        """What a batch adds, float64, shape (k,), or (k, classes) with the number of classes as it comes."""
+        raise TypeError(f"{self._name} does not define sums")
+
+    def result(self, sums: np.ndarray) -> Any:
+        """The metric of the sums over all batches and ranks; the first one counts something."""
+        raise TypeError(f"{self._name} does not define result")
+
+    def clear(self) -> None:
+        """Forget all samples."""
+        self._sums: np.ndarray | None = None
+
+    def update(self, *inputs: Any) -> None:
+        """Add the samples of a batch: what the model says, and what is true.
+
+        Raises:
+            ShapeError, LabelError, InputError: inputs that do not fit; nothing is added.
+        """
+        added = self.sums(*(to_host(x.data if isinstance(x, Tensor) else x) for x in inputs))
+        self._sums = added if self._sums is None else _total(self._sums, added)
+
+    def eval(self) -> Any:
+        """The metric of all samples of all ranks; the ranks' sums stay as they are.
+
+        Raises:
+            InputError: no rank has seen a sample.
+
+        Collective: yes, where there are several ranks.
+        """
+        sums = self._sums
+        if get_world_size(self.group) > 1:
+            # Ranks may have seen nothing yet, and then do not know how many sums there are.
+            parts = collectives.all_gather_object(sums, self.group)
+            sums = None
+            for part in parts:
+                if part is not None:
+                    sums = part if sums is None else _total(sums, part)
+        if sums is None:
+            raise InputError(f"{self._name}: eval() before any update(); there are no samples.")
+        return self.result(sums)
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+
+class Loss(Metric):
+    """The mean of losses.   update(loss), or update(loss, number of samples that it is the mean of)"""
+
+    def sums(self, *inputs: np.ndarray) -> np.ndarray:
+        if not 1 <= len(inputs) <= 2:
+            raise InputError(f"Loss: update takes a loss and, if need be, a count, got {len(inputs)} values.")
+        loss = inputs[0]
+        if loss.size != 1:
+            raise ShapeError(f"Loss: need a loss of one element, got shape {loss.shape}.")
+        count = float(inputs[1]) if len(inputs) == 2 else 1.0
+        return np.array([count, float(loss.reshape(())) * count])
+
+    def result(self, sums: np.ndarray) -> float:
+        return float(sums[1] / sums[0])
+
+
+class Accuracy(Metric):
+    """Share of the samples that are right.
+
+    Args:
+        eval_type: "classification": update((n, v, ...) scores, (n, ...) labels, or one-hot as the scores).
+            "multilabel": update of two arrays (n, v, ...) of 0 and 1; right where all v agree.
+    """
+
+    def __init__(self, eval_type: str = "classification", group: Group | None = None) -> None:
+        if eval_type not in ("classification", "multilabel"):
+            raise InputError(f"Accuracy: eval_type={eval_type!r}, choose from classification, multilabel.")
+        self.eval_type = eval_type
+        super().__init__(group)
+
+    def sums(self, *inputs: np.ndarray) -> np.ndarray:
+        scores, labels = _pair(self._name, inputs)
+        if self.eval_type == "multilabel":
+            if scores.shape != labels.shape or scores.ndim < 2:
+                raise ShapeError(f"Accuracy: shapes {scores.shape} and {labels.shape} must be one (n, v, …).")
+            right = (scores == labels).all(axis=1)
+        else:
+            labels = _labels(self._name, scores, labels)
+            right = scores.argmax(axis=1) == labels
+        return np.array([right.size, right.sum()], np.float64)
+
+    def result(self, sums: np.ndarray) -> float:
+        return float(sums[1] / sums[0])
+
+
+class TopKCategoricalAccuracy(Metric):
+    """Share of the samples whose label is among the k highest scores.   update((n, v) scores, labels)
+
+    Of equal scores the first class counts as the highest.
+
+    Args:
+        k: 1 or more.
+    """
+
+    def __init__(self, k: int, group: Group | None = None) -> None:
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise InputError(f"TopKCategoricalAccuracy: k={k!r} must be an integer of 1 or more.")
+        self.k = k
+        super().__init__(group)
+
+    def sums(self, *inputs: np.ndarray) -> np.ndarray:
+        scores, labels = _pair(self._name, inputs)
+        labels = _labels(self._name, scores, labels)
+        if scores.ndim != 2:
+            raise ShapeError(f"{self._name}: need scores (n, v), got shape {scores.shape}.")
+        own = scores[np.arange(len(labels)), labels][:, None]
+        ahead = scores > own
+        ahead |= (scores == own) & (np.arange(scores.shape[1]) < labels[:, None])
+        hit = (ahead.sum(axis=1) < self.k) & ~np.isnan(own[:, 0])
+        return np.array([len(labels), hit.sum()], np.float64)
+
+    def result(self, sums: np.ndarray) -> float:
+        return float(sums[1] / sums[0])
+
+
+class Top1CategoricalAccuracy(TopKCategoricalAccuracy):
+    """`TopKCategoricalAccuracy(1)`."""
+
+    def __init__(self, group: Group | None = None) -> None:
+        super().__init__(1, group)
+
+
+class Top5CategoricalAccuracy(TopKCategoricalAccuracy):
+    """`TopKCategoricalAccuracy(5)`."""
+
+    def __init__(self, group: Group | None = None) -> None:
+        super().__init__(5, group)
+
+
+class _ClassCounts(Metric):
+    """For each class: samples, right ones, said ones and true ones.   update((n, v) scores, labels)
+
+    A class that makes the quotient 0 / 0 counts as 0.
+    """
+
+    def sums(self, *inputs: np.ndarray) -> np.ndarray:
+        scores, labels = _pair(self._name, inputs)
+        labels, said = _labels(self._name, scores, labels).ravel(), scores.argmax(axis=1).ravel()
+        num_classes = scores.shape[1]
+        counts = [labels[labels == said], said, labels]
+        counted = np.stack([np.bincount(c, minlength=num_classes) for c in counts]).astype(np.float64)
+        return np.concatenate([np.full((1, num_classes), float(labels.size)), counted])
+
+    def eval(self, average: bool = False) -> Any:
+        """One number for each class, shape (classes,); or (average) their mean. Collective: yes."""
+        values = super().eval()
+        return float(values.mean()) if average else values
+
+
+class Precision(_ClassCounts):
+    """Share of what was said to be of a class that is of it, for each class."""
+
+    def result(self, sums: np.ndarray) -> np.ndarray:
+        return _quotient(sums[1], sums[2])
+
+
+class Recall(_ClassCounts):
+    """Share of what is of a class that was said to be of it, for each class."""
+
+    def result(self, sums: np.ndarray) -> np.ndarray:
+        return _quotient(sums[1], sums[3])
+
+
+class Fbeta(_ClassCounts):
+    """(1 + beta^2) precision recall / (beta^2 precision + recall), for each class.
+
+    Args:
+        beta: how much recall counts beside precision, above 0.
+    """
+
+    def __init__(self, beta: float, group: Group | None = None) -> None:
+        check_number(type(self).__name__, "beta", beta)
+        if beta == 0:
+            raise InputError(f"{type(self).__name__}: beta=0 must be above 0; Precision is that limit.")
+        self.beta = float(beta)
+        super().__init__(group)
+
+    def result(self, sums: np.ndarray) -> np.ndarray:
+        square = self.beta**2
+        return _quotient((1 + square) * sums[1], square * sums[3] + sums[2])
+
+
+class F1(Fbeta):
+    """`Fbeta(1)`: the harmonic mean of precision and recall."""
+
+    def __init__(self, group: Group | None = None) -> None:
+        super().__init__(1.0, group)
+
+
+class MAE(Metric):
+    """Sum of |x - y| over the number of samples.   update(x, y), both of shape (n, ...)"""
+
+    def sums(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.array([len(inputs[0]), np.abs(_difference(self._name, inputs)).sum()])
+
+    def result(self, sums: np.ndarray) -> float:
+        return float(sums[1] / sums[0])
+
+
+class MSE(Metric):
+    """Sum of (x - y)^2 over the number of samples.   update(x, y), both of shape (n, ...)"""
+
+    def sums(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.array([len(inputs[0]), np.square(_difference(self._name, inputs)).sum()])
+
+    def result(self, sums: np.ndarray) -> float:
+        return float(sums[1] / sums[0])
+
+
+METRICS: dict[str, type[Any]] = {
+    "accuracy": Accuracy, "acc": Accuracy, "loss": Loss, "precision": Precision, "recall": Recall, "F1": F1,
+    "top_1_accuracy": Top1CategoricalAccuracy, "top_5_accuracy": Top5CategoricalAccuracy, "mae": MAE, "mse": MSE,
+}  # fmt: skip
+
+
+def names() -> list[str]:
+    """The names that `Model(metrics=…)` and `get_metric_fn` know."""
+    return list(METRICS)
+
+
+def get_metric_fn(name: str, *args: Any, **kwargs: Any) -> Metric:
+    """A new metric by name, with its arguments.
+
+    Raises:
+        InputError: unknown name.
+    """
+    if name not in METRICS:
+        raise InputError(f"metric {name!r} is not known; there are {', '.join(METRICS)}.")
+    return METRICS[name](*args, **kwargs)
+
+
+def get_metrics(metrics: Any) -> dict[str, Metric]:
+    """Name -> metric, in the same order on all ranks.
+
+    Args:
+        metrics: None; one name, or names in a list or a set; or a dict name -> `Metric`, or name of one.
+
+    Raises:
+        InputError: an unknown name, or something that has no clear, update and eval.
+    """
+    if metrics is None:
+        return {}
+    if isinstance(metrics, str):
+        metrics = [metrics]
+    if not isinstance(metrics, Mapping):
+        listed = list(metrics) if isinstance(metrics, Iterable) else [metrics]
+        if not all(isinstance(name, str) for name in listed):
+            raise InputError(f"metrics={metrics!r}: need names in a set, or a dict of name and metric.")
+        # A set has another order in each process.
+        listed = sorted(listed) if isinstance(metrics, (set, frozenset)) else listed
+        metrics = {name: name for name in listed}
+    found = {name: get_metric_fn(m) if isinstance(m, str) else m for name, m in metrics.items()}
+    for name, metric in found.items():
+        if not all(callable(getattr(metric, method, None)) for method in ("clear", "update", "eval")):
+            raise InputError(f"metric {name!r}: {metric!r} must have the methods clear, update and eval.")
+    return found
+
+
+def _total(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a + b; the one with fewer classes is filled up with zeros."""
+    if a.shape[-1] < b.shape[-1]:
+        a, b = b, a
+    total = a.copy()
+    total[..., : b.shape[-1]] += b
+    return total
+
+
+def _pair(who: str, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
+    if len(inputs) != 2:
+        raise InputError(f"{who}: update takes what was said and what is true, got {len(inputs)} values.")
+    return inputs[0], inputs[1]
+
+
+def _labels(who: str, scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The classes, (n, ...), of scores (n, v, ...); labels may be one-hot."""
+    if scores.ndim >= 2 and labels.shape == scores.shape:
+        return labels.argmax(axis=1)
+    if scores.ndim < 2 or labels.shape != (scores.shape[0], *scores.shape[2:]) or scores.shape[1] == 0:
+        raise ShapeError(
+            f"{who}: scores have shape {scores.shape}, labels {labels.shape}; need (n, v, …) and (n, …)."
+        )
+    if labels.dtype.kind not in "iu":
+        raise LabelError(f"{who}: labels of dtype {labels.dtype}, need integers.")
+    wrong = (labels < 0) | (labels >= scores.shape[1])
+    if wrong.any():
+        position = int(np.argmax(wrong.ravel()))
+        label = int(labels.ravel()[position])
+        raise LabelError(
+            f"{who}: label {label} at position {position} is not in 0 … {scores.shape[1] - 1}.",
+            label=label, position=position, num_classes=scores.shape[1],
+        )  # fmt: skip
+    return labels
+
+
+def _difference(who: str, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
+    x, y = _pair(who, inputs)
+    if x.shape != y.shape or x.ndim == 0:
+        raise ShapeError(f"{who}: shapes {x.shape} and {y.shape} must be one (n, …).")
+    return x.astype(np.float64) - y.astype(np.float64)
+
+
+def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.divide(a, b, out=np.zeros_like(a), where=b > 0)

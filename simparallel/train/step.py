@@ -1,0 +1,110 @@
+"""One training step: forward, backward, reduce, update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simparallel import collectives
+from simparallel.autograd import Tensor
+from simparallel.backend import random_state
+from simparallel.errors import InputError
+from simparallel.nn import Module
+from simparallel.optim import GradScaler, LossScaleManager, Optimizer
+from simparallel.parallel import DistributedGradReducer
+from simparallel.world import get_rank, get_world_size
+
+
+def loss_of(network: Callable[..., Any], loss_fn: Callable[..., Any] | None, fields: tuple[Any, ...]) -> Any:
+    """(loss, output) for a batch: `loss_fn(network(*data), label)`, the label being the last field.
+
+    Without a loss function the network itself gives the loss, of all fields, and is its own output.
+
+    Raises:
+        InputError: a single field, but a loss function.
+    """
+    if loss_fn is None:
+        loss = network(*fields)
+        return loss, loss
+    if len(fields) < 2:
+        raise InputError(
+            f"Model: a batch of {len(fields)} fields, but loss_fn needs data and label; give pairs, or no loss_fn."
+        )
+    output = network(*fields[:-1])
+    return loss_fn(output, fields[-1]), output
+
+
+class TrainStep:
+    """What is done with a batch. `step(fields)` returns the loss, off the tape.
+
+    Args:
+        network, loss_fn, optimizer: see `loss_of`.
+        manager: of the loss scale, or None for none.
+        is_parallel: this step reduces the gradients over all ranks, as the auto-parallel context says.
+
+    Raises:
+        InputError: a loss scale that nobody divides by, or both.
+    """
+
+    def __init__(
+        self, network: Module, loss_fn: Callable[..., Any] | None, optimizer: Optimizer,
+        manager: LossScaleManager | None, is_parallel: bool,
+    ) -> None:  # fmt: skip
+        self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
+        self.scaler: GradScaler | None = None
+        self._scale = 1.0
+        if manager is not None and manager.get_drop_overflow_update():
+            self.scaler = GradScaler(manager)
+        else:
+            self._scale = 1.0 if manager is None else manager.get_loss_scale()
+        divided = getattr(optimizer, "loss_scale", 1.0)
+        if divided != self._scale:
+            raise InputError(
+                f"Model: {type(optimizer).__name__} divides the gradients by {divided:g}, but should by "
+                f"{self._scale:g}. Give it loss_scale={self._scale:g}; a FixedLossScaleManager with "
+                "drop_overflow_update=False leaves the division to it."
+            )
+        self.reducer = DistributedGradReducer(optimizer.parameters) if is_parallel else None
+
+    def __call__(self, fields: tuple[Any, ...]) -> Tensor:
+        """Collective: yes, where gradients are reduced.
+
+        Raises:
+            InputError, ShapeError: the loss is no Tensor of one element; NonFiniteLossError: NaN or infinite.
+        """
+        loss = self._forward(fields)
+        if not isinstance(loss, Tensor):
+            raise InputError(f"Model: the loss is a {type(loss).__name__}, need a Tensor of one element.")
+        collectives.log(loss=float(loss))
+        optimizer, scaler = self.optimizer, self.scaler
+        optimizer.zero_grad()
+        if scaler is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # looked for below
+                scaler.scale(loss).backward()
+        else:
+            (loss if self._scale == 1.0 else loss * self._scale).backward()
+        if self.reducer is not None:
+            params = optimizer.parameters
+            for param, grad in zip(params, self.reducer([param.grad for param in params]), strict=True):
+                param.grad = grad
+        if scaler is not None:
+            scaler.step(optimizer)  # summed gradients are the same on all ranks, and so is their overflow
+            scaler.update()
+        else:
+            optimizer.step()
+        return loss.detach()
+
+    def _forward(self, fields: tuple[Any, ...]) -> Any:
+        if self.reducer is None:
+            return loss_of(self.network, self.loss_fn, fields)[0]
+        # Each rank draws its own part of the masks of the whole batch.
+        before, random_state.part = (
+            random_state.part,
+            (get_rank(), get_world_size()),
+        )
+        try:
+            return loss_of(self.network, self.loss_fn, fields)[0]
+        finally:
+            random_state.part = before

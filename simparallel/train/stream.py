@@ -1,0 +1,78 @@
+"""`BatchStream`: the batches of a dataset, one epoch after the other, from any place on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from simparallel.data import DataLoader, Pipeline
+from simparallel.errors import InputError
+
+
+class BatchStream:
+    """Goes through a `DataLoader`, a pipeline, or anything that can be gone through again.
+
+    The dataset is told each epoch, where it wants to know (`set_epoch`), so that the order is that of
+    the epoch's number, however one got there.
+
+    Args:
+        dataset: gives batches; has a length.
+
+    Attributes:
+        epoch, offset: where it is: so many batches of this epoch were given.
+
+    Raises:
+        InputError: no length, or no batch.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        try:
+            self.size = len(dataset)
+        except TypeError:
+            raise InputError(
+                f"Model: {type(dataset).__name__} has no length; use a DataLoader, a pipeline or a list of batches."
+            ) from None
+        if self.size == 0:
+            raise InputError(f"Model: {type(dataset).__name__} has no batches.")
+        self.dataset = dataset
+        self.epoch, self.offset = int(getattr(dataset, "epoch", 0)), 0
+        self._batches: Iterator[Any] | None = None
+
+    def seek(self, epoch: int, offset: int) -> None:
+        """Go to a place."""
+        self.epoch, self.offset, self._batches = epoch, offset, None
+
+    def next(self) -> tuple[Any, ...]:
+        """The fields of the next batch."""
+        if self._batches is None:
+            self._batches = self._open()
+        batch = next(self._batches, None)
+        if batch is None:
+            self.epoch, self.offset = self.epoch + 1, 0
+            self._batches = self._open()
+            batch = next(self._batches, None)
+        if batch is None:
+            raise InputError(f"Model: {type(self.dataset).__name__} gave no batch in epoch {self.epoch}.")
+        self.offset += 1
+        return fields_of(batch)
+
+    def close(self) -> None:
+        """Leave the dataset at its next epoch."""
+        self._batches = None
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self.epoch + (self.offset > 0))
+
+    def _open(self) -> Iterator[Any]:
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self.epoch)
+        if isinstance(self.dataset, (DataLoader, Pipeline)):
+            return self.dataset.iterate(self.offset)
+        return islice(iter(self.dataset), self.offset, None)
+
+
+def fields_of(batch: Any) -> tuple[Any, ...]:
+    """A batch as a tuple of fields; of a dict the values, in their order."""
+    if isinstance(batch, dict):
+        return tuple(batch.values())
+    return tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)

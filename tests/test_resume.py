@@ -1,0 +1,214 @@
+"""A training that is resumed from a checkpoint ends with the same bits as one that was never interrupted."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import simparallel as sp
+from simparallel import nn, optim
+from simparallel.errors import CheckpointError, InputError, RunFailedError
+from simparallel.train import (
+    CheckpointConfig,
+    CheckpointManager,
+    EarlyStopping,
+    History,
+    LearningRateScheduler,
+    LossMonitor,
+    Model,
+    ModelCheckpoint,
+)
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+STEPS = 3  # of an epoch
+
+
+class Interrupt(sp.Callback):
+    """Ends the process, as far as training can tell, after a step."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_train_step_begin(self, run_context: Any) -> None:
+        if run_context.original_args().cur_step_num == self.after:
+            raise KeyboardInterrupt
+
+
+def dataset(kind: str) -> Any:
+    rng = np.random.default_rng(0)
+    size = sp.get_world_size()
+    rows = 4 * STEPS * size
+    arrays = rng.normal(size=(rows, 5)).astype(np.float32), rng.integers(0, 3, rows)
+    if kind == "pipeline":
+        source = sp.data.NumpySlicesDataset(arrays, num_shards=size, shard_id=sp.get_rank(), seed=4)
+        return source.shuffle(5).batch(4)
+    data = sp.data.TensorDataset(*arrays)
+    return sp.data.DataLoader(data, 4, sampler=sp.data.DistributedSampler(data, seed=4))
+
+
+def train(
+    folder: Any, kind: str, epochs: int, every: int = 1, interrupt: int | None = None, resume: Any = False,
+    sink: bool = False, parallel: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Everything that has a state: dropout, batch norm, momentum, Adam's counts, loss scale, callbacks."""
+    if parallel:
+        sp.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    sp.manual_seed(7)
+    network = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+    optimizer = optim.Adam(network.parameters(), lr=0.01)
+    manager = optim.DynamicLossScaleManager(2.0**8, scale_window=2)
+    model = Model(
+        network, nn.CrossEntropyLoss(), optimizer, metrics={"loss", "F1"}, loss_scale_manager=manager
+    )
+    stopping = EarlyStopping("eval_loss", patience=4, restore_best_weights=True)
+    own = History()
+    callbacks = [
+        ModelCheckpoint("net", folder, CheckpointConfig(every, keep_checkpoint_max=2)), LossMonitor(4), stopping,
+        own, LearningRateScheduler(lambda lr, step: lr * 0.9),
+    ]  # fmt: skip
+    if interrupt is not None:
+        callbacks.append(Interrupt(interrupt))
+    data = dataset(kind)
+    try:
+        history = model.fit(
+            epochs, data, dataset(kind), 1, callbacks, dataset_sink_mode=sink, resume=resume, progress=False
+        )
+    except KeyboardInterrupt:
+        return {}
+    return {
+        "network": network.state_dict(), "optimizer": optimizer.state_dict(), "scale": manager.state_dict(),
+        "history": history.history, "epochs": history.epoch, "own": own.history, "best": stopping.best,
+        "next": data.epoch, "mask": nn.Dropout(0.5)(np.ones(50, np.float32)).numpy(),
+    }  # fmt: skip
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, arrays to the bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    return a == b
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "loader"])
+def test_resumed_after_any_step_it_ends_with_the_same_bits(tmp_path, kind):
+    (whole,) = sp.launch(train, (tmp_path / "whole", kind, 3, 1), transport="inline")
+    assert same(whole["own"], whole["history"])
+
+    @settings(max_examples=9)
+    @given(st.integers(1, 3 * STEPS - 1), st.integers(1, 2 * STEPS))
+    def check(interrupt, every):
+        folder = tmp_path / f"{interrupt} {every}"
+        sp.launch(train, (folder, kind, 3, every, interrupt), transport="inline")
+        manager = CheckpointManager(folder / "net")
+        assert manager.latest() == (interrupt // every * every or None)
+        (resumed,) = sp.launch(train, (folder, kind, 3, every, None, True), transport="inline")
+        assert same(resumed, whole)
+
+    check()
+    assert not same(whole, sp.launch(train, (tmp_path / "x", kind, 2, 1), transport="inline")[0])
+
+
+def test_a_training_that_had_ended_goes_on_for_more_epochs(tmp_path):
+    (whole,) = sp.launch(train, (tmp_path / "whole", "pipeline", 4), transport="inline")
+    sp.launch(train, (tmp_path / "part", "pipeline", 2), transport="inline")
+    (more,) = sp.launch(train, (tmp_path / "part", "pipeline", 4, 1, None, True), transport="inline")
+    assert same(more, whole)
+    (again,) = sp.launch(
+        train, (tmp_path / "part", "pipeline", 4, 1, None, tmp_path / "part" / "net"), transport="inline"
+    )
+    assert same(again, whole)
+
+
+def test_a_sink_is_resumed_at_the_end_of_an_epoch(tmp_path):
+    (whole,) = sp.launch(train, (tmp_path / "whole", "pipeline", 3, 2, None, False, True), transport="inline")
+    assert CheckpointManager(tmp_path / "whole" / "net").steps() == [2 * STEPS, 3 * STEPS]
+    sp.launch(train, (tmp_path / "part", "pipeline", 2, 2, None, False, True), transport="inline")
+    (more,) = sp.launch(train, (tmp_path / "part", "pipeline", 3, 2, None, True, True), transport="inline")
+    assert same(more, whole)
+
+
+@pytest.mark.process
+def test_ranks_resume_together(tmp_path):
+    with sp.Cluster(2, echo=False) as cluster:
+        whole = cluster.run(train, tmp_path / "whole", "loader", 2, 2, parallel=True)
+        with pytest.raises(RunFailedError):
+            cluster.run(failing, tmp_path / "part")
+        resumed = cluster.run(train, tmp_path / "part", "loader", 2, 2, None, True, parallel=True)
+    assert CheckpointManager(tmp_path / "whole" / "net").steps() == [4, 6]
+    for one, other in zip(whole, resumed, strict=True):
+        assert same(one, other)
+
+
+def failing(folder: Any) -> None:
+    train(folder, "loader", 2, 2, interrupt=5, parallel=True)
+    raise RuntimeError("rank dies")
+
+
+def test_the_last_step_is_saved_in_any_case(tmp_path):
+    sp.launch(train, (tmp_path, "pipeline", 1, 100), transport="inline")
+    assert CheckpointManager(tmp_path / "net").steps() == [STEPS]
+
+
+def test_seconds_are_those_of_rank_0(tmp_path):
+    """With hardly any, every step is saved; with a day, only the last one."""
+
+    def program(seconds):
+        network = nn.Linear(5, 3)
+        config = CheckpointConfig(0, seconds, keep_checkpoint_max=9)
+        checkpoint = ModelCheckpoint(f"s{seconds:g}", tmp_path, config)
+        optimizer = optim.SGD(network.parameters())
+        Model(network, nn.CrossEntropyLoss(), optimizer).train(
+            1, dataset("pipeline"), checkpoint, progress=False
+        )
+        return checkpoint.manager.steps()
+
+    assert list(sp.launch(program, (1e-9,), world_size=2, transport="inline")) == [[1, 2, 3]] * 2
+    assert list(sp.launch(program, (86400,), world_size=2, transport="inline")) == [[3]] * 2
+
+
+def test_without_a_checkpoint_it_begins_or_is_told_so(tmp_path):
+    (whole,) = sp.launch(train, (tmp_path / "a", "pipeline", 1), transport="inline")
+    (begun,) = sp.launch(train, (tmp_path / "b", "pipeline", 1, 1, None, True), transport="inline")
+    assert same(whole, begun)
+    network = nn.Linear(5, 3)
+    model = Model(network, nn.CrossEntropyLoss(), optim.SGD(network.parameters()))
+    with pytest.raises(CheckpointError, match="ModelCheckpoint among the callbacks"):
+        model.train(1, dataset("pipeline"), resume=True, progress=False)
+    with pytest.raises(CheckpointError, match="nothing"):
+        model.train(1, dataset("pipeline"), resume=tmp_path / "nothing", progress=False)
+
+
+def test_another_number_of_steps_in_the_middle_of_an_epoch_is_refused(tmp_path):
+    def program(rows, resume):
+        network = nn.Linear(5, 3)
+        model = Model(network, nn.CrossEntropyLoss(), optim.SGD(network.parameters()))
+        data = sp.data.NumpySlicesDataset((np.ones((rows, 5), np.float32), np.zeros(rows, int))).batch(2)
+        stop = [Interrupt(2)] if not resume else []
+        model.train(2, data, [ModelCheckpoint("net", tmp_path), *stop], resume=resume, progress=False)
+
+    with pytest.raises(KeyboardInterrupt):
+        program(6, False)
+    with pytest.raises(CheckpointError, match="2 of 3 steps .* 4 steps now"):
+        program(8, True)
+    program(6, True)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: ModelCheckpoint("a/b"), "a/b"), (lambda: ModelCheckpoint(""), "prefix=''"),
+        (lambda: CheckpointConfig(0), "save_checkpoint_seconds"), (lambda: CheckpointConfig(-1), "-1"),
+        (lambda: CheckpointConfig(keep_checkpoint_max=0), "keep_checkpoint_max"),
+    ],
+)  # fmt: skip
+def test_bad_settings(call, match):
+    with pytest.raises(InputError, match=match):
+        call()
