@@ -668,18 +668,21 @@ print(events, started, sorted(heavy), len(os.listdir("/proc/self/task")), repr(c
     assert out == "[] [] [] 1 '' []\n"
 
 
-def test_import_is_fast(tmp_path: Path) -> None:
+def test_import_costs_little_beside_that_of_numpy(tmp_path: Path) -> None:
+    """About as much as NumPy's own (1.1 times), on a machine of any speed: 0.2 s together where NumPy takes 0.1."""
     text = """
 from time import perf_counter
 start = perf_counter()
+import numpy
+numpy_s = perf_counter() - start
 import simparallel
-print(perf_counter() - start)
+print((perf_counter() - start - numpy_s) / numpy_s)
 """
-    times_s = []
+    ratios = []
     for _ in range(5):
         out, err = finish(start_script(tmp_path, text, OPENBLAS_NUM_THREADS="1"))
         assert err == ""
-        times_s.append(float(out))
-        if times_s[-1] < 0.2:
+        ratios.append(float(out))
+        if ratios[-1] < 1.5:
             break
-    assert min(times_s) < 0.2, times_s
+    assert min(ratios) < 1.5, ratios

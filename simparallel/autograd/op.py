@@ -31,7 +31,6 @@ from simparallel.errors import ShapeError, SimParallelError
 from simparallel.events import Recorder, current_recorder
 from simparallel.memory import ACTIVATIONS, MemoryAccount
 from simparallel.rule import bind, output_shape
-from simparallel.strategy import check_form, user_line
 
 
 class Spec(NamedTuple):
@@ -153,6 +152,11 @@ class Op:
         Raises:
             StrategyError: not tuples or Layouts. Whether it is legal is known when the shapes are (see `plan`).
         """
+        from simparallel.strategy import (
+            check_form,
+            user_line,
+        )  # few programs cut ops by hand, and imports take time
+
         check_form(self.name, in_strategy, out_strategy)
         self.in_strategy, self.out_strategy = in_strategy, out_strategy
         self._place = user_line()

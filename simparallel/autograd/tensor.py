@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from simparallel.autograd.tape import Node, run_backward
 from simparallel.backend import Array, get_namespace, is_array, to_host
 from simparallel.errors import AutogradError, LayoutError, NonFiniteLossError, ShapeError
 from simparallel.events import current_recorder
-from simparallel.layout import Layout
-from simparallel.sharding import Placement
+
+if TYPE_CHECKING:
+    from simparallel.layout import Layout
+    from simparallel.sharding import Placement
 
 
 class Tensor(TensorOperators):
