@@ -56,11 +56,20 @@ from simparallel.world import (
     get_world_size,
     init,
     node_group,
+    set_memory,
 )
 
 if TYPE_CHECKING:
     from simparallel import data, models, nn, optim, parallel, testing, train, view
     from simparallel.comm.ledger import Ledger
+    from simparallel.nn import Parameter
+    from simparallel.parallel import (
+        AutoParallel,
+        distribute_module,
+        distribute_tensor,
+        no_init_parameters,
+        shard,
+    )
     from simparallel.runtime import progress
     from simparallel.runtime.launch import Cluster, launch
     from simparallel.trace import Trace
@@ -84,17 +93,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Callback", "CheckpointConfig", "CheckpointManager", "Cluster", "EarlyStopping", "GRAPH_MODE", "Group",
-    "Layout", "LearningRateScheduler", "Ledger", "LossMonitor", "Mesh", "Model", "ModelCheckpoint",
-    "PYNATIVE_MODE", "ParallelMode", "Tensor", "TimeMonitor", "Trace", "Work", "all_gather",
-    "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object", "cluster",
-    "data", "device_count", "empty", "errors", "functions", "gather", "gather_object",
-    "get_auto_parallel_context", "get_group_size", "get_local_rank", "get_local_world_size", "get_namespace",
-    "get_node_rank", "get_num_nodes", "get_rank", "get_world_size", "init", "irecv", "isend", "launch", "load",
-    "load_checkpoint", "load_param_into_net", "log", "manual_seed", "models", "new_group", "nn", "no_grad",
-    "node_group", "ops", "optim", "parallel", "progress", "recv", "reduce", "reduce_scatter",
-    "reset_auto_parallel_context", "save", "save_checkpoint", "scatter", "send", "set_auto_parallel_context",
-    "set_context", "set_seed", "testing", "train", "value_and_grad", "view",
+    "AutoParallel", "Callback", "CheckpointConfig", "CheckpointManager", "Cluster", "EarlyStopping",
+    "GRAPH_MODE", "Group", "Layout", "LearningRateScheduler", "Ledger", "LossMonitor", "Mesh", "Model",
+    "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Tensor", "TimeMonitor", "Trace", "Work",
+    "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object",
+    "cluster", "data", "device_count", "distribute_module", "distribute_tensor", "empty", "errors", "functions",
+    "gather", "gather_object", "get_auto_parallel_context", "get_group_size", "get_local_rank",
+    "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes", "get_rank", "get_world_size",
+    "init", "irecv", "isend", "launch", "load", "load_checkpoint", "load_param_into_net", "log", "manual_seed",
+    "models", "new_group", "nn", "no_grad", "no_init_parameters", "node_group", "ops", "optim", "parallel",
+    "progress", "recv", "reduce", "reduce_scatter", "reset_auto_parallel_context", "save", "save_checkpoint",
+    "scatter", "send", "set_auto_parallel_context", "set_context", "set_memory", "set_seed", "shard", "testing",
+    "train", "value_and_grad", "view",
 ]  # fmt: skip
 
 logging.getLogger("simparallel").addHandler(logging.NullHandler())
@@ -108,6 +118,10 @@ _LATER = {
          "LossMonitor", "Model", "ModelCheckpoint", "TimeMonitor", "load", "load_checkpoint",
          "load_param_into_net", "save", "save_checkpoint"), "train",
     ),
+    **dict.fromkeys(
+        ("AutoParallel", "distribute_module", "distribute_tensor", "no_init_parameters", "shard"), "parallel"
+    ),
+    "Parameter": "nn",
     **dict.fromkeys(("data", "models", "nn", "optim", "parallel", "testing", "train", "view"), ""),
 }  # fmt: skip
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from simparallel.cluster import ClusterSpec, describe
 from simparallel.comm import Group, current, is_running
-from simparallel.errors import InputError, LaunchError
+from simparallel.errors import DeviceOutOfMemoryError, InputError, LaunchError
 from simparallel.events import Recorder, current_recorder, set_recorder
+from simparallel.memory import parse_bytes
 
 # Variables of launchers that tell how many processes there are. Under these MPI can join them; PMIx tells
 # a number to itself only.
@@ -135,3 +136,25 @@ def _ranks_of_node() -> tuple[int, ...]:
 def _cluster() -> ClusterSpec:
     recorder = current_recorder()
     return recorder.cluster if recorder is not None else describe(get_world_size())
+
+
+def set_memory(max_size: str | int) -> None:
+    """Limit this rank's device to so much memory, from now on; MindSpore's `runtime.set_memory`.
+
+    Args:
+        max_size: such as "28GB", or a number of bytes. `launch(..., device_memory=...)` says it for all ranks.
+
+    Raises:
+        InputError: not a size.
+        DeviceOutOfMemoryError: the device holds more than that already; the limit stays as it was.
+    """
+    limit_bytes = parse_bytes(max_size)
+    recorder = current_recorder()
+    if recorder is None:
+        set_recorder(recorder := Recorder(0, describe(1)))
+    before, recorder.memory.limit_bytes = recorder.memory.limit_bytes, limit_bytes
+    try:
+        recorder.memory.make_room(0, "set_memory")
+    except DeviceOutOfMemoryError:
+        recorder.memory.limit_bytes = before
+        raise

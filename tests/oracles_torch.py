@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch.nn import functional as TF
@@ -172,6 +174,7 @@ TORCH = {
     "NotEqual": lambda op, a, b: torch.ne(a, b),
     "OneHot": one_hot,
     "Pad": pad,
+    "Flatten": lambda op, x: x.reshape(len(x), math.prod(x.shape[1:])),
     "Permute": lambda op, x: x.permute(op.dims),
     "Redistribute": lambda op, x: x,
     "Pow": lambda op, a, b=None: torch.pow(a, op.exponent if b is None else b),

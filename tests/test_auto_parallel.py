@@ -334,3 +334,36 @@ def test_the_global_norm_is_clipped():
         assert one == pytest.approx(8 * 2 + 8 * 3)
         assert largest == 3.0
         assert clipped == pytest.approx(np.sqrt(72 / 104), rel=1e-5)
+
+
+def test_a_function_is_sharded_by_its_arguments():
+    layout = Layout((4,), ("d",))
+
+    def program():
+        scaled = sp.shard(lambda x, w: (x @ w, w), ((4, 1), layout("None", "None")), out_strategy=((2, 2), (1, 1)))
+        y, w = scaled(np.arange(32.0).reshape(8, 4), sp.Tensor(np.eye(4), requires_grad=True))
+        assert (y.layout.cuts, w.layout.cuts) == ((2, 2), (1, 1))
+        (y * y).sum().backward()
+        with pytest.raises(StrategyError, match="argument 0: .* not divisible by 4"):
+            scaled(np.ones((6, 4)), np.eye(4))
+        with pytest.raises(StrategyError, match="has 2 entries, the call 1"):
+            scaled(np.ones((8, 4)))
+        return y.full_tensor().numpy(), w.grad.full_tensor().numpy()
+
+    x = np.arange(32.0).reshape(8, 4)
+    for y, dw in sp.launch(program, world_size=4, transport="inline"):
+        np.testing.assert_array_equal(y, x)
+        np.testing.assert_array_equal(dw, x.T @ (2 * x))
+
+
+def test_memory_is_limited_as_a_script_says():
+    def program():
+        sp.set_memory(max_size="1MB")
+        with pytest.raises(DeviceOutOfMemoryError):
+            sp.Tensor(np.ones((400, 400))) * 2.0
+        with pytest.raises(InputError):
+            sp.set_memory("much")
+        sp.set_memory(max_size="28GB")
+        return float((sp.Tensor(np.ones((400, 400))) * 2.0).sum())
+
+    assert sp.launch(program, world_size=1, transport="inline")[0] == 320_000

@@ -31,6 +31,7 @@ ORACLES = {
     "Add": lambda op, a, b: a + b,
     "Div": lambda op, a, b: a / b,
     "Exp": lambda op, x: np.exp(x),
+    "Flatten": lambda op, x: np.reshape(x, (len(x), int(np.prod(x.shape[1:])))),
     "Linear": lambda op, x, w, b=0: np.einsum("...k,nk->...n", x, w) + b,
     "Log": lambda op, x: np.log(x),
     "MatMul": lambda op, x, w: np.einsum("...mk,...kn->...mn", x, w),
@@ -46,8 +47,26 @@ ORACLES = {
     "Sum": lambda op, x: np.sum(x, axis=axes(op), keepdims=op.keepdim),
     "Tanh": lambda op, x: np.tanh(x),
 }
-EXACT = {"Add", "Linear", "MatMul", "Mul", "Neg", "Permute", "ReLU", "Redistribute", "Reshape", "Sub", "Sum"}
-NO_FLOPS = {"Permute", "Redistribute", "Reshape"}  # they move elements, or only look at them differently
+EXACT = {
+    "Add",
+    "Flatten",
+    "Linear",
+    "MatMul",
+    "Mul",
+    "Neg",
+    "Permute",
+    "ReLU",
+    "Redistribute",
+    "Reshape",
+    "Sub",
+    "Sum",
+}
+NO_FLOPS = {
+    "Flatten",
+    "Permute",
+    "Redistribute",
+    "Reshape",
+}  # they move elements, or only look at them differently
 for other in (oracles_a, oracles_b, oracles_c):
     ORACLES, EXACT, NO_FLOPS = ORACLES | other.ORACLES, EXACT | other.EXACT, NO_FLOPS | other.NO_FLOPS
 

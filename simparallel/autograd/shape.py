@@ -73,6 +73,28 @@ class Reshape(Op):
         return Work(0, 0)
 
 
+class Flatten(Op):
+    """y = x as a matrix: dim 0 stays, all others become one.   x: (n, ...)   y: (n, k)"""
+
+    linear = True
+
+    def rule_for(self, shape: tuple[int, ...]) -> str:
+        if not shape:
+            raise ShapeError("a tensor without dims has no dim 0 to keep.")
+        first, *rest = dim_names(len(shape))
+        merged = "1" if not rest else rest[0] if len(rest) == 1 else f"({' '.join(rest)})"
+        return f"{' '.join([first, *rest])} -> {first} {merged}"
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        return x.reshape(ctx.plan.output.shape)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy.reshape(ctx.plan.inputs[0].shape),)
+
+    def work(self, x: Spec) -> Work:
+        return Work(0, 0)
+
+
 class Redistribute(Op):
     """y = x, laid out otherwise over the devices; on one device, x itself
 

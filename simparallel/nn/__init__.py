@@ -9,6 +9,7 @@ from simparallel.nn.attention import MultiheadAttention
 from simparallel.nn.containers import ModuleDict, ModuleList
 from simparallel.nn.conv import Conv2d
 from simparallel.nn.embedding import Dropout, Embedding
+from simparallel.nn.init import initializer
 from simparallel.nn.layers import (
     GELU,
     Flatten,
@@ -40,13 +41,12 @@ from simparallel.nn.state import LoadResult
 from simparallel.nn.summary import LayerSummary, Summary, summary
 
 __all__ = [
-    "AdaptiveAvgPool2d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d",
-    "Conv2d", "CrossEntropyLoss", "Dropout", "Embedding", "Flatten", "GELU", "GroupNorm", "Identity",
-    "L1Loss", "LayerNorm", "LayerSummary", "Linear", "LoadResult", "LogSoftmax", "MSELoss", "MaxPool2d",
-    "Module", "ModuleDict", "ModuleList", "MultiheadAttention", "NLLLoss", "Parameter", "RMSNorm", "ReLU",
-    "Sequential", "SiLU", "Sigmoid", "Softmax", "SoftmaxCrossEntropyExpand",
-    "SoftmaxCrossEntropyWithLogits", "Summary", "Tanh", "auto_mixed_precision", "checkpoint",
-    "custom_mixed_precision", "init", "summary",
+    "AdaptiveAvgPool2d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "Conv2d",
+    "CrossEntropyLoss", "Dropout", "Embedding", "Flatten", "GELU", "GroupNorm", "Identity", "L1Loss",
+    "LayerNorm", "LayerSummary", "Linear", "LoadResult", "LogSoftmax", "MSELoss", "MaxPool2d", "Module",
+    "ModuleDict", "ModuleList", "MultiheadAttention", "NLLLoss", "Parameter", "RMSNorm", "ReLU", "Sequential",
+    "SiLU", "Sigmoid", "Softmax", "SoftmaxCrossEntropyExpand", "SoftmaxCrossEntropyWithLogits", "Summary",
+    "Tanh", "auto_mixed_precision", "checkpoint", "custom_mixed_precision", "init", "initializer", "summary",
 ]  # fmt: skip
 
 

@@ -26,13 +26,13 @@ from simparallel.parallel.layers import (
     VocabParallelEmbedding,
 )
 from simparallel.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
-from simparallel.parallel.tensors import distribute_module, distribute_tensor
+from simparallel.parallel.tensors import distribute_module, distribute_tensor, shard
 
 __all__ = [
-    "AutoParallel", "ColumnParallelLinear", "DistributedDataParallel", "DistributedGradReducer",
-    "GradBucket", "Join", "ParallelTransformerBlock", "PowerSGDState", "RowParallelLinear",
-    "SequenceParallelLayerNorm", "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding",
-    "broadcast_parameters", "comm_hooks", "convert_sync_batchnorm", "distribute_module",
-    "distribute_tensor", "explicit_redistribution", "implicit_redistributions", "implicit_replication",
-    "max_difference_between_ranks", "no_init_parameters",
+    "AutoParallel", "ColumnParallelLinear", "DistributedDataParallel", "DistributedGradReducer", "GradBucket",
+    "Join", "ParallelTransformerBlock", "PowerSGDState", "RowParallelLinear", "SequenceParallelLayerNorm",
+    "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding", "broadcast_parameters",
+    "comm_hooks", "convert_sync_batchnorm", "distribute_module", "distribute_tensor", "explicit_redistribution",
+    "implicit_redistributions", "implicit_replication", "max_difference_between_ranks", "no_init_parameters",
+    "shard",
 ]  # fmt: skip

@@ -8,11 +8,12 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import as_tensor
-from simparallel.errors import LayoutError
-from simparallel.layout import Layout
+from simparallel.comm import current
+from simparallel.errors import LayoutError, StrategyError
+from simparallel.layout import Layout, from_strategy
 from simparallel.nn import Module
 from simparallel.parallel.call import uncut
-from simparallel.parallel.sharded import carry, shard_parameter
+from simparallel.parallel.sharded import carry, move_tensor, shard_parameter
 from simparallel.sharding import placement
 
 
@@ -46,6 +47,78 @@ def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None)
         carry(whole.data, placement(uncut(layout.mesh, whole.shape), whole.shape), target).copy(), target
     )
     return y.requires_grad_(whole.requires_grad if requires_grad is None else requires_grad)
+
+
+def shard(
+    fn: Callable[..., Any], in_strategy: tuple[Any, ...], out_strategy: tuple[Any, ...] | Layout | None = None
+) -> Callable[..., Any]:
+    """A function whose arguments lie as a strategy says; what is inside follows them.
+
+    Args:
+        fn: takes Tensors, returns a Tensor or a tuple of them.
+        in_strategy: for each positional argument a tuple of cuts, a called Layout, or None for one that is
+            left as it is. Plain tensors and arrays are sharded, sharded ones redistributed.
+        out_strategy: a tuple of cuts or a Layout for the result, or a tuple with one for each. By default it stays
+            as it comes.
+
+    Raises:
+        StrategyError: (when called) a strategy does not fit its argument.
+
+    Collective: yes, where anything moves.
+
+    Example:
+        >>> square = shard(lambda x: x * x, ((1,),))
+        >>> square([3.0]).full_tensor().numpy().tolist()
+        [9.0]
+    """
+
+    def sharded(*args: Any, **kwargs: Any) -> Any:
+        if len(args) != len(in_strategy):
+            raise StrategyError(
+                f"shard: in_strategy has {len(in_strategy)} entries, the call {len(args)} arguments."
+            )
+        laid = [
+            _lay(arg, entry, f"argument {i}")
+            for i, (arg, entry) in enumerate(zip(args, in_strategy, strict=True))
+        ]
+        result = fn(*laid, **kwargs)
+        if out_strategy is None:
+            return result
+        if isinstance(result, tuple):
+            entries = out_strategy if isinstance(out_strategy, tuple) else (out_strategy,) * len(result)
+            return tuple(
+                _lay(x, entry, f"result {i}")
+                for i, (x, entry) in enumerate(zip(result, entries, strict=True))
+            )
+        is_nested = (
+            isinstance(out_strategy, tuple)
+            and len(out_strategy) == 1
+            and not isinstance(out_strategy[0], int)
+        )
+        return _lay(result, out_strategy[0] if is_nested else out_strategy, "the result")  # type: ignore[index]
+
+    return sharded
+
+
+def _lay(x: Any, entry: Any, what: str) -> Any:
+    """x, laid out as an entry of a strategy says."""
+    if entry is None:
+        return x
+    value = as_tensor(x)
+    try:
+        layout = (
+            entry
+            if isinstance(entry, Layout)
+            else from_strategy(entry, current().world_size, shape=value.shape)
+        )
+    except LayoutError as error:
+        raise StrategyError(f"shard: {what}: {error}") from None
+    if value.placement is not None:
+        return value.redistribute(layout)
+    if not value.requires_grad:
+        return distribute_tensor(value, layout)
+    place = placement(layout, value.shape)
+    return shard_parameter(value, place) if value.is_leaf else move_tensor(value, place, place.uncut)
 
 
 def distribute_module(

@@ -213,6 +213,12 @@ def _reshape(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     return cast(Any, Op.registry[name])(target), [draw(_operand(shape, dtype, exact))]
 
 
+@calls_of("Flatten")
+@st.composite
+def _flatten(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    return Op.registry[name](), [draw(_operand(draw(shapes(1, 4)), dtype, exact))]
+
+
 @calls_of("Redistribute")
 @st.composite
 def _redistribute(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
