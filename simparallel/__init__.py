@@ -49,22 +49,31 @@ from simparallel.world import (
 )
 
 if TYPE_CHECKING:
-    from simparallel import data, models, nn, optim, parallel, testing, view
+    from simparallel import data, models, nn, optim, parallel, testing, train, view
     from simparallel.comm.ledger import Ledger
     from simparallel.runtime import progress
     from simparallel.runtime.launch import Cluster, launch
     from simparallel.trace import Trace
+    from simparallel.train import (
+        CheckpointManager,
+        load,
+        load_checkpoint,
+        load_param_into_net,
+        save,
+        save_checkpoint,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Cluster", "Group", "Layout", "Ledger", "Mesh", "Tensor", "Trace", "Work",
+    "CheckpointManager", "Cluster", "Group", "Layout", "Ledger", "Mesh", "Tensor", "Trace", "Work",
     "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
     "broadcast_object", "cluster", "data", "device_count", "empty", "errors", "functions", "gather",
     "gather_object", "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes",
     "get_rank", "get_world_size", "init", "irecv", "isend", "launch",
-    "log", "manual_seed", "models", "new_group", "nn", "no_grad", "node_group", "ops", "optim", "parallel",
-    "progress", "recv", "reduce", "reduce_scatter", "scatter", "send", "testing", "value_and_grad", "view",
+    "load", "load_checkpoint", "load_param_into_net", "log", "manual_seed", "models", "new_group", "nn", "no_grad",
+    "node_group", "ops", "optim", "parallel", "progress", "recv", "reduce", "reduce_scatter", "save", "save_checkpoint",
+    "scatter", "send", "testing", "train", "value_and_grad", "view",
 ]  # fmt: skip
 
 logging.getLogger("simparallel").addHandler(logging.NullHandler())
@@ -73,7 +82,10 @@ logging.getLogger("simparallel").addHandler(logging.NullHandler())
 _LATER = {
     "Cluster": "runtime", "launch": "runtime", "progress": "runtime", "Trace": "trace",
     "Ledger": "comm.ledger",
-    **dict.fromkeys(("data", "models", "nn", "optim", "parallel", "testing", "view"), ""),
+    **dict.fromkeys(
+        ("CheckpointManager", "load", "load_checkpoint", "load_param_into_net", "save", "save_checkpoint"), "train"
+    ),
+    **dict.fromkeys(("data", "models", "nn", "optim", "parallel", "testing", "train", "view"), ""),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import math
 import sys
 import threading
 import zlib
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -127,6 +128,9 @@ def random_permutation(seed: int, stream: str, size: int) -> np.ndarray:
     return np.argsort(random_bits(seed, stream, 0, size), kind="stable")
 
 
+_STATE = ("seed", "drawn", "masks", "calls")
+
+
 class RandomState(threading.local):
     """The seed of this rank and the number of streams drawn so far.
 
@@ -162,6 +166,20 @@ class RandomState(threading.local):
     def snapshot(self) -> tuple[int, int, int, dict[str, int]]:
         """The whole state, as plain data."""
         return self.seed, self.drawn, self.masks, dict(self.calls)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, to be saved: names and plain data."""
+        return dict(zip(_STATE, self.snapshot(), strict=True))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where the other one was. Raises InputError for anything but a saved state."""
+        if set(state_dict) != set(_STATE) or not isinstance(state_dict["calls"], dict):
+            raise InputError(f"random state: {sorted(state_dict)} were saved, need {sorted(_STATE)}.")
+        counts = {**state_dict["calls"], **{name: state_dict[name] for name in _STATE if name != "calls"}}
+        for name, count in counts.items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise InputError(f"random state: {name}={count!r} must be an integer of 0 or more.")
+        self.restore((state_dict["seed"], state_dict["drawn"], state_dict["masks"], state_dict["calls"]))
 
     def restore(self, snapshot: tuple[int, int, int, dict[str, int]]) -> None:
         """Go back to a state; what was drawn since then will be drawn again."""

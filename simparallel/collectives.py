@@ -175,23 +175,6 @@ def log(**values: Any) -> None:
 # --- Tensors and GPU arrays -------------------------------------------------------------------------
 
 
-class _Mapped(Work):
-    """A communication whose result is changed before it is handed out."""
-
-    def __init__(self, work: Work, change: Callable[[Any], Any]) -> None:
-        super().__init__(work._lane, None, work._describe)
-        self._work, self._change = work, change
-
-    def wait(self) -> Any:
-        if not self.finished:
-            self.result = self._change(self._work.wait())
-            self.finished = True
-        return self.result
-
-    def is_completed(self) -> bool:
-        return self.finished or self._work.is_completed()
-
-
 def _array(op: str, x: Any) -> Array:
     array = x.data if isinstance(x, Tensor) else x
     if not is_array(array):
@@ -205,7 +188,7 @@ def _in_place(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
         result = communicate(array)
         if x is array:
             return result
-        return _Mapped(result, lambda _: x) if isinstance(result, Work) else x
+        return result.then(lambda _: x) if isinstance(result, Work) else x
     host = np.array(to_host(array))
     result = communicate(host)
 
@@ -214,7 +197,7 @@ def _in_place(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
         return x
 
     if isinstance(result, Work):
-        return _Mapped(result, lambda _: copy_back())
+        return result.then(lambda _: copy_back())
     return copy_back()
 
 
@@ -229,4 +212,4 @@ def _new(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
             return [to_device_like(part, array) for part in value]
         return None if value is None else to_device_like(value, array)
 
-    return _Mapped(result, back) if isinstance(result, Work) else back(result)
+    return result.then(back) if isinstance(result, Work) else back(result)

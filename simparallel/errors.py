@@ -62,6 +62,10 @@ class DataError(InputError):
     """A data file is missing, malformed or not the expected one. Facts: `path`, `offset` (byte, or None)."""
 
 
+class CheckpointError(SimParallelError, RuntimeError):
+    """A checkpoint cannot be written, is missing or damaged, or does not fit. Fact: `path`."""
+
+
 class LayoutError(InputError):
     """A mesh, layout or strategy is malformed or does not fit a tensor."""
 
@@ -88,6 +92,10 @@ class NonFiniteLossError(SimParallelError, ArithmeticError):
 
 class UnusedParameterError(SimParallelError, RuntimeError):
     """Parameters of a DistributedDataParallel model got no gradient. Fact: `names`."""
+
+
+class UnevenInputsError(SimParallelError, RuntimeError):
+    """Some ranks have no more inputs, and others have. Fact: `ranks` (those that have none)."""
 
 
 class StateDictError(SimParallelError, KeyError):

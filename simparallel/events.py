@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from simparallel.cluster import ClusterSpec
@@ -88,6 +89,16 @@ class Recorder:
                 (self.rank, COMPUTE, name, kind, self.step, wall_start_ns, wall_end_ns,
                  start_ps, end_ps, flops, size_bytes, 0, (), -1)
             )  # fmt: skip
+
+    def work(
+        self, name: str, kind: str, wall_start_ns: int, flops: int, size_bytes: int, itemsize: int
+    ) -> None:
+        """`compute` for work that ends now, at the price of its flops and bytes, which is kept."""
+        key = name, flops, size_bytes, itemsize
+        price = self.prices.get(key)
+        if price is None:
+            price = self.prices[key] = self.price(flops, size_bytes, itemsize)
+        self.compute(name, kind, wall_start_ns, perf_counter_ns(), price)
 
     def communicate(
         self, name: str, kind: str, stream: str, wall_start_ns: int, wall_end_ns: int,

@@ -166,6 +166,12 @@ class Placement:
         return self.layout.local_shape(self.shape)
 
     @cached_property
+    def uncut(self) -> Placement:
+        """The whole tensor on every rank of the same mesh."""
+        layout = self.layout
+        return placement(layout.with_partial(())(*["None"] * len(self.shape)), self.shape)
+
+    @cached_property
     def gradient(self) -> Placement:
         """Where the tensor's gradient lies: with it, and its sums are finished."""
         return placement(self.layout.with_partial(()), self.shape)

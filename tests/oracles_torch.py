@@ -173,6 +173,7 @@ TORCH = {
     "OneHot": one_hot,
     "Pad": pad,
     "Permute": lambda op, x: x.permute(op.dims),
+    "Redistribute": lambda op, x: x,
     "Pow": lambda op, a, b=None: torch.pow(a, op.exponent if b is None else b),
     "RMSNorm": lambda op, x, *w: TF.rms_norm(x, x.shape[-op.num_dims :], *w, eps=op.eps),
     "ReLU": lambda op, x: torch.relu(x),

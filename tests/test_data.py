@@ -146,6 +146,7 @@ def test_distributed_sampler_drop_last_cuts_the_end(n, world, seed):
 def test_an_epoch_changes_the_order_and_only_it_does():
     sampler = data.DistributedSampler(range(50), 2, 1)
     first = list(sampler)
+    sampler.set_epoch(0)
     assert list(sampler) == first
     sampler.set_epoch(1)
     second = list(sampler)
@@ -153,6 +154,24 @@ def test_an_epoch_changes_the_order_and_only_it_does():
     sampler.set_epoch(0)
     assert list(sampler) == first
     assert list(data.DistributedSampler(range(50), 2, 1, seed=1)) == second  # seed + epoch, as PyTorch
+
+
+def test_a_forgotten_set_epoch_is_warned_of():
+    """From the second epoch on, once a loop; not without shuffling, where every epoch is meant to be equal."""
+    sampler = data.DistributedSampler(range(8), 2, 1)
+    loader = data.DataLoader(numbered(8), 2, sampler=sampler)
+    list(loader)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"epoch 0 again.*set_epoch") as caught:
+            list(loader)
+        assert len(caught) == 1
+    with pytest.warns(UserWarning, match="set_epoch"):
+        list(sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        list(loader)
+    plain = data.DistributedSampler(range(8), 2, 1, shuffle=False)
+    assert list(plain) == list(plain)
 
 
 def test_random_sampler_counts_epochs_by_itself():

@@ -23,10 +23,10 @@ from simparallel.errors import (
 )
 from simparallel.events import COMPUTE
 from simparallel.nn import Linear, Module, ReLU, Sequential, Tanh
+from simparallel.parallel.buckets import make_buckets
 from simparallel.parallel.distributed import (
     MIB,
     DistributedDataParallel,
-    make_buckets,
     max_difference_between_ranks,
 )  # fmt: skip
 
@@ -204,12 +204,12 @@ def test_gradients_are_views_of_buckets(world):
             x, c = batch(step, 1)
             weighted(model, x, c, 1.0).backward()
             optimizer.step()
-            for bucket in model._buckets:
-                for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+            for bucket in model._reducer.buckets:
+                for parameter, view in zip(bucket.tensors, bucket.views, strict=True):
                     assert parameter.grad.data is view
                     assert view.base is not None
                     assert np.shares_memory(view, bucket.flat)
-        return [bucket.flat.size for bucket in model._buckets], repr(model).count("bytes")
+        return [bucket.flat.size for bucket in model._reducer.buckets], repr(model).count("bytes")
 
     # Reversed: bias (3) and weight (3, 5), then bias (5) and weight (5, 3), 8 bytes each, 100 at most.
     assert list(world.run(2, program)) == [([3, 15, 5, 15], 1)] * 2
@@ -252,15 +252,15 @@ def test_groups_train_by_themselves(world):
 def test_buckets_are_a_partition_in_reverse_order(parameters, cap_bytes):
     tensors = [sp.Tensor(np.zeros(size, dtype), requires_grad=True) for size, dtype in parameters]
     buckets = make_buckets(tensors, cap_bytes, SimpleNamespace(empty=np.empty))
-    assert [id(t) for bucket in buckets for t in bucket.parameters] == [id(t) for t in reversed(tensors)]
+    assert [id(t) for bucket in buckets for t in bucket.tensors] == [id(t) for t in reversed(tensors)]
     for bucket in buckets:
-        assert {t.dtype for t in bucket.parameters} == {bucket.flat.dtype}
-        assert bucket.flat.nbytes <= cap_bytes or len(bucket.parameters) == 1
+        assert {t.dtype for t in bucket.tensors} == {bucket.flat.dtype}
+        assert bucket.flat.nbytes <= cap_bytes or len(bucket.tensors) == 1
         for i, view in enumerate(bucket.views):
             view[...] = i
-        assert bucket.flat.tolist() == [i for i, t in enumerate(bucket.parameters) for _ in range(t.size)]
+        assert bucket.flat.tolist() == [i for i, t in enumerate(bucket.tensors) for _ in range(t.size)]
     for one, two in zip(buckets, buckets[1:], strict=False):  # no cut without a reason
-        first = two.parameters[0]
+        first = two.tensors[0]
         assert one.flat.dtype != first.dtype or one.flat.nbytes + first.data.nbytes > cap_bytes
 
 
@@ -283,7 +283,7 @@ def test_buckets_travel_while_backward_goes_on(world):
         layers = [Linear(64, 64, dtype=np.float64) for _ in range(4)]
         model = DistributedDataParallel(Sequential(*layers), bucket_cap_mb=40_000 / MIB)
         model(np.ones((8, 64))).sum().backward()
-        return len(model._buckets)
+        return len(model._reducer.buckets)
 
     results = world.run(2, program)
     assert list(results) == [4, 4]

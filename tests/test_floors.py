@@ -16,7 +16,7 @@ FLOORS = {
     1: {"autograd", "comm", "plan", "view"},
     2: {"nn", "optim", "data", "trace", "collectives", "world"},
     3: {"runtime", "parallel", "models"},
-    4: {"testing"},
+    4: {"testing", "train"},
     5: {"__init__", "bench", "cli", "demo", "doctor", "rundir"},
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}

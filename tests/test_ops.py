@@ -38,6 +38,7 @@ ORACLES = {
     "Mul": lambda op, a, b: a * b,
     "Neg": lambda op, x: 0 - x,
     "Permute": lambda op, x: np.transpose(x, op.dims),
+    "Redistribute": lambda op, x: x,
     "ReLU": lambda op, x: np.where(x > 0, x, 0),
     "Reshape": lambda op, x: np.reshape(x, op.shape),
     "Sigmoid": lambda op, x: 1 / (1 + np.exp(-x)),
@@ -45,8 +46,8 @@ ORACLES = {
     "Sum": lambda op, x: np.sum(x, axis=axes(op), keepdims=op.keepdim),
     "Tanh": lambda op, x: np.tanh(x),
 }
-EXACT = {"Add", "Linear", "MatMul", "Mul", "Neg", "Permute", "ReLU", "Reshape", "Sub", "Sum"}
-NO_FLOPS = {"Permute", "Reshape"}  # they move elements, or only look at them differently
+EXACT = {"Add", "Linear", "MatMul", "Mul", "Neg", "Permute", "ReLU", "Redistribute", "Reshape", "Sub", "Sum"}
+NO_FLOPS = {"Permute", "Redistribute", "Reshape"}  # they move elements, or only look at them differently
 for other in (oracles_a, oracles_b, oracles_c):
     ORACLES, EXACT, NO_FLOPS = ORACLES | other.ORACLES, EXACT | other.EXACT, NO_FLOPS | other.NO_FLOPS
 

@@ -45,11 +45,11 @@ from simparallel.autograd.reduce import Mean, Sum
 from simparallel.autograd.select import Clip, Maximum, Minimum, Where
 from simparallel.autograd.shape import Permute, Redistribute, Reshape
 from simparallel.autograd.softmax import LogSoftmax, Softmax
-from simparallel.autograd.tape import at_backward_end, no_grad, run_backward
+from simparallel.autograd.tape import Backward, at_backward_end, no_grad, run_backward, running_backward
 from simparallel.autograd.tensor import Tensor
 
 __all__ = [
-    "Abs", "AdaptiveAvgPool2d", "Add", "ArgMax", "AvgPool2d", "BatchNorm", "BatchNormInference",
+    "Abs", "AdaptiveAvgPool2d", "Add", "ArgMax", "AvgPool2d", "Backward", "BatchNorm", "BatchNormInference",
     "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BroadcastTo", "Cast", "Clip", "Concat",
     "Context", "Conv2d", "CrossEntropy", "Div", "Dropout", "Embedding", "Equal", "Exp", "GELU", "Greater",
     "GreaterEqual", "GroupNorm", "Index", "L1", "LayerNorm", "Less", "LessEqual", "Linear", "Log",
@@ -57,5 +57,5 @@ __all__ = [
     "Neg", "NotEqual", "OneHot", "Op", "Pad", "Permute", "Plan", "Pow", "RMSNorm", "ReLU", "Redistribute", "Reshape",
     "ScaledDotProductAttention", "SiLU", "Sigmoid", "Slice", "Softmax", "SoftmaxCrossEntropyWithLogits",
     "Spec", "Sqrt", "Squeeze", "Stack", "Sub", "Sum", "Tanh", "Tensor", "Tile", "Unsqueeze", "Var",
-    "Where", "Work", "at_backward_end", "functions", "no_grad", "run_backward", "value_and_grad",
+    "Where", "Work", "at_backward_end", "functions", "no_grad", "run_backward", "running_backward", "value_and_grad",
 ]  # fmt: skip

@@ -47,10 +47,11 @@ class BatchNorm(Op):
         xp, dtype = ctx.xp, wider(x.dtype)
         x = x.astype(dtype, copy=False)
         dims = ctx.dims = " ".join(["n", *dim_names(x.ndim - 2)])
-        count = ctx.count = ctx.sizes(dims)
+        sums = ctx.sum_over(dims, channel_sums(xp, x))
+        count = ctx.count = ctx.sizes(dims)  # after the first sum, which may count by the way
         if count < 2:
             raise ShapeError(f"{self!r}: one element a channel has no variance, x has shape {x.shape}.")
-        mean = ctx.sum_over(dims, channel_sums(xp, x)) / count
+        mean = sums / count
         centered = ctx.centered = x - along_channels(mean, x.ndim)
         y = centered * centered
         var = ctx.sum_over(dims, channel_sums(xp, y)) / count

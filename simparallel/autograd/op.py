@@ -117,7 +117,8 @@ class Op:
         False  # op(a) + op(b) = op(a + b), all inputs together: an unfinished sum may pass
     )
     registry: ClassVar[dict[str, type[Op]]] = {}
-    context_type: ClassVar[type[Context]] = Context  # who cuts dims puts the exchanges in a subclass
+    # Who cuts dims sets one with the exchanges, on an instance: called as Context is.
+    context_type: Callable[..., Context] = Context
     # Runs calls on sharded tensors; None for a call that is not its business. Set by who can communicate.
     interpreter: ClassVar[Callable[[Op, tuple[Tensor, ...]], Tensor | None] | None] = None
     name: ClassVar[str]
@@ -291,7 +292,7 @@ class Op:
         settings = ", ".join(
             f"{k}={v!r}"
             for k, v in vars(self).items()
-            if not k.startswith("_") and k not in ("in_strategy", "out_strategy")
+            if not k.startswith("_") and k not in ("context_type", "in_strategy", "out_strategy")
         )
         return f"{self.name}({settings})"
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from itertools import count
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from simparallel.backend import Array, is_array
@@ -60,22 +61,52 @@ class Node:
         self.number = next(_node_numbers)
 
 
-class _BackwardEnd(threading.local):
-    callbacks: list[Callable[[], None]] | None = None
+class Backward:
+    """A backward pass that is running.
+
+    Attributes:
+        uses: for each node and each leaf that it reaches, by id, how many of its uses are to come.
+        callbacks: what to call at its end, each with its place among them.
+    """
+
+    __slots__ = ("callbacks", "uses")
+
+    def __init__(self, uses: dict[int, int]) -> None:
+        self.uses = uses
+        self.callbacks: list[tuple[int, Callable[[], None]]] = []
+
+    def reaches(self, leaf: Tensor) -> bool:
+        """May this leaf get a gradient? (It does not if every use of it contributes nothing.)"""
+        return id(leaf) in self.uses
 
 
-_backward_end = _BackwardEnd()
+class _Running(threading.local):
+    backward: Backward | None = None
 
 
-def at_backward_end(callback: Callable[[], None]) -> None:
+_running = _Running()
+
+
+def running_backward() -> Backward:
+    """The innermost backward pass of this thread.
+
+    Raises:
+        AutogradError: none is running.
+    """
+    if _running.backward is None:
+        raise AutogradError("no backward pass is running.")
+    return _running.backward
+
+
+def at_backward_end(callback: Callable[[], None], place: int = 0) -> None:
     """Call `callback` once, when the running backward has delivered its last gradient.
+
+    Callbacks are called by their `place`, those with the same one as they came.
 
     Raises:
         AutogradError: no backward is running on this thread.
     """
-    if _backward_end.callbacks is None:
-        raise AutogradError("at_backward_end: no backward pass is running.")
-    _backward_end.callbacks.append(callback)
+    running_backward().callbacks.append((place, callback))
 
 
 def run_backward(
@@ -85,12 +116,13 @@ def run_backward(
 
     The array given to `deliver` is new, or `seed`, and no other leaf gets the same memory.
     """
-    uses = _count_uses(root._node) if root._node else {}
+    uses = _count_uses(root._node) if root._node else {id(root): 1}
     grads: dict[int, Array] = {id(root._node): seed}
     heap = [(-root._node.number, root._node)] if root._node else []
     recorder = current_recorder()
     memory = recorder.memory if recorder else None
-    outer, _backward_end.callbacks = _backward_end.callbacks, []
+    outer, running = _running.backward, Backward(uses)
+    _running.backward = running
     try:
         if root._node is None:
             deliver(root, seed.copy())
@@ -124,10 +156,10 @@ def run_backward(
                         deliver(tensor, grads.pop(key))
                     else:
                         heapq.heappush(heap, (-source.number, source))
-        for callback in _backward_end.callbacks:
+        for _, callback in sorted(running.callbacks, key=itemgetter(0)):
             callback()
     finally:
-        _backward_end.callbacks = outer
+        _running.backward = outer
 
 
 def _count_uses(root: Node) -> dict[int, int]:

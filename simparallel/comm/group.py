@@ -72,6 +72,10 @@ class Group:
         self._headers = [[control.header(self._slot, parity, r) for r in self.ranks] for parity in (0, 1)]
         self._slots = self.transport.arena.reserve_slots(self._slot)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Group:
+        """Itself: a copy of a model that has a group has the same one."""
+        return self
+
     # --- the life of a collective --------------------------------------------------------------------
 
     def submit(

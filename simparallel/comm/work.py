@@ -60,8 +60,37 @@ class Work:
             if condition is not None and not self.finished:
                 yield condition
 
+    def then(self, change: Callable[[Any], Any]) -> Work:
+        """This work with another result: `wait()` gives `change(result)`.
+
+        `change` runs in the first `wait()` and never earlier: what it communicates comes at a place
+        of the program, which is the same on every rank, and not whenever peers happen to be done.
+        """
+        return _Changed(self, change)
+
     def __repr__(self) -> str:
         return f"Work({self._describe()}, {'finished' if self.finished else 'running'})"
+
+
+class _Changed(Work):
+    """A communication whose result is changed before it is handed out."""
+
+    def __init__(self, work: Work, change: Callable[[Any], Any]) -> None:
+        super().__init__(work._lane, None, work._describe)
+        self._work, self._change = work, change
+
+    def wait(self) -> Any:
+        if not self.finished:
+            self.result = self._change(self._work.wait())
+            self.finished = True
+        return self.result
+
+    def is_completed(self) -> bool:
+        return self.finished or self._work.is_completed()
+
+    def steps(self) -> Generator[Condition, None, None]:
+        yield from self._work.steps()
+        self.wait()
 
 
 class Lane:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from simparallel.errors import DataError, InputError
+from simparallel.files import FILES
 
 CHUNK = 1 << 16
 LARGEST_BYTES = 512 << 20
@@ -81,7 +82,7 @@ def download(
             try:
                 _stream(opener, url, part, wanted, size_bytes, limit, timeout_s, until)
                 os.replace(part, path)
-                _sync(path.parent)
+                FILES.sync_directory(path.parent)
                 return path
             except (OSError, ValueError, http.client.HTTPException) as error:  # URLError is an OSError
                 reasons.append(f"{url}: {getattr(error, 'reason', None) or error or type(error).__name__}")
@@ -162,14 +163,6 @@ def _lock(path: Path, until: float, urls: Sequence[str]) -> Iterator[None]:
                     raise _error(path, urls, ["another process was downloading it all the time"]) from None
                 time.sleep(POLL_S)
         yield  # closing the file frees the lock; the file stays, or a third process could lock another one
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _error(path: Path, urls: Sequence[str], reasons: Sequence[str]) -> DataError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from simparallel.backend import get_namespace, is_array
 from simparallel.data.dataset import Dataset
 from simparallel.data.sampler import RandomSampler, Sampler, SequentialSampler, check_integer
 from simparallel.data.transforms import apply
-from simparallel.errors import InputError, ShapeError
+from simparallel.errors import InputError, ShapeError, StateDictError
 from simparallel.events import current_recorder
 
 
@@ -56,6 +56,8 @@ class DataLoader:
         self.drop_last = bool(drop_last)
         self.collate_fn, self.transform = collate_fn, transform
         self._epoch = 0
+        self._start = 0  # samples of all ranks that the next loop leaves out
+        self._place: list[int] | None = None  # in the loop that runs: its epoch, samples handed out
         if transform is not None and collate_fn is not None:
             raise InputError(
                 "DataLoader: transform and collate_fn exclude each other; transform in collate_fn."
@@ -86,19 +88,64 @@ class DataLoader:
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch: the order, where the sampler shuffles, and the random transforms."""
         epoch = check_integer("DataLoader", "epoch", epoch, 0)
+        if epoch != self.epoch:
+            self._start = 0
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
         self._epoch = epoch
 
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: where the loop over the loader is, or where the next one will begin.
+
+        Samples are counted over all ranks, so that another number of ranks, or another batch size, can
+        go on with the rest of the epoch. A loop that was left by `break` does not go on.
+        """
+        epoch, position = self._place or (self.epoch, self._start)
+        state: dict[str, Any] = {"epoch": epoch, "position": position}
+        if hasattr(self.sampler, "state_dict"):
+            state["sampler"] = self.sampler.state_dict()
+            if isinstance(self.sampler, Sampler):
+                state["sampler"]["epoch"] = epoch  # its own counter may be one ahead
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Make the next loop go on where the other loader's was, maybe in the middle of an epoch.
+
+        Raises:
+            StateDictError: names are missing, or the sampler's state does not fit.
+            InputError: a bad number.
+        """
+        own = self.state_dict()
+        if set(state_dict) != set(own):
+            raise StateDictError(f"DataLoader: state with {sorted(state_dict)}, need {sorted(own)}.")
+        epoch, position = (check_integer("DataLoader", n, state_dict[n], 0) for n in ("epoch", "position"))
+        if "sampler" in state_dict:
+            self.sampler.load_state_dict(state_dict["sampler"])
+        self.set_epoch(epoch)
+        self._start, self._place = position, None
+
     def __iter__(self) -> Iterator[Any]:
         epoch = self.epoch
         self._epoch = epoch + 1
+        start, self._start = self._start, 0
         # The order is drawn here, not at the first batch: each loop that begins is an epoch.
         if isinstance(self.sampler, Sampler):
-            order = self.sampler.indices()
+            order = self.sampler.remaining(start)
         else:
-            order = np.fromiter(self.sampler, dtype=np.int64)
-        return self._batches(order, epoch)
+            order = np.fromiter(self.sampler, dtype=np.int64)[start:]
+        return self._placed(order, epoch, start)
+
+    def _placed(self, order: np.ndarray, epoch: int, start: int) -> Iterator[Any]:
+        """The batches; `state_dict` knows how many were handed out."""
+        self._place = place = [epoch, start]
+        step = self.batch_size * getattr(self.sampler, "num_replicas", 1)
+        try:
+            for batch in self._batches(order, epoch):
+                place[1] += step
+                yield batch
+        finally:
+            if self._place is place:  # else another loop began meanwhile
+                self._place = None
 
     def _batches(self, order: np.ndarray, epoch: int) -> Iterator[Any]:
         whole = self.collate_fn is None and getattr(self.dataset, "vectorized", False)

@@ -7,21 +7,68 @@ of the k-th batch of one process whose batch is that many times as large.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+import warnings
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
 
 from simparallel.backend import random_permutation
-from simparallel.errors import InputError
+from simparallel.errors import InputError, StateDictError
 from simparallel.events import current_recorder
 
 
 class Sampler:
-    """Base: a subclass says `indices`, one epoch's order as an int64 array of shape (len,)."""
+    """Base: a subclass says `indices`, one epoch's order as an int64 array of shape (len,).
+
+    Its `state_dict` is the same for every kind and number of ranks: one that was saved by a
+    `RandomSampler` goes on as the shares of many `DistributedSampler`s, and the other way round.
+
+    Attributes:
+        num_replicas: number of ranks that share the order.
+    """
+
+    num_replicas = 1
 
     def indices(self) -> np.ndarray:
         raise TypeError(f"{type(self).__name__} does not define indices")
+
+    def remaining(self, start: int) -> np.ndarray:
+        """`indices()` of an epoch of which all ranks together have had `start` samples."""
+        return self.indices()[start:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: what the order depends on, and the number of the next epoch."""
+        return {
+            "num_samples": self._size(), "shuffle": self._shuffles(), "seed": getattr(self, "seed", 0),
+            "epoch": getattr(self, "epoch", 0),
+        }  # fmt: skip
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where the other one was, with its seed.
+
+        Raises:
+            StateDictError: it ordered another number of samples, or shuffled and this one does not.
+            InputError: a bad seed or epoch.
+        """
+        own, who = Sampler.state_dict(self), type(self).__name__
+        if set(state_dict) != set(own):
+            raise StateDictError(f"{who}: state with {sorted(state_dict)}, need {sorted(own)}.")
+        for name in ("num_samples", "shuffle"):
+            if state_dict[name] != own[name]:
+                raise StateDictError(
+                    f"{who}: saved with {name}={state_dict[name]!r}, this one has {own[name]!r}; it would visit "
+                    "other samples."
+                )
+        seed, epoch = (check_integer(who, name, state_dict[name], 0) for name in ("seed", "epoch"))
+        if hasattr(self, "epoch"):
+            self.seed, self.epoch = seed, epoch
+
+    def _size(self) -> int:
+        return len(self)
+
+    def _shuffles(self) -> bool:
+        return False
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices().tolist())
@@ -66,6 +113,9 @@ class RandomSampler(Sampler):
         """Go to an epoch, for example when training resumes."""
         self.epoch = check_integer("RandomSampler", "epoch", epoch, 0)
 
+    def _shuffles(self) -> bool:
+        return True
+
     def indices(self) -> np.ndarray:
         self.epoch += 1
         return random_permutation(self.seed + self.epoch - 1, "sampler", self.num_samples)
@@ -79,7 +129,8 @@ class DistributedSampler(Sampler):
 
     All ranks get equally many. Where the samples do not divide, the order is filled up with its
     own beginning (so a few samples count twice), or with `drop_last` cut at the end. Semantics
-    and names as in PyTorch; call `set_epoch` before each epoch, or every epoch has one order.
+    and names as in PyTorch; call `set_epoch` before each epoch, or every epoch has one order: that
+    is warned of, from the second epoch on.
 
     Args:
         dataset: anything with a length.
@@ -90,6 +141,7 @@ class DistributedSampler(Sampler):
         drop_last: cut the order instead of filling it up.
 
     Attributes:
+        epoch: number of the epoch, see `set_epoch`.
         num_samples: samples of each rank.
         total_size: samples of all ranks, `num_samples * num_replicas`.
 
@@ -112,6 +164,8 @@ class DistributedSampler(Sampler):
         self.seed = check_integer(who, "seed", seed, 0)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self.epoch = 0
+        self._is_used = False  # the order of this epoch was handed out
+        self.dataset = dataset
         if self.rank >= self.num_replicas:
             raise InputError(f"{who}: rank={rank} is not in 0 … num_replicas - 1 = {num_replicas - 1}.")
         self.size = len(dataset)
@@ -128,17 +182,37 @@ class DistributedSampler(Sampler):
     def set_epoch(self, epoch: int) -> None:
         """Choose the order; call it with the same number on all ranks before each epoch."""
         self.epoch = check_integer("DistributedSampler", "epoch", epoch, 0)
+        self._is_used = False
 
     def indices(self) -> np.ndarray:
+        return self.remaining(0)
+
+    def remaining(self, start: int) -> np.ndarray:
         if self.shuffle:
+            if self._is_used:
+                warnings.warn(
+                    f"DistributedSampler: this is epoch {self.epoch} again, with the same order of samples. Call "
+                    "sampler.set_epoch(epoch) before each epoch (or pass shuffle=False if one order is meant).",
+                    UserWarning,
+                    stacklevel=4,
+                )
+            self._is_used = True
             order = random_permutation(self.seed + self.epoch, "sampler", self.size)
         else:
             order = np.arange(self.size)
+        left = max(self.size - start, 0)
+        each = left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
         # np.resize cuts at the end, or repeats from the beginning, as often as it takes.
-        return np.resize(order, self.total_size)[self.rank :: self.num_replicas]
+        return np.resize(order, start + each * self.num_replicas)[start + self.rank :: self.num_replicas]
 
     def __len__(self) -> int:
         return self.num_samples
+
+    def _size(self) -> int:
+        return self.size
+
+    def _shuffles(self) -> bool:
+        return self.shuffle
 
 
 def check_integer(who: str, name: str, value: Any, low: int) -> int:

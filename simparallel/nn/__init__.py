@@ -1,5 +1,8 @@
 """Modules, layers, losses and initialisers, with PyTorch's names."""
 
+from importlib import import_module
+from typing import Any
+
 from simparallel.nn import init
 from simparallel.nn.amp import auto_mixed_precision, custom_mixed_precision
 from simparallel.nn.attention import MultiheadAttention
@@ -45,3 +48,10 @@ __all__ = [
     "SoftmaxCrossEntropyWithLogits", "Summary", "Tanh", "auto_mixed_precision", "checkpoint",
     "custom_mixed_precision", "init", "summary",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """SyncBatchNorm, which communicates, lives a floor above; users look for it here."""
+    if name == "SyncBatchNorm":
+        return import_module("simparallel.parallel").SyncBatchNorm
+    raise AttributeError(f"module 'simparallel.nn' has no attribute {name!r}")

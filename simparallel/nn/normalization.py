@@ -15,7 +15,7 @@ from simparallel.nn import init
 from simparallel.nn.module import Module, Parameter
 
 
-class _BatchNorm(Module):
+class AbstractBatchNorm(Module):
     """y = (x - mean) / sqrt(var + eps) * weight + bias, with one mean and var for each channel.
 
     In training those of the batch, which also move the running ones:
@@ -88,6 +88,10 @@ class _BatchNorm(Module):
             running.data *= 1 - share
             running.data += (share * batch).astype(running.dtype, copy=False)
 
+    def _batch_op(self) -> BatchNorm:
+        """What normalises with the statistics of the batch."""
+        return self._op
+
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x)
         if x.ndim not in self._dims or x.shape[1] != self.num_features:
@@ -98,7 +102,7 @@ class _BatchNorm(Module):
             )
         affine = (self.weight, self.bias) if self.weight is not None and self.bias is not None else ()
         if self.training or not self.track_running_stats:
-            return self._op(x, *affine)
+            return self._batch_op()(x, *affine)
         return functions.batch_norm(x, *affine, mean=self.running_mean, var=self.running_var, eps=self.eps)
 
     def extra_repr(self) -> str:
@@ -108,13 +112,13 @@ class _BatchNorm(Module):
         )
 
 
-class BatchNorm1d(_BatchNorm):
-    __doc__ = "x: (n, c) or (n, c, l).   " + (_BatchNorm.__doc__ or "")
+class BatchNorm1d(AbstractBatchNorm):
+    __doc__ = "x: (n, c) or (n, c, l).   " + (AbstractBatchNorm.__doc__ or "")
     _dims = (2, 3)
 
 
-class BatchNorm2d(_BatchNorm):
-    __doc__ = "x: (n, c, h, w).   " + (_BatchNorm.__doc__ or "")
+class BatchNorm2d(AbstractBatchNorm):
+    __doc__ = "x: (n, c, h, w).   " + (AbstractBatchNorm.__doc__ or "")
     _dims = (4,)
 
 

@@ -61,8 +61,8 @@ def _misfit(name: str, value: Any, target: Tensor) -> str:
     """What keeps `value` from being copied into `target`, or an empty string."""
     if not is_array(value):
         return f"{name}: need an array, got {type(value).__name__}"
-    if value.shape != target.shape:
-        return f"{name}: shape {value.shape}, need {target.shape}"
+    if value.shape != target.data.shape:  # of a sharded tensor this rank's slice
+        return f"{name}: shape {value.shape}, need {target.data.shape}"
     if value.dtype != target.dtype:
         return f"{name}: dtype {value.dtype}, need {target.dtype}"
     return ""

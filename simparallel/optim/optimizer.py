@@ -254,11 +254,7 @@ class Optimizer:
         if recorder is None:
             return
         # One event for all parameters, as a fused kernel; the widest dtype sets the peak speed.
-        key = self._name, flops, size_bytes, itemsize
-        price = recorder.prices.get(key)
-        if price is None:
-            price = recorder.prices[key] = recorder.price(flops, size_bytes, itemsize or 4)
-        recorder.compute(f"{self._name}.step", "optimizer", start_ns, perf_counter_ns(), price)
+        recorder.work(f"{self._name}.step", "optimizer", start_ns, flops, size_bytes, itemsize or 4)
         recorder.next_step()
         self._hold(recorder.memory)
 

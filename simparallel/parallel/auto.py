@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -26,7 +26,7 @@ from simparallel.layout import Layout, from_strategy
 from simparallel.nn.deferred import deferred_init
 from simparallel.parallel import sharded as _sharded  # noqa: F401  runs ops on sharded tensors from now on
 from simparallel.parallel.call import Implicit, mode
-from simparallel.sharding import placement
+from simparallel.sharding import Placement, placement
 
 MODES = ("semi_auto", "sharding_propagation", "recursive_programming")
 
@@ -167,9 +167,13 @@ def _as_input(entry: Any, x: Any) -> Any:
     whole = as_tensor(x)
     if whole.placement is not None:
         return whole
-    layout = input_layout(whole.shape, entry, current().world_size)
-    shape = tuple(size * cut for size, cut in zip(whole.shape, layout.cuts, strict=True))
-    return Tensor._slice(whole.data, placement(layout, shape))
+    return Tensor._slice(whole.data, _input_place(whole.shape, entry, current().world_size))
+
+
+@lru_cache(maxsize=1024)
+def _input_place(shape: tuple[int, ...], entry: Any, device_num: int) -> Placement:
+    layout = input_layout(shape, entry, device_num)
+    return placement(layout, tuple(size * cut for size, cut in zip(shape, layout.cuts, strict=True)))
 
 
 def input_layout(shape: tuple[int, ...], entry: Any, device_num: int) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -171,6 +172,7 @@ def slice_plan(whole: Plan, sharding: Sharding) -> Plan:
     return Plan(inputs, output, sizes, work)
 
 
+@lru_cache(maxsize=4096)
 def uncut(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
     return Layout(mesh.shape, mesh.axis_names, list(mesh.ranks))(*["None"] * len(shape))
 

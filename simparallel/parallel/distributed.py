@@ -4,92 +4,66 @@ Backward makes gradients from the last layer to the first. They are laid into fl
 that order, and as soon as a bucket is full its all-reduce begins, while backward goes on (Li et
 al. 2020, "PyTorch Distributed: experiences on accelerating data parallel training"). The buckets
 lie in the device's shared memory, so that peers read the gradients where they are, and
-`parameter.grad` is a view of its bucket.
+`parameter.grad` is a view of its bucket. What happens during backward stands in `reducer.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from simparallel import collectives
-from simparallel.autograd import Tensor, at_backward_end
-from simparallel.backend import Array, random_state, to_host
-from simparallel.comm import Communicator, Group, Work, current
-from simparallel.errors import CollectiveMismatchError, InputError, UnusedParameterError
-from simparallel.events import current_recorder
-from simparallel.memory import GRADIENTS
+from simparallel.autograd.tape import grad_mode
+from simparallel.backend import random_state, to_host
+from simparallel.comm import Group, current
+from simparallel.errors import CollectiveMismatchError, InputError
 from simparallel.nn import Module
+from simparallel.parallel.buckets import Bucket, by_dtype, make_buckets
+from simparallel.parallel.join import Join, Turn
+from simparallel.parallel.reducer import Hook, Reducer
+from simparallel.parallel.sync_batchnorm import SyncBatchNorm
 
 MIB = 1 << 20
-
-
-class Bucket:
-    """Gradients of some parameters, in one flat array.
-
-    Attributes:
-        flat: the array; shape (number of elements,), the parameters' dtype.
-        views: for each parameter its part of `flat`, in the parameter's shape.
-    """
-
-    def __init__(self, parameters: list[Tensor], communicator: Communicator) -> None:
-        self.parameters = parameters
-        dtype = parameters[0].dtype
-        size = sum(parameter.size for parameter in parameters)
-        if isinstance(parameters[0].data, np.ndarray):
-            self.flat: Array = communicator.empty(size, dtype)
-        else:
-            self.flat = type(parameters[0].data)((size,), dtype)  # on the parameter's own GPU
-        recorder = current_recorder()
-        if recorder is not None:
-            recorder.memory.hold(self.flat, GRADIENTS)
-        self.views: list[Array] = []
-        start = 0
-        for parameter in parameters:
-            self.views.append(self.flat[start : start + parameter.size].reshape(parameter.shape))
-            start += parameter.size
-        self.missing: set[int] = set()
-        self.work: Work | None = None
-
-
-def make_buckets(parameters: Sequence[Tensor], cap_bytes: float, communicator: Communicator) -> list[Bucket]:
-    """Parameters in reverse order, cut where a bucket would exceed `cap_bytes` or the dtype changes.
-
-    A parameter that is larger than the cap has a bucket of its own.
-    """
-    buckets: list[list[Tensor]] = []
-    filled = 0
-    for parameter in reversed(parameters):
-        size_bytes = parameter.size * parameter.dtype.itemsize
-        fits = buckets and filled + size_bytes <= cap_bytes and buckets[-1][0].dtype == parameter.dtype
-        if not fits:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(parameter)
-        filled += size_bytes
-    return [Bucket(bucket, communicator) for bucket in buckets]
+DEFAULT_CAP_MB, DEFAULT_FIRST_CAP_MB = 25.0, 1.0  # a small first bucket leaves early
 
 
 class DistributedDataParallel(Module):
-    """A model whose gradients are averaged over the ranks during backward.
+    """A model whose gradients are averaged over the ranks during backward. Names and meaning as in PyTorch.
 
-    Parameters and buffers of rank 0 are copied to all ranks at the beginning. After
+    Parameters and buffers of the group's first rank are copied to all ranks at the beginning. After
     `loss.backward()` every rank has the same gradients, bit for bit: the mean of the ranks', which
-    for equal parts of a batch and a mean loss is the gradient of the whole batch.
+    for equal parts of a batch and a mean loss is the gradient of the whole batch. What is reduced is
+    `.grad`: where it held something before, as after `no_sync()`, that is reduced, too.
+
+    A rank's parameters belong to its newest wrapper; an older one is refused from then on.
 
     Args:
         module: the model; the same structure on every rank.
-        group: ranks that share the work; by default all.
-        bucket_cap_mb: largest bucket [MiB].
+        device_ids, output_device: a rank is one device here, so at most one id may be given.
+        broadcast_buffers: before a forward pass, copy the buffers of the group's first rank to all.
+        init_sync: compare the models and copy parameters and buffers, now. False leaves that to the caller.
+        process_group: ranks that share the work; by default all.
+        group: another name for `process_group`.
+        bucket_cap_mb: largest bucket [MiB]; None for 25, and 1 for the first, which so leaves early.
+        find_unused_parameters: allow parameters that a loss does not use, others on every rank and in
+            every step. Those that no rank used keep their `.grad`. One more small all-reduce a step.
+        gradient_as_bucket_view: `.grad` is a part of the bucket and not a copy of it. Unlike PyTorch's,
+            the default saves that copy; a `.grad` that is kept then changes with the next backward.
+        static_graph: allow parameters that are not used, the same in every step; the first one, in
+            which that is found out, reduces after its backward.
+
+    Attributes:
+        require_backward_grad_sync: False inside of `no_sync()`.
 
     Raises:
-        InputError: no parameter requires a gradient, or a bad cap.
+        InputError: no parameter requires a gradient, or a bad argument.
         CollectiveMismatchError: the ranks' models differ in names, shapes or dtypes.
         UnusedParameterError: (in backward) parameters that got no gradient.
 
-    Collective: yes, the constructor and every backward.
+    Collective: yes, the constructor, every backward, and every forward of a model with buffers.
     Cost: 2 (P-1)/P of the parameters' bytes per rank and step.
 
     Example:
@@ -98,118 +72,166 @@ class DistributedDataParallel(Module):
         (2, 3)
     """
 
-    def __init__(self, module: Module, *, group: Group | None = None, bucket_cap_mb: float = 25.0) -> None:
+    def __init__(
+        self, module: Module, device_ids: Sequence[int] | None = None, output_device: int | None = None, *,
+        broadcast_buffers: bool = True, init_sync: bool = True, process_group: Group | None = None,
+        group: Group | None = None, bucket_cap_mb: float | None = None, find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = True, static_graph: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        if not bucket_cap_mb > 0:
+        if device_ids is not None and len(device_ids) > 1:
+            raise InputError(
+                f"device_ids={list(device_ids)!r}: a rank is one device; give one id or none, and start more ranks."
+            )
+        if process_group is not None and group is not None and process_group is not group:
+            raise InputError("process_group and group are two names for one thing; give one of them.")
+        if bucket_cap_mb is not None and not bucket_cap_mb > 0:
             raise InputError(f"bucket_cap_mb={bucket_cap_mb!r} must be more than 0.")
-        self.module = module
-        self._communicator = current()
-        self._group = group
-        self._names = {id(p): name for name, p in module.named_parameters()}
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise InputError("DistributedDataParallel: no parameter of the module requires a gradient.")
-        self._check_same_model()
-        self._copy_from_first()
-        self._buckets = make_buckets(parameters, bucket_cap_mb * MIB, self._communicator)
-        self._running = False
-        self._next = 0
-        for bucket in self._buckets:
-            for i, parameter in enumerate(bucket.parameters):
-                parameter.register_post_accumulate_grad_hook(_Arrival(self, bucket, i))
-        self._start_over()
+        self.module = module
+        self.device_ids, self.output_device = device_ids, output_device
+        self.broadcast_buffers, self.static_graph = bool(broadcast_buffers), bool(static_graph)
+        self.find_unused_parameters = bool(find_unused_parameters)
+        self.gradient_as_bucket_view = bool(gradient_as_bucket_view)
+        self.require_backward_grad_sync = True
+        self.process_group = process_group or group
+        communicator = self._communicator = current()
+        self._share = self.process_group or communicator.world
+        if init_sync:
+            self._check_same_model()
+            self._copy_from(self._share.ranks[0])
+        cap_mb, first_cap_mb = bucket_cap_mb, None
+        if cap_mb is None:
+            cap_mb, first_cap_mb = DEFAULT_CAP_MB, DEFAULT_FIRST_CAP_MB * MIB
+        self._reducer = Reducer(
+            make_buckets(parameters, cap_mb * MIB, communicator, self.process_group, first_cap_mb),
+            {id(p): name for name, p in module.named_parameters()}, communicator, self.process_group,
+            as_view=self.gradient_as_bucket_view, find_unused=self.find_unused_parameters,
+            static=self.static_graph, beside_others=any(isinstance(m, SyncBatchNorm) for m in module.modules()),
+        )  # fmt: skip
+        self._buffer_buckets: list[Bucket] | None = None
+        self._send_buffers = True  # as the last forward was one whose backward reduces
+        self._join: Join | None = None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self._running:  # the last backward was left by an error
-            self._start_over()
-        group = self._group or self._communicator.world
-        before, random_state.part = random_state.part, (group.rank or 0, group.size)
+        if not self._reducer.attached:
+            raise InputError(
+                "DistributedDataParallel: this module was wrapped again, and its gradients belong to the newer "
+                "wrapper. Use that one."
+            )
+        if not grad_mode.recomputing:
+            self._before_forward()
+        before, random_state.part = random_state.part, (self._share.rank or 0, self._share.size)
         try:
             return self.module(*inputs, **kwargs)
         finally:
             random_state.part = before
 
+    def _before_forward(self) -> None:
+        will_reduce = grad_mode.enabled and self.require_backward_grad_sync
+        source = self._share.ranks[0]
+        if self._join is not None:
+            source = self._join.announce(Turn(will_reduce, self._send_buffers))
+        if self._send_buffers and self.broadcast_buffers:
+            self._broadcast_buffers(source)
+        self._send_buffers = will_reduce
+        if grad_mode.enabled:
+            self._reducer.sync = will_reduce
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up in `.grad` of each rank, without communication.
+
+        Forward passes inside of the block (that is what counts) have a backward that does not reduce.
+        The first one after the block reduces all that was added up. Collective: no.
+        """
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def register_comm_hook(self, state: Any, hook: Hook) -> None:
+        """Let `hook(state, bucket)` reduce the buckets, instead of the mean over the ranks.
+
+        Args:
+            state: handed to the hook, which may keep things in it.
+            hook: gets a `GradBucket` as soon as that is full, starts the communication and returns a
+                `Work`, whose result is the new content of the bucket (or returns an array, if it had to
+                wait). Dividing by the number of ranks is its business. See `parallel.comm_hooks`.
+
+        Raises:
+            InputError: not callable, or there is a hook already.
+
+        Collective: no, but all ranks must register the same.
+        """
+        if not callable(hook):
+            raise InputError(f"register_comm_hook: hook={hook!r} is not callable.")
+        if self._reducer.hook is not None:
+            raise InputError("register_comm_hook: this model has a hook; only one can reduce its gradients.")
+        self._reducer.hook = (hook, state)
+
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:  # fmt: skip
+        """A block around a training loop in which ranks may have different numbers of inputs. See `Join`."""
+        return Join(self, divide_by_initial_world_size, enable, throw_on_early_termination)
+
     def extra_repr(self) -> str:
-        sizes = ", ".join(str(bucket.flat.nbytes) for bucket in self._buckets)
+        sizes = ", ".join(str(bucket.flat.nbytes) for bucket in self._reducer.buckets)
         return f"buckets of {sizes} bytes"
 
-    # --- before training ----------------------------------------------------------------------------
+    # --- the same model everywhere --------------------------------------------------------------------
 
     def _check_same_model(self) -> None:
         own = [
             (name, p.shape, str(p.dtype), "trained" if p.requires_grad else "frozen")
             for name, p in self.module.named_parameters()
         ]
-        models = self._communicator.all_gather_object(own, self._group)
-        for rank, other in enumerate(models):
+        models = self._communicator.all_gather_object(own, self.process_group)
+        for rank, other in zip(self._share.ranks, models, strict=True):
             if other != models[0]:
                 differing = [f"{a} vs {b}" for a, b in zip(models[0], other, strict=False) if a != b][:3]
                 counts = f"{len(models[0])} and {len(other)} parameters"
                 raise CollectiveMismatchError(
-                    f"DistributedDataParallel: the models of rank 0 and rank {rank} differ: {counts}; "
-                    f"first differences: {'; '.join(differing) or 'none but the number'}. Build the same model "
-                    "on every rank.",
-                    group="world", seq=0, calls={},
+                    f"DistributedDataParallel: the models of rank {self._share.ranks[0]} and rank {rank} differ: "
+                    f"{counts}; first differences: {'; '.join(differing) or 'none but the number'}. Build the same "
+                    "model on every rank.",
+                    group=self._share.name, seq=0, calls={},
                 )  # fmt: skip
 
-    def _copy_from_first(self) -> None:
-        first = self._group.ranks[0] if self._group else 0
+    def _copy_from(self, source: int) -> None:
+        """Parameters and buffers of rank `source` to all. Collective: yes."""
         for tensor in (*self.module.parameters(), *self.module.buffers()):
-            collectives.broadcast(tensor, src=first, group=self._group)
+            collectives.broadcast(tensor, src=source, group=self.process_group)
 
-    # --- during backward ------------------------------------------------------------------------------
+    def _broadcast_buffers(self, source: int) -> None:
+        """All buffers of rank `source` to all ranks, those of one dtype together. Collective: yes."""
+        if self._share.size == 1:
+            return
+        if self._buffer_buckets is None:
+            self._buffer_buckets = [
+                Bucket(part, self._communicator) for part in by_dtype(list(self.module.buffers()))
+            ]
+        for bucket in self._buffer_buckets:
+            if self._communicator.rank == source:
+                bucket.load()
+            collectives.broadcast(bucket.flat, src=source, group=self.process_group)
+            if self._communicator.rank != source:
+                bucket.store()
 
-    def _start_over(self) -> None:
-        self._running = False
-        self._next = 0
-        for bucket in self._buckets:
-            bucket.missing = set(range(len(bucket.parameters)))
-            bucket.work = None
+    # --- for ranks that have run out of inputs, see `Join` ------------------------------------------------
 
-    def _arrived(self, bucket: Bucket, i: int, parameter: Tensor) -> None:
-        """A gradient is finished: lay it into its bucket, and send off what is full."""
-        if not self._running:
-            self._running = True
-            at_backward_end(self._finish)
-        view = bucket.views[i]
-        assert parameter.grad is not None
-        if parameter.grad.data is not view:
-            view[...] = parameter.grad.data
-            parameter.grad.data = view
-        bucket.missing.discard(i)
-        # In the order of the buckets, which is the same on every rank; gradients may not be.
-        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-            ready = self._buckets[self._next]
-            ready.work = collectives.all_reduce(ready.flat, "mean", group=self._group, async_op=True)
-            self._next += 1
-        self._communicator.progress()
-
-    def _finish(self) -> None:
-        """The end of backward: wait for the buckets that are on their way."""
-        unused = [
-            self._names[id(bucket.parameters[i])] for bucket in self._buckets for i in sorted(bucket.missing)
-        ]
-        works = [bucket.work for bucket in self._buckets if bucket.work is not None]
-        self._start_over()
-        if unused:
-            raise UnusedParameterError(
-                f"DistributedDataParallel, rank {self._communicator.rank}: no gradient reached "
-                f"{', '.join(unused)}, so its bucket can never be reduced. Use every parameter in the loss, or "
-                "call requires_grad_(False) on those that are meant to stay.",
-                names=unused,
-            )
-        for work in works:
-            work.wait()
-
-
-class _Arrival:
-    """Tells the wrapper which gradient has come."""
-
-    def __init__(self, owner: DistributedDataParallel, bucket: Bucket, i: int) -> None:
-        self._owner, self._bucket, self._i = owner, bucket, i
-
-    def __call__(self, parameter: Tensor) -> None:
-        self._owner._arrived(self._bucket, self._i, parameter)
+    def _shadow(self, turn: Turn, source: int) -> None:
+        """Make the communication of a forward and a backward that others make. Collective: yes."""
+        if turn.sends_buffers and self.broadcast_buffers:
+            self._broadcast_buffers(source)
+        self._send_buffers = turn.reduces
+        if turn.reduces:
+            self._reducer.shadow()
 
 
 def max_difference_between_ranks(module: Module, group: Group | None = None) -> float:

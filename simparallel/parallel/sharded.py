@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from simparallel import collectives
 from simparallel.autograd import Context, Op, Redistribute, Tensor
 from simparallel.autograd.tape import Node, grad_mode
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array, get_namespace, is_array
 from simparallel.comm import Communicator, Group, current
 from simparallel.events import current_recorder
 from simparallel.memory import PARAMETERS
@@ -157,8 +157,16 @@ class Runner:
         data = self.op.run_forward(ctx, arrays)
         node = Node(self, ctx, moved) if True in needs else None  # type: ignore[arg-type]
         made, output = self.call.made, self.call.output
-        y = Tensor._slice(data, made, node)
-        return y if made is output else move_tensor(y, output)
+        if made is output:
+            return Tensor._slice(data, made, node)
+        if output is made.gradient:  # the sum is finished where it is, if the memory is nobody else's
+            group = self.group(made.layout.partial)
+            is_own = (
+                is_array(data) and data.base is None and not any(kept is data for kept in vars(ctx).values())
+            )
+            data = collectives.all_reduce(data if is_own else ctx.xp.array(data), "sum", group)
+            return Tensor._slice(data, output, node)
+        return move_tensor(Tensor._slice(data, made, node), output)
 
     def _moved(self, i: int, x: Tensor) -> Tensor:
         target = self.call.inputs[i]
@@ -260,7 +268,7 @@ def _redistribute(op: Redistribute, x: Tensor) -> Tensor | None:
         return None
     if op.layout is not None:
         return move_tensor(x, placement(op.layout, x.shape))
-    y = move_tensor(x, placement(uncut(x.placement.layout.mesh, x.shape), x.shape))
+    y = move_tensor(x, x.placement.uncut)
     on_tape = grad_mode.enabled and y.requires_grad
     node = Node(_Plain(), _Needs(), (y,)) if on_tape else None  # type: ignore[arg-type]
     return Tensor._result(y.data, node)

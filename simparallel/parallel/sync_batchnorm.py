@@ -1,0 +1,140 @@
+"""SyncBatchNorm: batch norm whose statistics are those of the whole batch, over all ranks.
+
+The arithmetic is that of the op `BatchNorm`, which asks its context to complete sums over the batch
+dim. Here the context adds up over the ranks of a group; that is all.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from simparallel import collectives
+from simparallel.autograd import BatchNorm, Context, Plan
+from simparallel.backend import Array
+from simparallel.comm import Group
+from simparallel.nn import Module
+from simparallel.nn.normalization import AbstractBatchNorm
+
+_DIGIT = 4096  # counts travel as two digits, each exact in float32, beside the sums
+
+
+class SyncContext(Context):
+    """The context of a batch norm whose batch is cut over the ranks of a group, in parts of any sizes.
+
+    Its collectives go to the group of the model's gradients. That is safe: a forward pass calls them in
+    the order of the layers, a backward pass in the order of the tape, which is the same on every rank;
+    buckets of gradients are started from the same walk over the tape, so they keep their places
+    between them (where ranks may have different graphs, `Reducer` starts them after the walk).
+    The price is that a sum of a few numbers stands in line behind a bucket; a group of their own,
+    `process_group=sp.new_group(...)`, lets them pass.
+    """
+
+    def __init__(self, xp: ModuleType, needs: tuple[bool, ...], plan: Plan, group: Group | None) -> None:
+        super().__init__(xp, needs, plan)
+        self._group = group
+        self._num_summed: int | None = None
+
+    def sum_over(self, dims: str, x: Array) -> Array:
+        """Sums over the batch; the first exchange also counts what is summed, on all ranks."""
+        names = dims.split()
+        if "n" not in names:
+            return x
+        if self._num_summed is not None:
+            return collectives.all_reduce(self.xp.ascontiguousarray(x), "sum", self._group)
+        count = prod(self.plan.sizes[name] for name in names)
+        digits = self.xp.asarray(divmod(count, _DIGIT), dtype=x.dtype)
+        both = collectives.all_reduce(self.xp.concatenate([x.reshape(-1), digits]), "sum", self._group)
+        self._num_summed = int(both[-2]) * _DIGIT + int(both[-1])
+        return both[:-2].reshape(x.shape)
+
+    def sizes(self, dims: str) -> int:
+        """How many elements the sum before has added up. Parts may differ in every dim."""
+        if self._num_summed is None or "n" not in dims.split():
+            return super().sizes(dims)
+        return self._num_summed
+
+
+class SyncBatchNorm(AbstractBatchNorm):
+    """Batch norm over a batch that is cut over ranks: x is (n, c, ...), this rank's part, of any n.
+
+    In training, y, the gradient of x and the running statistics are those of one device with the whole
+    batch; parts may be uneven, or empty. The gradients of weight and bias are sums over this rank's part,
+    as those of every layer: DistributedDataParallel reduces them. After `eval()`, and on one rank, it is
+    `BatchNorm1d` or `BatchNorm2d`.
+
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, dtype: as for `BatchNorm2d`.
+        process_group: ranks that share the batch; None for all.
+
+    Raises:
+        InputError: a bad setting. When called, ShapeError for other dims or channels, and if the whole
+            batch has one element a channel.
+
+    Collective: yes, every forward in training (2 small all-reduces) and its backward (1).
+    Cost: 2 c + 2 numbers in forward and 2 c in backward, by rank.
+
+    Example:
+        >>> layer = SyncBatchNorm(3)
+        >>> layer(np.ones((2, 3, 4, 4), np.float32)).shape
+        (2, 3, 4, 4)
+    """
+
+    _dims = (2, 3, 4, 5)
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, process_group: Group | None = None, dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype)
+        self.process_group = process_group
+        self._op_here = BatchNorm(eps)
+        self._op.context_type = partial(SyncContext, group=process_group)
+
+    def _batch_op(self) -> BatchNorm:
+        """Statistics of a batch in use, not in training, are this rank's: others may have none to give."""
+        return self._op if self.training else self._op_here
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: Module, process_group: Group | None = None) -> Module:
+        """Replace every BatchNorm of a model by a SyncBatchNorm, in place.
+
+        Parameters and buffers are the same objects as before, so an optimizer that has them goes on.
+
+        Args:
+            module: the model, or a BatchNorm itself.
+            process_group: ranks that share the batch; None for all.
+
+        Returns:
+            The model; for a BatchNorm the layer that takes its place.
+
+        Collective: no. Convert before the model is wrapped.
+        """
+        done: dict[int, Module] = {}
+
+        def convert(old: Module) -> Module:
+            if not isinstance(old, AbstractBatchNorm) or isinstance(old, cls):
+                return old
+            if id(old) not in done:
+                done[id(old)] = cls._in_place_of(old, process_group)
+            return done[id(old)]
+
+        for parent in list(module.modules()):
+            for name, child in parent._modules.items():
+                parent._modules[name] = convert(child)
+        return convert(module)
+
+    @classmethod
+    def _in_place_of(cls, old: AbstractBatchNorm, process_group: Group | None) -> SyncBatchNorm:
+        new = cls(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats, process_group)
+        new._parameters.update(old._parameters)
+        new._buffers.update(old._buffers)
+        new.training = old.training
+        return new
+
+
+convert_sync_batchnorm = SyncBatchNorm.convert_sync_batchnorm

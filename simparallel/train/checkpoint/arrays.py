@@ -1,0 +1,165 @@
+"""Arrays as bytes: the safetensors layout, and slices of tensors cut into blocks with checksums.
+
+A file is 8 bytes of header length, a JSON header, and the arrays without holes, in C order and
+little-endian (https://github.com/huggingface/safetensors). The library of that name reads such files;
+it can neither stream nor wait for the disk, so writing is done here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import to_host
+from simparallel.errors import CheckpointError
+
+BLOCK_BYTES = 8 << 20  # what has a checksum of its own, and is read to use any part of it
+HEADER_ALIGNMENT = 8
+_CODES = {
+    "F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "|b1", "C64": "<c8",
+    "I8": "|i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "U8": "|u1", "U16": "<u2", "U32": "<u4", "U64": "<u8",
+}  # fmt: skip
+DTYPES = {code: np.dtype(text) for code, text in _CODES.items()}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+class TensorSlice(NamedTuple):
+    """The part of a tensor that this rank holds.
+
+    Attributes:
+        global_shape: of the whole tensor.
+        slices: a `slice` per dim, as from `Layout.slices`: step 1; None ends mean the whole dim.
+        array: the part, an array or Tensor of the shape that `slices` cut out.
+    """
+
+    global_shape: tuple[int, ...]
+    slices: tuple[slice, ...]
+    array: Any
+
+
+class Region(NamedTuple):
+    """A box inside a tensor."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, who: str, global_shape: Sequence[int], slices: Sequence[slice] | None) -> Region:
+        """The region of `slices`; None is all of it. Raises CheckpointError if it does not fit."""
+        if slices is None:
+            return cls((0,) * len(global_shape), tuple(global_shape))
+        start, shape = [], []
+        for part, size in zip(slices, global_shape, strict=False):
+            low = 0 if part.start is None else int(part.start)
+            high = size if part.stop is None else int(part.stop)
+            if not 0 <= low <= high <= size or part.step not in (None, 1):
+                raise CheckpointError(f"{who}: {part} does not lie in a dim of size {size}.")
+            start.append(low)
+            shape.append(high - low)
+        if len(slices) != len(global_shape):
+            raise CheckpointError(f"{who}: {len(slices)} slices, but shape {tuple(global_shape)}.")
+        return cls(tuple(start), tuple(shape))
+
+    def common(self, other: Region) -> Region | None:
+        """The region in both, None where they do not meet."""
+        start = tuple(map(max, self.start, other.start))
+        stop = [min(a + m, b + n) for a, m, b, n in zip(*self, *other, strict=True)]
+        shape = tuple(high - low for low, high in zip(start, stop, strict=True))
+        return Region(start, shape) if all(size > 0 for size in shape) else None
+
+    def inside(self, outer: Region) -> tuple[Any, ...]:
+        """The index that cuts it out of an array that holds `outer`, as a view also if that is 0-d."""
+        lows = [a - b for a, b in zip(self.start, outer.start, strict=True)]
+        return (*(slice(low, low + size) for low, size in zip(lows, self.shape, strict=True)), ...)
+
+
+class Block(NamedTuple):
+    """A region whose bytes lie together in a file."""
+
+    region: Region
+    file: str
+    offset: int  # in the file [bytes]
+    sha256: str
+
+
+def host_array(name: str, value: Any) -> np.ndarray:
+    """`value` as a little-endian array in C order, on the host; a copy only where needed.
+
+    Raises:
+        CheckpointError: its dtype cannot be saved.
+    """
+    array = np.asarray(to_host(value.data if isinstance(value, Tensor) else value))
+    dtype = array.dtype.newbyteorder("<")
+    if dtype not in CODES:
+        raise CheckpointError(f"{name} has dtype {array.dtype}; a checkpoint holds {', '.join(DTYPES)}.")
+    return np.asarray(array, dtype, order="C")  # keeps 0-d arrays 0-d
+
+
+def raw(array: np.ndarray) -> memoryview:
+    """The bytes of a C-ordered array, without a copy."""
+    data: Any = array.reshape(-1).view(np.uint8)  # mypy does not know arrays as buffers before Python 3.12
+    return memoryview(data)
+
+
+def cut(region: Region, itemsize: int) -> Iterator[tuple[Region, int, int]]:
+    """The blocks of a C-ordered array that holds `region`: (region, first byte, bytes), whole rows each."""
+    shape = region.shape
+    rows = shape[0] if shape else 1
+    row_bytes = prod(shape[1:]) * itemsize
+    if not rows * row_bytes:
+        return
+    step = max(1, BLOCK_BYTES // row_bytes)
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        part = region
+        if count < rows:
+            part = Region((region.start[0] + first, *region.start[1:]), (count, *shape[1:]))
+        yield part, first * row_bytes, count * row_bytes
+
+
+def digests(region: Region, array: np.ndarray) -> tuple[str, ...]:
+    """SHA-256 of each block, in the order of `cut`."""
+    data = raw(array)
+    return tuple(
+        hashlib.sha256(data[start : start + size]).hexdigest()
+        for _, start, size in cut(region, array.dtype.itemsize)
+    )
+
+
+class FilePlan(NamedTuple):
+    """Where each array of a file lies: worked out from names and shapes alone."""
+
+    header: bytes
+    offsets: dict[str, int]  # name -> first byte in the file
+    size_bytes: int
+
+
+def plan_file(
+    entries: Mapping[str, tuple[np.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> FilePlan:
+    """Lay arrays into a file, those of the widest dtype first so that each is aligned.
+
+    Raises:
+        CheckpointError: a name that the format does not allow.
+    """
+    if "__metadata__" in entries:
+        raise CheckpointError("no array can have the name '__metadata__', the format keeps it for itself.")
+    order = sorted(entries, key=lambda name: (-entries[name][0].itemsize, name))
+    sizes = [entries[name][0].itemsize * prod(entries[name][1]) for name in order]
+    stops = list(accumulate(sizes))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    for name, size, stop in zip(order, sizes, stops, strict=True):
+        dtype, shape = entries[name]
+        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [stop - size, stop]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    front = len(text).to_bytes(8, "little") + text
+    starts = {name: len(front) + stop - size for name, size, stop in zip(order, sizes, stops, strict=True)}
+    return FilePlan(front, starts, len(front) + (stops[-1] if stops else 0))

@@ -1,0 +1,146 @@
+"""Who writes what: each value once, the bytes shared evenly over the ranks that hold it. Pure data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from simparallel.errors import CheckpointError
+from simparallel.train.checkpoint.arrays import DTYPES, Block, FilePlan, Region, cut, plan_file
+from simparallel.train.checkpoint.manifest import Copy, Part, check_tiling
+
+
+class Claim(NamedTuple):
+    """What a rank says about a tensor of its own."""
+
+    code: str  # of the dtype
+    shape: tuple[int, ...]  # global
+    region: Region  # what this rank holds
+    sliced: bool  # False: the rank's own tensor, which may differ from that of another rank
+    digests: tuple[str, ...]  # of its blocks
+
+
+class Plan(NamedTuple):
+    """What all ranks do; every rank works out the same."""
+
+    tensors: dict[str, list[Copy]]
+    files: dict[int, FilePlan]  # writing rank -> its file
+
+    def file_sizes(self) -> dict[str, int]:
+        return {file_name(rank): plan.size_bytes for rank, plan in sorted(self.files.items())}
+
+
+def file_name(rank: int) -> str:
+    return f"rank_{rank}.safetensors"
+
+
+def make_plan(claims_by_rank: Sequence[Mapping[str, Claim]]) -> Plan:
+    """Decide which rank writes which slice.
+
+    Raises:
+        CheckpointError: slices of one tensor that do not fit together, or equal slices that differ.
+    """
+    values_of: dict[str, dict[Claim, list[int]]] = {}  # name -> value -> the ranks that hold it
+    for rank, claims in enumerate(claims_by_rank):
+        for name, claim in claims.items():
+            values_of.setdefault(name, {}).setdefault(claim, []).append(rank)
+    pieces = []
+    for name, values in values_of.items():
+        if any(claim.sliced for claim in values):
+            _check_slices(name, values)
+        pieces += [(name, claim, ranks) for claim, ranks in values.items()]
+    entries: dict[int, dict[str, Any]] = {}
+    written_bytes = [0] * len(claims_by_rank)
+    writers: dict[tuple[str, Claim], int] = {}
+    for name, claim, ranks in sorted(pieces, key=lambda piece: -_size_bytes(piece[1])):
+        writer = min(ranks, key=lambda rank: (written_bytes[rank], rank))
+        written_bytes[writer] += _size_bytes(claim)
+        entries.setdefault(writer, {})[name] = DTYPES[claim.code], claim.region.shape
+        writers[name, claim] = writer
+    files = {rank: plan_file(arrays, {"format": "np"}) for rank, arrays in entries.items()}
+
+    def blocks(name: str, claim: Claim) -> list[Block]:
+        writer = writers[name, claim]
+        offset = files[writer].offsets[name]
+        parts = cut(claim.region, DTYPES[claim.code].itemsize)
+        return [
+            Block(region, file_name(writer), offset + start, digest)
+            for (region, start, _), digest in zip(parts, claim.digests, strict=True)
+        ]
+
+    tensors: dict[str, list[Copy]] = {}
+    for name, values in values_of.items():
+        first = next(iter(values))
+        if first.sliced:
+            found = tuple(block for claim in values for block in blocks(name, claim))
+            tensors[name] = [Copy(None, DTYPES[first.code], first.shape, found)]
+            continue
+        tensors[name] = [
+            Copy(
+                _owners(ranks, len(claims_by_rank)),
+                DTYPES[claim.code],
+                claim.shape,
+                tuple(blocks(name, claim)),
+            )
+            for claim, ranks in values.items()
+        ]
+    return Plan(tensors, files)
+
+
+def merge_parts(trees_by_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[Part]]:
+    """The plain data of each part: once where all ranks have the same, else each value with its ranks."""
+    values_of: dict[str, dict[str, tuple[Any, list[int]]]] = {}
+    for rank, trees in enumerate(trees_by_rank):
+        for name, tree in trees.items():
+            text = json.dumps(tree, sort_keys=True)  # tells 1, 1.0 and true apart, as == does not
+            values_of.setdefault(name, {}).setdefault(text, (tree, []))[1].append(rank)
+    return {
+        name: [Part(_owners(ranks, len(trees_by_rank)), tree) for tree, ranks in values.values()]
+        for name, values in values_of.items()
+    }
+
+
+def choose(variants: Sequence[Any], rank: int, world_size: int, saved_size: int) -> tuple[Any, bool]:
+    """The `Copy` or `Part` for this rank, and whether that of another rank has to stand in for it.
+
+    The same number of ranks: each its own. Another number, or no own one: that of the first rank.
+    """
+    if len(variants) == 1:
+        return variants[0], False
+    for variant in variants:
+        if rank in variant.ranks and world_size == saved_size:
+            return variant, False
+    return min(variants, key=lambda variant: variant.ranks), True
+
+
+def _owners(ranks: list[int], world_size: int) -> tuple[int, ...] | None:
+    return None if len(ranks) == world_size else tuple(ranks)
+
+
+def _size_bytes(claim: Claim) -> int:
+    return prod(claim.region.shape) * DTYPES[claim.code].itemsize
+
+
+def _check_slices(name: str, values: Mapping[Claim, list[int]]) -> None:
+    kinds = {(claim.sliced, claim.code, claim.shape): ranks[0] for claim, ranks in values.items()}
+    if len(kinds) > 1:
+        texts = [
+            f"rank {rank}: {code} {shape}{'' if sliced else ', not sliced'}"
+            for (sliced, code, shape), rank in kinds.items()
+        ]
+        raise CheckpointError(f"{name} is another tensor on each of these ranks: {'; '.join(texts)}.")
+    seen: dict[Region, int] = {}
+    for claim, ranks in values.items():
+        if claim.region in seen:
+            raise CheckpointError(
+                f"{name}: ranks {seen[claim.region]} and {ranks[0]} hold the same slice, {claim.region}, with "
+                "different values."
+            )
+        seen[claim.region] = ranks[0]
+    ((_, _, shape),) = kinds
+    try:
+        check_tiling(name, shape, list(seen))
+    except ValueError as error:
+        raise CheckpointError(f"{error}: the slices that the ranks hold do not make up the tensor.") from None

@@ -1,0 +1,240 @@
+"""Reading a checkpoint: the manifest first, then only the blocks that are needed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from simparallel.errors import CheckpointError
+from simparallel.files import open_regular, read_into
+from simparallel.train.checkpoint import tree as trees
+from simparallel.train.checkpoint.arrays import Block, Region, raw
+from simparallel.train.checkpoint.manifest import MAX_BYTES, Copy, Manifest, from_bytes, no_tensor
+from simparallel.train.checkpoint.plan import choose
+
+MANIFEST = "manifest.json"
+
+
+class CheckpointReader:
+    """One checkpoint, open to read any slice of its tensors. Close it, or use it in a `with`.
+
+    Opening reads the manifest and checks the sizes of all files.
+
+    Args:
+        path: the directory of the checkpoint.
+        rank, world_size: for whom; matters only for what the saving ranks did not hold alike.
+        verify: compare the SHA-256 of every block that is read.
+
+    Attributes:
+        step: number of the step.
+        world_size: number of ranks that saved it.
+        extra: what was given as `extra`.
+        stood_in: names for which another rank's value was taken, because the ranks' values differed
+            when they were saved and this is another number of ranks.
+
+    Raises:
+        CheckpointError: missing, truncated, malformed, of another format; in `read` also a block
+            whose bytes are not those that were written.
+
+    Collective: no.
+    Cost: each block (up to 8 MiB) with an element of the slice is read once; without `verify` only
+        the rows from the first to the last that are needed.
+
+    Example:
+        >>> with CheckpointReader(path) as checkpoint:  # doctest: +SKIP
+        ...     half = checkpoint.read("model.fc1.weight", (slice(0, 64), slice(None)))
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], rank: int = 0, world_size: int = 1, verify: bool = True
+    ) -> None:
+        self.path = Path(path)
+        self.rank, self._own_size, self.verify = rank, world_size, verify
+        self._descriptors: dict[str, int] = {}
+        self.stood_in: list[str] = []
+        self.manifest = read_manifest(self.path / MANIFEST)
+        self.step, self.world_size = self.manifest.step, self.manifest.world_size
+        self.extra = trees.decode(self.manifest.extra, no_tensor)
+        try:
+            for name in self.manifest.files:
+                self._open(name)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- tensors -------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """The tensors in it."""
+        return list(self.manifest.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Global shape."""
+        return self._copy(name).shape
+
+    def dtype(self, name: str) -> np.dtype:
+        return self._copy(name).dtype
+
+    def read(self, name: str, slices: Sequence[slice] | None = None) -> np.ndarray:
+        """A slice of a tensor, wherever the ranks that saved it had cut it.
+
+        Args:
+            name: as in `names()`.
+            slices: a `slice` per dim, as from `Layout.slices`; None for the whole tensor.
+
+        Returns:
+            A new array of the slice's shape.
+
+        Raises:
+            CheckpointError: no such tensor, a slice outside of it, or a damaged file.
+        """
+        copy = self._copy(name)
+        wanted = Region.of(f"{self.path}: {name}", copy.shape, slices)
+        out = np.empty(wanted.shape, copy.dtype)
+        for block in copy.blocks:
+            common = block.region.common(wanted)
+            if common is not None:
+                self._fill(out, wanted, common, name, block)
+        return out.astype(out.dtype.newbyteorder("="), copy=False)
+
+    # --- plain data ----------------------------------------------------------------------------------
+
+    def parts(self) -> list[str]:
+        """The parts in it: "model", "optimizer", …"""
+        return list(self.manifest.parts)
+
+    def tree(self, part: str) -> Any:
+        """The JSON data of a part, with references to its tensors.
+
+        Raises:
+            CheckpointError: there is no such part, or its ranks held different ones.
+        """
+        if part not in self.manifest.parts:
+            raise CheckpointError(
+                f"{self.path} holds no {part}, only {', '.join(self.parts()) or 'nothing'}; leave it out, or "
+                "restore it from another checkpoint.",
+                path=str(self.path),
+            )  # fmt: skip
+        return self._choose(part, self.manifest.parts[part]).tree
+
+    def state(self, part: str, fetch: Callable[[str], Any] | None = None) -> Any:
+        """The state dict of a part, its tensors as `fetch` gives them by name, or whole.
+
+        Raises:
+            CheckpointError: there is no such part, or a file is damaged.
+        """
+        try:
+            return trees.decode(self.tree(part), fetch or self.read)
+        except CheckpointError as error:
+            raise located(self.path, error) from None
+
+    # --- inside --------------------------------------------------------------------------------------
+
+    def _copy(self, name: str) -> Copy:
+        if name not in self.manifest.tensors:
+            raise CheckpointError(f"{self.path} holds no tensor {name!r}.", path=str(self.path))
+        return self._choose(name, self.manifest.tensors[name])
+
+    def _choose(self, name: str, variants: Sequence[Any]) -> Any:
+        chosen, stands_in = choose(variants, self.rank, self._own_size, self.world_size)
+        if stands_in and name not in self.stood_in:
+            self.stood_in.append(name)
+        return chosen
+
+    def _open(self, name: str) -> None:
+        path, size = self.path / name, self.manifest.files[name]
+        try:
+            self._descriptors[name], found = open_regular(path)
+        except OSError as error:
+            raise unreadable(path, error) from None
+        if found != size:
+            raise CheckpointError(
+                f"{path} has {found} bytes, the manifest says {size}; it was cut off or replaced.",
+                path=str(path),
+            )
+
+    def _fill(self, out: np.ndarray, wanted: Region, common: Region, name: str, block: Block) -> None:
+        """Copy what `block` has of `wanted` into `out`."""
+        needed = block.region
+        offset = block.offset
+        if not self.verify and needed.shape:  # only its rows
+            row_bytes = prod(needed.shape[1:]) * out.itemsize
+            offset += (common.start[0] - needed.start[0]) * row_bytes
+            needed = Region((common.start[0], *needed.start[1:]), (common.shape[0], *needed.shape[1:]))
+        target = out[common.inside(wanted)]
+        in_place = common == needed and target.flags.c_contiguous
+        data = target if in_place else np.empty(needed.shape, out.dtype)
+        path = self.path / block.file
+        try:
+            count = read_into(self._descriptors[block.file], offset, raw(data))
+        except OSError as error:
+            raise unreadable(path, error) from None
+        if count != data.nbytes:
+            raise CheckpointError(
+                f"{path}: {name} needs {data.nbytes} bytes from {offset} on, {count} came; it was cut off.",
+                path=str(path),
+            )  # fmt: skip
+        if self.verify:
+            found = hashlib.sha256(raw(data)).hexdigest()
+            if found != block.sha256:
+                raise CheckpointError(
+                    f"{path}: bytes {offset} … {offset + count} of {name} have sha256 {found[:12]}…, "
+                    f"{block.sha256[:12]}… were written; the file is damaged.",
+                    path=str(path),
+                )  # fmt: skip
+        if not in_place:
+            target[...] = data[common.inside(needed)]
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read and check a manifest. Raises CheckpointError."""
+    try:
+        return from_bytes(read_whole(path, MAX_BYTES))
+    except CheckpointError as error:
+        raise located(path, error) from None
+
+
+def read_whole(path: Path, max_bytes: int | None = None) -> bytes:
+    """The bytes of a regular file. Raises CheckpointError, also when there are more than `max_bytes`."""
+    try:
+        descriptor, size = open_regular(path)
+        with open(descriptor, "rb", buffering=0) as file:
+            if max_bytes is not None and size > max_bytes:
+                raise CheckpointError(
+                    f"{path} has {size} bytes, at most {max_bytes} are possible.", path=str(path)
+                )
+            content = file.read(size) if size else b""
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if len(content) != size:
+        raise CheckpointError(f"{path}: {size} bytes were there, {len(content)} came.", path=str(path))
+    return content
+
+
+def located(path: Path, error: CheckpointError) -> CheckpointError:
+    """The error with the path in front, where it does not name one."""
+    return error if "path" in error.facts else CheckpointError(f"{path}: {error}", path=str(path))
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", path=str(path))

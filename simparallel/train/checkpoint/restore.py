@@ -1,0 +1,90 @@
+"""From a checkpoint back into the objects of a training: all of it on all ranks, or nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simparallel.errors import CheckpointError, LayoutError
+from simparallel.train.checkpoint.contents import Parts
+from simparallel.train.checkpoint.reader import CheckpointReader
+from simparallel.train.checkpoint.team import Team
+
+
+def read_states(
+    team: Team, path: Path, parts: Parts, verify: bool
+) -> tuple[CheckpointReader, dict[str, Any]]:
+    """The state dicts of the parts that are there, in host memory; the reader is closed again.
+
+    Raises:
+        CheckpointError: on all ranks alike; the checkpoint is damaged.
+    """
+    rank = team.communicator.rank
+    states: dict[str, Any] = {}
+
+    def fetch(name: str) -> np.ndarray:
+        layout = parts.layout(name)
+        try:
+            slices = None if layout is None else layout.slices(rank, reader.shape(name))
+            return reader.read(name, slices)
+        except LayoutError as error:
+            raise CheckpointError(f"{path}: {name}: {error}", path=str(path)) from None
+
+    digest = ""
+    with team.attempt(), CheckpointReader(path, team.rank, team.size, verify) as reader:
+        for name in parts.objects:
+            if name in reader.parts():
+                states[name] = reader.state(name, fetch)
+        digest = reader.manifest.sha256
+    digests = team.agree(digest)
+    if len(set(digests)) > 1:
+        raise CheckpointError(f"{path}: the ranks see different checkpoints there.", path=str(path))
+    return reader, states
+
+
+def load_states(team: Team, reader: CheckpointReader, parts: Parts, states: Mapping[str, Any]) -> None:
+    """Hand the states to their objects. Raises CheckpointError on all ranks alike; nothing has changed."""
+    objects = list(parts.objects.items())
+    before: dict[str, Any] = {}
+    try:
+        with team.attempt():
+            for name, value in objects:
+                reader.tree(name)  # says what is missing
+                before[name] = value.state_dict()
+            _check_stand_ins(team, reader)
+        team.agree()
+        for stage in (objects[:-1], objects[-1:]):  # the model only when all else went well everywhere
+            with team.attempt():
+                for name, value in stage:
+                    _load(reader, name, value, states[name])
+            team.agree()
+    except BaseException:
+        for name, state in before.items():
+            parts.objects[name].load_state_dict(state)
+        raise
+
+
+def _load(reader: CheckpointReader, name: str, value: Any, state: Any) -> None:
+    try:
+        value.load_state_dict(state)
+    except Exception as error:
+        text = f"{reader.path}: {name} does not fit: {type(error).__name__}: {error}"
+        raise CheckpointError(text, path=str(reader.path)) from error
+
+
+def _check_stand_ins(team: Team, reader: CheckpointReader) -> None:
+    """What the saving ranks did not hold alike, now that there is another number of ranks."""
+    held = f"{reader.path}: {reader.world_size} ranks saved it, and not alike; these are {team.size} ranks"
+    plain = [name for name in reader.stood_in if name in reader.parts() and name != "random"]
+    if plain:
+        raise CheckpointError(
+            f"{held}: {', '.join(plain)} cannot be divided. Leave it out, or use {reader.world_size} ranks.",
+            path=str(reader.path),
+        )
+    if reader.stood_in and team.rank == 0:
+        names = ", ".join(reader.stood_in[:5]) + (", …" if len(reader.stood_in) > 5 else "")
+        warnings.warn(f"{held}: all take the first one's {names}.", RuntimeWarning, stacklevel=4)

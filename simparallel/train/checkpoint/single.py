@@ -1,0 +1,177 @@
+"""One file for one model, in MindSpore's manner: safetensors, written in one move."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from simparallel.errors import CheckpointError, StateDictError
+from simparallel.files import write_atomically
+from simparallel.nn import Module
+from simparallel.train.checkpoint import tree as trees
+from simparallel.train.checkpoint.arrays import host_array, plan_file, raw
+from simparallel.train.checkpoint.contents import bare
+from simparallel.train.checkpoint.reader import read_whole
+from simparallel.train.checkpoint.team import on_disk
+
+_MARK = "simparallel"  # key of our metadata
+
+
+def save_checkpoint(save_obj: Module | Mapping[str, Any], ckpt_file_name: str | os.PathLike[str]) -> None:
+    """Save the parameters and buffers of a model in one safetensors file. Every library of that format reads it.
+
+    Args:
+        save_obj: a model, or a dict of arrays or Tensors by name.
+        ckpt_file_name: path of the file; what is there is replaced in one move, when the new one is
+            complete and on the disk.
+
+    Raises:
+        CheckpointError: not such a model or dict, or the disk refuses.
+
+    Collective: no. One rank calls it; see `CheckpointManager` for all of them.
+    """
+    value = bare(save_obj)
+    arrays = value.state_dict() if isinstance(value, Module) else value
+    if not isinstance(arrays, Mapping) or not all(isinstance(name, str) for name in arrays):
+        raise CheckpointError(
+            f"save_checkpoint: need a Module or a dict of arrays, got {type(save_obj).__name__}."
+        )
+    _write(Path(ckpt_file_name), arrays, {})
+
+
+def load_checkpoint(
+    ckpt_file_name: str | os.PathLike[str], net: Module | None = None, strict_load: bool = False
+) -> dict[str, np.ndarray]:
+    """Read a safetensors file, of this library or of another.
+
+    Args:
+        ckpt_file_name: path of the file.
+        net: a model that takes the arrays over, see `load_param_into_net`.
+
+    Returns:
+        Name -> array.
+
+    Raises:
+        CheckpointError: missing, truncated, damaged (where this library wrote it, every flipped bit is
+            found) or no safetensors file; or it does not fit `net`, which then stays as it is.
+
+    Collective: no.
+    """
+    path = Path(ckpt_file_name)
+    arrays, _ = _read(path)
+    if net is not None:
+        missing, _ = load_param_into_net(net, arrays, strict_load, _who=str(path))
+        if len(missing) == len(bare(net).state_dict()) and missing:
+            raise CheckpointError(
+                f"{path} has nothing of this {type(net).__name__}: it holds {_listed(arrays)}, the model has "
+                f"{_listed(missing)}.",
+                path=str(path),
+            )  # fmt: skip
+    return arrays
+
+
+def load_param_into_net(
+    net: Module,
+    parameter_dict: Mapping[str, Any],
+    strict_load: bool = False,
+    *,
+    _who: str = "load_param_into_net",
+) -> tuple[list[str], list[str]]:
+    """Copy arrays into a model, by name; all that fit, or on an error none.
+
+    Args:
+        net: the model.
+        parameter_dict: name -> array or Tensor, as from `load_checkpoint`.
+        strict_load: names must match exactly. Shapes and dtypes must in any case.
+
+    Returns:
+        Names of the model that got nothing, and names that the model does not have.
+
+    Raises:
+        CheckpointError: lists what does not fit; the model stays as it is.
+    """
+    try:
+        return tuple(bare(net).load_state_dict(parameter_dict, strict=strict_load))
+    except StateDictError as error:
+        raise CheckpointError(f"{_who}: {error}", path=_who) from error
+
+
+def save(obj: Any, path: str | os.PathLike[str]) -> None:
+    """Save nested dicts, lists, numbers, text and arrays, such as a state dict, in one safetensors file.
+
+    Raises:
+        CheckpointError: anything else in `obj`, or the disk refuses.
+    """
+    arrays: dict[str, Any] = {}
+
+    def keep(place: trees.Path, value: Any) -> str:
+        name = ".".join(map(str, place)) or "value"
+        while name in arrays:
+            name += "'"
+        arrays[name] = value
+        return name
+
+    tree = trees.encode(obj, keep)
+    _write(Path(path), arrays, {"tree": tree})
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """What `save` was given; of another safetensors file a dict of its arrays. Raises CheckpointError."""
+    arrays, note = _read(Path(path))
+    return arrays if "tree" not in note else trees.decode(note["tree"], arrays.__getitem__)
+
+
+def _write(path: Path, given: Mapping[str, Any], note: dict[str, Any]) -> None:
+    arrays = {name: host_array(name, value) for name, value in given.items()}
+    note = {**note, "sha256": _digest(arrays, note.get("tree"))}
+    metadata = {"format": "np", _MARK: json.dumps(note, allow_nan=False)}
+    plan = plan_file({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata)
+    order = sorted(arrays, key=lambda name: plan.offsets[name])
+    with on_disk(path, plan.size_bytes):
+        write_atomically(path, [plan.header, *(raw(arrays[name]) for name in order)], sync=True)
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays, and what `_write` noted. Raises CheckpointError."""
+    content = read_whole(path)
+    try:
+        arrays = safetensors.numpy.load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        note = json.loads(header.get("__metadata__", {}).get(_MARK, "{}"))
+        if "sha256" in note and note["sha256"] != _digest(arrays, note.get("tree")):
+            raise CheckpointError(
+                f"{path}: its {len(content)} bytes do not have the checksum that was written."
+            )
+        if not trees.names(note.get("tree")) <= set(arrays):
+            raise CheckpointError(f"{path}: arrays are missing that its data refers to.")
+    except (SafetensorError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} ({len(content)} bytes) is damaged, or no safetensors file: {type(error).__name__}: {error}.",
+            path=str(path),
+        ) from None
+    except CheckpointError as error:
+        raise CheckpointError(str(error), path=str(path)) from None
+    # Some versions of the library hand out views of read-only bytes.
+    return {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}, note
+
+
+def _digest(arrays: Mapping[str, np.ndarray], tree: Any) -> str:
+    names = sorted(arrays)
+    listing = [[name, arrays[name].dtype.str, list(arrays[name].shape)] for name in names]
+    digest = hashlib.sha256(json.dumps([listing, tree], sort_keys=True).encode())
+    for name in names:
+        digest.update(raw(np.ascontiguousarray(arrays[name])))
+    return digest.hexdigest()
+
+
+def _listed(names: Mapping[str, Any] | list[str]) -> str:
+    shown = list(names)[:3]
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,84 @@
+"""Ranks that succeed or fail together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from simparallel.comm import Group, current
+from simparallel.errors import CheckpointError, CommError
+
+
+class Team:
+    """The ranks of a group, in a job in which any of them may fail.
+
+    Each works in `attempt()`, where an error is noted and not raised; `agree` then tells all ranks, and
+    if there was one, all raise it. So nobody waits for a rank that has given up.
+
+    Attributes:
+        rank: this rank's place in the group.
+        size: number of ranks.
+    """
+
+    def __init__(self, group: Group | None) -> None:
+        self.communicator = current()
+        self.group = group or self.communicator.world
+        if self.group.rank is None:
+            raise CheckpointError(
+                f"rank {self.communicator.rank} is not in the group of ranks {self.group.ranks}; only these call it."
+            )
+        self.rank: int = self.group.rank
+        self.size: int = self.group.size
+        self._error: Exception | None = None
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Note an error instead of raising it; skip what is left of the block."""
+        try:
+            yield
+        except CommError:  # another rank died: it is known everywhere
+            raise
+        except Exception as error:
+            self._error = self._error or error
+
+    def agree(self, value: Any = None) -> list[Any]:
+        """Every rank's value. Collective: yes.
+
+        Raises:
+            CheckpointError: a rank has failed; the same text everywhere.
+        """
+        error, self._error = self._error, None
+        failure = None
+        if error is not None:
+            value, failure = None, (_text(error), getattr(error, "path", None))
+        told = self.communicator.all_gather_object((failure, value), self.group)
+        failures = [(rank, *failed) for rank, (failed, _) in enumerate(told) if failed is not None]
+        if not failures:
+            return [given for _, given in told]
+        _, text, path = failures[0]
+        if self.size > 1:
+            ranks = ", ".join(str(self.group.ranks[rank]) for rank, _, _ in failures)
+            text = f"rank{'s' if len(failures) > 1 else ''} {ranks}: {text}"
+        raise CheckpointError(
+            text, path=path, ranks=tuple(self.group.ranks[f[0]] for f in failures)
+        ) from error
+
+
+@contextmanager
+def on_disk(path: Path, size_bytes: int | None = None) -> Iterator[None]:
+    """Turn an OSError into a CheckpointError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        size = "" if size_bytes is None else f" ({size_bytes} bytes)"
+        raise CheckpointError(
+            f"{path}{size} cannot be written: {error.strerror or error}. The checkpoints from before are as "
+            "they were.",
+            path=str(path),
+        ) from error
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"

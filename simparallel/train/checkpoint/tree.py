@@ -1,0 +1,110 @@
+"""State dicts as JSON: nested plain data stays, each array becomes a reference to a tensor."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import is_array
+from simparallel.errors import CheckpointError
+from simparallel.train.checkpoint.arrays import TensorSlice
+
+MAX_DEPTH = 64
+Path = tuple[Any, ...]
+Keep = Callable[[Path, Any], str]  # (where it stands, array, Tensor or TensorSlice) -> name of the tensor
+Fetch = Callable[[str], Any]
+
+
+def encode(value: Any, keep: Keep, path: Path = ()) -> Any:
+    """`value` as JSON data. Types come back as they were, floats and scalars to the bit.
+
+    Args:
+        value: None, bool, int, float, str, NumPy scalar, array, Tensor, `TensorSlice`, and lists, tuples
+            and dicts of them.
+        keep: told of every array; its answer is the reference.
+
+    Raises:
+        CheckpointError: anything else, or more than 64 levels.
+    """
+    if isinstance(value, (Tensor, TensorSlice)) or is_array(value):
+        return {"$tensor": keep(path, value)}
+    if len(path) > MAX_DEPTH:
+        raise CheckpointError(f"{_dotted(path[:4])}…: more than {MAX_DEPTH} levels; does it hold itself?")
+    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+        return {"$scalar": [value.dtype.newbyteorder("<").str, value.tobytes().hex()]}
+    if value is None or isinstance(value, (bool, str, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: encode(entry, keep, (*path, key)) for key, entry in value.items()}
+        pairs = [(encode(key, keep, path), encode(entry, keep, (*path, key))) for key, entry in value.items()]
+        return {"$items": pairs}
+    if isinstance(value, (list, tuple)):
+        entries = [encode(entry, keep, (*path, i)) for i, entry in enumerate(value)]
+        return entries if isinstance(value, list) else {"$tuple": entries}
+    raise CheckpointError(
+        f"{_dotted(path) or 'the state'} is a {type(value).__name__}; a checkpoint holds numbers, text, arrays "
+        "and lists, tuples and dicts of them."
+    )
+
+
+def decode(tree: Any, fetch: Fetch) -> Any:
+    """What `encode` was given; `fetch` gives the array of a name.
+
+    Raises:
+        CheckpointError: not a tree that `encode` makes.
+    """
+    if isinstance(tree, list):
+        return [decode(entry, fetch) for entry in tree]
+    if not isinstance(tree, dict):
+        return tree
+    marks = [key for key in tree if key.startswith("$")]
+    if not marks:
+        return {key: decode(entry, fetch) for key, entry in tree.items()}
+    (mark, content), *others = tree.items()
+    try:
+        if others:
+            raise ValueError("more than one key")
+        return _SPECIAL[mark](content, fetch)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"malformed entry {json.dumps(tree)[:80]!r} in a saved state ({error})."
+        ) from None
+
+
+def names(tree: Any) -> set[str]:
+    """The tensors that the tree refers to."""
+    found: set[str] = set()
+    decode(tree, found.add)
+    return found
+
+
+def _scalar(content: Any, fetch: Fetch) -> np.generic:
+    dtype, bits = content
+    return np.frombuffer(bytes.fromhex(bits), np.dtype(dtype)).astype(np.dtype(dtype).newbyteorder("="))[()][
+        0
+    ]
+
+
+def _float(content: Any, fetch: Fetch) -> float:
+    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
+
+
+_SPECIAL: dict[str, Callable[[Any, Fetch], Any]] = {
+    "$tensor": lambda content, fetch: fetch(str(content)),
+    "$scalar": _scalar,
+    "$float": _float,
+    "$tuple": lambda content, fetch: tuple(decode(entry, fetch) for entry in content),
+    "$items": lambda content, fetch: {decode(key, fetch): decode(entry, fetch) for key, entry in content},
+}
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))

@@ -1,0 +1,545 @@
+"""A training that was stopped goes on as if it had not been, on the same number of ranks or another."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import safetensors.numpy
+from crashing_files import HookedFiles
+from hypothesis import given, settings, strategies as st
+
+import simparallel as sp
+from simparallel import backend, nn, optim
+from simparallel.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler, TensorDataset
+from simparallel.errors import CheckpointError, StateDictError
+from simparallel.parallel import DistributedDataParallel
+from simparallel.train import CheckpointManager
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+# --- a whole training -------------------------------------------------------------------------------
+
+SAMPLES, BATCH = 23, 3  # on 1 rank the last batch is not full, on 2 a sample counts twice
+
+
+class Training:
+    """Everything that has a state: dropout, running statistics, moments, rates, scale, order, epoch."""
+
+    def __init__(self, directory: str, samples: int = SAMPLES) -> None:
+        sp.init()
+        sp.manual_seed(3)
+        numbers = np.random.default_rng(0).normal(size=(samples, 4)).astype(np.float32)
+        layers = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.4), nn.Linear(6, 1)
+        self.model = DistributedDataParallel(nn.Sequential(*layers))
+        self.optimizer = optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = optim.StepLR(self.optimizer, step_size=2, gamma=0.5)
+        self.scaler = optim.GradScaler(optim.DynamicLossScaleManager(64.0, scale_window=3))
+        sampler = DistributedSampler(TensorDataset(numbers), seed=7)
+        self.loader = DataLoader(TensorDataset(numbers), BATCH, sampler=sampler, transform=self.augment)
+        self.manager = CheckpointManager(directory, files=HookedFiles())
+        self.losses: list[float] = []
+        self.parts = {
+            "model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler, "sampler": self.loader,
+            "scaler": self.scaler,
+        }  # fmt: skip
+
+    def augment(self, x: Any) -> Any:
+        return x * np.float32(1.5)
+
+    def run(self, epochs: int, save_at: int | None = None, stop_at: int | None = None) -> None:
+        for epoch in range(self.loader.epoch, epochs):
+            self.loader.sampler.set_epoch(epoch)
+            for (x,) in self.loader:
+                loss = (self.model(x) ** 2).mean()
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                self.optimizer.zero_grad()
+                self.scheduler.step()
+                self.losses.append(float(loss))
+                if len(self.losses) == save_at:
+                    self.manager.save(save_at, **self.parts, extra={"losses": self.losses})
+                if len(self.losses) == stop_at:
+                    return
+
+    def everything(self) -> dict[str, Any]:
+        states = {name: part.state_dict() for name, part in self.parts.items()}
+        return {**states, "random": backend.random_state.state_dict(), "losses": self.losses}
+
+
+def without_a_stop(directory: str, save_at: int) -> dict[str, Any]:
+    training = Training(directory)
+    training.run(epochs=3, save_at=save_at)
+    return training.everything()
+
+
+def stopped_and_resumed(directory: str) -> dict[str, Any]:
+    training = Training(directory)
+    training.run(epochs=1, stop_at=2)  # something else has happened here
+    restored = training.manager.restore(**training.parts)
+    assert restored.step == len(restored.extra["losses"])
+    training.losses = restored.extra["losses"]
+    training.run(epochs=3)
+    return training.everything()
+
+
+def equal(left: Any, right: Any) -> None:
+    np.testing.assert_equal(left, right)
+
+
+@pytest.mark.parametrize("save_at", [1, 3, 4, 6, 12])  # of 4 steps an epoch
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_resumed_training_ends_with_the_same_bits(tmp_path, size, save_at):
+    check_resuming(tmp_path, size, save_at * 2 // size, "inline")  # on one rank of 8 steps an epoch
+
+
+@pytest.mark.process
+def test_processes_that_resume_end_with_the_same_bits(tmp_path):
+    check_resuming(tmp_path, 2, 3, "shm")
+
+
+def check_resuming(directory: Path, size: int, save_at: int, transport: str) -> None:
+    with sp.Cluster(size, transport=transport, echo=False) as cluster:
+        expected = cluster.run(without_a_stop, str(directory), save_at)
+        found = cluster.run(stopped_and_resumed, str(directory))
+
+    for rank in range(size):
+        own = expected[rank]["losses"]
+        assert len(own) == (12 if size == 2 else 24)
+        # `extra` is that of rank 0.
+        assert found[rank]["losses"][save_at:] == own[save_at:]
+        for part in ("model", "optimizer", "scheduler", "sampler", "scaler", "random"):
+            equal(found[rank][part], expected[rank][part])
+
+
+def test_without_restoring_the_random_numbers_the_bits_differ(tmp_path):
+    """The red control: dropout takes part."""
+
+    def resumed(directory: str) -> list[float]:
+        training = Training(directory)
+        training.run(epochs=1, stop_at=2)
+        training.manager.restore(**training.parts, random=False)
+        training.run(epochs=3)
+        return training.losses[2:]
+
+    (expected,) = sp.launch(without_a_stop, (str(tmp_path), 5), transport="inline", world_size=1, echo=False)
+    (found,) = sp.launch(resumed, (str(tmp_path),), transport="inline", world_size=1, echo=False)
+
+    assert len(found) == len(expected["losses"][5:])
+    assert found != expected["losses"][5:]
+
+
+def one_step(directory: str, restore: bool) -> dict[str, Any]:
+    training = Training(directory)
+    if restore:
+        training.manager.restore(**training.parts)
+    else:
+        training.run(epochs=1, save_at=2, stop_at=2)
+    seen = [x.numpy()[:, 0].tolist() for (x,) in training.loader] if restore else []
+    return {**training.everything(), "seen": sum(seen, [])}
+
+
+@pytest.mark.parametrize("saved", [1, 2, 3, 4])
+def test_a_training_saved_by_n_ranks_goes_on_with_any_m(tmp_path, saved):
+    before = sp.launch(one_step, (str(tmp_path), False), world_size=saved, transport="inline", echo=False)
+    order = 1.5 * np.random.default_rng(0).normal(size=(SAMPLES, 4)).astype(np.float32)[:, 0]
+    left = backend.random_permutation(7, "sampler", SAMPLES)[2 * BATCH * saved :]
+    for loaded in (1, 2, 3, 5):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            after = sp.launch(
+                one_step, (str(tmp_path), True), world_size=loaded, transport="inline", echo=False
+            )
+
+        for part in ("optimizer", "scheduler", "scaler", "random"):
+            equal([rank[part] for rank in after], [before[0][part]] * loaded)
+        own = before if loaded == saved else before[:1] * loaded  # running statistics are each rank's own
+        equal([rank["model"] for rank in after], [rank["model"] for rank in own])
+        told = "all take the first one's model.1.running_mean"
+        assert [told in str(warning.message) for warning in caught] == [True] * (saved not in (1, loaded))
+
+        each = -(-len(left) // loaded)
+        padded = np.resize(
+            np.concatenate([left, backend.random_permutation(7, "sampler", SAMPLES)]), each * loaded
+        )
+        equal(
+            [rank["seen"] for rank in after], [order[padded[rank::loaded]].tolist() for rank in range(loaded)]
+        )
+
+
+def test_plain_data_that_differs_between_ranks_cannot_go_to_other_ranks(tmp_path):
+    class Part:
+        def __init__(self) -> None:
+            self.state = {"rank": sp.get_rank()}
+
+        def state_dict(self) -> dict:
+            return self.state
+
+        def load_state_dict(self, state: dict) -> None:
+            self.state = dict(state)
+
+    def program(directory: str, save: bool) -> Any:
+        sp.init()
+        manager, part = CheckpointManager(directory, files=HookedFiles()), Part()
+        if save:
+            return manager.save(1, sampler=part)
+        part.state = {"rank": -1}
+        try:
+            manager.restore(sampler=part)
+        except CheckpointError as error:
+            return str(error), part.state
+        return part.state
+
+    sp.launch(program, (str(tmp_path), True), world_size=2, transport="inline", echo=False)
+
+    same = sp.launch(program, (str(tmp_path), False), world_size=2, transport="inline", echo=False)
+    assert list(same) == [{"rank": 0}, {"rank": 1}]
+    other = sp.launch(program, (str(tmp_path), False), world_size=3, transport="inline", echo=False)
+    assert {text for text, _ in other} == {other[0][0]}
+    assert "2 ranks saved it, and not alike; these are 3 ranks: sampler cannot be divided" in other[0][0]
+    assert [state for _, state in other] == [{"rank": -1}] * 3
+
+
+# --- all or nothing ---------------------------------------------------------------------------------
+
+
+def misfit(directory: str, rank: int, what: str) -> tuple[str, bool]:
+    """Restore where one rank cannot: what it said, and whether anything changed."""
+    training = Training(directory)
+    training.run(epochs=1, stop_at=1)
+    mine = sp.get_rank() == rank
+    parts = dict(training.parts)
+    if mine and what == "shape":
+        parts["model"] = nn.Linear(9, 9)
+    elif mine and what == "optimizer":
+        parts["optimizer"] = optim.SGD(training.model.parameters(), lr=0.1, momentum=0.9)
+    elif mine and what == "sampler":
+        parts["sampler"] = DataLoader(TensorDataset(np.zeros((5, 1))), 2)
+    elif mine and what == "file":
+        training.manager.path(2).joinpath("manifest.json").unlink()
+    elif mine and what == "late":  # the model itself, after all else went well
+        parts["model"] = Refuses(training.model.module)
+    elif mine and what == "no state":
+        parts["scaler"] = object()
+    before = training.everything()
+    try:
+        training.manager.restore(2, **parts)
+    except CheckpointError as error:
+        equal(training.everything(), before)
+        return str(error), error.path
+    return "", None
+
+
+class Refuses(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def state_dict(self) -> dict:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: Any, strict: bool = True) -> Any:
+        if not np.array_equal(state["0.weight"], self.inner.state_dict()["0.weight"]):
+            raise MemoryError("no room")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("shape", r"model does not fit: StateDictError: .*\n.*weight"),
+        ("optimizer", "optimizer does not fit: StateDictError: SGD has no settings"),
+        ("sampler", "sampler does not fit"),
+        ("file", r"manifest\.json cannot be read: No such file"),
+        ("late", "model does not fit: MemoryError: no room"),
+        ("no state", "scaler=object has no state_dict"),
+    ],
+)
+def test_a_rank_that_cannot_restore_makes_all_raise_and_nothing_changes(tmp_path, rank, what, message):
+    sp.launch(one_step, (str(tmp_path), False), world_size=2, transport="inline", echo=False)
+    results = sp.launch(misfit, (str(tmp_path), rank, what), world_size=2, transport="inline", echo=False)
+
+    assert len(set(results)) == 1
+    text, path = results[0]
+    with pytest.raises(CheckpointError, match=message):
+        raise CheckpointError(text)
+    assert text.startswith(f"rank {rank}: ") or what == "file"
+    assert what == "no state" or str(tmp_path) in path
+
+
+@pytest.mark.process
+def test_processes_restore_together_or_not_at_all(tmp_path):
+    with sp.Cluster(2, echo=False) as cluster:
+        cluster.run(one_step, str(tmp_path), False)
+        results = cluster.run(misfit, str(tmp_path), 1, "shape")
+
+    assert results[0] == results[1]
+    assert results[0][0].startswith("rank 1: ")
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_a_warning(tmp_path):
+    manager, model = CheckpointManager(tmp_path, files=HookedFiles()), nn.Linear(2, 1)
+    manager.save(1, model=model)
+    before = model.state_dict()
+    model.weight.data += 1
+    damaged = manager.save(2, model=model) / "rank_0.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+
+    with pytest.warns(RuntimeWarning, match=r"rank_0\.safetensors has .* Going back to .*ckpt-000001"):
+        assert manager.restore(model=model).step == 1
+    equal(model.state_dict(), before)
+    with pytest.raises(CheckpointError, match="it was cut off or replaced"):
+        manager.restore(2, model=model)
+
+
+def test_a_part_that_is_not_there_is_an_error_not_a_reason_to_go_back(tmp_path):
+    manager, model = CheckpointManager(tmp_path, files=HookedFiles()), nn.Linear(2, 1)
+    manager.save(1, model=model, scheduler=SequentialSampler([1]))
+    manager.save(2, model=model)
+
+    with pytest.raises(CheckpointError, match=r"ckpt-000002-0002 holds no scheduler, only random, model"):
+        manager.restore(model=model, scheduler=SequentialSampler([1]))
+
+
+# --- what stays -------------------------------------------------------------------------------------
+
+
+def test_the_last_saves_stay_and_a_step_that_comes_again_takes_the_place_of_the_older(tmp_path):
+    manager = CheckpointManager(tmp_path / "new" / "run", keep=2, files=HookedFiles())
+    assert (manager.steps(), manager.latest()) == ([], None)
+    for step, steps in ((10, [10]), (30, [10, 30]), (20, [20, 30]), (20, [20, 30]), (5, [5, 20])):
+        manager.save(step, extra=len(steps))
+        assert (manager.steps(), manager.latest()) == (steps, step)
+
+    assert manager.restore().step == 5
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 30, only of \[5, 20\]"):
+        manager.restore(30)
+    assert len(list(manager.directory.iterdir())) == 2
+    assert (tmp_path / "new" / "run").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_not_a_checkpoint_is_left_alone(tmp_path):
+    for name in ("ckpt-000007-0001", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "ckpt-000008-0001").symlink_to(tmp_path)
+    (tmp_path / "ckpt-000001-0001.tmp-00").mkdir()
+    manager = CheckpointManager(tmp_path, keep=1, files=HookedFiles())
+
+    assert manager.steps() == []
+    manager.save(3)
+    assert manager.steps() == [3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "ckpt-000003-0001", "ckpt-000007-0001", "ckpt-000008-0001", "notes.txt",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, True, "3", 10**18])
+def test_a_bad_step_is_refused(tmp_path, step):
+    with pytest.raises(CheckpointError, match="step="):
+        CheckpointManager(tmp_path).save(step)
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5, True])
+def test_a_bad_number_to_keep_is_refused(tmp_path, keep):
+    with pytest.raises(CheckpointError, match="keep="):
+        CheckpointManager(tmp_path, keep)
+
+
+def test_a_group_saves_and_restores_on_its_own(tmp_path):
+    def program(directory: str) -> Any:
+        sp.init()
+        groups = [sp.new_group(ranks) for ranks in ((0, 2), (1,))]
+        own = groups[sp.get_rank() % 2]
+        manager = CheckpointManager(Path(directory, str(sp.get_rank() % 2)), files=HookedFiles())
+        manager.save(sp.get_rank() % 2, extra=sp.get_rank(), group=own)
+        with pytest.raises(CheckpointError, match="is not in the group of ranks"):
+            manager.restore(group=groups[1 - sp.get_rank() % 2])
+        return manager.restore(group=own)[:2]
+
+    results = sp.launch(program, (str(tmp_path),), world_size=3, transport="inline", echo=False)
+
+    assert list(results) == [(0, 0), (1, 1), (0, 0)]
+
+
+# --- samplers and loaders ---------------------------------------------------------------------------
+
+samplers = st.sampled_from(["sequential", "random", "distributed"])
+
+
+@settings(max_examples=3 * settings.default.max_examples)
+@given(samplers, st.integers(1, 20), st.integers(1, 6), st.booleans(), st.data())
+def test_a_loader_goes_on_in_the_middle_of_an_epoch(kind, size, batch, drop_last, data):
+    dataset = TensorDataset(np.arange(size))
+    make = {
+        "sequential": SequentialSampler, "random": lambda d: RandomSampler(d, 5),
+        "distributed": lambda d: DistributedSampler(d, 3, 1, seed=5),
+    }[kind]  # fmt: skip
+    batch = min(batch, len(make(dataset)))
+
+    def loader() -> DataLoader:
+        return DataLoader(dataset, batch, sampler=make(dataset), drop_last=drop_last)
+
+    first = loader()
+    total = 2 * len(first)
+    stop = data.draw(st.integers(0, total))
+    rest, state = [], first.state_dict()
+    done = 0
+    for _ in range(2):
+        for (x,) in first:
+            done += 1
+            if done > stop:
+                rest.append(x.numpy().tolist())
+            elif done == stop:
+                state = first.state_dict()
+
+    second = loader()
+    for _ in second:
+        break  # left: the next loop is another epoch, unless a state is loaded
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    found = [x.numpy().tolist() for _ in range(2) for (x,) in second]
+
+    assert found[: len(rest)] == rest
+
+
+def test_set_epoch_of_the_same_epoch_keeps_the_place_and_of_another_does_not():
+    dataset = TensorDataset(np.arange(8))
+    loader = DataLoader(dataset, 2, sampler=DistributedSampler(dataset, shuffle=False))
+    state = {**loader.state_dict(), "epoch": 4, "position": 6}
+
+    loader.load_state_dict(state)
+    loader.set_epoch(4)
+    assert [x.numpy().tolist() for (x,) in loader] == [[6, 7]]
+    assert len(list(loader)) == 4
+    loader.load_state_dict(state)
+    loader.set_epoch(5)
+    assert len(list(loader)) == 4
+
+
+def test_a_loader_takes_no_state_of_other_data():
+    loader = DataLoader(TensorDataset(np.arange(8)), 2, shuffle=True)
+    state = loader.state_dict()
+
+    for other in (
+        DataLoader(TensorDataset(np.arange(9)), 2, shuffle=True), DataLoader(TensorDataset(np.arange(8)), 2),
+    ):  # fmt: skip
+        before = other.state_dict()
+        with pytest.raises(StateDictError, match="it would visit other samples"):
+            other.load_state_dict(state)
+        assert other.state_dict() == before
+    with pytest.raises(StateDictError, match="need"):
+        loader.load_state_dict({"epoch": 1})
+
+
+# --- single files -----------------------------------------------------------------------------------
+
+
+def test_a_model_comes_back_from_one_file(tmp_path):
+    model, path = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), tmp_path / "deep" / "model.ckpt"
+    expected = model.state_dict()
+    sp.save_checkpoint(model, path)
+    for parameter in model.parameters():
+        parameter.data += 1
+
+    found = sp.load_checkpoint(path, model)
+
+    equal(model.state_dict(), expected)
+    equal(found, expected)
+    assert all(array.flags.writeable for array in found.values())
+    equal(safetensors.numpy.load_file(path), expected)
+    assert [entry.name for entry in path.parent.iterdir()] == ["model.ckpt"]
+
+
+def test_a_dict_comes_back_from_one_file_and_foreign_files_are_read(tmp_path):
+    arrays = {
+        "a": np.arange(6, dtype=">i4").reshape(2, 3),
+        "b": sp.Tensor([1.5]),
+        "c": np.float32([[1, 2]]).T,
+    }
+    sp.save_checkpoint(arrays, tmp_path / "ours")
+    safetensors.numpy.save_file({"x": np.ones(3)}, tmp_path / "theirs")
+
+    found = sp.load_checkpoint(tmp_path / "ours")
+    equal(found, {"a": arrays["a"], "b": np.array([1.5], np.float32), "c": arrays["c"]})
+    equal(sp.load_checkpoint(tmp_path / "theirs"), {"x": np.ones(3)})
+    equal(sp.load(tmp_path / "theirs"), {"x": np.ones(3)})
+
+
+def test_parameters_go_by_name_and_the_rest_is_told():
+    model = nn.Linear(2, 1)
+    weight = np.full((1, 2), 7, np.float32)
+
+    assert sp.load_param_into_net(model, {"weight": weight, "other": weight}) == (["bias"], ["other"])
+    equal(model.weight.numpy(), weight)
+    before = model.state_dict()
+    for wrong, strict in (({"weight": weight.T}, False), ({"weight": weight + 1}, True)):
+        with pytest.raises(CheckpointError, match="weight|bias"):
+            sp.load_param_into_net(model, wrong, strict_load=strict)
+        equal(model.state_dict(), before)
+
+
+def test_a_file_with_nothing_of_the_model_is_refused(tmp_path):
+    sp.save_checkpoint({"a": np.ones(1)}, tmp_path / "file")
+
+    with pytest.raises(CheckpointError, match="has nothing of this Linear: it holds a, the model has"):
+        sp.load_checkpoint(tmp_path / "file", nn.Linear(2, 1))
+
+
+@pytest.mark.parametrize(
+    "value", [3, [np.ones(2)], {1: np.ones(1)}, {"a": "text"}, {"__metadata__": np.ones(1)}]
+)
+def test_what_is_no_model_is_not_saved(tmp_path, value):
+    with pytest.raises(CheckpointError):
+        sp.save_checkpoint(value, tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+
+
+@settings(max_examples=settings.default.max_examples)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("fc"), st.integers(0, 10**6), st.integers(0, 7)), min_size=15, max_size=25
+    )
+)
+def test_a_damaged_file_is_found_and_the_model_stays(tmp_path_factory, damages):
+    path = tmp_path_factory.mktemp("single") / "file"
+    model, expected = nn.Linear(5, 4), {}
+    sp.save_checkpoint(model, path)
+    content = path.read_bytes()
+    expected = model.state_dict()
+    for kind, place, bit in damages:
+        damaged = bytearray(content)
+        place %= len(content)
+        if kind == "f":
+            damaged[place] ^= 1 << bit
+        else:
+            del damaged[place:]
+        path.write_bytes(damaged)
+        try:
+            found = sp.load_checkpoint(path, model)
+        except CheckpointError:
+            found = expected
+        equal(found, expected)  # a flip in the note of another library, at most
+        equal(model.state_dict(), expected)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff" * 8, (10**15).to_bytes(8, "little") + b"{}", (2).to_bytes(8, "little") + b"[]",
+     (60).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[9,9],"data_offsets":[0,4000000]}}'.ljust(60)],
+)  # fmt: skip
+def test_a_file_that_is_none_is_refused(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+
+    with pytest.raises(CheckpointError, match="is damaged, or no safetensors file"):
+        sp.load_checkpoint(tmp_path / "file")
+    for name in ("none", "link", "."):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            sp.load_checkpoint(tmp_path / name)

@@ -1,0 +1,84 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from crashing_files import HookedFiles, fails_at
+
+from simparallel.files import make_directories, open_regular, read_into, remove_tree, write_atomically
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_file_is_replaced_in_one_move(tmp_path, sync):
+    path = tmp_path / "new" / "deeper" / "file"
+    for content in (b"first", b"", [b"in ", memoryview(b"pieces")]):
+        write_atomically(path, content, sync=sync)
+
+    assert path.read_bytes() == b"in pieces"
+    assert os.listdir(path.parent) == ["file"]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(tmp_path, sync):
+    path = tmp_path / "file"
+    counted = HookedFiles(write_bytes=256)
+    write_atomically(path, b"old", sync=sync, files=counted)
+    before_the_move = counted.done - sync  # the name is waited for afterwards
+    for target in range(before_the_move):
+        with pytest.raises(OSError, match="No space"):
+            write_atomically(path, b"new", sync=sync, files=fails_at(target, errno.ENOSPC))
+        assert path.read_bytes() == b"old"
+        assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_link_at_the_temporary_name_is_not_followed(tmp_path):
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / f".file.{os.getpid()}.tmp").symlink_to(tmp_path / "victim")
+
+    with pytest.raises(OSError, match="symbolic links"):
+        write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_a_tree_is_removed_but_not_what_links_lead_to(tmp_path):
+    (tmp_path / "kept" / "inner").mkdir(parents=True)
+    (tmp_path / "tree" / "inner").mkdir(parents=True)
+    (tmp_path / "tree" / "inner" / "file").touch()
+    (tmp_path / "tree" / "link").symlink_to(tmp_path / "kept")
+    remove_tree(tmp_path / "tree")
+
+    assert os.listdir(tmp_path) == ["kept"]
+    assert os.listdir(tmp_path / "kept") == ["inner"]
+
+
+def test_new_directories_are_for_the_owner_alone(tmp_path):
+    make_directories(tmp_path / "a" / "b")
+    make_directories(tmp_path / "a" / "b")
+
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize("kind", ["none", "directory", "link", "pipe"])
+def test_only_regular_files_are_opened(tmp_path, kind):
+    path = tmp_path / "file"
+    make = {"none": lambda: None, "directory": path.mkdir, "link": lambda: path.symlink_to(__file__)}
+    make.get(kind, lambda: os.mkfifo(path))()
+    before = len(os.listdir("/proc/self/fd"))
+
+    with pytest.raises(OSError, match="No such file|regular|symbolic links"):
+        open_regular(path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_part_of_a_file_is_read_as_far_as_it_goes(tmp_path):
+    (tmp_path / "file").write_bytes(b"0123456789")
+    descriptor, size = open_regular(tmp_path / "file")
+    buffer = bytearray(4)
+
+    assert size == 10
+    assert (read_into(descriptor, 3, buffer), bytes(buffer)) == (4, b"3456")
+    assert (read_into(descriptor, 8, buffer), bytes(buffer[:2])) == (2, b"89")
+    os.close(descriptor)
