@@ -340,15 +340,18 @@ def test_a_function_is_sharded_by_its_arguments():
     layout = Layout((4,), ("d",))
 
     def program():
-        scaled = sp.shard(lambda x, w: (x @ w, w), ((4, 1), layout("None", "None")), out_strategy=((2, 2), (1, 1)))
-        y, w = scaled(np.arange(32.0).reshape(8, 4), sp.Tensor(np.eye(4), requires_grad=True))
+        scaled = sp.shard(
+            lambda x, w: (x @ w, w), ((4, 1), layout("None", "None")), out_strategy=((2, 2), (1, 1))
+        )
+        weight = sp.Tensor(np.eye(4), requires_grad=True)
+        y, w = scaled(np.arange(32.0).reshape(8, 4), weight)
         assert (y.layout.cuts, w.layout.cuts) == ((2, 2), (1, 1))
         (y * y).sum().backward()
         with pytest.raises(StrategyError, match="argument 0: .* not divisible by 4"):
             scaled(np.ones((6, 4)), np.eye(4))
         with pytest.raises(StrategyError, match="has 2 entries, the call 1"):
             scaled(np.ones((8, 4)))
-        return y.full_tensor().numpy(), w.grad.full_tensor().numpy()
+        return y.full_tensor().numpy(), weight.grad.full_tensor().numpy()
 
     x = np.arange(32.0).reshape(8, 4)
     for y, dw in sp.launch(program, world_size=4, transport="inline"):
