@@ -43,9 +43,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
 
     bench = commands.add_parser("bench", help="measure beside peers, in one interleaved run")
-    bench.add_argument("what", choices=("step", "collectives"), nargs="?",
+    bench.add_argument("what", choices=("step", "collectives", "shard"), nargs="?",
                        help="step: a training step of each model, beside PyTorch; "
-                            "collectives: each of them, beside gloo, Open MPI, MPICH and memcpy")  # fmt: skip
+                            "collectives: each of them, beside gloo, Open MPI, MPICH and memcpy; "
+                            "shard: a network cut over 8 devices, beside the same slicing by hand")  # fmt: skip
     bench.add_argument("--setup", action="store_true",
                        help="first make the environments of the peers that collectives stand beside")  # fmt: skip
     bench.add_argument("--rounds", type=int, default=7, help="turns of each contender (default %(default)s)")
@@ -180,13 +181,17 @@ def _bench(options: argparse.Namespace) -> int:
         from simparallel.bench import step
 
         step.main(rounds=options.rounds, names=options.models, as_json=options.json)
+    elif options.what == "shard":
+        from simparallel.bench import shard
+
+        shard.main(rounds=options.rounds, as_json=options.json)
     elif options.what == "collectives":
         from simparallel.bench import collectives
 
         collectives.main(ranks=options.ranks, ops=options.ops, sizes=options.sizes, peers=options.peers,
                          rounds=options.rounds, out=options.out, as_json=options.json)  # fmt: skip
     elif not options.setup:
-        raise InputError("bench: say what to measure: step or collectives; or --setup.")
+        raise InputError("bench: say what to measure: step, collectives or shard; or --setup.")
     return 0
 
 

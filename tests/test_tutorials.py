@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import math
 import re
 import sys
 from pathlib import Path
@@ -34,3 +36,29 @@ def test_data_parallel_mnist(tmp_path: Path) -> None:
         assert losses[-1] < 0.5 * losses[0]
         firsts.add(losses[0])
     assert len(firsts) == 8  # each rank has samples of its own
+
+
+@pytest.mark.process
+def test_operator_parallel(tmp_path: Path) -> None:
+    """Both programs on eight devices: the losses of one device, falling from ln 10, and a log of every worker."""
+    script = TUTORIALS / "operator_parallel.py"
+    program = (
+        f"import runpy; print(runpy.run_path({str(script)!r}, run_name='tutorial')['main'](log_dir='logs'))"
+    )
+    done = run_in(tmp_path, sys.executable, "-W", "error", "-c", program)
+    assert done.returncode == 0, done.stderr
+    losses = ast.literal_eval(done.stdout.splitlines()[-1])
+    for name in ("tuples", "layouts"):
+        assert losses[name] == pytest.approx(losses["alone"], rel=1e-4)
+    assert losses["alone"][0] == pytest.approx(math.log(10), abs=0.05)
+    assert losses["alone"][-1] < 0.8 * losses["alone"][0]
+    for directory in ("logs", "advanced_logs"):
+        for rank in range(8):
+            text = (tmp_path / directory / f"worker_{rank}.log").read_text()
+            assert re.findall(r"^epoch: 0 step: (\d+), loss is 2\.\d+$", text, re.MULTILINE)[:3] == [
+                "0",
+                "10",
+                "20",
+            ]
+        assert (tmp_path / directory / "scheduler.log").exists()
+    assert "x[0:16, 392:588]" in done.stdout  # the table that the tutorial leaves empty
