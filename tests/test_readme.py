@@ -21,7 +21,7 @@ def run_in(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_there_are_blocks_to_run() -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
 
 
 @pytest.mark.process
