@@ -16,6 +16,7 @@ from oracles import TRANSPORTS, World
 
 import simparallel as sp
 from simparallel import nn, optim
+from simparallel.backend import random_state
 from simparallel.errors import InputError, NonFiniteLossError, RunFailedError
 from simparallel.train import (
     EarlyStopping,
@@ -164,6 +165,7 @@ def test_dropout_masks_are_those_of_the_whole_batch():
         optimizer = optim.SGD(network.parameters(), lr=0.0)
         data = [(np.ones((rows, 4), np.float32), np.ones((rows, 4), np.float32))] * 2
         Model(network, nn.MSELoss(), optimizer).train(1, data, progress=False)
+        assert random_state.part == (0, 1)  # what comes later draws as before
         return seen
 
     (whole,) = sp.launch(program, (6,), world_size=1, transport="inline")

@@ -39,6 +39,7 @@ class DistributedGradReducer:
         InputError: no parameters, one of them twice, a bad setting; `device_num` of the context is not that of the run.
 
     Example:
+        >>> import numpy as np
         >>> weight = Tensor([1.0, 2.0], requires_grad=True)
         >>> reducer = DistributedGradReducer([weight], mean=True)
         >>> [grad.numpy().tolist() for grad in reducer([np.array([4.0, 6.0], np.float32)])]

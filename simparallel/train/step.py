@@ -100,10 +100,8 @@ class TrainStep:
         if self.reducer is None:
             return loss_of(self.network, self.loss_fn, fields)[0]
         # Each rank draws its own part of the masks of the whole batch.
-        before, random_state.part = (
-            random_state.part,
-            (get_rank(), get_world_size()),
-        )
+        before = random_state.part
+        random_state.part = get_rank(), get_world_size()
         try:
             return loss_of(self.network, self.loss_fn, fields)[0]
         finally:
