@@ -71,7 +71,11 @@ class Context:
     Attributes:
         xp: numpy or cupy.
         needs: for each input, whether backward wants its gradient.
+        onto: in the backward of an op that `adds_onto`, what other uses of its input have contributed to
+            the gradient, to be added to and returned; None: there is nothing, return a new array.
     """
+
+    onto: Array | None = None
 
     def __init__(self, xp: ModuleType, needs: tuple[bool, ...], plan: Plan) -> None:
         self.xp = xp
@@ -123,6 +127,7 @@ class Op:
     interpreter: ClassVar[Callable[[Op, tuple[Tensor, ...]], Tensor | None] | None] = None
     name: ClassVar[str]
     backward_name: ClassVar[str]
+    adds_onto: ClassVar[bool] = False  # for ops of one input that contribute to a part of its gradient
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -207,7 +212,8 @@ class Op:
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """Gradients of the inputs, in order; None where `ctx.needs` is False.
 
-        May return `dy` itself or views of it; must not return one new array twice.
+        May return `dy` itself or views of it; must not return one new array twice, nor one that it
+        keeps: a new array may grow by what other uses of the input contribute.
         """
         raise TypeError(f"{self.name} does not define backward")
 

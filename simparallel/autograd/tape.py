@@ -117,7 +117,7 @@ def run_backward(
     The array given to `deliver` is new, or `seed`, and no other leaf gets the same memory.
     """
     uses = _count_uses(root._node) if root._node else {id(root): 1}
-    grads: dict[int, Array] = {id(root._node): seed}
+    grads = _Gradients({id(root._node): seed})
     heap = [(-root._node.number, root._node)] if root._node else []
     recorder = current_recorder()
     memory = recorder.memory if recorder else None
@@ -130,6 +130,10 @@ def run_backward(
             node = heapq.heappop(heap)[1]
             dy = grads.pop(id(node))
             assert node.ctx is not None  # _count_uses has looked
+            adds_onto = node.op.adds_onto
+            onto = grads.growing(_key(node.inputs[0])) if adds_onto else None
+            if adds_onto:
+                node.ctx.onto = onto
             input_grads = node.op.run_backward(node.ctx, dy)
             needs = node.ctx.needs
             if not retain_graph:
@@ -137,19 +141,16 @@ def run_backward(
             for tensor, needed, gradient in zip(node.inputs, needs, input_grads, strict=True):
                 if not needed:
                     continue
-                source = tensor._node
-                key = id(tensor) if source is None else id(source)
-                if gradient is not None:  # None: this use contributes nothing
+                source, key = tensor._node, _key(tensor)
+                if gradient is not None and onto is None:  # None: this use contributes nothing
+                    is_new = gradient is not dy and (gradient.base is None or adds_onto)
                     if gradient.dtype != tensor.data.dtype:  # dtypes were mixed in forward
-                        gradient = gradient.astype(tensor.data.dtype)
-                    before = grads.get(key)
-                    if before is not None:
-                        gradient = before + gradient
-                    elif source is None and (gradient is dy or gradient.base is not None):
-                        gradient = gradient.copy()  # else two leaves might share one array
+                        gradient, is_new = gradient.astype(tensor.data.dtype), True
+                    elif source is None and not is_new and key not in grads:
+                        gradient, is_new = gradient.copy(), True  # else two leaves might share one array
+                    gradient = grads.add(key, gradient, is_new)
                     if memory is not None and is_array(gradient):
                         memory.hold(gradient, GRADIENTS)
-                    grads[key] = gradient
                 uses[key] -= 1
                 if uses[key] == 0 and key in grads:
                     if source is None:
@@ -160,6 +161,41 @@ def run_backward(
             callback()
     finally:
         _running.backward = outer
+
+
+class _Gradients(dict[int, Array]):
+    """Gradients that are not finished, by `_key`. Those in memory that nothing else uses grow in place."""
+
+    def __init__(self, start: dict[int, Array]) -> None:
+        super().__init__(start)
+        self._own: set[int] = set()
+
+    def growing(self, key: int) -> Array | None:
+        """The gradient so far, if it may be written to."""
+        return self[key] if key in self._own else None
+
+    def add(self, key: int, gradient: Array, is_new: bool) -> Array:
+        """Add what one use contributes; `is_new` says that nothing else uses that array. Returns the sum."""
+        before = self.get(key)
+        if before is None:
+            total = gradient
+        elif key in self._own:
+            before += gradient
+            total = before
+        elif is_new:
+            gradient += before
+            total = gradient
+        else:
+            total = before + gradient
+        if is_new or before is not None:
+            self._own.add(key)
+        self[key] = total
+        return total
+
+
+def _key(tensor: Tensor) -> int:
+    """What a gradient is kept under: a leaf, or the node that made the tensor."""
+    return id(tensor if tensor._node is None else tensor._node)
 
 
 def _count_uses(root: Node) -> dict[int, int]:
@@ -176,8 +212,7 @@ def _count_uses(root: Node) -> dict[int, int]:
         for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
             if not needed:
                 continue
-            source = tensor._node
-            key = id(tensor) if source is None else id(source)
+            source, key = tensor._node, _key(tensor)
             if key in uses:
                 uses[key] += 1
             else:

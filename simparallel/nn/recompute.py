@@ -49,6 +49,8 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
 class _Recompute:
     """Stands on the tape for a part that will be computed again."""
 
+    adds_onto = False
+
     def __init__(self, part: Callable[..., Tensor], parameters: Sequence[Tensor]) -> None:
         self._part = part
         self._parameters = parameters
