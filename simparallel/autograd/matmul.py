@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast
+from simparallel.autograd.pieces import matrix_product
 from simparallel.backend import Array
 
 FEW_ROWS = 128
@@ -15,8 +16,11 @@ FEW_ROWS = 128
 
 def product(a: Array, b: Array) -> Array:
     """a @ b. Where there is no float16 product (BLAS has none), in float32, rounded once."""
-    if a.dtype == np.float16 and b.dtype == np.float16 and isinstance(a, np.ndarray):
-        return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16)
+    if isinstance(a, np.ndarray) and a.dtype == b.dtype:
+        if a.dtype == np.float16:
+            return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16)
+        if a.dtype == np.float32 and a.ndim == b.ndim == 2:
+            return matrix_product(a, b)
     return a @ b
 
 
