@@ -107,10 +107,6 @@ class MemoryAccount:
             self.peak = self.total
             self.at_peak.update(self.live)
 
-    def is_held(self, array: Any) -> bool:
-        """Is this very array (not the owner of a view) counted?"""
-        return id(array) in self._held
-
     def _release(self, held: _Held) -> None:
         del self._held[held.key]
         self.live[held.category] -= held.size_bytes

@@ -40,6 +40,16 @@ def test_product_in_tiles_is_exact_for_integers(rows, inner, columns, order_a, o
     np.testing.assert_array_equal(y, a.astype(np.int64) @ b.astype(np.int64))
 
 
+@given(SIZES, SIZES, SIZES)
+def test_product_goes_into_what_is_given_if_it_fits(rows, inner, columns):
+    a, b = integers(rows, inner, "C"), integers(inner, columns, "C")
+    out, other = np.empty((rows, columns), np.float32), np.empty((rows, columns))
+
+    assert pieces.matrix_product(a, b, out) is out
+    assert pieces.matrix_product(a, b, other) is not other
+    np.testing.assert_array_equal(out, a @ b)
+
+
 @given(SIZES, SIZES, SIZES, st.booleans(), st.booleans())
 def test_tiles_cover_the_product_and_fit_the_kernel(rows, inner, columns, a_in_rows, b_in_rows):
     tile = pieces._tile(rows, inner, columns, a_in_rows, b_in_rows)

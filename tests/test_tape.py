@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from simparallel.autograd import Tensor, at_backward_end, no_grad, value_and_grad
+from simparallel.autograd.functions import linear
 from simparallel.cluster import describe
 from simparallel.errors import AutogradError, NonFiniteLossError
 from simparallel.events import Recorder, use_recorder
@@ -149,6 +150,23 @@ def test_uses_of_one_tensor_add_up_and_leave_the_others_alone(uses):
     np.testing.assert_array_equal(x.grad.numpy(), np.sum([each[use] for use in uses], axis=0))
     np.testing.assert_array_equal(other.grad.numpy(), seed)
     np.testing.assert_array_equal(seed, [3.0, 4.0])
+
+
+def test_gradient_is_written_into_its_room_where_that_is_free_and_right():
+    x = Tensor(np.ones((3, 4), np.float32))
+    for shared, room_dtype, is_used in [(False, "f4", True), (True, "f4", False), (False, "f8", False)]:
+        w = Tensor(np.ones((2, 4), np.float32), requires_grad=True)
+        w._room = np.full((2, 4), 7, room_dtype)
+        for factor in (1, 2):  # the second one is added to the first one
+            y = linear(x, w) if not shared else linear(x, w) + linear(x, w)
+            y.backward(np.ones((3, 2), np.float32))
+            np.testing.assert_array_equal(w.grad.numpy(), np.full((2, 4), 3 * factor * (1 + shared)))
+        assert np.shares_memory(w.grad.data, w._room) == is_used
+
+    before = w._room.copy()
+    (gradient,) = value_and_grad(lambda: linear(x, w).sum(), [w])()[1]
+    assert not np.shares_memory(gradient.data, w._room)
+    np.testing.assert_array_equal(w._room, before)
 
 
 # --- value_and_grad, losses that are not finite ------------------------------------------------------------

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from time import perf_counter_ns
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -73,9 +73,12 @@ class Context:
         needs: for each input, whether backward wants its gradient.
         onto: in the backward of an op that `adds_onto`, what other uses of its input have contributed to
             the gradient, to be added to and returned; None: there is nothing, return a new array.
+        rooms: in the backward of an op that `fills_rooms`, for each input an array where its gradient may be
+            written, or None.
     """
 
     onto: Array | None = None
+    rooms: Sequence[Array | None] = (None, None, None)
 
     def __init__(self, xp: ModuleType, needs: tuple[bool, ...], plan: Plan) -> None:
         self.xp = xp
@@ -127,6 +130,7 @@ class Op:
     interpreter: ClassVar[Callable[[Op, tuple[Tensor, ...]], Tensor | None] | None] = None
     name: ClassVar[str]
     backward_name: ClassVar[str]
+    fills_rooms: ClassVar[bool] = False  # looks at `ctx.rooms`; at most three inputs
     adds_onto: ClassVar[bool] = False  # for ops of one input that contribute to a part of its gradient
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -310,11 +314,16 @@ class AbstractConstant(Op):
         return super().__call__(*(x.detach() if x.requires_grad else x for x in inputs))
 
 
+_PLAIN = frozenset(
+    (ModuleType, tuple, Plan, bool, int, float, str, np.dtype, NoneType)
+)  # most of what ops keep
+
+
 def _hold(memory: MemoryAccount, y: Array, ctx: Context) -> None:
     """Count the output, and what the op keeps for its backward, until they are freed."""
-    for array in (y, *ctx.__dict__.values()):
-        if is_array(array) and not memory.is_held(array):
-            memory.hold(array, ACTIVATIONS)
+    for value in (y, *ctx.__dict__.values()):
+        if type(value) not in _PLAIN and is_array(value):
+            memory.hold(value, ACTIVATIONS)
 
 
 def _price(recorder: Recorder, plan: Plan, key: Any, work: Work) -> tuple[int, int, int]:

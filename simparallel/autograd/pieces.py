@@ -66,17 +66,22 @@ def has_small_kernel() -> bool:
     return "openblas" in blas and not {"X86_V4", "AVX512_SKX"}.isdisjoint(found)
 
 
-def matrix_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b in float32, in tiles where that is faster.   a: (M, K)   b: (K, N)   result: (M, N)"""
+def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """a @ b in float32, in tiles where that is faster.   a: (M, K)   b: (K, N)   result: (M, N)
+
+    The result is `out`, if that is a contiguous array of float32.
+    """
     (rows, inner), columns = a.shape, b.shape[1]
     a_in_rows, b_in_rows = a.flags.c_contiguous, b.flags.c_contiguous
     if rows >= MANY_ROWS and not b_in_rows and _tile(rows, inner, columns, a_in_rows, True):
         b, b_in_rows = np.ascontiguousarray(b), True
     tile = _tile(rows, inner, columns, a_in_rows, b_in_rows)
+    if out is not None and not (out.dtype == np.float32 and out.flags.c_contiguous):
+        out = None
     if tile is None:
-        return a @ b
+        return np.matmul(a, b, out=out)
     height, width = tile
-    y = np.empty((rows, columns), np.float32)
+    y = np.empty((rows, columns), np.float32) if out is None else out
     np.matmul(
         a.reshape(rows // height, 1, height, inner),
         b.reshape(inner, columns // width, width).transpose(1, 0, 2),

@@ -110,11 +110,13 @@ def at_backward_end(callback: Callable[[], None], place: int = 0) -> None:
 
 
 def run_backward(
-    root: Tensor, seed: Array, deliver: Callable[[Tensor, Array], None], *, retain_graph: bool = False
-) -> None:
+    root: Tensor, seed: Array, deliver: Callable[[Tensor, Array], None], *, retain_graph: bool = False,
+    room: Callable[[Tensor], Array | None] = lambda leaf: None,
+) -> None:  # fmt: skip
     """Walk the tape behind `root`; call `deliver(leaf, gradient)` as each leaf's is finished.
 
-    The array given to `deliver` is new, or `seed`, and no other leaf gets the same memory.
+    The array given to `deliver` is new, or `seed`, or `room(leaf)`, and no other leaf gets the same memory.
+    An op may write a leaf's gradient into the array that `room` gives for it.
     """
     uses = _count_uses(root._node) if root._node else {id(root): 1}
     grads = _Gradients({id(root._node): seed})
@@ -134,6 +136,9 @@ def run_backward(
             onto = grads.growing(_key(node.inputs[0])) if adds_onto else None
             if adds_onto:
                 node.ctx.onto = onto
+            rooms: Sequence[Array | None] = ()
+            if node.op.fills_rooms:
+                rooms = node.ctx.rooms = [room(x) if uses.get(id(x)) == 1 else None for x in node.inputs]
             input_grads = node.op.run_backward(node.ctx, dy)
             needs = node.ctx.needs
             if not retain_graph:
@@ -144,6 +149,7 @@ def run_backward(
                 source, key = tensor._node, _key(tensor)
                 if gradient is not None and onto is None:  # None: this use contributes nothing
                     is_new = gradient is not dy and (gradient.base is None or adds_onto)
+                    is_new = is_new or any(gradient is array for array in rooms)
                     if gradient.dtype != tensor.data.dtype:  # dtypes were mixed in forward
                         gradient, is_new = gradient.astype(tensor.data.dtype), True
                     elif source is None and not is_new and key not in grads:

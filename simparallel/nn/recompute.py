@@ -49,7 +49,7 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
 class _Recompute:
     """Stands on the tape for a part that will be computed again."""
 
-    adds_onto = False
+    adds_onto = fills_rooms = False
 
     def __init__(self, part: Callable[..., Tensor], parameters: Sequence[Tensor]) -> None:
         self._part = part
