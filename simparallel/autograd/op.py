@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from simparallel.autograd.tape import Node, grad_mode
+from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.errors import ShapeError, SimParallelError
@@ -112,7 +112,7 @@ class Context:
         return prod(self.size(dim) for dim in dims.split())
 
 
-class Op:
+class Op(Reversible):
     """An operation; instances hold its settings and are called with Tensors.
 
     A subclass is registered under its class name, and is expected to pass the checks that
@@ -130,8 +130,6 @@ class Op:
     interpreter: ClassVar[Callable[[Op, tuple[Tensor, ...]], Tensor | None] | None] = None
     name: ClassVar[str]
     backward_name: ClassVar[str]
-    fills_rooms: ClassVar[bool] = False  # looks at `ctx.rooms`; at most three inputs
-    adds_onto: ClassVar[bool] = False  # for ops of one input that contribute to a part of its gradient
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -49,6 +49,18 @@ class no_grad(ContextDecorator):
         grad_mode.enabled = self._before.pop()
 
 
+class Reversible:
+    """What may stand on the tape: has `run_backward(ctx, dy)`, the gradients of its inputs, in order.
+
+    Attributes:
+        adds_onto: it has one input, contributes to a part of its gradient, and looks at `ctx.onto`.
+        fills_rooms: it looks at `ctx.rooms`.
+    """
+
+    adds_onto = False
+    fills_rooms = False
+
+
 class Node:
     """One operation on the tape."""
 
