@@ -131,12 +131,16 @@ class Recorder:
         return [Event(*row) for row in self._rows]
 
 
-_current = threading.local()
+class _Current(threading.local):
+    recorder: Recorder | None = None  # in the class: what a thread lacks is found without an error
+
+
+_current = _Current()
 
 
 def current_recorder() -> Recorder | None:
     """The recorder of the rank that this thread plays, or None outside of a run."""
-    return getattr(_current, "recorder", None)
+    return _current.recorder
 
 
 def set_recorder(recorder: Recorder | None) -> None:

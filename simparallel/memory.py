@@ -60,6 +60,7 @@ class MemoryAccount:
         total: their sum.
         peak: the largest `total` so far.
         at_peak: category -> bytes when it was largest.
+        scratch: arrays that ops compute in, kept from call to call; counted as buffers.
     """
 
     def __init__(self, limit_bytes: int | None = None, who: str = "device") -> None:
@@ -69,6 +70,7 @@ class MemoryAccount:
         self.total = 0
         self.peak = 0
         self.at_peak = dict(self.live)
+        self.scratch: dict[Any, Any] = {}
         self._held: dict[int, _Held] = {}
 
     def make_room(self, size_bytes: int, what: str) -> None:
@@ -104,10 +106,6 @@ class MemoryAccount:
         if self.total > self.peak:
             self.peak = self.total
             self.at_peak.update(self.live)
-
-    def is_held(self, array: Any) -> bool:
-        """Is this very array (not the owner of a view) counted?"""
-        return id(array) in self._held
 
     def _release(self, held: _Held) -> None:
         del self._held[held.key]

@@ -126,6 +126,32 @@ def test_limit_names_breakdown_and_refuses_before_it_allocates():
         assert recorder.memory.total <= memory_bytes
 
 
+def test_scratch_memory_of_convolutions_is_on_the_account_and_goes_with_it():
+    def convolve(size):
+        x = np.ones((4, 16, size, size), np.float32)
+        return sp.functions.conv2d(x, np.ones((16, 16, 3, 3), np.float32), padding=1)
+
+    outside = convolve(12).numpy()
+    recorder = Recorder(0, describe(1))
+    with use_recorder(recorder):
+        inside = convolve(12).numpy()
+        after_one = recorder.memory.live["buffers"]
+        convolve(12)
+        assert (
+            recorder.memory.live["buffers"]
+            == after_one
+            == sum(a.nbytes for a in recorder.memory.scratch.values())
+        )
+        convolve(24)
+        assert recorder.memory.live["buffers"] > after_one > 0
+    np.testing.assert_array_equal(inside, outside)
+    with use_recorder(Recorder(0, describe(1), memory_bytes=200_000)) as small:
+        with pytest.raises(DeviceOutOfMemoryError, match="scratch memory winograd"):
+            convolve(12)
+        assert small is not None
+        assert small.memory.total <= 200_000
+
+
 def fill(batch_size):
     net = sp.parallel.DistributedDataParallel(
         sp.nn.Sequential(sp.nn.Linear(8, 16), sp.nn.ReLU(), sp.nn.Linear(16, 4))

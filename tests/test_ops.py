@@ -145,6 +145,25 @@ def test_gradients_have_shape_and_dtype_of_their_leaf(name, data):
 
 @every_op
 @given(data=st.data())
+def test_new_gradients_are_memory_that_nothing_else_uses(name, data):
+    """They grow in place by what other uses of the tensor contribute, so nobody else may look at them."""
+    op, inputs = data.draw(op_calls(name, dtype="float32"))
+    y = op(*(Tensor(array.copy(), requires_grad=array.dtype.kind == "f") for array in inputs))
+    if not y.requires_grad:
+        return
+    ctx = y._node.ctx
+    dy = np.ones(y.shape, y.dtype)
+    gradients = [g for g in op.backward(ctx, dy) if isinstance(g, np.ndarray)]
+    new = [g for g in gradients if g is not dy and (g.base is None or op.adds_onto)]
+    kept = [value for value in vars(ctx).values() if isinstance(value, np.ndarray)]
+    others = [*kept, dy, y.data, *(tensor.data for tensor in y._node.inputs)]
+
+    assert not any(np.shares_memory(g, other) for g in new for other in others)
+    assert sum(np.shares_memory(g, other) for g in new for other in gradients) == sum(g.size > 0 for g in new)
+
+
+@every_op
+@given(data=st.data())
 def test_infer_and_rule_foretell_the_output(name, data):
     dtype = data.draw(st.sampled_from((np.float16, np.float32, np.float64)))
     op, inputs = data.draw(op_calls(name, dtype))

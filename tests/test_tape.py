@@ -6,8 +6,10 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from simparallel.autograd import Tensor, at_backward_end, no_grad, value_and_grad
+from simparallel.autograd.functions import linear
 from simparallel.cluster import describe
 from simparallel.errors import AutogradError, InputError, NonFiniteLossError
 from simparallel.events import Recorder, use_recorder
@@ -105,6 +107,66 @@ def test_end_of_backward_can_be_awaited_when_the_loss_is_a_leaf():
     x.backward()
 
     assert order == ["end"]
+
+
+# --- gradients that grow in place ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_slices_add_to_one_gradient_that_lies_in_memory_as_the_tensor_does(order):
+    x = Tensor(np.arange(24.0).reshape(2, 3, 4), requires_grad=True)
+    whole = (x * 1).permute(*order)
+    parts = [whole[i] * (i + 1) for i in range(len(whole))] + [whole[0, 1:] * 10]
+    y = sum(part.sum() for part in parts)
+    for _ in range(2):  # of the first backward nothing is left over
+        x.grad = None
+        y.backward(retain_graph=True)
+        expected = np.ones(whole.shape) * np.arange(1, len(whole) + 1)[:, None, None]
+        expected[0, 1:] += 10
+        np.testing.assert_array_equal(x.grad.numpy(), expected.transpose(np.argsort(order)))
+
+    part, permuted = whole[0]._node, whole._node
+    (gradient,) = part.op.backward(part.ctx, np.ones(whole.shape[1:]))
+    (gradient,) = permuted.op.backward(permuted.ctx, gradient)
+    assert gradient.flags.c_contiguous
+
+
+@given(st.lists(st.sampled_from("axsr"), min_size=1, max_size=7))
+def test_uses_of_one_tensor_add_up_and_leave_the_others_alone(uses):
+    """Any mix of uses that hand on `dy` itself, a view of it, a part, or something new."""
+    x, other, seed = leaf(1.0, 2.0), leaf(5.0, 7.0), np.array([3.0, 4.0])
+    apply = {
+        "a": lambda h: h + x,
+        "x": lambda h: h + x * 2,
+        "s": lambda h: h + x[:1],
+        "r": lambda h: h + x.reshape(2),
+    }
+    h = other * 1
+    for use in uses:
+        h = apply[use](h)
+    h.backward(seed)
+    each = {"a": [3.0, 4], "x": [6.0, 8], "s": [7.0, 0], "r": [3.0, 4]}
+
+    np.testing.assert_array_equal(x.grad.numpy(), np.sum([each[use] for use in uses], axis=0))
+    np.testing.assert_array_equal(other.grad.numpy(), seed)
+    np.testing.assert_array_equal(seed, [3.0, 4.0])
+
+
+def test_gradient_is_written_into_its_room_where_that_is_free_and_right():
+    x = Tensor(np.ones((3, 4), np.float32))
+    for shared, room_dtype, is_used in [(False, "f4", True), (True, "f4", False), (False, "f8", False)]:
+        w = Tensor(np.ones((2, 4), np.float32), requires_grad=True)
+        w._room = np.full((2, 4), 7, room_dtype)
+        for factor in (1, 2):  # the second one is added to the first one
+            y = linear(x, w) if not shared else linear(x, w) + linear(x, w)
+            y.backward(np.ones((3, 2), np.float32))
+            np.testing.assert_array_equal(w.grad.numpy(), np.full((2, 4), 3 * factor * (1 + shared)))
+        assert np.shares_memory(w.grad.data, w._room) == is_used
+
+    before = w._room.copy()
+    (gradient,) = value_and_grad(lambda: linear(x, w).sum(), [w])()[1]
+    assert not np.shares_memory(gradient.data, w._room)
+    np.testing.assert_array_equal(w._room, before)
 
 
 # --- value_and_grad, losses that are not finite ------------------------------------------------------------

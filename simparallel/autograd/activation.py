@@ -31,36 +31,40 @@ class GELU(AbstractFloatUnary):
         self.approximate = approximate
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        ctx.x = x = self._cast(ctx, x)
+        xp, x = ctx.xp, self._cast(ctx, x)
+        square = xp.multiply(x, x, out=xp.empty_like(x))
         if self.approximate == "none":
-            share = erf(ctx.xp, x * math.sqrt(0.5))
+            share = erf(xp, x * math.sqrt(0.5))
         else:
-            inner = x * x
-            inner *= _INNER * _CUBIC
-            inner += _INNER
-            inner *= x
-            share = ctx.xp.tanh(inner)
-        share += 1
+            share = xp.multiply(square, _INNER * _CUBIC, out=xp.empty_like(x))
+            share += _INNER
+            share *= x
+            xp.tanh(share, out=share)
         share *= 0.5
-        ctx.share = share  # P(X <= x)
-        return x * share
+        share += 0.5  # P(X <= x)
+        y = x * share
+        if ctx.needs[0]:
+            ctx.slope = self._slope(ctx, x, square, share, y)
+        return y
 
-    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        x, share = ctx.x, ctx.share
-        square = x * x
-        if self.approximate == "none":  # the normal density
-            slope = ctx.xp.exp(square * -0.5)
+    def _slope(self, ctx: Context, x: Array, square: Array, share: Array, y: Array) -> Array:
+        """dy/dx, made in `square` while all of this is in the cache: one array is kept instead of two."""
+        slope = square
+        if self.approximate == "none":  # share + x times the normal density
+            slope *= -0.5
+            ctx.xp.exp(slope, out=slope)
             slope *= x
             slope *= math.sqrt(0.5 / math.pi)
-        else:  # 1 - tanh^2 = 4 share (1 - share)
-            slope = square
-            slope *= 3 * _CUBIC * _INNER
-            slope += _INNER
-            slope *= x
-            slope *= 2 * share * (1 - share)
+        else:  # share + x inner' / 2 (1 - tanh^2), where 1 - tanh^2 = 4 share (1 - share) and y = x share
+            slope *= 6 * _CUBIC * _INNER
+            slope += 2 * _INNER
+            slope *= y
+            slope *= 1 - share
         slope += share
-        slope *= dy
-        return (slope,)
+        return slope
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy * ctx.slope,)
 
 
 class SiLU(AbstractFloatUnary):

@@ -25,11 +25,11 @@ class ScaledDotProductAttention(Op):
     The leading dims (batch, heads) broadcast and may be cut, as may the queries t and the features
     e; the keys s and the features d of the scores have to be whole on each rank.
 
-    Kept for backward are the inputs, y, and of the scores only e ** (score - row maximum) with
-    its row sums. With p the softmax and D = rowsum(dy * y), which equals rowsum(dp * p) (Dao et al. 2022,
-    "FlashAttention", appendix B.2):
+    Kept for backward are the inputs, y and the softmax p. With D = rowsum(dy * y), which equals
+    rowsum(dp * p) (Dao et al. 2022, "FlashAttention", appendix B.2):
     dv = p.T dy,  ds = p * (dy v.T - D),  dq = ds k * scale,  dk = ds.T q * scale,  dmask = ds.
-    A query that sees no key at all gives 0.
+    A query that sees no key at all gives 0. Scores lie transposed in memory, (..., s, t): what is
+    done with each query's row is then done with whole rows of queries at a time.
 
     Args:
         causal: query i sees the keys 0 … i only (counted over the whole tensor).
@@ -62,48 +62,47 @@ class ScaledDotProductAttention(Op):
         xp = ctx.xp
         dtype = ctx.dtype = wider(ctx.plan.output.dtype)
         ctx.q, ctx.k, ctx.v = q, k, v = [array.astype(dtype, copy=False) for array in (q, k, v)]
-        scores = (q * self._scale(ctx)) @ k.swapaxes(-1, -2)  # (..., t, s)
+        scores_ST = k @ _scaled_transpose(xp, q, self._scale(ctx))  # (..., s, t)
         if self.causal:
-            scores += _causal_mask(xp, *scores.shape[-2:], ctx.offset("t"), dtype.name, _device(scores))
+            scores_ST += _causal_mask(xp, *scores_ST.shape[-2:], ctx.offset("t"), dtype.name, _device(q))
         if mask is not None:
             if mask.dtype == "bool":
                 mask = xp.where(mask, xp.asarray(0, dtype), xp.asarray(-math.inf, dtype))
-            scores = _add(scores, mask)
-        largest = scores.max(axis=-1, keepdims=True)
+            scores_ST = _add(scores_ST, mask.swapaxes(-1, -2))
+        largest = _column_maximum(xp, scores_ST)
         if mask is not None:  # a row of -inf would give -inf - -inf
             largest = xp.maximum(largest, float(np.finfo(dtype).min))
-        scores -= largest
-        ctx.exps = xp.exp(scores, out=scores)
-        total = ctx.exps.sum(axis=-1, keepdims=True)
+        scores_ST -= largest
+        p_ST = xp.exp(scores_ST, out=scores_ST)
+        total = (xp.ones(p_ST.shape[-2], dtype) @ p_ST)[
+            ..., None, :
+        ]  # a product with ones is the fastest sum
         if mask is not None:
             total += total == 0
-        ctx.total = total
-        y = _matmul(xp, ctx.exps, v, q)
-        y /= total
-        ctx.y = y
+        p_ST *= 1 / total
+        ctx.p_ST = p_ST
+        ctx.y = y = _matmul(xp, p_ST.swapaxes(-1, -2), v, q)
         return y.astype(ctx.plan.output.dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, needs, scale = ctx.xp, ctx.needs, self._scale(ctx)
-        q, k, v, exps = ctx.q, ctx.k, ctx.v, ctx.exps
-        dy = dy / ctx.total  # so that the exponentials stand for the softmax below
+        q, k, v, p_ST = ctx.q, ctx.k, ctx.v, ctx.p_ST
+        dy = dy.astype(ctx.dtype, copy=False)
         dq = dk = dv = dmask = None
         if needs[2]:
-            dv = unbroadcast(xp, _matmul(xp, exps.swapaxes(-1, -2), dy, v), v.shape)
+            dv = unbroadcast(xp, _matmul(xp, p_ST, dy, v), v.shape)
         if needs[0] or needs[1] or needs[3:] == (True,):
-            ds = dy @ v.swapaxes(-1, -2)
-            ds = _subtract(ds, (dy * ctx.y).sum(axis=-1, keepdims=True))
-            ds *= exps
-            if needs[0]:
-                dq = _matmul(xp, ds, k, q)
-                dq *= scale
-                dq = unbroadcast(xp, dq, q.shape)
-            if needs[1]:
-                dk = _matmul(xp, ds.swapaxes(-1, -2), q, k)
-                dk *= scale
-                dk = unbroadcast(xp, dk, k.shape)
+            inner = 1.0 if needs[3:] == (True,) else scale  # the mask is added to what has been scaled
+            ds_ST = v @ _scaled_transpose(xp, dy, inner)
+            ds_ST -= inner * xp.einsum("...te,...te->...t", dy, ctx.y)[..., None, :]
+            ds_ST *= p_ST
             if needs[3:] == (True,):
-                dmask = unbroadcast(xp, ds, ctx.plan.inputs[3].shape)
+                dmask = unbroadcast(xp, ds_ST.swapaxes(-1, -2), ctx.plan.inputs[3].shape)
+                ds_ST = ds_ST * scale
+            if needs[0]:
+                dq = unbroadcast(xp, _matmul(xp, ds_ST.swapaxes(-1, -2), k, q), q.shape)
+            if needs[1]:
+                dk = unbroadcast(xp, _matmul(xp, ds_ST, q, k), k.shape)
         return (dq, dk, dv, dmask)[: len(needs)]
 
     def work(self, q: Spec, k: Spec, v: Spec, *mask: Spec) -> Work:
@@ -126,12 +125,18 @@ def _add(a: Array, b: Array) -> Array:
     return a + b.astype(a.dtype, copy=False)
 
 
-def _subtract(a: Array, b: Array) -> Array:
-    """a - b, in place where the shapes allow."""
-    if b.shape[:-1] == a.shape[:-1]:
-        a -= b
-        return a
-    return a - b
+def _scaled_transpose(xp: ModuleType, x: Array, scale: float) -> Array:
+    """scale * x.T as new contiguous memory: products with it are twice as fast as with a view.   x: (..., t, d)"""
+    out = xp.empty((*x.shape[:-2], x.shape[-1], x.shape[-2]), x.dtype)
+    return xp.multiply(x.swapaxes(-1, -2), scale, out=out)
+
+
+def _column_maximum(xp: ModuleType, x: Array) -> Array:
+    """Maximum along the last dim but one, kept as 1: by halves, three times as fast as `max` (NumPy 2.4)."""
+    while (num_rows := x.shape[-2]) > 1:
+        half = -(-num_rows // 2)
+        x = xp.maximum(x[..., :half, :], x[..., num_rows - half :, :])  # of an odd number, one row twice
+    return x
 
 
 def _matmul(xp: ModuleType, a: Array, b: Array, like: Array) -> Array:
@@ -151,7 +156,7 @@ def _device(array: Array) -> str:
 
 
 @lru_cache(maxsize=64)
-def _causal_mask(xp: ModuleType, num_queries: int, num_keys: int, first: int, dtype: str, device: str) -> Any:
-    """(t, s): 0 where query first + i may see key j, j <= first + i; else -inf. One for all layers."""
-    seen = xp.arange(num_keys) <= xp.arange(first, first + num_queries)[:, None]
+def _causal_mask(xp: ModuleType, num_keys: int, num_queries: int, first: int, dtype: str, device: str) -> Any:
+    """(s, t): 0 where query first + i may see key j, j <= first + i; else -inf. One for all layers."""
+    seen = xp.arange(num_keys)[:, None] <= xp.arange(first, first + num_queries)
     return xp.where(seen, xp.asarray(0, dtype), xp.asarray(-math.inf, dtype))

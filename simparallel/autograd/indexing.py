@@ -28,6 +28,8 @@ class Slice(Op):
             for every new dim.
     """
 
+    adds_onto = True
+
     def __init__(self, items: tuple[Item, ...]) -> None:
         self.items = items
         self._key = tuple(slice(*item) if isinstance(item, tuple) else item for item in items)
@@ -58,11 +60,17 @@ class Slice(Op):
         return f"{' '.join(left)} -> {' '.join(right + names[dim:])}"
 
     def forward(self, ctx: Context, x: Array) -> Array:
+        ctx.order = sorted(range(x.ndim), key=lambda dim: -x.strides[dim])  # of the dims in memory
         return x[self._key]
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        x = ctx.plan.inputs[0]
-        dx = ctx.xp.zeros(x.shape, dtype=dy.dtype)
+        """dx has its dims in the order in memory that x had, so that what made x need not copy it back."""
+        if ctx.onto is not None:
+            ctx.onto[self._key] += dy
+            return (ctx.onto,)
+        shape, order = ctx.plan.inputs[0].shape, ctx.order
+        dx = ctx.xp.zeros([shape[dim] for dim in order], dtype=dy.dtype)
+        dx = dx.transpose([order.index(dim) for dim in range(len(shape))])
         dx[self._key] = dy
         return (dx,)
 

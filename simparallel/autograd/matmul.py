@@ -8,15 +8,19 @@ from math import prod
 import numpy as np
 
 from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast
+from simparallel.autograd.pieces import matrix_product
 from simparallel.backend import Array
 
 FEW_ROWS = 128
 
 
-def product(a: Array, b: Array) -> Array:
-    """a @ b. Where there is no float16 product (BLAS has none), in float32, rounded once."""
-    if a.dtype == np.float16 and b.dtype == np.float16 and isinstance(a, np.ndarray):
-        return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16)
+def product(a: Array, b: Array, out: Array | None = None) -> Array:
+    """a @ b, perhaps in `out`. Where there is no float16 product (BLAS has none), in float32, rounded once."""
+    if isinstance(a, np.ndarray) and a.dtype == b.dtype:
+        if a.dtype == np.float16:
+            return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16)
+        if a.dtype == np.float32 and a.ndim == b.ndim == 2:
+            return matrix_product(a, b, out)
     return a @ b
 
 
@@ -48,6 +52,7 @@ class Linear(Op):
     """
 
     rule = "... k, n k, n -> ... n"
+    fills_rooms = True
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
         return self.rule if len(shapes) == 3 else "... k, n k -> ... n"
@@ -72,7 +77,9 @@ class Linear(Op):
         num_rows = prod(dy.shape[:-1])  # not -1, which has no answer for a size of 0
         dy_MN = dy.reshape(num_rows, dy.shape[-1])
         dx = product(dy_MN, w).reshape(x.shape) if ctx.needs[0] else None
-        dw = product(dy_MN.T, x.reshape(num_rows, x.shape[-1])) if ctx.needs[1] else None  # (n, M) @ (M, k)
+        dw = None
+        if ctx.needs[1]:  # (n, M) @ (M, k)
+            dw = product(dy_MN.T, x.reshape(num_rows, x.shape[-1]), ctx.rooms[1])
         if len(ctx.needs) == 2:
             return dx, dw
         db = dy_MN.sum(axis=0) if ctx.needs[2] else None

@@ -99,11 +99,11 @@ class LayerNorm(AbstractRowNorm):
         dx = None
         if ctx.needs[0]:
             means = ctx.sum_over(ctx.dims, xp.stack([dy_RE @ w, work @ w])) / ctx.count
-            dx = dy_RE * w
-            dx -= xp.multiply(x_hat, means[1][:, None], out=work)
-            dx -= means[0][:, None]
-            dx *= ctx.r
-            dx = dx.reshape(dy.shape)
+            dx = xp.empty(dy.shape, x_hat.dtype)
+            dx_RE = xp.multiply(dy_RE, w, out=dx.reshape(x_hat.shape))
+            dx_RE -= xp.multiply(x_hat, means[1][:, None], out=work)
+            dx_RE -= means[0][:, None]
+            dx_RE *= ctx.r
         return (dx, dw, db)[: len(ctx.needs)]
 
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from time import perf_counter_ns
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from simparallel.autograd.tape import Node, grad_mode
+from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.errors import ShapeError, SimParallelError
@@ -70,7 +70,14 @@ class Context:
     Attributes:
         xp: numpy or cupy.
         needs: for each input, whether backward wants its gradient.
+        onto: in the backward of an op that `adds_onto`, what other uses of its input have contributed to
+            the gradient, to be added to and returned; None: there is nothing, return a new array.
+        rooms: in the backward of an op that `fills_rooms`, for each input an array where its gradient may be
+            written, or None.
     """
+
+    onto: Array | None = None
+    rooms: Sequence[Array | None] = (None, None, None)
 
     def __init__(self, xp: ModuleType, needs: tuple[bool, ...], plan: Plan) -> None:
         self.xp = xp
@@ -104,7 +111,7 @@ class Context:
         return prod(self.size(dim) for dim in dims.split())
 
 
-class Op:
+class Op(Reversible):
     """An operation; instances hold its settings and are called with Tensors.
 
     A subclass is registered under its class name, and is expected to pass the checks that
@@ -211,7 +218,8 @@ class Op:
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """Gradients of the inputs, in order; None where `ctx.needs` is False.
 
-        May return `dy` itself or views of it; must not return one new array twice.
+        May return `dy` itself or views of it; must not return one new array twice, nor one that it
+        keeps: a new array may grow by what other uses of the input contribute.
         """
         raise TypeError(f"{self.name} does not define backward")
 
@@ -308,11 +316,16 @@ class AbstractConstant(Op):
         return super().__call__(*(x.detach() if x.requires_grad else x for x in inputs))
 
 
+_PLAIN = frozenset(
+    (ModuleType, tuple, Plan, bool, int, float, str, np.dtype, NoneType)
+)  # most of what ops keep
+
+
 def _hold(memory: MemoryAccount, y: Array, ctx: Context) -> None:
     """Count the output, and what the op keeps for its backward, until they are freed."""
-    for array in (y, *ctx.__dict__.values()):
-        if is_array(array) and not memory.is_held(array):
-            memory.hold(array, ACTIVATIONS)
+    for value in (y, *ctx.__dict__.values()):
+        if type(value) not in _PLAIN and is_array(value):
+            memory.hold(value, ACTIVATIONS)
 
 
 def _price(recorder: Recorder, plan: Plan, key: Any, work: Work) -> tuple[int, int, int]:

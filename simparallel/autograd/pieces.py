@@ -3,19 +3,25 @@
 BLAS copies its operands into a layout of its own before it multiplies, which pays for large
 matrices only. OpenBLAS (0.3.31, with AVX-512) has another kernel, without the copies, for up to
 100 ** 3 multiplications; long thin products, such as those of convolutions, are up to five times as
-fast when they are cut into a batch of products of that size (measured, in float32).
+fast when they are cut into a batch of products of that size, those of linear layers a tenth to a third
+faster (measured, in float32).
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
+
+import numpy as np
 
 from simparallel.backend import Array
 
 SMALL_PRODUCT = 950_000  # multiplications
 SHORTEST = 64  # of a side that is cut alone
 WIDTHS = (64, 48, 32, 16)  # whole registers
+MANY_ROWS = 1024  # from here on tiles outweigh a copy of b that they need
+LARGEST_B_BYTES = 4 << 20  # every row of tiles reads all of b, which has to stay in the cache
 
 
 @lru_cache(maxsize=4096)
@@ -49,3 +55,62 @@ def multiply(xp: ModuleType, a: Array, b: Array, out: Array) -> None:
         b.reshape(num, 1, inner, wide, width).transpose(0, 1, 3, 2, 4),
         out=out.reshape(num, tall, height, wide, width).transpose(0, 1, 3, 2, 4),
     )
+
+
+@lru_cache(maxsize=1)
+def has_small_kernel() -> bool:
+    """Is this the BLAS with the other kernel, on a processor that it is for?"""
+    config: dict[str, dict[str, Any]] = np.show_config(mode="dicts")  # type: ignore[assignment]
+    blas = config.get("Build Dependencies", {}).get("blas", {}).get("name", "")
+    found = config.get("SIMD Extensions", {}).get("found", [])
+    return "openblas" in blas and not {"X86_V4", "AVX512_SKX"}.isdisjoint(found)
+
+
+def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """a @ b in float32, in tiles where that is faster.   a: (M, K)   b: (K, N)   result: (M, N)
+
+    The result is `out`, if that is a contiguous array of float32.
+    """
+    (rows, inner), columns = a.shape, b.shape[1]
+    a_in_rows, b_in_rows = a.flags.c_contiguous, b.flags.c_contiguous
+    if rows >= MANY_ROWS and not b_in_rows and _tile(rows, inner, columns, a_in_rows, True):
+        b, b_in_rows = np.ascontiguousarray(b), True
+    tile = _tile(rows, inner, columns, a_in_rows, b_in_rows)
+    if out is not None and not (out.dtype == np.float32 and out.flags.c_contiguous):
+        out = None
+    if tile is None:
+        return np.matmul(a, b, out=out)
+    height, width = tile
+    y = np.empty((rows, columns), np.float32) if out is None else out
+    np.matmul(
+        a.reshape(rows // height, 1, height, inner),
+        b.reshape(inner, columns // width, width).transpose(1, 0, 2),
+        out=y.reshape(rows // height, height, columns // width, width).transpose(0, 2, 1, 3),
+    )
+    return y
+
+
+@lru_cache(maxsize=4096)
+def _tile(rows: int, inner: int, columns: int, a_in_rows: bool, b_in_rows: bool) -> tuple[int, int] | None:
+    """(height, width) of the tiles of one product; None where it is better done at once.
+
+    Which tiles are fast depends on how the operands lie in memory (measured).
+    """
+    is_small = rows * inner * columns <= SMALL_PRODUCT  # it takes the other kernel as it is
+    if is_small or 4 * inner * columns > LARGEST_B_BYTES or not has_small_kernel():
+        return None
+    if not b_in_rows:  # cutting b would cut its rows of memory
+        options = [(16, 1024 // columns, columns)] if inner >= 256 and columns <= 64 else []
+    elif a_in_rows:
+        options = [(16, rows, width) for width in (columns, *WIDTHS)]
+    else:
+        options = [*((32, rows, width) for width in (columns, 64, 48, 32)), (16, 16, 32)]
+    for shortest, longest, width in options:
+        if columns % width == 0:
+            tallest = min(longest, SMALL_PRODUCT // (inner * width))
+            height = next(
+                (rows // n for n in range(1, rows // 16 + 1) if rows % n == 0 and rows // n <= tallest), 0
+            )
+            if height >= shortest:
+                return height, width
+    return None

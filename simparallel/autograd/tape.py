@@ -49,6 +49,18 @@ class no_grad(ContextDecorator):
         grad_mode.enabled = self._before.pop()
 
 
+class Reversible:
+    """What may stand on the tape: has `run_backward(ctx, dy)`, the gradients of its inputs, in order.
+
+    Attributes:
+        adds_onto: it has one input, contributes to a part of its gradient, and looks at `ctx.onto`.
+        fills_rooms: it looks at `ctx.rooms`.
+    """
+
+    adds_onto = False
+    fills_rooms = False
+
+
 class Node:
     """One operation on the tape."""
 
@@ -110,14 +122,16 @@ def at_backward_end(callback: Callable[[], None], place: int = 0) -> None:
 
 
 def run_backward(
-    root: Tensor, seed: Array, deliver: Callable[[Tensor, Array], None], *, retain_graph: bool = False
-) -> None:
+    root: Tensor, seed: Array, deliver: Callable[[Tensor, Array], None], *, retain_graph: bool = False,
+    room: Callable[[Tensor], Array | None] = lambda leaf: None,
+) -> None:  # fmt: skip
     """Walk the tape behind `root`; call `deliver(leaf, gradient)` as each leaf's is finished.
 
-    The array given to `deliver` is new, or `seed`, and no other leaf gets the same memory.
+    The array given to `deliver` is new, or `seed`, or `room(leaf)`, and no other leaf gets the same memory.
+    An op may write a leaf's gradient into the array that `room` gives for it.
     """
     uses = _count_uses(root._node) if root._node else {id(root): 1}
-    grads: dict[int, Array] = {id(root._node): seed}
+    grads = _Gradients({id(root._node): seed})
     heap = [(-root._node.number, root._node)] if root._node else []
     recorder = current_recorder()
     memory = recorder.memory if recorder else None
@@ -130,6 +144,13 @@ def run_backward(
             node = heapq.heappop(heap)[1]
             dy = grads.pop(id(node))
             assert node.ctx is not None  # _count_uses has looked
+            adds_onto = node.op.adds_onto
+            onto = grads.growing(_key(node.inputs[0])) if adds_onto else None
+            if adds_onto:
+                node.ctx.onto = onto
+            rooms: Sequence[Array | None] = ()
+            if node.op.fills_rooms:
+                rooms = node.ctx.rooms = [room(x) if uses.get(id(x)) == 1 else None for x in node.inputs]
             input_grads = node.op.run_backward(node.ctx, dy)
             needs = node.ctx.needs
             if not retain_graph:
@@ -137,19 +158,17 @@ def run_backward(
             for tensor, needed, gradient in zip(node.inputs, needs, input_grads, strict=True):
                 if not needed:
                     continue
-                source = tensor._node
-                key = id(tensor) if source is None else id(source)
-                if gradient is not None:  # None: this use contributes nothing
+                source, key = tensor._node, _key(tensor)
+                if gradient is not None and onto is None:  # None: this use contributes nothing
+                    is_new = gradient is not dy and (gradient.base is None or adds_onto)
+                    is_new = is_new or any(gradient is array for array in rooms)
                     if gradient.dtype != tensor.data.dtype:  # dtypes were mixed in forward
-                        gradient = gradient.astype(tensor.data.dtype)
-                    before = grads.get(key)
-                    if before is not None:
-                        gradient = before + gradient
-                    elif source is None and (gradient is dy or gradient.base is not None):
-                        gradient = gradient.copy()  # else two leaves might share one array
+                        gradient, is_new = gradient.astype(tensor.data.dtype), True
+                    elif source is None and not is_new and key not in grads:
+                        gradient, is_new = gradient.copy(), True  # else two leaves might share one array
+                    gradient = grads.add(key, gradient, is_new)
                     if memory is not None and is_array(gradient):
                         memory.hold(gradient, GRADIENTS)
-                    grads[key] = gradient
                 uses[key] -= 1
                 if uses[key] == 0 and key in grads:
                     if source is None:
@@ -160,6 +179,41 @@ def run_backward(
             callback()
     finally:
         _running.backward = outer
+
+
+class _Gradients(dict[int, Array]):
+    """Gradients that are not finished, by `_key`. Those in memory that nothing else uses grow in place."""
+
+    def __init__(self, start: dict[int, Array]) -> None:
+        super().__init__(start)
+        self._own: set[int] = set()
+
+    def growing(self, key: int) -> Array | None:
+        """The gradient so far, if it may be written to."""
+        return self[key] if key in self._own else None
+
+    def add(self, key: int, gradient: Array, is_new: bool) -> Array:
+        """Add what one use contributes; `is_new` says that nothing else uses that array. Returns the sum."""
+        before = self.get(key)
+        if before is None:
+            total = gradient
+        elif key in self._own:
+            before += gradient
+            total = before
+        elif is_new:
+            gradient += before
+            total = gradient
+        else:
+            total = before + gradient
+        if is_new or before is not None:
+            self._own.add(key)
+        self[key] = total
+        return total
+
+
+def _key(tensor: Tensor) -> int:
+    """What a gradient is kept under: a leaf, or the node that made the tensor."""
+    return id(tensor if tensor._node is None else tensor._node)
 
 
 def _count_uses(root: Node) -> dict[int, int]:
@@ -176,8 +230,7 @@ def _count_uses(root: Node) -> dict[int, int]:
         for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
             if not needed:
                 continue
-            source = tensor._node
-            key = id(tensor) if source is None else id(source)
+            source, key = tensor._node, _key(tensor)
             if key in uses:
                 uses[key] += 1
             else:

@@ -34,7 +34,17 @@ class Tensor(TensorOperators):
             the whole tensor. None for a plain one.
     """
 
-    __slots__ = ("__weakref__", "_hooks", "_node", "data", "grad", "name", "placement", "requires_grad")
+    __slots__ = (
+        "__weakref__",
+        "_hooks",
+        "_node",
+        "_room",
+        "data",
+        "grad",
+        "name",
+        "placement",
+        "requires_grad",
+    )
     __array_priority__ = 1000  # numpy_array * tensor asks the tensor first
 
     def __init__(self, data: Any, requires_grad: bool = False, name: str = "") -> None:
@@ -54,6 +64,7 @@ class Tensor(TensorOperators):
         self.placement: Placement | None = None
         self._node: Node | None = None
         self._hooks: list[Callable[[Tensor], None]] | None = None
+        self._room: Array | None = None  # where backward may write the gradient while `.grad` is None
 
     @classmethod
     def _result(cls, data: Array, node: Node | None) -> Tensor:
@@ -65,6 +76,7 @@ class Tensor(TensorOperators):
         self.placement = None
         self._node = node
         self._hooks = None
+        self._room = None
         return self
 
     @classmethod
@@ -194,7 +206,7 @@ class Tensor(TensorOperators):
             NonFiniteLossError: the loss is NaN or infinite; names rank and step.
         """
         seed = seed_of(self, grad, check_finite)
-        run_backward(self, seed, _accumulate, retain_graph=retain_graph)
+        run_backward(self, seed, _accumulate, retain_graph=retain_graph, room=_room_of)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Start or stop collecting gradients for this leaf; returns it."""
@@ -238,6 +250,10 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
             rank=rank, step=step, value=str(value),
         )  # fmt: skip
     return xp.ones(root.data.shape, dtype=root.dtype)
+
+
+def _room_of(leaf: Tensor) -> Array | None:
+    return leaf._room if leaf.grad is None else None
 
 
 def _accumulate(leaf: Tensor, gradient: Array) -> None:

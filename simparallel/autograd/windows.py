@@ -15,6 +15,8 @@ import numpy as np
 
 from simparallel.backend import Array
 from simparallel.errors import InputError, ShapeError
+from simparallel.events import current_recorder
+from simparallel.memory import BUFFERS
 
 Pair = tuple[int, int]
 
@@ -100,20 +102,34 @@ def as_pair(who: str, name: str, value: Any, least: int) -> Pair:
 
 class Scratch(threading.local):
     """Arrays to compute in, by name; the same memory at every call, since fresh pages cost as much
-    as arithmetic. One set per thread: ranks may be threads of one process. A name's memory grows
-    to the largest use, so a network needs as much as its largest layer.
+    as arithmetic. A name's memory grows to the largest use, so a network needs as much as its largest layer.
+
+    Each device has its own, on its memory account; outside of a run each thread has one set.
     """
 
     def __init__(self) -> None:
-        self._flat: dict[Any, Array] = {}
+        self._arrays: dict[Any, Array] = {}
 
     def get(self, xp: ModuleType, name: str, shape: tuple[int, ...], like: Array) -> Array:
-        """An array with the dtype and device of `like`; its content is whatever was left there."""
+        """An array with the dtype and device of `like`; its content is whatever was left there.
+
+        Raises:
+            DeviceOutOfMemoryError: it has to grow, and there is no room.
+        """
+        recorder = current_recorder()
+        memory = recorder.memory if recorder else None
+        arrays = memory.scratch if memory else self._arrays
         size = prod(shape)
         key = name, like.dtype, str(getattr(like, "device", ""))
-        flat = self._flat.get(key)
+        flat = arrays.get(key)
         if flat is None or flat.size < size:
-            flat = self._flat[key] = xp.empty(size, like.dtype)
+            arrays.pop(key, None)
+            flat = None  # freed before there is a larger one
+            if memory is not None:
+                memory.make_room(size * like.dtype.itemsize, f"scratch memory {name}")
+            flat = arrays[key] = xp.empty(size, like.dtype)
+            if memory is not None:
+                memory.hold(flat, BUFFERS)
         return flat[:size].reshape(shape)
 
 

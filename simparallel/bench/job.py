@@ -76,11 +76,24 @@ class Job:
     def turn(self, op: str, elements: int, count: int, check: bool) -> float:
         """As `Contender.turn`."""
         command = {"op": op, "elements": elements, "count": count, "check": check}
+        return self.ask(op, command, wrong=f"{op} of {elements} elements")
+
+    def ask(self, what: str, command: dict[str, Any], wrong: str = "") -> float:
+        """Seconds that the slowest rank took for a command.
+
+        Args:
+            what: names it in messages.
+            command: what every rank gets.
+            wrong: names it in the message about a wrong result; by default as `what`.
+
+        Raises:
+            BenchError: a wrong result, or none.
+        """
         for fifo in self._fifos:
             os.write(fifo, json.dumps(command).encode() + b"\n")
-        answer = self._answer(op, self._turn_limit_s)
+        answer = self._answer(what, self._turn_limit_s)
         if not answer["right"]:
-            raise self._trouble(f"says that {op} of {elements} elements came out wrong")
+            raise self._trouble(f"says that {wrong or what} came out wrong")
         return float(max(answer["times_s"]))
 
     def _answer(self, what: str, limit_s: float) -> dict[str, Any]:

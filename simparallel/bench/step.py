@@ -14,17 +14,11 @@ import numpy as np
 import simparallel as sp
 from simparallel import models
 from simparallel.bench.contest import Result, Step, contest, table
+from simparallel.bench.peers.exchange import images
 from simparallel.units import format_bytes
 
 LEARNING_RATE = 1e-4  # small: thousands of steps on one batch must not end in denormal numbers
 Batch = tuple[np.ndarray, np.ndarray]
-
-
-def images(batch_size: int, *shape: int) -> Batch:
-    """Random images and labels of 10 classes: float32 (batch_size, *shape), int64 (batch_size,)."""
-    generator = np.random.Generator(np.random.Philox(0))
-    pixels = generator.standard_normal((batch_size, *shape), dtype=np.float32)
-    return pixels, generator.integers(0, 10, batch_size)
 
 
 def tokens(batch_size: int, length: int, vocabulary: int) -> Batch:
@@ -39,24 +33,25 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Batch
 
 
 def model(name: str, ours: Callable[[], Any], torch_model: str, batch: Callable[[], Batch]) -> None:
-    """Enter a row of the table; `torch_model` names a function of `bench.torch_models`."""
+    """Enter a row of the table; `torch_model` names a function of `bench.peers.torch_models`."""
 
     def theirs() -> Any:
-        from simparallel.bench import torch_models
+        from simparallel.bench.peers import torch_models
 
         return getattr(torch_models, torch_model)()
 
     MODELS[name] = (ours, theirs, batch)
 
 
-def _mlp() -> sp.nn.Module:
+def mlp() -> sp.nn.Module:
+    """The network of seed 003: 784-512-512-10."""
     return sp.nn.Sequential(
         sp.nn.Linear(784, 512), sp.nn.ReLU(), sp.nn.Linear(512, 512), sp.nn.ReLU(), sp.nn.Linear(512, 10)
     )
 
 
-model("MLP 784-512-512-10, batch 32", _mlp, "mlp", lambda: images(32, 784))
-model("MLP 784-512-512-10, batch 256", _mlp, "mlp", lambda: images(256, 784))
+model("MLP 784-512-512-10, batch 32", mlp, "mlp", lambda: images(32, 784))
+model("MLP 784-512-512-10, batch 256", mlp, "mlp", lambda: images(256, 784))
 model("LeNet-5 28x28, batch 64", models.lenet5, "lenet", lambda: images(64, 1, 28, 28))
 model(
     "ResNet-18 CIFAR stem 32x32, batch 32", lambda: models.resnet18(10, "cifar"), "resnet18_cifar",

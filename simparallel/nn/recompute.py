@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from simparallel.autograd import Tensor, no_grad, run_backward
-from simparallel.autograd.tape import Node, grad_mode
+from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, random_state
 from simparallel.errors import AutogradError
 
@@ -46,7 +46,7 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
     return Tensor._result(y.data, Node(_Recompute(part, parameters), context, sources))  # type: ignore[arg-type]
 
 
-class _Recompute:
+class _Recompute(Reversible):
     """Stands on the tape for a part that will be computed again."""
 
     def __init__(self, part: Callable[..., Tensor], parameters: Sequence[Tensor]) -> None:

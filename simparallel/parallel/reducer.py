@@ -84,6 +84,9 @@ class Reducer:
             for i, parameter in enumerate(bucket.tensors):
                 self._replace_others(parameter)
                 self._removers.append(parameter.register_post_accumulate_grad_hook(_Arrival(self, bucket, i)))
+                parameter._room = (
+                    bucket.views[i] if as_view else None
+                )  # written there at once, no copy is needed
         _live.reducers.add(self)
 
     @staticmethod
@@ -98,6 +101,9 @@ class Reducer:
             self.attached = False
             for remove in self._removers:
                 remove()
+            for bucket in self.buckets:
+                for parameter in bucket.tensors:
+                    parameter._room = None
 
     # --- during backward ----------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from simparallel import collectives
 from simparallel.autograd import Context, Op, Redistribute, Tensor
-from simparallel.autograd.tape import Node, grad_mode
+from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.comm import Communicator, Group, current
 from simparallel.events import current_recorder
@@ -65,7 +65,7 @@ def sharder() -> Sharder:
 # --- moving a tensor ----------------------------------------------------------------------------------
 
 
-class _Way:
+class _Way(Reversible):
     """On the tape: a redistribution, and its way back."""
 
     def __init__(self, source: Placement, target: Placement, as_plain: bool = False) -> None:
@@ -140,7 +140,7 @@ class ShardContext(Context):
         return self.plan.sizes[dim] * self._runner.call.sharding.cut(dim)
 
 
-class Runner:
+class Runner(Reversible):
     """A call, carried out by this rank with its groups."""
 
     def __init__(self, call: Call, sharder: Sharder) -> None:
@@ -274,7 +274,7 @@ def _redistribute(op: Redistribute, x: Tensor) -> Tensor | None:
     return Tensor._result(y.data, node)
 
 
-class _Plain:
+class _Plain(Reversible):
     """On the tape: a whole sharded tensor becomes a plain one."""
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:

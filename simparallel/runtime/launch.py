@@ -74,6 +74,7 @@ class Cluster:
             everything that has to match (number, op, reduce op, root, dtype, shape, dim, ranks). "light":
             number and op. "off": nothing, and errors cannot name places; a wrong program then hangs
             until `timeout_s`, or gives wrong numbers.
+        record: keep the events of each run for its trace; False keeps the simulated clocks and drops the events.
         echo: print what the ranks print, with `[rank N]` before each line.
 
     Raises:
@@ -95,7 +96,7 @@ class Cluster:
         log_links: str = RANK_LINKS, start_timeout_s: float = START_LIMIT_S,
         transport: str = "shm", log_dir: str | Path | None = None, device_memory: str | int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct", check: str = "full",
-        arena_bytes: int = 0, blas_threads: int | None = None, echo: bool = True,
+        arena_bytes: int = 0, blas_threads: int | None = None, record: bool = True, echo: bool = True,
     ) -> None:  # fmt: skip
         if transport not in TRANSPORTS:
             mpi = " MPI processes run scripts: simparallel run --transport mpi." * (transport == "mpi")
@@ -117,6 +118,7 @@ class Cluster:
             "timeout_s": timeout_s,
             "algorithm": algorithm,
             "check": check,
+            "keep_events": record,
             "memory_bytes": None if device_memory is None else parse_bytes(device_memory),
         }
         self.echo = echo

@@ -99,25 +99,37 @@ def _pattern(rank: int, size: int) -> np.ndarray:
     return (rank + np.arange(size) % 5).astype(np.float32)
 
 
+def images(batch_size: int, *shape: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Random images and labels of 10 classes: float32 (batch_size, *shape), int64 (batch_size,)."""
+    generator = np.random.Generator(np.random.Philox(seed))
+    pixels = generator.standard_normal((batch_size, *shape), dtype=np.float32)
+    return pixels, generator.integers(0, 10, batch_size)
+
+
 def private(size: int) -> np.ndarray:
     """An ordinary array."""
     return np.empty(size, np.float32)
 
 
 def turn(exchange: Exchange, call: Call, barrier: Call, count: int, check: bool) -> tuple[float, bool]:
-    """One turn of one rank: (seconds of `count` calls, whether the checked call was right).
-
-    A few calls before the barrier wake the caches and whatever sleeps; they are not timed.
-    """
+    """One turn of one rank: (seconds of `count` calls, whether the checked call was right)."""
     right = True
     if check:
         exchange.fill()
         right = exchange.is_right(call())
     exchange.clear()
+    return timed(call, barrier, count), right
+
+
+def timed(call: Call, barrier: Call, count: int) -> float:
+    """Seconds that `count` calls take on this rank.
+
+    A few calls before the barrier wake the caches and whatever sleeps; they are not timed.
+    """
     for _ in range(min(50, max(2, count // 5))):
         call()
     barrier()
     start = time.perf_counter()
     for _ in range(count):
         call()
-    return time.perf_counter() - start, right
+    return time.perf_counter() - start

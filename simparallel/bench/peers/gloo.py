@@ -66,15 +66,15 @@ class GlooPeer(AbstractPeer):
         return values if self.rank == 0 else None
 
 
-def main(ranks: int, directory: str, rank: int = 0) -> None:
-    """Play one rank; rank 0 also starts and awaits the others."""
+def main(peer: type[GlooPeer], ranks: int, directory: str, rank: int = 0) -> None:
+    """Play one rank; rank 0 also starts and awaits the others, by the same script."""
     others = []
     if rank == 0:
-        command = [sys.executable, __file__, str(ranks), directory]
+        command = [sys.executable, sys.argv[0], str(ranks), directory]
         null = subprocess.DEVNULL
         others = [subprocess.Popen([*command, str(r)], stdin=null, stdout=null) for r in range(1, ranks)]
     try:
-        serve(GlooPeer(rank, ranks, directory), directory)
+        serve(peer(rank, ranks, directory), directory)
         dist.destroy_process_group()
     finally:
         for other in others:
@@ -85,4 +85,4 @@ def main(ranks: int, directory: str, rank: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))
+    main(GlooPeer, int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

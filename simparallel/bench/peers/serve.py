@@ -5,6 +5,8 @@ answers go back by the standard output of rank 0.
     driver -> all      {"op": "all_reduce", "elements": 256, "count": 1000, "check": false}
     rank 0 -> driver   {"times_s": [...], "right": true}   or   {"error": "..."}
 
+What a command says beyond "count" is between the driver and `AbstractPeer.turn`.
+
 Between two commands every rank sleeps in a read. Nobody waits inside a collective, where peers spin
 and would take the cores from whoever is measured meanwhile. When the driver is gone, for whatever
 reason, the FIFOs end, and so do the ranks. (Standard input would not do: not every launcher passes
@@ -31,6 +33,11 @@ class AbstractPeer:
     rank: int
     ranks: int
     version: str
+
+    def turn(self, command: dict[str, Any]) -> tuple[float, bool]:
+        """Do what a command says, by default exchanges: (seconds, whether the result was right)."""
+        exchange = Exchange(command["op"], self.rank, self.ranks, command["elements"], private)
+        return turn(exchange, self.call(exchange), self.barrier, command["count"], command["check"])
 
     def call(self, exchange: Exchange) -> Call:
         """A function that does this exchange once and returns what this rank got."""
@@ -61,10 +68,8 @@ def serve(peer: AbstractPeer, directory: str) -> None:
 
 
 def _obey(peer: AbstractPeer, command: dict[str, Any]) -> None:
-    exchange = Exchange(command["op"], peer.rank, peer.ranks, command["elements"], private)
     try:
-        call = peer.call(exchange)
-        mine = turn(exchange, call, peer.barrier, command["count"], command["check"])
+        mine = peer.turn(command)
     except Exception as error:  # what the library raises; the driver tells it
         _answer({"error": f"{type(error).__name__}: {error}"})
         raise

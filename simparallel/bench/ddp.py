@@ -1,0 +1,255 @@
+"""`simparallel bench ddp`: a data-parallel training step on 1 … n ranks, beside torch's over gloo.
+
+Every rank computes in one BLAS thread. All contenders are warm and take turns; a turn trains a new model for a
+third of a second, and its time is that of the slowest rank. Three more contenders are we ourselves: on one rank, for
+what the cores allow; without recording, for what the trace costs; and as many ranks that train apart, each for
+itself, for what they cost each other without any communication.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import simparallel as sp
+from simparallel import models
+from simparallel.bench.collectives import fitting
+from simparallel.bench.contest import Result
+from simparallel.bench.environments import PEERS
+from simparallel.bench.job import Job
+from simparallel.bench.peers.exchange import images, timed
+from simparallel.bench.step import LEARNING_RATE, mlp, our_step
+from simparallel.errors import BenchError, InputError, RunFailedError
+from simparallel.units import format_seconds
+
+OURS, UNRECORDED, ONE_RANK, APART, TORCH = "simparallel", "not recorded", "one rank", "apart", "torch DDP"
+TURN_S = 0.3
+PEER = replace(PEERS["torch"], label=TORCH, script="gloo_ddp.py")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained.
+
+    Attributes:
+        title: of the rows.
+        ours: makes our model.
+        torch_model: the function of `peers.torch_models` that makes torch's.
+        batch_size: of each rank.
+        shape: of an input.
+    """
+
+    title: str
+    ours: Callable[[], Any]
+    torch_model: str
+    batch_size: int
+    shape: tuple[int, ...]
+
+
+TASKS = (
+    Task("MLP 784-512-512-10, batch 32", mlp, "mlp", 32, (784,)),
+    Task("MLP 784-512-512-10, batch 256", mlp, "mlp", 256, (784,)),
+    Task("LeNet-5 28x28, batch 64", models.lenet5, "lenet", 64, (1, 28, 28)),
+)
+
+
+@dataclass
+class Row:
+    """A task on some ranks, and how long each contender took for a step."""
+
+    task: Task
+    ranks: int
+    cores: int
+    result: Result
+
+    @property
+    def speedup(self) -> float | None:
+        """torch's time divided by ours."""
+        return self.result.ratio(TORCH, OURS) if TORCH in self.result.times_s else None
+
+    @property
+    def efficiency(self) -> float:
+        """The time that the cores allow divided by ours: n ranks on c cores take max(1, n / c) times one rank's."""
+        return self.result.ratio(ONE_RANK, OURS) * max(1.0, self.ranks / self.cores)
+
+    @property
+    def communication(self) -> float:
+        """Our time divided by that of as many ranks that do not communicate."""
+        return self.result.ratio(OURS, APART)
+
+    @property
+    def recording(self) -> float:
+        """Our time divided by that without recording."""
+        return self.result.ratio(OURS, UNRECORDED)
+
+    def document(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "model": self.task.title,
+            "batch_size": self.task.batch_size,
+            "ranks": self.ranks,
+            "median_s": {label: self.result.median_s(label) for label in self.result.times_s},
+            "speedup_over_torch": self.speedup,
+            "parallel_efficiency": self.efficiency,
+            "ratio_to_ranks_apart": self.communication,
+            "recording_ratio": self.recording,
+            "times_s": self.result.times_s,
+        }
+
+
+def main(
+    *, ranks: Sequence[int] = (1, 2, 4, 8), names: Sequence[str] | None = None, rounds: int = 7,
+    turn_s: float = TURN_S, as_json: bool = False,
+) -> list[Row]:  # fmt: skip
+    """Measure, print a table or JSON, return the rows.
+
+    Args:
+        ranks: numbers of ranks.
+        names: only tasks whose title contains one of these.
+        rounds: turns of each contender.
+        turn_s: about how long a turn lasts [s].
+        as_json: print JSON, and everything else to stderr.
+
+    Raises:
+        InputError: no such task, or a number that cannot be.
+        BenchError: our own ranks failed, or their parameters differ. (Torch is told and left out.)
+    """
+    tasks = [task for task in TASKS if not names or any(n.lower() in task.title.lower() for n in names)]
+    if not tasks:
+        raise InputError(
+            f"models: none of {', '.join(names or ())} is in {'; '.join(t.title for t in TASKS)}."
+        )
+    if not ranks or min(*ranks, rounds) < 1:
+        raise InputError(f"ranks {list(ranks)}, rounds {rounds}: at least 1 of each is needed.")
+    output = sys.stderr if as_json else sys.stdout
+    if not PEER.is_ready:
+        print("torch is not measured, it has no environment; make it: simparallel bench --setup --peers torch",
+              file=output)  # fmt: skip
+    cores = len(os.sched_getaffinity(0))
+    rows: list[Row] = []
+    for number in ranks:
+        with _contenders(number, lambda text: print(text, file=output, flush=True)) as contenders:
+            for task in tasks:
+                row = Row(task, number, cores, _measure(task, contenders, rounds, turn_s))
+                print(table([row]).splitlines()[1] if rows else table([row]), file=output, flush=True)
+                rows.append(row)
+    if as_json:
+        machine = {"cores": cores, "architecture": platform.machine(), "numpy": np.__version__}
+        print(json.dumps({"machine": machine, "rows": [row.document() for row in rows]}, indent=1))
+    return rows
+
+
+Turn = Callable[[Task, int], float]  # (task, steps) -> seconds
+
+
+@contextmanager
+def _contenders(ranks: int, tell: Callable[[str], object]) -> Iterator[dict[str, Turn]]:
+    """label -> turn, all started; all are ended at the end."""
+    with ExitStack() as stack:
+        clusters = [
+            stack.enter_context(sp.Cluster(number, blas_threads=1, record=record, echo=False))
+            for number, record in ((ranks, True), (ranks, False), (1, True))
+        ]
+        contenders = {
+            OURS: _ours(clusters[0]),
+            UNRECORDED: _ours(clusters[1]),
+            ONE_RANK: _ours(clusters[2]),
+            APART: _ours(clusters[0], apart=True),
+        }
+        if PEER.is_ready:
+            try:
+                job = Job(PEER, ranks)
+                stack.callback(job.close)
+                contenders[TORCH] = _theirs(job)
+            except BenchError as error:
+                tell(f"left out with {ranks} ranks: {error}")
+        yield contenders
+
+
+def _ours(cluster: sp.Cluster, apart: bool = False) -> Turn:
+    def turn(task: Task, count: int) -> float:
+        try:
+            results = cluster.run(our_turn, task, count, apart)
+        except RunFailedError as error:
+            raise BenchError(f"{OURS}, {task.title}: {error}", peer=OURS) from error
+        if any(difference != 0 for _, difference in results):
+            raise BenchError(
+                f"{OURS}, {task.title}: the ranks' parameters differ, or are not finite.", peer=OURS
+            )
+        return max(seconds for seconds, _ in results)
+
+    return turn
+
+
+def our_turn(task: Task, count: int, apart: bool) -> tuple[float, float]:
+    """What each of our ranks does in a turn: (seconds, largest difference between ranks, NaN if not finite)."""
+    net = task.ours() if apart else sp.parallel.DistributedDataParallel(task.ours())
+    step = our_step(net, images(task.batch_size, *task.shape, seed=sp.get_rank()))
+    seconds = timed(step, sp.barrier, count)
+    if not all(np.isfinite(parameter.data).all() for parameter in net.parameters()):
+        return seconds, math.nan
+    return seconds, 0.0 if apart else sp.parallel.max_difference_between_ranks(net)
+
+
+def _theirs(job: Job) -> Turn:
+    def turn(task: Task, count: int) -> float:
+        command = {
+            "model": task.torch_model, "batch_size": task.batch_size, "shape": task.shape,
+            "lr": LEARNING_RATE, "count": count,
+        }  # fmt: skip
+        return job.ask(task.title, command)
+
+    return turn
+
+
+def _measure(task: Task, contenders: dict[str, Turn], rounds: int, turn_s: float) -> Result:
+    """Seconds a step of each contender, by round."""
+    counts = {}
+    for label, turn in contenders.items():
+        few = fitting(turn(task, 3) / 3, turn_s / 4)
+        counts[label] = fitting(turn(task, few) / few, turn_s)
+    result = Result(task.title, {label: [] for label in contenders})
+    for number in range(rounds):
+        for label in list(contenders)[:: 1 if number % 2 == 0 else -1]:
+            result.times_s[label].append(contenders[label](task, counts[label]) / counts[label])
+    return result
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line per row: the times of a step, how much faster than torch, efficiency, what recording costs."""
+    labels = (OURS, TORCH, ONE_RANK, APART)
+    lines = [["", "ranks", *labels, "torch / simparallel", "efficiency", "recording costs"]]
+    for row in rows:
+        times = row.result.times_s
+        lines.append([
+            row.task.title, str(row.ranks),
+            *(format_seconds(row.result.median_s(label)) if label in times else "-" for label in labels),
+            "-" if row.speedup is None else f"{row.speedup:.2f}", f"{row.efficiency:.2f}",
+            f"{100 * (row.recording - 1):+.1f} %",
+        ])  # fmt: skip
+    widths = [max(len(line[i]) for line in (*lines, _WIDEST)) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            [line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]
+        )
+        for line in lines
+    )
+
+
+_WIDEST = [
+    max((task.title for task in TASKS), key=len),
+    "",
+    *["99.9 ms"] * 4,
+    "",
+    "",
+    "",
+]  # lines stand alone
