@@ -1,7 +1,4 @@
-"""The collectives of one group, on shared memory: the algorithm called `direct`.
-
-Every collective has the same life, see `call.py`; what differs is its body, which reads from the
-peers' pages, and may write a part, mark its `phase`, wait for all and read the rest.
+"""A group of ranks, and how its collectives are run.
 
 Small payloads lie in the group's slot, of which there are two: a rank that is in collective n+2
 has seen everyone arrive at n+1, so everyone has finished n and its slot is free. That holds
@@ -12,24 +9,27 @@ in the arena; then its owner also waits for `done` of all before it returns.
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
+from simparallel.cluster import Traffic
 from simparallel.comm import header as h
-from simparallel.comm.call import PHASE, Body, Call, CallPlan
-from simparallel.comm.reduction import reduce_arrays, reduce_into, reduce_stack, reduction
-from simparallel.comm.segment import SLOT_BYTES, order
+from simparallel.comm.call import ARRIVE, NO_PAYLOADS, Body, BodySteps, Call, CallPlan, Payloads
+from simparallel.comm.direct import Direct
+from simparallel.comm.segment import WORD, order
 from simparallel.comm.transport import AbstractTransport, Condition
-from simparallel.comm.work import Lane, Work
+from simparallel.comm.work import Lane
 from simparallel.events import Recorder
 
 MAX_PLANS = 1024  # kept for calls that may come again
+_ZERO = bytes(WORD)
 
 
-class Group:
+class Group(Direct):
     """An ordered list of ranks that communicate; its order is the chunk order.
 
     Attributes:
@@ -52,25 +52,41 @@ class Group:
         self.transport = transport
         self.recorder = recorder
         self.lane = Lane(transport, lanes, recorder.join if recorder else None)
+        self.plans: dict[Any, CallPlan] = {}
+        self.by_messages: dict[str, Any] = {}  # this group by another algorithm
+        self._busy = lanes  # empty while nothing of this rank was begun and not finished
         self._slot = slot
         self._seq = 0
-        self._plans: dict[Any, CallPlan] = {}
-        self._rows: dict[Any, np.ndarray] = {}  # views of all slots, and of the own one
-        self._own_slots: dict[Any, np.ndarray] = {}
+        self._shown: list[CallPlan | None] = [None, None]  # whose header is in shared memory, by parity
         self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes) by parity
         if self.rank is not None:
             self._prepare()
 
     def _prepare(self) -> None:
-        """Word numbers are planned once; a collective only reads them."""
-        control, me = self.transport.segment.map, self.transport.rank
-        peers = tuple(rank for rank in self.ranks if rank != me)
-        self._peers = peers
-        self._position = self.ranks.index(me)
-        self._watched = [tuple(control.mark(self._slot, rank, which) for rank in peers) for which in range(3)]
-        self._own_marks = [control.mark(self._slot, me, which) for which in range(3)]
-        self._headers = [[control.header(self._slot, parity, r) for r in self.ranks] for parity in (0, 1)]
-        self._slots = self.transport.arena.reserve_slots(self._slot)
+        """Where everything is, is planned once; a collective only reads it."""
+        transport, ranks, both = self.transport, self.ranks, (0, 1)
+        control, slot, me = transport.segment.map, self._slot, transport.rank
+        self._position = ranks.index(me)
+        self._peers = tuple(rank for rank in ranks if rank != me)
+        self._watched = [tuple(control.mark(slot, r, which) for r in self._peers) for which in range(4)]
+        self._own_marks = [control.mark(slot, me, which) for which in range(4)]
+        self._own_headers = [control.header(slot, parity, me) for parity in both]
+        self.notes = [[control.note(slot, parity, rank) for rank in ranks] for parity in both]
+        self._slots = transport.arena.reserve_slots(slot)
+        # The marks and headers of all members, and of ranks between them that are none, as bytes.
+        self._span = range(min(ranks), max(ranks) + 1)
+        first, last = self._span[0], self._span[-1]
+        self._arrivals = [
+            slice(
+                WORD * control.mark(slot, first, ARRIVE + p),
+                WORD * (control.mark(slot, last, ARRIVE + p) + 1),
+            )
+            for p in both
+        ]
+        self._headers = [
+            slice(WORD * control.header(slot, p, first), WORD * (control.header(slot, p, last) + h.COMPARED))
+            for p in both
+        ]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         """Itself: a copy of a model that has a group has the same one."""
@@ -78,28 +94,116 @@ class Group:
 
     # --- the life of a collective --------------------------------------------------------------------
 
-    def submit(
-        self, op: str, key: tuple[Any, ...], make_header: Callable[[], array[int]],
-        payload: np.ndarray | None, body: Callable[[Call], Body], traffic: tuple[int, int],
+    def add_plan(
+        self, key: tuple[Any, ...], header: array[int], body: Body | BodySteps, x: np.ndarray | None = None,
+        vector_bytes: int = 0, root: int = 0, *, exposes: bool = True, plans: dict[Any, CallPlan] | None = None,
         kind: type[Call] | None = None,
-    ) -> Work:  # fmt: skip
-        """Queue one collective.
+    ) -> CallPlan:  # fmt: skip
+        """Plan a collective.
 
         Args:
-            op: its name.
-            key: everything the header and the price depend on; equal keys reuse them.
-            make_header: makes it the first time.
-            payload: what peers may read from us.
+            key: name of the op, and everything the plan depends on; `plans` finds it again by this.
+            header: of its calls.
             body: reads from the peers, after the headers were found equal.
-            traffic: (bytes of the vector that the network model prices, position of the root).
+            x: what peers may read from us looks like this; None for nothing.
+            vector_bytes: what the network model prices; -1 if only the root knows.
+            root: its position.
+            exposes: False if this rank has nothing to show.
+            plans: where to keep it.
             kind: `Call`, or one whose payload travels otherwise.
         """
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= MAX_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = CallPlan(op, make_header(), *traffic)
-        return self.lane.submit((kind or self.call_type)(self, plan, payload, body))
+        plans = self.plans if plans is None else plans
+        if len(plans) >= MAX_PLANS:
+            plans.clear()
+        payload = ((), None, 0) if x is None else (x.shape, x.dtype, x.nbytes)
+        plan = CallPlan(
+            key[0],
+            header,
+            body,
+            kind or self.call_type,
+            payload,
+            exposes and x is not None,
+            vector_bytes,
+            root,
+        )
+        compared = header[: h.COMPARED].tobytes()
+        plan.expected = b"".join(
+            compared if rank in self.ranks else bytes(len(compared)) for rank in self._span
+        )
+        if plan.in_slot:
+            for parity, offset in enumerate(self._slots):
+                views = NO_PAYLOADS if x is None else self.views([offset] * self.size, x.shape, x.dtype)
+                plan.seen[parity] = offset, views
+                plan.own += views.arrays[self._position : self._position + 1]
+        plans[key] = plan
+        return plan
+
+    def run(self, plan: CallPlan, x: Any, async_op: bool = False) -> Any:
+        """Run one collective with this rank's argument: its result, or with `async_op` its `Work`."""
+        if async_op or self._busy or self.size == 1 or not plan.in_slot or plan.kind is not Call:
+            work = plan.kind(self, plan, x)
+            self.lane.submit(work)
+            return work if async_op else work.wait()
+        return self._run_small(plan, x)
+
+    def _run_small(self, plan: CallPlan, x: Any) -> Any:
+        """What `Call` does, in one go: nobody else has to be advanced meanwhile, and nothing is looked up twice."""
+        self.lane.check()
+        transport, recorder = self.transport, self.recorder
+        words, memory = transport.words, transport.memory
+        start_ns = perf_counter_ns()
+        site = transport.call_site()
+        seq = self._seq = self._seq + 1
+        parity = seq & 1
+        note = self.notes[parity][self._position] - h.COMPARED
+        try:
+            if plan.exposes:
+                plan.own[parity][...] = x
+            if self._shown[parity] is not plan:
+                self.publish(plan, parity)
+            words[note + h.SITE] = site
+            if recorder is not None:
+                clock_ps = recorder.clock_ps
+                words[note + h.SIM_PS] = max(recorder.now_ps, clock_ps.get(self.stream, 0))
+            words[note + h.SEQ] = seq
+            self.mark(ARRIVE + parity, seq)
+            arrived = self._all_arrived(seq)
+            span = self._arrivals[parity]
+            if memory[span] != arrived:
+                transport.wait(
+                    (self.condition(ARRIVE + parity, seq),),
+                    lambda: self.describe(plan, seq, site),
+                    (span, arrived),
+                )
+            order()
+            self.compare(plan, parity)
+            result = plan.body(plan.seen[parity][1], x)  # type: ignore[call-arg]
+        except BaseException as error:
+            self.lane.fail(error)
+            raise
+        if recorder is not None:
+            cost = plan.cost or self.price(plan, recorder, plan.vector_bytes)
+            sim_start_ps = self.sim_start_ps(seq)
+            sim_end_ps = sim_start_ps + cost.time_ps
+            recorder.communicate(
+                plan.op, "collective", self.stream, start_ns, perf_counter_ns(),
+                sim_start_ps, sim_end_ps, plan.vector_bytes, cost.sent_bytes, self.ranks, seq,
+            )  # fmt: skip
+            recorder.join(sim_end_ps)
+        return result
+
+    def publish(self, plan: CallPlan, parity: int) -> None:
+        """Show the header of a plan."""
+        start = self._own_headers[parity]
+        self.transport.words[start : start + h.COMPARED] = plan.header[: h.COMPARED]
+        self._shown[parity] = plan
+
+    def _all_arrived(self, seq: int) -> bytes:
+        """What `_arrivals` shows when everyone is here. Nobody can be further: the other parity comes next."""
+        word = seq.to_bytes(WORD, sys.byteorder)
+        if len(self._span) == self.size:
+            return word * self.size
+        return b"".join(word if rank in self.ranks else _ZERO for rank in self._span)
 
     def condition(self, which: int, seq: int) -> Condition:
         return Condition(self._watched[which], self._peers, seq)
@@ -110,115 +214,77 @@ class Group:
         self.transport.words[index] = seq
         self.transport.notify(index)
 
-    # --- bodies ------------------------------------------------------------------------------------
+    def compare(self, plan: CallPlan, parity: int) -> None:
+        """Compare the headers of all members, who have arrived.
 
-    def all_reduce(self, call: Call, x: np.ndarray, op: str) -> Body:
-        rule = reduction(op, x.dtype)
-        if x.nbytes <= SLOT_BYTES:
-            if x.size:
-                reduce_stack(rule, call.rows(x), x)
-            return x
-        mine = self.bounds(x.size, self._position)
-        parts = [call.peer(position, (x.size,), x.dtype) for position in range(self.size)]
-        own = parts[self._position]
-        reduce_into(rule, [part[mine] for part in parts], own[mine])
-        self.mark(PHASE, call.seq)
-        yield self.condition(PHASE, call.seq)
-        target = x.reshape(-1) if x.flags.c_contiguous else np.empty(x.size, x.dtype)
-        for position, part in enumerate(parts):
-            if not (call.zero_copy and position == self.rank):
-                piece = self.bounds(x.size, position)
-                target[piece] = part[piece]
-        if not x.flags.c_contiguous:
-            x[...] = target.reshape(x.shape)
-        return x
+        Raises:
+            CollectiveMismatchError: with every rank's call and place.
+        """
+        transport = self.transport
+        compared = transport.compared
+        if compared == h.COMPARED:
+            if transport.memory[self._headers[parity]] == plan.expected:
+                return
+        else:
+            found = transport.memory[self._headers[parity]]
+            size, step = compared * WORD, h.COMPARED * WORD
+            starts = range(0, len(found), step)
+            if all(found[i : i + size] == plan.expected[i : i + size] for i in starts):
+                return
+        segment = transport.segment
+        headers = {rank: segment.call_of(self._slot, parity, rank) for rank in self.ranks}
+        sites = {rank: transport.site_text(rank, words[h.SITE]) for rank, words in headers.items()}
+        raise h.mismatch_error(self.name, headers, sites, transport.rank)
 
-    def reduce(self, call: Call, x: np.ndarray, op: str, root: int) -> Body:
-        yield from ()  # a generator, like every body
-        if self.rank == root:
-            rule = reduction(op, x.dtype)
-            parts = [call.peer(position, (x.size,), x.dtype) for position in range(self.size)]
-            if x.flags.c_contiguous:
-                reduce_into(rule, parts, x.reshape(-1))
-            else:
-                x[...] = reduce_arrays(rule, parts, x.dtype).reshape(x.shape)
-        return x
+    def sim_start_ps(self, seq: int) -> int:
+        """When the last member was ready for a collective, in simulated time."""
+        words = self.transport.words
+        return max([words[note + (h.SIM_PS - h.COMPARED)] for note in self.notes[seq & 1]])
 
-    def broadcast(self, call: Call, x: np.ndarray, root: int) -> Body:
-        yield from ()
-        if self.rank != root:
-            x[...] = call.peer(root, x.shape, x.dtype)
-        return x
+    def price(self, plan: CallPlan, recorder: Recorder, size_bytes: int) -> Traffic:
+        """What the described network takes for a call."""
+        cost = recorder.cluster.collective(
+            plan.op, size_bytes, self.ranks, position=self._position, root=plan.root
+        )
+        if plan.vector_bytes >= 0:
+            plan.cost = cost
+        return cost
 
-    def all_gather(self, call: Call, x: np.ndarray, dim: int) -> Body:
-        yield from ()
-        return np.concatenate([call.peer(p, x.shape, x.dtype) for p in range(self.size)], axis=dim)
+    def describe(self, plan: CallPlan, seq: int, site: int) -> str:
+        """A call in words, with its place."""
+        number = f"#{seq} " if seq >= 0 else ""
+        place = self.transport.site_text(self.transport.rank, site)
+        return f"{self.name}, collective {number}{h.describe(plan.header)} at {place}"
 
-    def reduce_scatter(self, call: Call, x: np.ndarray, dim: int, op: str) -> Body:
-        yield from ()
-        rule = reduction(op, x.dtype)
-        size = x.shape[dim] // self.size
-        start = size * (self._position)
-        piece = (slice(None),) * dim + (slice(start, start + size),)
-        parts = [call.peer(p, x.shape, x.dtype)[piece] for p in range(self.size)]
-        if dim == 0 and x.ndim:
-            out = np.empty(parts[0].shape, x.dtype)
-            reduce_into(rule, [part.reshape(-1) for part in parts], out.reshape(-1))
-            return out
-        return reduce_arrays(rule, parts, x.dtype)
+    # --- memory --------------------------------------------------------------------------------------
 
-    def all_to_all(self, call: Call, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:
-        yield from ()
-        size = x.shape[split_dim] // self.size
-        start = size * (self._position)
-        piece = (slice(None),) * split_dim + (slice(start, start + size),)
-        parts = [call.peer(p, x.shape, x.dtype)[piece] for p in range(self.size)]
-        return np.concatenate(parts, axis=concat_dim)
+    def views(self, offsets: list[int], shape: tuple[int, ...], dtype: np.dtype) -> Payloads:
+        """What lies at these places of the members' arenas."""
+        segment = self.transport.segment
+        arrays = [
+            segment.array(r, offset, shape, dtype) for r, offset in zip(self.ranks, offsets, strict=True)
+        ]
+        flat = [array.reshape(-1) for array in arrays]
+        starts = [segment.arena_at(rank) + offset for rank, offset in zip(self.ranks, offsets, strict=True)]
+        spacings = {b - a for a, b in zip(starts, starts[1:], strict=False)}
+        rows = None
+        if len(spacings) == 1 and flat[0].size:
+            rows = np.lib.stride_tricks.as_strided(
+                flat[0], (self.size, flat[0].size), (spacings.pop(), dtype.itemsize), writeable=False
+            )
+        return Payloads(arrays, flat, rows)
 
-    def gather(self, call: Call, x: np.ndarray, root: int) -> Body:
-        yield from ()
-        if self.rank != root:
-            return None
-        return [call.peer(p, x.shape, x.dtype).copy() for p in range(self.size)]
-
-    def scatter(self, call: Call, root: int) -> Body:
-        yield from ()
-        words = call.words_of(root)
-        shape, dtype = h.decode_given(words)
-        return call.peer(root, (self.size, *shape), dtype)[self._position, ...].copy()
-
-    def nothing(self, call: Call) -> Body:
-        yield from ()
-
-    def own_slot(self, parity: int, x: np.ndarray) -> np.ndarray:
-        """This rank's slot, in the shape and dtype of `x`."""
-        key = parity, x.shape, x.dtype
-        view = self._own_slots.get(key)
-        if view is None:
-            if len(self._own_slots) >= MAX_PLANS:
-                self._own_slots.clear()
-            segment = self.transport.segment
-            view = segment.array(self.transport.rank, self._slots[parity], x.shape, x.dtype)
-            self._own_slots[key] = view
-        return view
-
-    def slot_rows(self, parity: int, size: int, dtype: np.dtype) -> np.ndarray:
-        """What lies in the members' slots, as rows (P, size); a view where the ranks are evenly spaced."""
-        key = parity, size, dtype
-        rows = self._rows.get(key)
-        if rows is not None:
-            return rows
-        segment, offset = self.transport.segment, self._slots[parity]
-        spacings = {b - a for a, b in zip(self.ranks, self.ranks[1:], strict=False)}
-        if len(spacings) != 1:
-            return np.stack([segment.array(rank, offset, (size,), dtype) for rank in self.ranks])
-        first = segment.array(self.ranks[0], offset, (size,), dtype)
-        strides = (spacings.pop() * segment.arena_bytes, dtype.itemsize)
-        if len(self._rows) >= 256:
-            self._rows.clear()
-        rows = np.lib.stride_tricks.as_strided(first, (self.size, size), strides, writeable=False)
-        self._rows[key] = rows
-        return rows
+    def staging(self, parity: int, size_bytes: int) -> int:
+        """Offset of memory for a large payload."""
+        offset, room = self._staging[parity]
+        if room < size_bytes:
+            arena = self.transport.arena
+            if room:
+                arena.free(offset)
+                self._staging[parity] = (0, 0)
+            offset = arena.allocate(size_bytes)
+            self._staging[parity] = (offset, size_bytes)
+        return offset
 
     def release(self) -> None:
         """Give the staging memory back. Only when no rank can read it any more."""
@@ -226,7 +292,3 @@ class Group:
             if size_bytes:
                 self.transport.arena.free(offset)
         self._staging = [(0, 0), (0, 0)]
-
-    def bounds(self, size: int, position: int) -> slice:
-        """The part of a vector that this position of the group reduces."""
-        return slice(size * position // self.size, size * (position + 1) // self.size)

@@ -65,7 +65,12 @@ class InlineTransport(AbstractTransport):
         turns.transports.append(self)
         self.start()
 
-    def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
+    def wait(
+        self,
+        conditions: Sequence[Condition],
+        describe: Callable[[], str],
+        sight: tuple[slice, bytes] | None = None,
+    ) -> None:
         turns = self.turns
         while not any(self.met(condition) for condition in conditions):
             if self.words[self.segment.map.abort()] == ABORT_INTERRUPT:

@@ -26,12 +26,14 @@ class Reduction(NamedTuple):
     """How to reduce one dtype: `ufunc` in `accumulate`, then divide by the number of ranks if `is_mean`.
 
     `loop` is what ufuncs are told: `accumulate`, but None for times, whose unit they refuse to be told.
+    `is_plain`: arrays of the dtype itself can take partial results.
     """
 
     ufunc: np.ufunc
     accumulate: np.dtype
     loop: np.dtype | None
     is_mean: bool
+    is_plain: bool
 
 
 @lru_cache(maxsize=256)
@@ -61,20 +63,33 @@ def reduction(op: str, dtype: np.dtype) -> Reduction:
         raise DTypeError(f"op={op!r} has no meaning for dtype {dtype}.") from None
     if result.dtype != accumulate:
         raise DTypeError(f"op={op!r} has no meaning for dtype {dtype}: it gives {result.dtype}.")
-    return Reduction(ufunc, accumulate, None if dtype.kind in "mM" else accumulate, op == "mean")
+    loop = None if dtype.kind in "mM" else accumulate
+    return Reduction(ufunc, accumulate, loop, op == "mean", accumulate == dtype)
 
 
-def reduce_stack(rule: Reduction, stack: np.ndarray, out: np.ndarray) -> None:
-    """out = reduction over dim 0 of (P, n); `out` has n elements in any shape."""
-    if stack.shape[1] == 1:  # `reduce` would run along the ranks, and add them in pairs
-        total = np.array(stack[0], rule.accumulate)
-        for row in stack[1:]:
-            rule.ufunc(total, row, out=total, dtype=rule.loop)
+def reduce_stack(
+    rule: Reduction, flat: Sequence[np.ndarray], rows: np.ndarray | None, out: np.ndarray
+) -> None:
+    """out = reduction of the 1-D arrays `flat`, which are also the rows of `rows`.
+
+    `out` has as many elements, in any shape. For few elements, where calls of ufuncs are what it costs.
+    """
+    if out.size == 0:
+        return
+    ufunc, loop, is_plain = rule.ufunc, rule.loop, rule.is_plain and out.flags.c_contiguous
+    target = out.reshape(-1) if is_plain else np.empty(out.size, rule.accumulate)
+    if len(flat) == 2:
+        ufunc(flat[0], flat[1], out=target, dtype=loop)
+    elif rows is None or out.size == 1:  # `reduce` would run along the ranks, and add them in pairs
+        target[...] = flat[0]
+        for part in flat[1:]:
+            ufunc(target, part, out=target, dtype=loop)
     else:
-        total = rule.ufunc.reduce(stack, axis=0, dtype=rule.loop)
+        ufunc.reduce(rows, 0, loop, target)
     if rule.is_mean:
-        total /= len(stack)
-    out[...] = total if out.ndim == 1 else total.reshape(out.shape)
+        target /= len(flat)
+    if not is_plain:
+        out[...] = target.reshape(out.shape)
 
 
 def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
@@ -85,7 +100,7 @@ def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray) -
         return
     block = max(1, BLOCK_BYTES // rule.accumulate.itemsize)
     # Two parts are both read before anything is written, element by element: no detour is needed.
-    direct = len(parts) == 2 and out.dtype == rule.accumulate
+    direct = len(parts) == 2 and rule.is_plain
     scratch = out if direct else np.empty(min(block, out.size), rule.accumulate)
     for start in range(0, out.size, block):
         stop = min(start + block, out.size)

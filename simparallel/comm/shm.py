@@ -79,13 +79,25 @@ class ShmTransport(AbstractTransport):
         self._vigil = Vigil(segment, rank)
         self._futex = Futex(segment.address)
         self._own_sleep = segment.map.sleeping(rank)
-        self._peers_sleep = tuple(segment.map.sleeping(r) for r in range(self.world_size) if r != rank)
+        start = WORD * segment.map.sleeping(0)
+        self._sleepers = slice(start, start + WORD * self.world_size)
+        self._all_awake = bytes(WORD * self.world_size)
         self._spins = SPINS if self.world_size <= len(os.sched_getaffinity(0)) else 0
 
-    def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
+    def wait(
+        self,
+        conditions: Sequence[Condition],
+        describe: Callable[[], str],
+        sight: tuple[slice, bytes] | None = None,
+    ) -> None:
         met = self.met
         first = conditions[0]
         try:
+            if sight is not None:
+                if self._sees(*sight):
+                    return
+                self._sleep_until_met(conditions, describe)
+                return
             for _ in range(self._spins):
                 if met(first):
                     return
@@ -99,6 +111,18 @@ class ShmTransport(AbstractTransport):
             if self.words[self.segment.map.abort()] != ABORT_INTERRUPT:
                 self.check_health(first, describe)
             raise
+
+    def _sees(self, where: slice, what: bytes) -> bool:
+        """Look for a while whether the memory shows this."""
+        memory, give_way = self.memory, os.sched_yield
+        for _ in range(self._spins):
+            if memory[where] == what:
+                return True
+        for _ in range(YIELDS):
+            if memory[where] == what:
+                return True
+            give_way()
+        return False
 
     def _sleep_until_met(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         words, first = self.words, conditions[0]
@@ -132,11 +156,8 @@ class ShmTransport(AbstractTransport):
 
     def notify(self, index: int) -> None:
         fence()
-        words = self.words
-        for sleeping in self._peers_sleep:
-            if words[sleeping]:
-                self._futex.wake(index)
-                return
+        if self.memory[self._sleepers] != self._all_awake:
+            self._futex.wake(index)
 
     def _check(self, needed: Condition, describe: Callable[[], str], deadline: float) -> None:
         words, control = self.words, self.segment.map

@@ -54,6 +54,7 @@ class AbstractTransport:
     Attributes:
         rank, world_size: who we are.
         segment, arena: the shared memory, and this rank's part of it.
+        words, memory: the shared words; the same memory from its start as bytes.
         compared: how many words of the headers have to be equal, see `CHECKS`.
         faults: this rank's faults on purpose, or None.
     """
@@ -68,6 +69,7 @@ class AbstractTransport:
         self.timeout_s = timeout_s
         self.arena = arena or Arena(segment, rank)  # arrays in an arena may outlive a run
         self.words = segment.words
+        self.memory = segment.mmap  # the same words, and all the rest, as bytes
         self.faults = faults
         self.compared = CHECKS[check]
         if check == "off":
@@ -77,8 +79,18 @@ class AbstractTransport:
 
     # --- what differs ------------------------------------------------------------------------------
 
-    def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
+    def wait(
+        self,
+        conditions: Sequence[Condition],
+        describe: Callable[[], str],
+        sight: tuple[slice, bytes] | None = None,
+    ) -> None:
         """Return when any of `conditions` is met; the first is the one that is needed.
+
+        Args:
+            conditions: what to wait for.
+            describe: what waits, for errors.
+            sight: of a single condition: (where, what) the memory then shows, which is faster to look at.
 
         Raises:
             RankFailedError: another rank failed, or left while it was needed.
@@ -176,12 +188,12 @@ class AbstractTransport:
 
     def call_site(self) -> int:
         """The number of the user's line that made this call, readable by peers even after we die."""
-        frame: Any = sys._getframe(2)
+        frame: Any = sys._getframe(3)
         while (code := frame.f_code).co_filename.startswith(_PACKAGE):
             frame = frame.f_back
             if frame is None:
                 return 0
-        key = (id(code), frame.f_lineno)  # the hash of a code object costs more than all the rest
+        key = (id(code), frame.f_lasti)  # the hash of a code object costs more than all the rest
         number = self._site_numbers.get(key)
         if number is None:
             number = self._site_numbers[key] = self._intern_site(code, frame.f_lineno)

@@ -1,0 +1,134 @@
+"""The collectives on shared memory: the algorithm called `direct`.
+
+A body computes this rank's result from the payloads of all members, where they lie. It runs after
+all have arrived and were found to make the same call, and it may write nothing but its own result.
+A body that has to wait in between is a generator of conditions over its `Call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+
+from simparallel.comm import header as h
+from simparallel.comm.call import PHASE, Body, BodySteps, Call, Payloads
+from simparallel.comm.reduction import Reduction, reduce_arrays, reduce_into, reduce_stack, reduction
+from simparallel.comm.segment import SLOT_BYTES
+from simparallel.comm.transport import Condition
+
+Steps = Generator[Condition, None, Any]
+
+
+class Direct:
+    """The bodies, for a position in a group."""
+
+    size: int
+    rank: int | None
+
+    def all_reduce(self, x: np.ndarray, op: str) -> Body | BodySteps:
+        rule = reduction(op, x.dtype)
+        if x.nbytes > SLOT_BYTES:
+            return self._all_reduce_large(rule)
+
+        def body(payloads: Payloads, x: np.ndarray) -> np.ndarray:
+            reduce_stack(rule, payloads.flat, payloads.rows, x)
+            return x
+
+        return body
+
+    def _all_reduce_large(self, rule: Reduction) -> BodySteps:
+        def steps(call: Call) -> Steps:
+            x, group = call.x, call.group
+            mine = self.bounds(x.size, self.rank or 0)
+            parts = call.payloads().flat
+            own = parts[self.rank or 0]
+            reduce_into(rule, [part[mine] for part in parts], own[mine])
+            group.mark(PHASE, call.seq)
+            yield group.condition(PHASE, call.seq)
+            target = x.reshape(-1) if x.flags.c_contiguous else np.empty(x.size, x.dtype)
+            for position, part in enumerate(parts):
+                if not (call.zero_copy and position == self.rank):
+                    piece = self.bounds(x.size, position)
+                    target[piece] = part[piece]
+            if not x.flags.c_contiguous:
+                x[...] = target.reshape(x.shape)
+            return x
+
+        return steps
+
+    def reduce(self, x: np.ndarray, root: int, op: str) -> Body:
+        rule = reduction(op, x.dtype)
+
+        def body(payloads: Payloads, x: np.ndarray) -> np.ndarray:
+            if x.nbytes <= SLOT_BYTES:
+                reduce_stack(rule, payloads.flat, payloads.rows, x)
+            elif x.flags.c_contiguous:
+                reduce_into(rule, payloads.flat, x.reshape(-1))
+            else:
+                x[...] = reduce_arrays(rule, payloads.arrays, x.dtype)
+            return x
+
+        return body if self.rank == root else _unchanged
+
+    def broadcast(self, root: int) -> Body:
+        def body(payloads: Payloads, x: np.ndarray) -> np.ndarray:
+            x[...] = payloads.arrays[root]
+            return x
+
+        return _unchanged if self.rank == root else body
+
+    def all_gather(self, dim: int) -> Body:
+        return lambda payloads, x: np.concatenate(payloads.arrays, axis=dim)
+
+    def reduce_scatter(self, x: np.ndarray, dim: int, op: str) -> Body:
+        rule, piece = reduction(op, x.dtype), self._piece(x, dim)
+
+        def body(payloads: Payloads, x: np.ndarray) -> np.ndarray:
+            parts = [array[piece] for array in payloads.arrays]
+            if dim == 0:
+                out = np.empty(parts[0].shape, x.dtype)
+                reduce_into(rule, [part.reshape(-1) for part in parts], out.reshape(-1))
+                return out
+            return reduce_arrays(rule, parts, x.dtype)
+
+        return body
+
+    def all_to_all(self, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:
+        piece = self._piece(x, split_dim)
+        return lambda payloads, x: np.concatenate(
+            [array[piece] for array in payloads.arrays], axis=concat_dim
+        )
+
+    def gather(self, root: int) -> Body:
+        if self.rank != root:
+            return _nothing
+        return lambda payloads, x: [array.copy() for array in payloads.arrays]
+
+    def scatter(self, root: int) -> BodySteps:
+        def steps(call: Call) -> Steps:
+            yield from ()  # the shape is not known before, so it takes the long way
+            shape, dtype = h.decode_given(call.words_of(root))
+            return call.peer(root, (self.size, *shape), dtype)[self.rank or 0, ...].copy()
+
+        return steps
+
+    def nothing(self) -> Body:
+        return _nothing
+
+    def bounds(self, size: int, position: int) -> slice:
+        """The part of a vector that this position of the group reduces."""
+        return slice(size * position // self.size, size * (position + 1) // self.size)
+
+    def _piece(self, x: np.ndarray, dim: int) -> tuple[slice, ...]:
+        """This rank's equal part along a dim."""
+        return (slice(None),) * dim + (self.bounds(x.shape[dim], self.rank or 0),)
+
+
+def _unchanged(payloads: Payloads, x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _nothing(payloads: Payloads, x: Any) -> None:
+    return None
