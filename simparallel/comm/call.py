@@ -37,7 +37,8 @@ ARRIVE, PHASE, DONE_MARK = (
 class Payloads(NamedTuple):
     """What the members of a group expose, where it lies, in the order of the group.
 
-    `flat` has the same arrays with one dim; `rows` all of them as (P, n), or None where they are not evenly spaced.
+    `flat` has the same arrays with one dim; `rows` all of them as (P, n), n at least 2, or None where they
+    are not evenly spaced.
     """
 
     arrays: Sequence[np.ndarray]

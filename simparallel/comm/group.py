@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from array import array
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,27 @@ from simparallel.cluster import Traffic
 from simparallel.comm import header as h
 from simparallel.comm.call import ARRIVE, NO_PAYLOADS, Body, BodySteps, Call, CallPlan, Payloads
 from simparallel.comm.direct import Direct
-from simparallel.comm.segment import WORD, order
+from simparallel.comm.segment import WORD, ControlMap, order
 from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.work import Lane
 from simparallel.events import Recorder
 
 MAX_PLANS = 1024  # kept for calls that may come again
 _ZERO = bytes(WORD)
+
+
+class _Desk(NamedTuple):
+    """Where a collective reads and writes, by parity: words of its own, and bytes of all members.
+
+    The bytes are those of all ranks from the first to the last member; ranks between that are none have zeros.
+    """
+
+    site: int
+    sim_ps: int
+    seq: int
+    arrive: int
+    arrivals: slice
+    headers: slice
 
 
 class Group(Direct):
@@ -73,20 +87,19 @@ class Group(Direct):
         self._own_headers = [control.header(slot, parity, me) for parity in both]
         self.notes = [[control.note(slot, parity, rank) for rank in ranks] for parity in both]
         self._slots = transport.arena.reserve_slots(slot)
-        # The marks and headers of all members, and of ranks between them that are none, as bytes.
         self._span = range(min(ranks), max(ranks) + 1)
-        first, last = self._span[0], self._span[-1]
-        self._arrivals = [
-            slice(
-                WORD * control.mark(slot, first, ARRIVE + p),
-                WORD * (control.mark(slot, last, ARRIVE + p) + 1),
-            )
-            for p in both
-        ]
-        self._headers = [
-            slice(WORD * control.header(slot, p, first), WORD * (control.header(slot, p, last) + h.COMPARED))
-            for p in both
-        ]
+        self._desks = [self._desk(control, parity) for parity in both]
+
+    def _desk(self, control: ControlMap, parity: int) -> _Desk:
+        slot, me, first, last = self._slot, self.transport.rank, self._span[0], self._span[-1]
+        note = control.note(slot, parity, me) - h.COMPARED
+        arrivals = [control.mark(slot, rank, ARRIVE + parity) for rank in (first, last)]
+        headers = [control.header(slot, parity, rank) for rank in (first, last)]
+        return _Desk(
+            note + h.SITE, note + h.SIM_PS, note + h.SEQ, control.mark(slot, me, ARRIVE + parity),
+            slice(WORD * arrivals[0], WORD * (arrivals[1] + 1)),
+            slice(WORD * headers[0], WORD * (headers[1] + h.COMPARED)),
+        )  # fmt: skip
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         """Itself: a copy of a model that has a group has the same one."""
@@ -130,11 +143,14 @@ class Group(Direct):
         plan.expected = b"".join(
             compared if rank in self.ranks else bytes(len(compared)) for rank in self._span
         )
+        transport = self.transport
         if plan.in_slot:
             for parity, offset in enumerate(self._slots):
                 views = NO_PAYLOADS if x is None else self.views([offset] * self.size, x.shape, x.dtype)
                 plan.seen[parity] = offset, views
-                plan.own += views.arrays[self._position : self._position + 1]
+                if x is not None:
+                    own_shape = (2, *x.shape) if x.size == 1 else x.shape
+                    plan.own.append(transport.segment.array(transport.rank, offset, own_shape, x.dtype))
         plans[key] = plan
         return plan
 
@@ -149,37 +165,40 @@ class Group(Direct):
     def _run_small(self, plan: CallPlan, x: Any) -> Any:
         """What `Call` does, in one go: nobody else has to be advanced meanwhile, and nothing is looked up twice."""
         self.lane.check()
+        start_ns = perf_counter_ns()
         transport, recorder = self.transport, self.recorder
         words, memory = transport.words, transport.memory
-        start_ns = perf_counter_ns()
         site = transport.call_site()
         seq = self._seq = self._seq + 1
         parity = seq & 1
-        note = self.notes[parity][self._position] - h.COMPARED
+        desk = self._desks[parity]
         try:
             if plan.exposes:
                 plan.own[parity][...] = x
             if self._shown[parity] is not plan:
                 self.publish(plan, parity)
-            words[note + h.SITE] = site
+            words[desk.site] = site
             if recorder is not None:
-                clock_ps = recorder.clock_ps
-                words[note + h.SIM_PS] = max(recorder.now_ps, clock_ps.get(self.stream, 0))
-            words[note + h.SEQ] = seq
-            self.mark(ARRIVE + parity, seq)
+                words[desk.sim_ps] = max(recorder.now_ps, recorder.clock_ps.get(self.stream, 0))
+            words[desk.seq] = seq
+            order()
+            words[desk.arrive] = seq
+            transport.notify(desk.arrive)
             arrived = self._all_arrived(seq)
-            span = self._arrivals[parity]
-            if memory[span] != arrived:
+            if memory[desk.arrivals] != arrived and not transport.sees(desk.arrivals, arrived):
                 transport.wait(
-                    (self.condition(ARRIVE + parity, seq),),
-                    lambda: self.describe(plan, seq, site),
-                    (span, arrived),
+                    (self.condition(ARRIVE + parity, seq),), lambda: self.describe(plan, seq, site)
                 )
             order()
-            self.compare(plan, parity)
+            if memory[desk.headers] != plan.expected:
+                self.compare(plan, parity)
             result = plan.body(plan.seen[parity][1], x)  # type: ignore[call-arg]
         except BaseException as error:
             self.lane.fail(error)
+            if isinstance(error, KeyboardInterrupt):
+                transport.interrupted(
+                    self.condition(ARRIVE + parity, seq), lambda: self.describe(plan, seq, site)
+                )
             raise
         if recorder is not None:
             cost = plan.cost or self.price(plan, recorder, plan.vector_bytes)
@@ -199,7 +218,7 @@ class Group(Direct):
         self._shown[parity] = plan
 
     def _all_arrived(self, seq: int) -> bytes:
-        """What `_arrivals` shows when everyone is here. Nobody can be further: the other parity comes next."""
+        """What the arrivals show when everyone is here. Nobody can be further: the other parity comes next."""
         word = seq.to_bytes(WORD, sys.byteorder)
         if len(self._span) == self.size:
             return word * self.size
@@ -223,10 +242,10 @@ class Group(Direct):
         transport = self.transport
         compared = transport.compared
         if compared == h.COMPARED:
-            if transport.memory[self._headers[parity]] == plan.expected:
+            if transport.memory[self._desks[parity].headers] == plan.expected:
                 return
         else:
-            found = transport.memory[self._headers[parity]]
+            found = transport.memory[self._desks[parity].headers]
             size, step = compared * WORD, h.COMPARED * WORD
             starts = range(0, len(found), step)
             if all(found[i : i + size] == plan.expected[i : i + size] for i in starts):
@@ -269,8 +288,9 @@ class Group(Direct):
         spacings = {b - a for a, b in zip(starts, starts[1:], strict=False)}
         rows = None
         if len(spacings) == 1 and flat[0].size:
+            width = max(2, flat[0].size)  # a lone element lies there twice, see `reduce_stack`
             rows = np.lib.stride_tricks.as_strided(
-                flat[0], (self.size, flat[0].size), (spacings.pop(), dtype.itemsize), writeable=False
+                flat[0], (self.size, width), (spacings.pop(), dtype.itemsize), writeable=False
             )
         return Payloads(arrays, flat, rows)
 

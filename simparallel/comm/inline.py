@@ -65,12 +65,11 @@ class InlineTransport(AbstractTransport):
         turns.transports.append(self)
         self.start()
 
-    def wait(
-        self,
-        conditions: Sequence[Condition],
-        describe: Callable[[], str],
-        sight: tuple[slice, bytes] | None = None,
-    ) -> None:
+    def sees(self, where: slice, what: bytes) -> bool:
+        """Never: others run only where this one waits."""
+        return False
+
+    def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         turns = self.turns
         while not any(self.met(condition) for condition in conditions):
             if self.words[self.segment.map.abort()] == ABORT_INTERRUPT:

@@ -73,17 +73,21 @@ def reduce_stack(
     """out = reduction of the 1-D arrays `flat`, which are also the rows of `rows`.
 
     `out` has as many elements, in any shape. For few elements, where calls of ufuncs are what it costs.
+    Rows of one element have it twice: of a single column, `reduce` would add the ranks in pairs.
     """
     if out.size == 0:
         return
-    ufunc, loop, is_plain = rule.ufunc, rule.loop, rule.is_plain and out.flags.c_contiguous
+    ufunc, loop = rule.ufunc, rule.loop
+    is_plain = rule.is_plain and out.flags.c_contiguous
     target = out.reshape(-1) if is_plain else np.empty(out.size, rule.accumulate)
-    if len(flat) == 2:
-        ufunc(flat[0], flat[1], out=target, dtype=loop)
-    elif rows is None or out.size == 1:  # `reduce` would run along the ranks, and add them in pairs
+    if len(flat) == 2 and is_plain:
+        ufunc(flat[0], flat[1], out=target)
+    elif rows is None or len(flat) == 2:
         target[...] = flat[0]
         for part in flat[1:]:
             ufunc(target, part, out=target, dtype=loop)
+    elif out.size == 1:
+        target[0] = ufunc.reduce(rows, 0, loop)[0]
     else:
         ufunc.reduce(rows, 0, loop, target)
     if rule.is_mean:

@@ -68,6 +68,18 @@ class Futex:
             self._syscall(_SYS_FUTEX, word, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
 
+def _spread(rank: int) -> None:
+    """Begin on the core that is this rank's turn; later the kernel may move it.
+
+    Ranks that give way to each other all the time always look busy, so nothing would ever spread
+    ranks that a fork left on one core.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+        os.sched_setaffinity(0, cores)
+
+
 class ShmTransport(AbstractTransport):
     """One rank that is a process."""
 
@@ -84,36 +96,7 @@ class ShmTransport(AbstractTransport):
         self._all_awake = bytes(WORD * self.world_size)
         self._spins = SPINS if self.world_size <= len(os.sched_getaffinity(0)) else 0
 
-    def wait(
-        self,
-        conditions: Sequence[Condition],
-        describe: Callable[[], str],
-        sight: tuple[slice, bytes] | None = None,
-    ) -> None:
-        met = self.met
-        first = conditions[0]
-        try:
-            if sight is not None:
-                if self._sees(*sight):
-                    return
-                self._sleep_until_met(conditions, describe)
-                return
-            for _ in range(self._spins):
-                if met(first):
-                    return
-            for _ in range(YIELDS):
-                for condition in conditions:
-                    if met(condition):
-                        return
-                os.sched_yield()
-            self._sleep_until_met(conditions, describe)
-        except KeyboardInterrupt:  # if not by Ctrl-C, then because of a failure that we had not seen yet
-            if self.words[self.segment.map.abort()] != ABORT_INTERRUPT:
-                self.check_health(first, describe)
-            raise
-
-    def _sees(self, where: slice, what: bytes) -> bool:
-        """Look for a while whether the memory shows this."""
+    def sees(self, where: slice, what: bytes) -> bool:
         memory, give_way = self.memory, os.sched_yield
         for _ in range(self._spins):
             if memory[where] == what:
@@ -123,6 +106,27 @@ class ShmTransport(AbstractTransport):
                 return True
             give_way()
         return False
+
+    def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
+        met = self.met
+        first = conditions[0]
+        try:
+            for _ in range(self._spins):
+                if met(first):
+                    return
+            for _ in range(YIELDS):
+                for condition in conditions:
+                    if met(condition):
+                        return
+                os.sched_yield()
+            self._sleep_until_met(conditions, describe)
+        except KeyboardInterrupt:
+            self.interrupted(first, describe)
+            raise
+
+    def interrupted(self, needed: Condition, describe: Callable[[], str]) -> None:
+        if self.words[self.segment.map.abort()] != ABORT_INTERRUPT:
+            self.check_health(needed, describe)  # a failure that we had not seen yet
 
     def _sleep_until_met(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         words, first = self.words, conditions[0]
