@@ -55,8 +55,8 @@ class CallPlan:
     """What calls with the same arguments share: header, body, views of slots, and the price once it is known."""
 
     __slots__ = (
-        "body", "cost", "expected", "exposes", "header", "in_slot", "kind", "op", "own", "payload", "root",
-        "seen", "vector_bytes",
+        "body", "copied", "cost", "expected", "expose", "exposes", "has_steps", "header", "in_slot", "kind", "op",
+        "own", "payload", "root", "seen", "vector_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -65,16 +65,20 @@ class CallPlan:
     ) -> None:  # fmt: skip
         self.op = op
         self.header = header
-        self.body = body
+        self.body: Any = body
         self.kind = kind
         self.payload = payload  # shape, dtype, bytes
         self.exposes = exposes
         self.vector_bytes = vector_bytes  # -1 where only the root knows it
         self.root = root
         self.cost: Traffic | None = None
-        self.in_slot = payload[2] <= SLOT_BYTES and not isgeneratorfunction(body)
+        self.expose = getattr(body, "expose", None)
+        self.has_steps = self.expose is not None or isgeneratorfunction(body)  # the body itself waits
+        self.in_slot = payload[2] <= SLOT_BYTES and not self.has_steps
+        # Nobody reads the user's arrays themselves, even where they could.
+        self.copied = self.in_slot or getattr(body, "copied", False)
         self.expected = b""  # the headers of all ranks in shared memory, if they agree
-        self.own: list[np.ndarray] = []  # where this rank's payload goes, by parity
+        self.own: list[Any] = [None, None]  # where this rank's payload goes: (offset, view), by parity
         self.seen: list[tuple[Any, Any]] = [
             (None, None),
             (None, None),
@@ -91,6 +95,8 @@ class Call(Work):
         self.x = x
         self.seq = -1
         self.zero_copy = False
+        self.kept: Any = None  # what a body keeps from exposing
+        self.other_offset = 0  # of the second buffer, where the payload comes in pieces
         self._site = group.transport.call_site()
         self._issued_ps = group.recorder.now_ps if group.recorder else 0
 
@@ -111,7 +117,7 @@ class Call(Work):
             group.mark(DONE_MARK, seq)
             if self.zero_copy:
                 yield group.condition(DONE_MARK, seq)
-        self.x = None
+        self.x = self.kept = None
         if recorder is not None:
             size_bytes, cost = self._price(recorder)
             self.sim_end_ps = sim_start_ps + cost.time_ps
@@ -122,8 +128,8 @@ class Call(Work):
         return result
 
     def _body(self) -> Steps:
-        body: Any = self.plan.body
-        if isgeneratorfunction(body):
+        body = self.plan.body
+        if self.plan.has_steps:
             return (yield from body(self))
         return body(self.payloads(), self.x)
 
@@ -147,8 +153,10 @@ class Call(Work):
             (h.ZERO_COPY, self.zero_copy), (h.SEQ, self.seq),
         ):  # fmt: skip
             note[word - h.COMPARED] = value
+        if self.other_offset:
+            note[h.OTHER_OFFSET - h.COMPARED] = self.other_offset
         group.publish(plan, parity)
-        start = group.notes[parity][group._position]
+        start = group.notes[parity][group.position]
         group.transport.words[start : start + len(note)] = note
 
     def _expose(self) -> tuple[int, int]:
@@ -159,16 +167,15 @@ class Call(Work):
         size_bytes = plan.payload[2]
         if size_bytes == 0 or group.size == 1:  # a group of one reads its own array
             return 0, size_bytes
-        if plan.in_slot:
-            plan.own[parity][...] = x
-            return group._slots[parity], size_bytes
-        arena = group.transport.arena
-        in_place = arena.offset_of(x)
-        if in_place is not None:
-            self.zero_copy = True
-            return in_place, size_bytes
-        offset = group.staging(parity, size_bytes)
-        arena.segment.array(group.transport.rank, offset, x.shape, x.dtype)[...] = x
+        if not plan.copied:
+            in_place = group.transport.arena.offset_of(x)
+            if in_place is not None:
+                self.zero_copy = True
+                return in_place, size_bytes
+            if plan.expose is not None:
+                return plan.expose(self)
+        offset, own = group.own_room(plan, parity)
+        own[...] = x
         return offset, size_bytes
 
     def _compare(self) -> bool:
@@ -179,10 +186,7 @@ class Call(Work):
         """
         group, plan, parity = self.group, self.plan, self.seq & 1
         group.compare(plan, parity)
-        if plan.in_slot:
-            return False
-        words = group.transport.words
-        return any(words[note + h.ZERO_COPY - h.COMPARED] for note in group.notes[parity])
+        return not plan.copied and any(self.notes(h.ZERO_COPY))
 
     # --- what bodies read --------------------------------------------------------------------------
 
@@ -191,27 +195,22 @@ class Call(Work):
         group = self.group
         return group.transport.segment.call_of(group._slot, self.seq & 1, group.ranks[position])
 
+    def notes(self, word: int) -> list[int]:
+        """One word of the notes of all members."""
+        return self.group.words_of(word, self.seq & 1)
+
     def payloads(self) -> Payloads:
-        """What the members expose; the views are kept for the next call that finds it in the same place."""
-        plan, group, parity = self.plan, self.group, self.seq & 1
-        shape, dtype, _ = plan.payload
-        if group.size == 1 and self.x is not None:
+        """What the members expose."""
+        if self.group.size == 1 and self.x is not None:
             return Payloads([self.x], [self.x.reshape(-1)], None)
-        where, views = plan.seen[parity]
-        if not plan.in_slot:
-            words = group.transport.words
-            offsets = [words[note + h.OFFSET - h.COMPARED] for note in group.notes[parity]]
-            if views is None or where != offsets:
-                views = group.views(offsets, shape, dtype)
-                plan.seen[parity] = offsets, views
-        return views
+        return self.group.payloads(self.plan, self.seq & 1)
 
     def peer(self, position: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """The payload of a member, where it lies."""
         group = self.group
         if group.size == 1:
             return self.x.reshape(shape)
-        offset = group.transport.words[group.notes[self.seq & 1][position] + h.OFFSET - h.COMPARED]
+        offset = self.notes(h.OFFSET)[position]
         return group.transport.segment.array(group.ranks[position], offset, shape, dtype)
 
     def describe(self) -> str:

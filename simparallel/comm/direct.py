@@ -13,12 +13,119 @@ from typing import Any
 import numpy as np
 
 from simparallel.comm import header as h
-from simparallel.comm.call import PHASE, Body, BodySteps, Call, Payloads
+from simparallel.comm.call import Body, BodySteps, Call, Payloads
 from simparallel.comm.reduction import Reduction, reduce_arrays, reduce_into, reduce_stack, reduction
-from simparallel.comm.segment import SLOT_BYTES
+from simparallel.comm.segment import LINE, SLOT_BYTES, order, round_up
 from simparallel.comm.transport import Condition
 
+# Measured with two ranks on two cores; with more ranks than cores pieces do not pay, each of their waits is a turn.
+PAIR_BYTES = 1 << 20  # up to this, two ranks both reduce everything
+PIECE_BYTES = 2 << 20
 Steps = Generator[Condition, None, Any]
+
+
+class _SmallAllReduce:
+    """Everybody reduces everything."""
+
+    def __init__(self, rule: Reduction) -> None:
+        self.rule = rule
+
+    def __call__(self, payloads: Payloads, x: np.ndarray) -> np.ndarray:
+        reduce_stack(self.rule, payloads.flat, payloads.rows, x)
+        return x
+
+
+class _PairAllReduce:
+    """Two ranks: both reduce everything, which takes one wait less than to share the work."""
+
+    copied = True
+
+    def __init__(self, rule: Reduction, position: int) -> None:
+        self.rule = rule
+        self.position = position
+
+    def __call__(self, payloads: Payloads, x: np.ndarray) -> np.ndarray:
+        out = x.reshape(-1)  # a copy where there are gaps
+        sources = list(payloads.flat)
+        sources[self.position] = out  # less to read than what was exposed of it
+        reduce_into(self.rule, sources, out)
+        if not x.flags.c_contiguous:
+            x[...] = out.reshape(x.shape)
+        return x
+
+
+class _LargeAllReduce:
+    """Every rank reduces its part, and copies those of the others.
+
+    A rank exposes only the parts that others reduce, and its result, side by side. It does that piece by piece,
+    so that what it exposes stays in the cache; each piece takes one wait, for results and for the next piece at once.
+    """
+
+    def __init__(self, rule: Reduction, x: np.ndarray, size: int, piece_bytes: int | None) -> None:
+        self.rule = rule
+        self.step = max(1, min(x.nbytes, piece_bytes or x.nbytes) // x.itemsize)  # elements of a piece
+        self.result_at = round_up(self.step * x.itemsize, LINE)
+        # Always the same where there may be several pieces, see `Group.next_piece`.
+        self.room_bytes = (
+            2 * piece_bytes + LINE if piece_bytes else self.result_at + -(-x.size // size) * x.itemsize
+        )
+
+    def expose(self, call: Call) -> tuple[int, int]:
+        """Show the first piece, and where the second one will be: (offset of the first, bytes)."""
+        flat = call.kept = call.x.reshape(-1)  # a copy where there are gaps
+        offset = call.group.next_piece(self.room_bytes)
+        if flat.size > self.step:
+            call.other_offset = call.group.other_piece(self.room_bytes)
+        self._show(call, flat[: self.step], offset)
+        return offset, flat[: self.step].nbytes
+
+    def __call__(self, call: Call) -> Steps:
+        group, x, me = call.group, call.x, call.group.position
+        if group.size == 1:
+            return x
+        in_place = call.notes(h.ZERO_COPY)
+        first, second = call.notes(h.OFFSET), call.notes(h.OTHER_OFFSET)
+        flat = x.reshape(-1) if call.zero_copy else call.kept
+        step = flat.size if all(in_place) else self.step
+        for i, start in enumerate(range(0, flat.size, step)):
+            own = flat[start : start + step]
+            parts = [group.bounds(own.size, position) for position in range(group.size)]
+            mine, sources, results = parts[me], [], []
+            for position, part in enumerate(parts):
+                if in_place[position]:
+                    there = group.view(position, first[position], flat.shape, flat.dtype)[
+                        start : start + step
+                    ]
+                    sources.append(there[mine])
+                    results.append(there[part])
+                else:
+                    offset = (first, second)[i & 1][position]
+                    sources.append(group.view(position, offset, own.shape, own.dtype)[mine])
+                    shape = (part.stop - part.start,)
+                    results.append(group.view(position, offset + self.result_at, shape, own.dtype))
+            sources[me] = own[mine]
+            reduce_into(self.rule, sources, own[mine])
+            if not call.zero_copy:
+                results[me][...] = own[mine]
+                if start + step < flat.size:
+                    self._show(call, flat[start + step : start + 2 * step], group.next_piece(self.room_bytes))
+            yield group.end_phase()
+            order()
+            for position, part in enumerate(parts):
+                if position != me:
+                    own[part] = results[position]
+        if not x.flags.c_contiguous:
+            x[...] = flat.reshape(x.shape)
+        return x
+
+    def _show(self, call: Call, own: np.ndarray, offset: int) -> None:
+        """Copy the parts of a piece that others reduce."""
+        group = call.group
+        room = group.view(group.position, offset, own.shape, own.dtype)
+        for position in range(group.size):
+            if position != group.position:
+                part = group.bounds(own.size, position)
+                room[part] = own[part]
 
 
 class Direct:
@@ -27,36 +134,13 @@ class Direct:
     size: int
     rank: int | None
 
-    def all_reduce(self, x: np.ndarray, op: str) -> Body | BodySteps:
+    def all_reduce(self, x: np.ndarray, op: str) -> Any:
         rule = reduction(op, x.dtype)
-        if x.nbytes > SLOT_BYTES:
-            return self._all_reduce_large(rule)
-
-        def body(payloads: Payloads, x: np.ndarray) -> np.ndarray:
-            reduce_stack(rule, payloads.flat, payloads.rows, x)
-            return x
-
-        return body
-
-    def _all_reduce_large(self, rule: Reduction) -> BodySteps:
-        def steps(call: Call) -> Steps:
-            x, group = call.x, call.group
-            mine = self.bounds(x.size, self.rank or 0)
-            parts = call.payloads().flat
-            own = parts[self.rank or 0]
-            reduce_into(rule, [part[mine] for part in parts], own[mine])
-            group.mark(PHASE, call.seq)
-            yield group.condition(PHASE, call.seq)
-            target = x.reshape(-1) if x.flags.c_contiguous else np.empty(x.size, x.dtype)
-            for position, part in enumerate(parts):
-                if not (call.zero_copy and position == self.rank):
-                    piece = self.bounds(x.size, position)
-                    target[piece] = part[piece]
-            if not x.flags.c_contiguous:
-                x[...] = target.reshape(x.shape)
-            return x
-
-        return steps
+        if x.nbytes <= SLOT_BYTES:
+            return _SmallAllReduce(rule)
+        if self.size == 2 and x.nbytes <= PAIR_BYTES:
+            return _PairAllReduce(rule, self.rank or 0)
+        return _LargeAllReduce(rule, x, self.size, PIECE_BYTES if self.size == 2 else None)
 
     def reduce(self, x: np.ndarray, root: int, op: str) -> Body:
         rule = reduction(op, x.dtype)

@@ -46,8 +46,9 @@ class FaultyCall(Call):
             self._at("copy_in")
             return place
         transport = self.group.transport
-        copy = transport.segment.array(transport.rank, place[0], (x.nbytes,), np.dtype(np.uint8))
-        second_half = copy[x.nbytes // 2 :]
+        offset, size_bytes = place
+        copy = transport.segment.array(transport.rank, offset, (size_bytes,), np.dtype(np.uint8))
+        second_half = copy[size_bytes // 2 :]
         saved = second_half.copy()
         second_half[...] = 0xFF
         self._at("copy_in")

@@ -18,7 +18,7 @@ import numpy as np
 
 from simparallel.cluster import Traffic
 from simparallel.comm import header as h
-from simparallel.comm.call import ARRIVE, NO_PAYLOADS, Body, BodySteps, Call, CallPlan, Payloads
+from simparallel.comm.call import ARRIVE, NO_PAYLOADS, PHASE, Body, BodySteps, Call, CallPlan, Payloads
 from simparallel.comm.direct import Direct
 from simparallel.comm.segment import WORD, ControlMap, order
 from simparallel.comm.transport import AbstractTransport, Condition
@@ -37,6 +37,7 @@ class _Desk(NamedTuple):
 
     site: int
     sim_ps: int
+    offset: int
     seq: int
     arrive: int
     arrivals: slice
@@ -72,7 +73,10 @@ class Group(Direct):
         self._slot = slot
         self._seq = 0
         self._shown: list[CallPlan | None] = [None, None]  # whose header is in shared memory, by parity
+        self._phase = 0
         self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes) by parity
+        self._pieces: list[tuple[int, int]] = [(0, 0), (0, 0)]  # the same, for payloads in pieces, by turns
+        self._turn = 0
         if self.rank is not None:
             self._prepare()
 
@@ -80,7 +84,7 @@ class Group(Direct):
         """Where everything is, is planned once; a collective only reads it."""
         transport, ranks, both = self.transport, self.ranks, (0, 1)
         control, slot, me = transport.segment.map, self._slot, transport.rank
-        self._position = ranks.index(me)
+        self.position = ranks.index(me)
         self._peers = tuple(rank for rank in ranks if rank != me)
         self._watched = [tuple(control.mark(slot, r, which) for r in self._peers) for which in range(4)]
         self._own_marks = [control.mark(slot, me, which) for which in range(4)]
@@ -96,7 +100,7 @@ class Group(Direct):
         arrivals = [control.mark(slot, rank, ARRIVE + parity) for rank in (first, last)]
         headers = [control.header(slot, parity, rank) for rank in (first, last)]
         return _Desk(
-            note + h.SITE, note + h.SIM_PS, note + h.SEQ, control.mark(slot, me, ARRIVE + parity),
+            note + h.SITE, note + h.SIM_PS, note + h.OFFSET, note + h.SEQ, control.mark(slot, me, ARRIVE + parity),
             slice(WORD * arrivals[0], WORD * (arrivals[1] + 1)),
             slice(WORD * headers[0], WORD * (headers[1] + h.COMPARED)),
         )  # fmt: skip
@@ -143,26 +147,22 @@ class Group(Direct):
         plan.expected = b"".join(
             compared if rank in self.ranks else bytes(len(compared)) for rank in self._span
         )
-        transport = self.transport
         if plan.in_slot:
             for parity, offset in enumerate(self._slots):
                 views = NO_PAYLOADS if x is None else self.views([offset] * self.size, x.shape, x.dtype)
-                plan.seen[parity] = offset, views
-                if x is not None:
-                    own_shape = (2, *x.shape) if x.size == 1 else x.shape
-                    plan.own.append(transport.segment.array(transport.rank, offset, own_shape, x.dtype))
+                plan.seen[parity] = [], views
         plans[key] = plan
         return plan
 
     def run(self, plan: CallPlan, x: Any, async_op: bool = False) -> Any:
         """Run one collective with this rank's argument: its result, or with `async_op` its `Work`."""
-        if async_op or self._busy or self.size == 1 or not plan.in_slot or plan.kind is not Call:
+        if async_op or self._busy or self.size == 1 or not plan.copied or plan.kind is not Call:
             work = plan.kind(self, plan, x)
             self.lane.submit(work)
             return work if async_op else work.wait()
-        return self._run_small(plan, x)
+        return self._run_now(plan, x)
 
-    def _run_small(self, plan: CallPlan, x: Any) -> Any:
+    def _run_now(self, plan: CallPlan, x: Any) -> Any:
         """What `Call` does, in one go: nobody else has to be advanced meanwhile, and nothing is looked up twice."""
         self.lane.check()
         start_ns = perf_counter_ns()
@@ -174,7 +174,9 @@ class Group(Direct):
         desk = self._desks[parity]
         try:
             if plan.exposes:
-                plan.own[parity][...] = x
+                offset, own = self.own_room(plan, parity)
+                own[...] = x
+                words[desk.offset] = offset
             if self._shown[parity] is not plan:
                 self.publish(plan, parity)
             words[desk.site] = site
@@ -192,7 +194,7 @@ class Group(Direct):
             order()
             if memory[desk.headers] != plan.expected:
                 self.compare(plan, parity)
-            result = plan.body(plan.seen[parity][1], x)  # type: ignore[call-arg]
+            result = plan.body(self.payloads(plan, parity), x)
         except BaseException as error:
             self.lane.fail(error)
             if isinstance(error, KeyboardInterrupt):
@@ -257,13 +259,12 @@ class Group(Direct):
 
     def sim_start_ps(self, seq: int) -> int:
         """When the last member was ready for a collective, in simulated time."""
-        words = self.transport.words
-        return max([words[note + (h.SIM_PS - h.COMPARED)] for note in self.notes[seq & 1]])
+        return max(self.words_of(h.SIM_PS, seq & 1))
 
     def price(self, plan: CallPlan, recorder: Recorder, size_bytes: int) -> Traffic:
         """What the described network takes for a call."""
         cost = recorder.cluster.collective(
-            plan.op, size_bytes, self.ranks, position=self._position, root=plan.root
+            plan.op, size_bytes, self.ranks, position=self.position, root=plan.root
         )
         if plan.vector_bytes >= 0:
             plan.cost = cost
@@ -276,6 +277,37 @@ class Group(Direct):
         return f"{self.name}, collective {number}{h.describe(plan.header)} at {place}"
 
     # --- memory --------------------------------------------------------------------------------------
+
+    def own_room(self, plan: CallPlan, parity: int) -> tuple[int, np.ndarray]:
+        """Where this rank's payload is copied to: offset and view."""
+        shape, dtype, size_bytes = plan.payload
+        offset = self._slots[parity] if plan.in_slot else self.staging(parity, size_bytes)
+        own = plan.own[parity]
+        if own is None or own[0] != offset:
+            if size_bytes == dtype.itemsize and plan.in_slot:
+                shape = (2, *shape)  # see `reduce_stack`
+            segment = self.transport.segment
+            own = plan.own[parity] = offset, segment.array(self.transport.rank, offset, shape, dtype)
+        return own
+
+    def payloads(self, plan: CallPlan, parity: int) -> Payloads:
+        """What the members expose; views are kept for the next call that finds it in the same place."""
+        offsets, views = plan.seen[parity]
+        if not plan.in_slot:
+            found = self.words_of(h.OFFSET, parity)
+            if found != offsets:
+                views = self.views(found, *plan.payload[:2])
+                plan.seen[parity] = found, views
+        return views
+
+    def words_of(self, word: int, parity: int) -> list[int]:
+        """One word of the notes of all members."""
+        words, at = self.transport.words, word - h.COMPARED
+        return [words[note + at] for note in self.notes[parity]]
+
+    def view(self, position: int, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """What lies at this place of a member's arena."""
+        return self.transport.segment.array(self.ranks[position], offset, shape, dtype)
 
     def views(self, offsets: list[int], shape: tuple[int, ...], dtype: np.dtype) -> Payloads:
         """What lies at these places of the members' arenas."""
@@ -296,19 +328,46 @@ class Group(Direct):
 
     def staging(self, parity: int, size_bytes: int) -> int:
         """Offset of memory for a large payload."""
-        offset, room = self._staging[parity]
+        return self._grown(self._staging, parity, size_bytes)
+
+    def next_piece(self, room_bytes: int) -> int:
+        """Offset of memory for the next piece of a payload.
+
+        There are two, by turns: who begins piece n+2 has waited for the results of piece n+1, so
+        everyone has read those of piece n.
+
+        Args:
+            room_bytes: its size. Always the same where payloads have several pieces: peers may still read the
+                memory that the piece after this one will have.
+        """
+        self._turn += 1
+        return self._grown(self._pieces, self._turn & 1, room_bytes)
+
+    def other_piece(self, room_bytes: int) -> int:
+        """Offset of the memory that `next_piece` gives next."""
+        return self._grown(self._pieces, (self._turn + 1) & 1, room_bytes)
+
+    def _grown(self, kept: list[tuple[int, int]], which: int, size_bytes: int) -> int:
+        offset, room = kept[which]
         if room < size_bytes:
             arena = self.transport.arena
             if room:
                 arena.free(offset)
-                self._staging[parity] = (0, 0)
+                kept[which] = (0, 0)
             offset = arena.allocate(size_bytes)
-            self._staging[parity] = (offset, size_bytes)
+            kept[which] = (offset, size_bytes)
         return offset
 
     def release(self) -> None:
         """Give the staging memory back. Only when no rank can read it any more."""
-        for offset, size_bytes in self._staging:
-            if size_bytes:
-                self.transport.arena.free(offset)
-        self._staging = [(0, 0), (0, 0)]
+        for kept in (self._staging, self._pieces):
+            for which, (offset, size_bytes) in enumerate(kept):
+                if size_bytes:
+                    self.transport.arena.free(offset)
+                kept[which] = (0, 0)
+
+    def end_phase(self) -> Condition:
+        """Mark the end of a part of a collective; when the condition is met, all have ended it."""
+        self._phase += 1
+        self.mark(PHASE, self._phase)
+        return self.condition(PHASE, self._phase)

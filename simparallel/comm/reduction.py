@@ -102,9 +102,12 @@ def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray) -
         if out is not parts[0]:
             out[...] = parts[0]
         return
-    block = max(1, BLOCK_BYTES // rule.accumulate.itemsize)
     # Two parts are both read before anything is written, element by element: no detour is needed.
     direct = len(parts) == 2 and rule.is_plain
+    if direct and not rule.is_mean:
+        rule.ufunc(parts[0], parts[1], out=out)
+        return
+    block = max(1, BLOCK_BYTES // rule.accumulate.itemsize)
     scratch = out if direct else np.empty(min(block, out.size), rule.accumulate)
     for start in range(0, out.size, block):
         stop = min(start + block, out.size)

@@ -72,7 +72,7 @@ class ControlMap:
     @property
     def _starts(self) -> tuple[int, ...]:
         p = self.world_size
-        sizes = (8, 8 * p, 8 * p, _round_up(p, 8), MAX_GROUPS * NUM_MARKS * p, MAX_GROUPS * 2 * p * HEADER_WORDS,
+        sizes = (8, 8 * p, 8 * p, round_up(p, 8), MAX_GROUPS * NUM_MARKS * p, MAX_GROUPS * 2 * p * HEADER_WORDS,
                  MAX_GROUPS * 2 * p * NOTE_WORDS, p * p * 8, p * p * 8, p * p * RING * LETTER_WORDS,
                  4 * p * (p + 2))  # fmt: skip
         starts = [0]
@@ -142,7 +142,7 @@ class ControlMap:
 ABORT_INTERRUPT = 1
 
 
-def _round_up(size: int, unit: int) -> int:
+def round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
@@ -165,10 +165,10 @@ class Segment:
     def __init__(self, world_size: int, fd: int | None = None, arena_bytes: int = 0) -> None:
         self.world_size = world_size
         self.map = ControlMap(world_size)
-        self._sites_at = _round_up(self.map.num_words * WORD, PAGE)
+        self._sites_at = round_up(self.map.num_words * WORD, PAGE)
         self._waits_at = self._sites_at + world_size * SITES * SITE_BYTES
         self._records_at = self._waits_at + world_size * WAIT_BYTES
-        self._arenas_at = _round_up(self._records_at + world_size * RECORD_BYTES, PAGE)
+        self._arenas_at = round_up(self._records_at + world_size * RECORD_BYTES, PAGE)
         if fd is None:
             fd = self._create(arena_bytes)
         self.fd = fd
@@ -182,7 +182,7 @@ class Segment:
         self.address = self._bytes.__array_interface__["data"][0]
 
     def _create(self, arena_bytes: int) -> int:
-        wanted = max(_round_up(arena_bytes or DEFAULT_ARENA_BYTES, PAGE), MAX_GROUPS * 2 * SLOT_BYTES + PAGE)
+        wanted = max(round_up(arena_bytes or DEFAULT_ARENA_BYTES, PAGE), MAX_GROUPS * 2 * SLOT_BYTES + PAGE)
         at_once = self._arenas_at
         while True:
             total = self._arenas_at + self.world_size * wanted
@@ -304,7 +304,7 @@ class Arena:
         Raises:
             SharedMemoryError: the arena or the machine is full.
         """
-        size = _round_up(max(size_bytes, 1), LINE)
+        size = round_up(max(size_bytes, 1), LINE)
         with self._lock:
             self._merge()
             fitting = next((i for i, (_, length) in enumerate(self._free) if length >= size), None)
@@ -363,7 +363,7 @@ class Arena:
     def _fallocate_to(self, end: int) -> None:
         if end > self._reserved_to:
             start = max(self._reserved_to, self._heap_at)
-            stop = min(_round_up(end, 1 << 20), self.segment.arena_bytes)
+            stop = min(round_up(end, 1 << 20), self.segment.arena_bytes)
             self._fallocate(start, stop - start)
             self._reserved_to = stop
 
