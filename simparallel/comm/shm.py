@@ -8,6 +8,7 @@ some more time, whether ranks wait for each other (`deadlock`).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -76,8 +77,9 @@ def _spread(rank: int) -> None:
     """
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[rank % len(cores)]})
-        os.sched_setaffinity(0, cores)
+        with contextlib.suppress(OSError):  # where it is not allowed
+            os.sched_setaffinity(0, {cores[rank % len(cores)]})
+            os.sched_setaffinity(0, cores)
 
 
 class ShmTransport(AbstractTransport):
