@@ -24,6 +24,9 @@ PIECE_BYTES = 2 << 20
 Steps = Generator[Condition, None, Any]
 
 
+_Views = tuple[list[np.ndarray], list[np.ndarray]]
+
+
 class _SmallAllReduce:
     """Everybody reduces everything."""
 
@@ -63,6 +66,7 @@ class _LargeAllReduce:
 
     def __init__(self, rule: Reduction, x: np.ndarray, size: int, piece_bytes: int | None) -> None:
         self.rule = rule
+        self._kept: dict[Any, _Views] = {}
         self.step = max(1, min(x.nbytes, piece_bytes or x.nbytes) // x.itemsize)  # elements of a piece
         self.result_at = round_up(self.step * x.itemsize, LINE)
         # Always the same where there may be several pieces, see `Group.next_piece`.
@@ -90,23 +94,19 @@ class _LargeAllReduce:
         for i, start in enumerate(range(0, flat.size, step)):
             own = flat[start : start + step]
             parts = [group.bounds(own.size, position) for position in range(group.size)]
-            mine, sources, results = parts[me], [], []
-            for position, part in enumerate(parts):
-                if in_place[position]:
-                    there = group.view(position, first[position], flat.shape, flat.dtype)[
-                        start : start + step
-                    ]
-                    sources.append(there[mine])
-                    results.append(there[part])
-                else:
-                    offset = (first, second)[i & 1][position]
-                    sources.append(group.view(position, offset, own.shape, own.dtype)[mine])
-                    shape = (part.stop - part.start,)
-                    results.append(group.view(position, offset + self.result_at, shape, own.dtype))
-            sources[me] = own[mine]
-            reduce_into(self.rule, sources, own[mine])
-            if not call.zero_copy:
-                results[me][...] = own[mine]
+            mine = parts[me]
+            if any(in_place):
+                sources, results = self._mixed(
+                    group, first, second if i & 1 else first, in_place, flat, start, parts
+                )
+            else:
+                sources, results = self._copies(group, tuple(second if i & 1 else first), own, parts)
+            sources = [*sources[:me], own[mine], *sources[me + 1 :]]
+            if call.zero_copy:
+                reduce_into(self.rule, sources, own[mine])
+            else:
+                reduce_into(self.rule, sources, results[me], is_apart=True)
+                own[mine] = results[me]
                 if start + step < flat.size:
                     self._show(call, flat[start + step : start + 2 * step], group.next_piece(self.room_bytes))
             yield group.end_phase()
@@ -122,10 +122,46 @@ class _LargeAllReduce:
         """Copy the parts of a piece that others reduce."""
         group = call.group
         room = group.view(group.position, offset, own.shape, own.dtype)
-        for position in range(group.size):
-            if position != group.position:
-                part = group.bounds(own.size, position)
-                room[part] = own[part]
+        mine = group.bounds(own.size, group.position)
+        for others in (slice(0, mine.start), slice(mine.stop, own.size)):
+            room[others] = own[others]
+
+    def _copies(self, group: Any, offsets: tuple[int, ...], own: np.ndarray, parts: list[slice]) -> _Views:
+        """What members show of this rank's part, and their results; kept, as pieces come to the same places again."""
+        key = offsets, own.size
+        views = self._kept.get(key)
+        if views is None:
+            if len(self._kept) >= 8:
+                self._kept.clear()
+            views = self._kept[key] = [], []
+            for position, offset in enumerate(offsets):
+                self._add_copy(views, group, position, offset, own, parts)
+        return views
+
+    def _add_copy(
+        self, views: _Views, group: Any, position: int, offset: int, own: np.ndarray, parts: list[slice]
+    ) -> None:
+        shape = (parts[position].stop - parts[position].start,)
+        views[0].append(group.view(position, offset, own.shape, own.dtype)[parts[group.position]])
+        views[1].append(group.view(position, offset + self.result_at, shape, own.dtype))
+
+    def _mixed(
+        self, group: Any, arrays: list[int], copies: list[int], in_place: list[int], flat: np.ndarray, start: int,
+        parts: list[slice],
+    ) -> _Views:  # fmt: skip
+        """The same where some members' own arrays are read."""
+        own = flat[start : start + parts[-1].stop]
+        views: _Views = [], []
+        for position, part in enumerate(parts):
+            if in_place[position]:
+                there = group.view(position, arrays[position], flat.shape, flat.dtype)[
+                    start : start + own.size
+                ]
+                views[0].append(there[parts[group.position]])
+                views[1].append(there[part])
+            else:
+                self._add_copy(views, group, position, copies[position], own, parts)
+        return views
 
 
 class Direct:

@@ -96,15 +96,17 @@ def reduce_stack(
         out[...] = target.reshape(out.shape)
 
 
-def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """out = reduction of `parts` (1-D, equal sizes). `out` may be the memory of one of them."""
+def reduce_into(
+    rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray, *, is_apart: bool = False
+) -> None:
+    """out = reduction of `parts` (1-D, equal sizes). `out` may be the memory of one of them, unless `is_apart`."""
     if len(parts) == 1:
         if out is not parts[0]:
             out[...] = parts[0]
         return
     # Two parts are both read before anything is written, element by element: no detour is needed.
-    direct = len(parts) == 2 and rule.is_plain
-    if direct and not rule.is_mean:
+    direct = rule.is_plain and (is_apart or len(parts) == 2)
+    if direct and len(parts) == 2 and not rule.is_mean:
         rule.ufunc(parts[0], parts[1], out=out)
         return
     block = max(1, BLOCK_BYTES // rule.accumulate.itemsize)
