@@ -45,6 +45,8 @@ def all_reduce(
         CollectiveMismatchError: ranks made different calls; no data was changed.
         RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
     """
+    if type(x) is np.ndarray:  # the shortest way for the most frequent call
+        return current().all_reduce(x, op, group, async_op, algorithm)
     return _in_place(x, lambda a: current().all_reduce(a, op, group, async_op, algorithm))
 
 

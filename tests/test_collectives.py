@@ -13,12 +13,12 @@ import cloudpickle
 import numpy as np
 import oracles
 import pytest
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles import OPS, TRANSPORTS, World
 
 import simparallel as sp
 from simparallel.cluster import describe
-from simparallel.comm import shm
+from simparallel.comm import direct, shm
 from simparallel.comm.segment import SLOT_BYTES, Segment
 from simparallel.comm.transport import Condition
 from simparallel.errors import CommError, DTypeError, RunFailedError
@@ -250,6 +250,50 @@ def test_every_op_on_every_dtype(world, num_elements):
             xs = [values(rank, (num_elements,), dtype) for rank in range(size)]
             for op in possible:
                 assert_same(result[dtype.str, op], oracles.reduced(xs, op))
+
+
+def all_reduce_again_and_again(piece_bytes: int, pair_bytes: int, sizes: list[int], shared: int) -> list[Any]:
+    direct.PIECE_BYTES, direct.PAIR_BYTES = piece_bytes, pair_bytes
+    me, results = sp.get_rank(), []
+    for number, num_elements in enumerate(sizes):
+        x = sp.empty(num_elements, np.int64, shared=bool(shared >> me & 1))
+        x[...] = values(me + number, (num_elements,), x.dtype)
+        results.append(sp.all_reduce(x).copy())
+    return results
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_large_arrays_in_pieces(data):
+    """Sizes change from call to call, pieces are uneven, and arrays may lie in the arena on some ranks only."""
+    item_bytes, least = 8, SLOT_BYTES // 8 + 1
+    sizes = data.draw(st.lists(st.integers(least, 4 * least), min_size=1, max_size=6))
+    piece_bytes = item_bytes * data.draw(st.integers(least // 8, 2 * least))
+    pair_bytes = data.draw(st.sampled_from([0, item_bytes * 2 * least]))
+    shared, size = data.draw(st.integers(0, 7)), data.draw(st.sampled_from([2, 2, 3]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            direct, "PIECE_BYTES", piece_bytes
+        )  # threads change the same module, and it is put back
+        patch.setattr(direct, "PAIR_BYTES", pair_bytes)
+        program = all_reduce_again_and_again
+        results = sp.launch(
+            program, (piece_bytes, pair_bytes, sizes, shared), world_size=size, transport="inline"
+        )
+    for number, num_elements in enumerate(sizes):
+        xs = [values(rank + number, (num_elements,), np.dtype(np.int64)) for rank in range(size)]
+        for result in results:
+            assert_same(result[number], oracles.reduced(xs, "sum"))
+
+
+@pytest.mark.process
+def test_large_arrays_in_pieces_between_processes():
+    sizes, limits = [20_000, 70_001, 5_000, 70_001, 33_333] * 4, (40_008, 60_000)
+    results = sp.launch(all_reduce_again_and_again, (*limits, sizes, 2), world_size=2)
+    for number, num_elements in enumerate(sizes):
+        xs = [values(rank + number, (num_elements,), np.dtype(np.int64)) for rank in range(2)]
+        for result in results:
+            assert_same(result[number], oracles.reduced(xs, "sum"))
 
 
 def move_everything(shape: tuple[int, ...]) -> list[Any]:

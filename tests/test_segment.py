@@ -13,8 +13,12 @@ from hypothesis import given, settings, strategies as st
 
 import simparallel as sp
 from simparallel.comm.segment import (
+    HEADER_WORDS,
+    LETTER_WORDS,
     LINE,
     MAX_GROUPS,
+    NOTE_WORDS,
+    NUM_MARKS,
     RECORD_BYTES,
     RING,
     SITE_BYTES,
@@ -57,18 +61,19 @@ def test_every_word_has_one_meaning(size):
 
     take(control.abort())
     for rank in ranks:
-        for name in ("exit_of", "state", "pid", "sleeping", "record_length"):
+        for name in ("exit_of", "state", "pid", "sleeping", "record_length", "wait_epoch"):
             take(getattr(control, name)(rank))
         for group in range(MAX_GROUPS):
-            for which in range(3):
+            for which in range(NUM_MARKS):
                 take(control.mark(group, rank, which))
             for parity in (0, 1):
-                take(control.header(group, parity, rank), 32)
+                take(control.header(group, parity, rank), HEADER_WORDS)
+                take(control.note(group, parity, rank), NOTE_WORDS)
         for other in ranks:
             take(control.sent(rank, other))
             take(control.taken(rank, other))
             for number in range(RING):
-                take(control.letter(rank, other, number), 32)
+                take(control.letter(rank, other, number), LETTER_WORDS)
                 assert control.letter(rank, other, number + RING) == control.letter(rank, other, number)
     assert taken.max() == 1
 

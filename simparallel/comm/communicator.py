@@ -16,7 +16,6 @@ from simparallel.comm.contract import AbstractCommunicator
 from simparallel.comm.faulty import FaultyGroup
 from simparallel.comm.group import Group
 from simparallel.comm.p2p import Inbox, Outbox
-from simparallel.comm.reduction import reduction
 from simparallel.comm.segment import MAX_GROUPS
 from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.work import Lane, Work
@@ -62,13 +61,13 @@ class Communicator(AbstractCommunicator):
     ) -> Any:  # fmt: skip
         group = self._group("all_reduce", group, algorithm)
         _check_array("all_reduce", x, written=True)
-        reduction(op, x.dtype)
-        work = group.submit(
-            "all_reduce", ("all_reduce", op, x.dtype, x.shape),
-            lambda: h.encode("all_reduce", op, dtype=x.dtype, shape=x.shape),
-            x, lambda call: group.all_reduce(call, x, op), (x.nbytes, 0),
-        )  # fmt: skip
-        return work if async_op else work.wait()
+        key = "all_reduce", op, x.dtype, x.shape
+        plan = group.plans.get(key)
+        if plan is None:
+            body = group.all_reduce(x, op)
+            header = h.encode("all_reduce", op, dtype=x.dtype, shape=x.shape)
+            plan = group.add_plan(key, header, body, x, x.nbytes)
+        return group.run(plan, x, async_op)
 
     def broadcast(
         self, x: np.ndarray, src: int = 0, group: Any = None, async_op: bool = False,
@@ -77,12 +76,13 @@ class Communicator(AbstractCommunicator):
         group = self._group("broadcast", group, algorithm)
         root = _root("broadcast", group, src)
         _check_array("broadcast", x, written=root != group.rank)
-        work = group.submit(
-            "broadcast", ("broadcast", src, x.dtype, x.shape),
-            lambda: h.encode("broadcast", root=src, dtype=x.dtype, shape=x.shape),
-            x if root == group.rank else None, lambda call: group.broadcast(call, x, root), (x.nbytes, root),
-        )  # fmt: skip
-        return work if async_op else work.wait()
+        key = "broadcast", root, x.dtype, x.shape
+        plan = group.plans.get(key)
+        if plan is None:
+            header = h.encode("broadcast", root=src, dtype=x.dtype, shape=x.shape)
+            body = group.broadcast(root)
+            plan = group.add_plan(key, header, body, x, x.nbytes, root, exposes=root == group.rank)
+        return group.run(plan, x, async_op)
 
     def reduce(
         self, x: np.ndarray, dst: int = 0, op: str = "sum", group: Any = None, async_op: bool = False,
@@ -91,13 +91,13 @@ class Communicator(AbstractCommunicator):
         group = self._group("reduce", group, algorithm)
         root = _root("reduce", group, dst)
         _check_array("reduce", x, written=root == group.rank)
-        reduction(op, x.dtype)
-        work = group.submit(
-            "reduce", ("reduce", op, dst, x.dtype, x.shape),
-            lambda: h.encode("reduce", op, root=dst, dtype=x.dtype, shape=x.shape),
-            x, lambda call: group.reduce(call, x, op, root), (x.nbytes, root),
-        )  # fmt: skip
-        return work if async_op else work.wait()
+        key = "reduce", op, root, x.dtype, x.shape
+        plan = group.plans.get(key)
+        if plan is None:
+            body = group.reduce(x, root, op)
+            header = h.encode("reduce", op, root=dst, dtype=x.dtype, shape=x.shape)
+            plan = group.add_plan(key, header, body, x, x.nbytes, root)
+        return group.run(plan, x, async_op)
 
     def all_gather(
         self, x: np.ndarray, dim: int = 0, group: Any = None, async_op: bool = False,
@@ -106,12 +106,12 @@ class Communicator(AbstractCommunicator):
         group = self._group("all_gather", group, algorithm)
         _check_array("all_gather", x)
         dim = _check_dim("all_gather", x, dim)
-        work = group.submit(
-            "all_gather", ("all_gather", dim, x.dtype, x.shape),
-            lambda: h.encode("all_gather", dtype=x.dtype, shape=x.shape, dims=h.encode_dims(dim)),
-            x, lambda call: group.all_gather(call, x, dim), (x.nbytes * group.size, 0),
-        )  # fmt: skip
-        return work if async_op else work.wait()
+        key = "all_gather", dim, x.dtype, x.shape
+        plan = group.plans.get(key)
+        if plan is None:
+            header = h.encode("all_gather", dtype=x.dtype, shape=x.shape, dims=h.encode_dims(dim))
+            plan = group.add_plan(key, header, group.all_gather(dim), x, x.nbytes * group.size)
+        return group.run(plan, x, async_op)
 
     def reduce_scatter(
         self, x: np.ndarray, dim: int = 0, op: str = "sum", group: Any = None, async_op: bool = False,
@@ -120,13 +120,13 @@ class Communicator(AbstractCommunicator):
         group = self._group("reduce_scatter", group, algorithm)
         _check_array("reduce_scatter", x)
         dim = _check_dim("reduce_scatter", x, dim, divided_by=group.size)
-        reduction(op, x.dtype)
-        work = group.submit(
-            "reduce_scatter", ("reduce_scatter", op, dim, x.dtype, x.shape),
-            lambda: h.encode("reduce_scatter", op, dtype=x.dtype, shape=x.shape, dims=h.encode_dims(dim)),
-            x, lambda call: group.reduce_scatter(call, x, dim, op), (x.nbytes, 0),
-        )  # fmt: skip
-        return work if async_op else work.wait()
+        key = "reduce_scatter", op, dim, x.dtype, x.shape
+        plan = group.plans.get(key)
+        if plan is None:
+            body = group.reduce_scatter(x, dim, op)
+            header = h.encode("reduce_scatter", op, dtype=x.dtype, shape=x.shape, dims=h.encode_dims(dim))
+            plan = group.add_plan(key, header, body, x, x.nbytes)
+        return group.run(plan, x, async_op)
 
     def all_to_all(
         self, x: np.ndarray, split_dim: int = 0, concat_dim: int = 0, group: Any = None, async_op: bool = False,
@@ -136,13 +136,13 @@ class Communicator(AbstractCommunicator):
         _check_array("all_to_all", x)
         split = _check_dim("all_to_all", x, split_dim, divided_by=group.size)
         concat = _check_dim("all_to_all", x, concat_dim)
-        dims = h.encode_dims(split, concat)
-        work = group.submit(
-            "all_to_all", ("all_to_all", dims, x.dtype, x.shape),
-            lambda: h.encode("all_to_all", dtype=x.dtype, shape=x.shape, dims=dims),
-            x, lambda call: group.all_to_all(call, x, split, concat), (x.nbytes, 0),
-        )  # fmt: skip
-        return work if async_op else work.wait()
+        key = "all_to_all", split, concat, x.dtype, x.shape
+        plan = group.plans.get(key)
+        if plan is None:
+            dims = h.encode_dims(split, concat)
+            header = h.encode("all_to_all", dtype=x.dtype, shape=x.shape, dims=dims)
+            plan = group.add_plan(key, header, group.all_to_all(x, split, concat), x, x.nbytes)
+        return group.run(plan, x, async_op)
 
     def gather(
         self, x: np.ndarray, dst: int = 0, group: Any = None, async_op: bool = False,
@@ -151,12 +151,12 @@ class Communicator(AbstractCommunicator):
         group = self._group("gather", group, algorithm)
         root = _root("gather", group, dst)
         _check_array("gather", x)
-        work = group.submit(
-            "gather", ("gather", dst, x.dtype, x.shape),
-            lambda: h.encode("gather", root=dst, dtype=x.dtype, shape=x.shape),
-            x, lambda call: group.gather(call, x, root), (x.nbytes * group.size, root),
-        )  # fmt: skip
-        return work if async_op else work.wait()
+        key = "gather", root, x.dtype, x.shape
+        plan = group.plans.get(key)
+        if plan is None:
+            header = h.encode("gather", root=dst, dtype=x.dtype, shape=x.shape)
+            plan = group.add_plan(key, header, group.gather(root), x, x.nbytes * group.size, root)
+        return group.run(plan, x, async_op)
 
     def scatter(
         self, arrays: Sequence[np.ndarray] | None, src: int = 0, group: Any = None, async_op: bool = False,
@@ -164,25 +164,28 @@ class Communicator(AbstractCommunicator):
     ) -> Any:  # fmt: skip
         group = self._group("scatter", group, algorithm)
         root = _root("scatter", group, src)
-        payload = None
-        header = h.encode("scatter", root=src)
+        x = None
         if root == group.rank:
-            payload = _check_parts(arrays, group.size)
-            h.encode_given(header, payload.shape[1:], payload.dtype)
+            x = _check_parts(arrays, group.size)
         elif arrays is not None:
             raise InputError(f"scatter: only rank {src} gives a list; rank {self.rank} must pass None.")
-        key = ("scatter", src) if payload is None else ("scatter", src, payload.dtype, payload.shape)
-        # The receivers learn the size from the root, so the network model prices it at the end.
-        work = group.submit(
-            "scatter", key, lambda: header, payload, lambda call: group.scatter(call, root),
-            (payload.nbytes if payload is not None else -1, root),
-        )  # fmt: skip
-        return work if async_op else work.wait()
+        key = ("scatter", root) if x is None else ("scatter", root, x.dtype, x.shape)
+        plan = group.plans.get(key)
+        if plan is None:
+            header = h.encode("scatter", root=src)
+            if x is not None:
+                h.encode_given(header, x.shape[1:], x.dtype)
+            # The receivers learn the size from the root, so the network model prices it at the end.
+            vector_bytes = -1 if x is None else x.nbytes
+            plan = group.add_plan(key, header, group.scatter(root), x, vector_bytes, root)
+        return group.run(plan, x, async_op)
 
     def barrier(self, group: Any = None, async_op: bool = False) -> Any:
         group = self._group("barrier", group)
-        work = group.submit("barrier", ("barrier",), lambda: h.encode("barrier"), None, group.nothing, (0, 0))
-        return work if async_op else work.wait()
+        plan = group.plans.get(("barrier",))
+        if plan is None:
+            plan = group.add_plan(("barrier",), h.encode("barrier"), group.nothing())
+        return group.run(plan, None, async_op)
 
     def new_group(self, ranks: Sequence[int]) -> Group:
         members = tuple(ranks)
@@ -195,10 +198,8 @@ class Communicator(AbstractCommunicator):
         number = len(self._groups)
         if number == MAX_GROUPS:
             raise CommError(f"new_group: a world has at most {MAX_GROUPS} groups; keep and reuse them.")
-        self.world.submit(
-            "new_group", ("new_group", members), lambda: h.encode("new_group", members=members),
-            None, self.world.nothing, (0, 0),
-        ).wait()  # fmt: skip
+        world, key = self.world, ("new_group", members)
+        world.run(world.add_plan(key, h.encode("new_group", members=members), world.nothing()), None)
         group = self._group_type(self.transport, self.recorder, self._lanes, number, members)
         self._groups.append(group)
         return group
@@ -259,8 +260,7 @@ class Communicator(AbstractCommunicator):
     def finish(self) -> None:
         """Wait for everything that was started and not waited for. Called at the end of a run."""
         while self._lanes:
-            lane = next(iter(self._lanes))
-            lane.finish(lane.last)
+            next(iter(self._lanes)).finish()
 
     def kept_letters(self) -> list[tuple[int, str]]:
         """(sender, text) of messages that came and were never asked for by their tag."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from simparallel.comm.call import Body, Call, CallPlan
+from simparallel.comm.call import Call, CallPlan
 from simparallel.comm.group import Group
 from simparallel.comm.work import Steps
 
@@ -14,10 +14,8 @@ from simparallel.comm.work import Steps
 class FaultyCall(Call):
     """One collective, phase by phase."""
 
-    def __init__(
-        self, group: Group, plan: CallPlan, payload: np.ndarray | None, body: Callable[[Call], Body]
-    ) -> None:
-        super().__init__(group, plan, payload, body)
+    def __init__(self, group: Group, plan: CallPlan, x: Any) -> None:
+        super().__init__(group, plan, x)
         self._passed: set[str] = set()
 
     def _at(self, phase: str) -> None:
@@ -29,9 +27,9 @@ class FaultyCall(Call):
             seq = self.seq if self.seq > 0 else group._seq + 1
             faults.at(phase, "world" if group._slot == 0 else str(group._slot), self.plan.op, seq)
 
-    def _life(self, body: Callable[[Call], Body]) -> Steps:
+    def _life(self) -> Steps:
         self._at("enter")
-        steps = super()._life(lambda call: self._phases_of(body(call)))
+        steps = super()._life()
         while True:
             try:
                 condition = next(steps)
@@ -43,29 +41,31 @@ class FaultyCall(Call):
 
     def _expose(self) -> tuple[int, int]:
         place = super()._expose()
-        x = self._payload
+        x = self.x if self.plan.exposes else None
         if x is None or x.size < 2 or self.group.size == 1 or self.zero_copy:
             self._at("copy_in")
             return place
         transport = self.group.transport
-        copy = transport.segment.array(transport.rank, place[0], (x.nbytes,), np.dtype(np.uint8))
-        second_half = copy[x.nbytes // 2 :]
+        offset, size_bytes = place
+        copy = transport.segment.array(transport.rank, offset, (size_bytes,), np.dtype(np.uint8))
+        second_half = copy[size_bytes // 2 :]
         saved = second_half.copy()
         second_half[...] = 0xFF
         self._at("copy_in")
         second_half[...] = saved
         return place
 
-    def _compare(self) -> tuple[int, bool]:
+    def _compare(self) -> bool:
         self._at("published")  # where nobody had to be waited for
         found = super()._compare()
         self._at("reduce")
         return found
 
-    def _phases_of(self, body: Body) -> Body:
+    def _body(self) -> Steps:
+        steps = super()._body()
         while True:
             try:
-                condition = next(body)
+                condition = next(steps)
             except StopIteration as end:
                 self._at("copy_out")
                 self._at("leave")

@@ -1,7 +1,4 @@
-"""The collectives of one group, on shared memory: the algorithm called `direct`.
-
-Every collective has the same life, see `call.py`; what differs is its body, which reads from the
-peers' pages, and may write a part, mark its `phase`, wait for all and read the rest.
+"""A group of ranks, and how its collectives are run.
 
 Small payloads lie in the group's slot, of which there are two: a rank that is in collective n+2
 has seen everyone arrive at n+1, so everyone has finished n and its slot is free. That holds
@@ -12,24 +9,42 @@ in the arena; then its owner also waits for `done` of all before it returns.
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Callable
-from typing import Any
+from time import perf_counter_ns
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from simparallel.cluster import Traffic
 from simparallel.comm import header as h
-from simparallel.comm.call import PHASE, Body, Call, CallPlan
-from simparallel.comm.reduction import reduce_arrays, reduce_into, reduce_stack, reduction
-from simparallel.comm.segment import SLOT_BYTES, order
+from simparallel.comm.call import ARRIVE, NO_PAYLOADS, PHASE, Body, BodySteps, Call, CallPlan, Payloads
+from simparallel.comm.direct import Direct
+from simparallel.comm.segment import WORD, ControlMap, order
 from simparallel.comm.transport import AbstractTransport, Condition
-from simparallel.comm.work import Lane, Work
+from simparallel.comm.work import Lane
 from simparallel.events import Recorder
 
 MAX_PLANS = 1024  # kept for calls that may come again
+_ZERO = bytes(WORD)
 
 
-class Group:
+class _Desk(NamedTuple):
+    """Where a collective reads and writes, by parity: words of its own, and bytes of all members.
+
+    The bytes are those of all ranks from the first to the last member; ranks between that are none have zeros.
+    """
+
+    site: int
+    sim_ps: int
+    offset: int
+    seq: int
+    arrive: int
+    arrivals: slice
+    headers: slice
+
+
+class Group(Direct):
     """An ordered list of ranks that communicate; its order is the chunk order.
 
     Attributes:
@@ -52,25 +67,43 @@ class Group:
         self.transport = transport
         self.recorder = recorder
         self.lane = Lane(transport, lanes, recorder.join if recorder else None)
+        self.plans: dict[Any, CallPlan] = {}
+        self.by_messages: dict[str, Any] = {}  # this group by another algorithm
+        self._busy = lanes  # empty while nothing of this rank was begun and not finished
         self._slot = slot
         self._seq = 0
-        self._plans: dict[Any, CallPlan] = {}
-        self._rows: dict[Any, np.ndarray] = {}  # views of all slots, and of the own one
-        self._own_slots: dict[Any, np.ndarray] = {}
+        self._shown: list[CallPlan | None] = [None, None]  # whose header is in shared memory, by parity
+        self._phase = 0
         self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes) by parity
+        self._pieces: list[tuple[int, int]] = [(0, 0), (0, 0)]  # the same, for payloads in pieces, by turns
+        self._turn = 0
         if self.rank is not None:
             self._prepare()
 
     def _prepare(self) -> None:
-        """Word numbers are planned once; a collective only reads them."""
-        control, me = self.transport.segment.map, self.transport.rank
-        peers = tuple(rank for rank in self.ranks if rank != me)
-        self._peers = peers
-        self._position = self.ranks.index(me)
-        self._watched = [tuple(control.mark(self._slot, rank, which) for rank in peers) for which in range(3)]
-        self._own_marks = [control.mark(self._slot, me, which) for which in range(3)]
-        self._headers = [[control.header(self._slot, parity, r) for r in self.ranks] for parity in (0, 1)]
-        self._slots = self.transport.arena.reserve_slots(self._slot)
+        """Where everything is, is planned once; a collective only reads it."""
+        transport, ranks, both = self.transport, self.ranks, (0, 1)
+        control, slot, me = transport.segment.map, self._slot, transport.rank
+        self.position = ranks.index(me)
+        self._peers = tuple(rank for rank in ranks if rank != me)
+        self._watched = [tuple(control.mark(slot, r, which) for r in self._peers) for which in range(4)]
+        self._own_marks = [control.mark(slot, me, which) for which in range(4)]
+        self._own_headers = [control.header(slot, parity, me) for parity in both]
+        self.notes = [[control.note(slot, parity, rank) for rank in ranks] for parity in both]
+        self._slots = transport.arena.reserve_slots(slot)
+        self._span = range(min(ranks), max(ranks) + 1)
+        self._desks = [self._desk(control, parity) for parity in both]
+
+    def _desk(self, control: ControlMap, parity: int) -> _Desk:
+        slot, me, first, last = self._slot, self.transport.rank, self._span[0], self._span[-1]
+        note = control.note(slot, parity, me) - h.COMPARED
+        arrivals = [control.mark(slot, rank, ARRIVE + parity) for rank in (first, last)]
+        headers = [control.header(slot, parity, rank) for rank in (first, last)]
+        return _Desk(
+            note + h.SITE, note + h.SIM_PS, note + h.OFFSET, note + h.SEQ, control.mark(slot, me, ARRIVE + parity),
+            slice(WORD * arrivals[0], WORD * (arrivals[1] + 1)),
+            slice(WORD * headers[0], WORD * (headers[1] + h.COMPARED)),
+        )  # fmt: skip
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         """Itself: a copy of a model that has a group has the same one."""
@@ -78,28 +111,120 @@ class Group:
 
     # --- the life of a collective --------------------------------------------------------------------
 
-    def submit(
-        self, op: str, key: tuple[Any, ...], make_header: Callable[[], array[int]],
-        payload: np.ndarray | None, body: Callable[[Call], Body], traffic: tuple[int, int],
+    def add_plan(
+        self, key: tuple[Any, ...], header: array[int], body: Body | BodySteps, x: np.ndarray | None = None,
+        vector_bytes: int = 0, root: int = 0, *, exposes: bool = True, plans: dict[Any, CallPlan] | None = None,
         kind: type[Call] | None = None,
-    ) -> Work:  # fmt: skip
-        """Queue one collective.
+    ) -> CallPlan:  # fmt: skip
+        """Plan a collective.
 
         Args:
-            op: its name.
-            key: everything the header and the price depend on; equal keys reuse them.
-            make_header: makes it the first time.
-            payload: what peers may read from us.
+            key: name of the op, and everything the plan depends on; `plans` finds it again by this.
+            header: of its calls.
             body: reads from the peers, after the headers were found equal.
-            traffic: (bytes of the vector that the network model prices, position of the root).
+            x: what peers may read from us looks like this; None for nothing.
+            vector_bytes: what the network model prices; -1 if only the root knows.
+            root: its position.
+            exposes: False if this rank has nothing to show.
+            plans: where to keep it.
             kind: `Call`, or one whose payload travels otherwise.
         """
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= MAX_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = CallPlan(op, make_header(), *traffic)
-        return self.lane.submit((kind or self.call_type)(self, plan, payload, body))
+        plans = self.plans if plans is None else plans
+        if len(plans) >= MAX_PLANS:
+            plans.clear()
+        payload = ((), None, 0) if x is None else (x.shape, x.dtype, x.nbytes)
+        plan = CallPlan(
+            key[0],
+            header,
+            body,
+            kind or self.call_type,
+            payload,
+            exposes and x is not None,
+            vector_bytes,
+            root,
+        )
+        compared = header[: h.COMPARED].tobytes()
+        plan.expected = b"".join(
+            compared if rank in self.ranks else bytes(len(compared)) for rank in self._span
+        )
+        if plan.in_slot:
+            for parity, offset in enumerate(self._slots):
+                views = NO_PAYLOADS if x is None else self.views([offset] * self.size, x.shape, x.dtype)
+                plan.seen[parity] = [], views
+        plans[key] = plan
+        return plan
+
+    def run(self, plan: CallPlan, x: Any, async_op: bool = False) -> Any:
+        """Run one collective with this rank's argument: its result, or with `async_op` its `Work`."""
+        if async_op or self._busy or self.size == 1 or not plan.copied or plan.kind is not Call:
+            work = plan.kind(self, plan, x)
+            self.lane.submit(work)
+            return work if async_op else work.wait()
+        return self._run_now(plan, x)
+
+    def _run_now(self, plan: CallPlan, x: Any) -> Any:
+        """What `Call` does, in one go: nobody else has to be advanced meanwhile, and nothing is looked up twice."""
+        self.lane.check()
+        start_ns = perf_counter_ns()
+        transport, recorder = self.transport, self.recorder
+        words, memory = transport.words, transport.memory
+        site = transport.call_site()
+        seq = self._seq = self._seq + 1
+        parity = seq & 1
+        desk = self._desks[parity]
+        try:
+            if plan.exposes:
+                offset, own = self.own_room(plan, parity)
+                own[...] = x
+                words[desk.offset] = offset
+            if self._shown[parity] is not plan:
+                self.publish(plan, parity)
+            words[desk.site] = site
+            if recorder is not None:
+                words[desk.sim_ps] = max(recorder.now_ps, recorder.clock_ps.get(self.stream, 0))
+            words[desk.seq] = seq
+            order()
+            words[desk.arrive] = seq
+            transport.notify(desk.arrive)
+            arrived = self._all_arrived(seq)
+            if memory[desk.arrivals] != arrived and not transport.sees(desk.arrivals, arrived):
+                transport.wait(
+                    (self.condition(ARRIVE + parity, seq),), lambda: self.describe(plan, seq, site)
+                )
+            order()
+            if memory[desk.headers] != plan.expected:
+                self.compare(plan, parity)
+            result = plan.body(self.payloads(plan, parity), x)
+        except BaseException as error:
+            self.lane.fail(error)
+            if isinstance(error, KeyboardInterrupt):
+                transport.interrupted(
+                    self.condition(ARRIVE + parity, seq), lambda: self.describe(plan, seq, site)
+                )
+            raise
+        if recorder is not None:
+            cost = plan.cost or self.price(plan, recorder, plan.vector_bytes)
+            sim_start_ps = self.sim_start_ps(seq)
+            sim_end_ps = sim_start_ps + cost.time_ps
+            recorder.communicate(
+                plan.op, "collective", self.stream, start_ns, perf_counter_ns(),
+                sim_start_ps, sim_end_ps, plan.vector_bytes, cost.sent_bytes, self.ranks, seq,
+            )  # fmt: skip
+            recorder.join(sim_end_ps)
+        return result
+
+    def publish(self, plan: CallPlan, parity: int) -> None:
+        """Show the header of a plan."""
+        start = self._own_headers[parity]
+        self.transport.words[start : start + h.COMPARED] = plan.header[: h.COMPARED]
+        self._shown[parity] = plan
+
+    def _all_arrived(self, seq: int) -> bytes:
+        """What the arrivals show when everyone is here. Nobody can be further: the other parity comes next."""
+        word = seq.to_bytes(WORD, sys.byteorder)
+        if len(self._span) == self.size:
+            return word * self.size
+        return b"".join(word if rank in self.ranks else _ZERO for rank in self._span)
 
     def condition(self, which: int, seq: int) -> Condition:
         return Condition(self._watched[which], self._peers, seq)
@@ -110,123 +235,139 @@ class Group:
         self.transport.words[index] = seq
         self.transport.notify(index)
 
-    # --- bodies ------------------------------------------------------------------------------------
+    def compare(self, plan: CallPlan, parity: int) -> None:
+        """Compare the headers of all members, who have arrived.
 
-    def all_reduce(self, call: Call, x: np.ndarray, op: str) -> Body:
-        rule = reduction(op, x.dtype)
-        if x.nbytes <= SLOT_BYTES:
-            if x.size:
-                reduce_stack(rule, call.rows(x), x)
-            return x
-        mine = self.bounds(x.size, self._position)
-        parts = [call.peer(position, (x.size,), x.dtype) for position in range(self.size)]
-        own = parts[self._position]
-        reduce_into(rule, [part[mine] for part in parts], own[mine])
-        self.mark(PHASE, call.seq)
-        yield self.condition(PHASE, call.seq)
-        target = x.reshape(-1) if x.flags.c_contiguous else np.empty(x.size, x.dtype)
-        for position, part in enumerate(parts):
-            if not (call.zero_copy and position == self.rank):
-                piece = self.bounds(x.size, position)
-                target[piece] = part[piece]
-        if not x.flags.c_contiguous:
-            x[...] = target.reshape(x.shape)
-        return x
+        Raises:
+            CollectiveMismatchError: with every rank's call and place.
+        """
+        transport = self.transport
+        compared = transport.compared
+        if compared == h.COMPARED:
+            if transport.memory[self._desks[parity].headers] == plan.expected:
+                return
+        else:
+            found = transport.memory[self._desks[parity].headers]
+            size, step = compared * WORD, h.COMPARED * WORD
+            starts = range(0, len(found), step)
+            if all(found[i : i + size] == plan.expected[i : i + size] for i in starts):
+                return
+        segment = transport.segment
+        headers = {rank: segment.call_of(self._slot, parity, rank) for rank in self.ranks}
+        sites = {rank: transport.site_text(rank, words[h.SITE]) for rank, words in headers.items()}
+        raise h.mismatch_error(self.name, headers, sites, transport.rank)
 
-    def reduce(self, call: Call, x: np.ndarray, op: str, root: int) -> Body:
-        yield from ()  # a generator, like every body
-        if self.rank == root:
-            rule = reduction(op, x.dtype)
-            parts = [call.peer(position, (x.size,), x.dtype) for position in range(self.size)]
-            if x.flags.c_contiguous:
-                reduce_into(rule, parts, x.reshape(-1))
-            else:
-                x[...] = reduce_arrays(rule, parts, x.dtype).reshape(x.shape)
-        return x
+    def sim_start_ps(self, seq: int) -> int:
+        """When the last member was ready for a collective, in simulated time."""
+        return max(self.words_of(h.SIM_PS, seq & 1))
 
-    def broadcast(self, call: Call, x: np.ndarray, root: int) -> Body:
-        yield from ()
-        if self.rank != root:
-            x[...] = call.peer(root, x.shape, x.dtype)
-        return x
+    def price(self, plan: CallPlan, recorder: Recorder, size_bytes: int) -> Traffic:
+        """What the described network takes for a call."""
+        cost = recorder.cluster.collective(
+            plan.op, size_bytes, self.ranks, position=self.position, root=plan.root
+        )
+        if plan.vector_bytes >= 0:
+            plan.cost = cost
+        return cost
 
-    def all_gather(self, call: Call, x: np.ndarray, dim: int) -> Body:
-        yield from ()
-        return np.concatenate([call.peer(p, x.shape, x.dtype) for p in range(self.size)], axis=dim)
+    def describe(self, plan: CallPlan, seq: int, site: int) -> str:
+        """A call in words, with its place."""
+        number = f"#{seq} " if seq >= 0 else ""
+        place = self.transport.site_text(self.transport.rank, site)
+        return f"{self.name}, collective {number}{h.describe(plan.header)} at {place}"
 
-    def reduce_scatter(self, call: Call, x: np.ndarray, dim: int, op: str) -> Body:
-        yield from ()
-        rule = reduction(op, x.dtype)
-        size = x.shape[dim] // self.size
-        start = size * (self._position)
-        piece = (slice(None),) * dim + (slice(start, start + size),)
-        parts = [call.peer(p, x.shape, x.dtype)[piece] for p in range(self.size)]
-        if dim == 0 and x.ndim:
-            out = np.empty(parts[0].shape, x.dtype)
-            reduce_into(rule, [part.reshape(-1) for part in parts], out.reshape(-1))
-            return out
-        return reduce_arrays(rule, parts, x.dtype)
+    # --- memory --------------------------------------------------------------------------------------
 
-    def all_to_all(self, call: Call, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:
-        yield from ()
-        size = x.shape[split_dim] // self.size
-        start = size * (self._position)
-        piece = (slice(None),) * split_dim + (slice(start, start + size),)
-        parts = [call.peer(p, x.shape, x.dtype)[piece] for p in range(self.size)]
-        return np.concatenate(parts, axis=concat_dim)
-
-    def gather(self, call: Call, x: np.ndarray, root: int) -> Body:
-        yield from ()
-        if self.rank != root:
-            return None
-        return [call.peer(p, x.shape, x.dtype).copy() for p in range(self.size)]
-
-    def scatter(self, call: Call, root: int) -> Body:
-        yield from ()
-        words = call.words_of(root)
-        shape, dtype = h.decode_given(words)
-        return call.peer(root, (self.size, *shape), dtype)[self._position, ...].copy()
-
-    def nothing(self, call: Call) -> Body:
-        yield from ()
-
-    def own_slot(self, parity: int, x: np.ndarray) -> np.ndarray:
-        """This rank's slot, in the shape and dtype of `x`."""
-        key = parity, x.shape, x.dtype
-        view = self._own_slots.get(key)
-        if view is None:
-            if len(self._own_slots) >= MAX_PLANS:
-                self._own_slots.clear()
+    def own_room(self, plan: CallPlan, parity: int) -> tuple[int, np.ndarray]:
+        """Where this rank's payload is copied to: offset and view."""
+        shape, dtype, size_bytes = plan.payload
+        offset = self._slots[parity] if plan.in_slot else self.staging(parity, size_bytes)
+        own = plan.own[parity]
+        if own is None or own[0] != offset:
+            if size_bytes == dtype.itemsize and plan.in_slot:
+                shape = (2, *shape)  # see `reduce_stack`
             segment = self.transport.segment
-            view = segment.array(self.transport.rank, self._slots[parity], x.shape, x.dtype)
-            self._own_slots[key] = view
-        return view
+            own = plan.own[parity] = offset, segment.array(self.transport.rank, offset, shape, dtype)
+        return own
 
-    def slot_rows(self, parity: int, size: int, dtype: np.dtype) -> np.ndarray:
-        """What lies in the members' slots, as rows (P, size); a view where the ranks are evenly spaced."""
-        key = parity, size, dtype
-        rows = self._rows.get(key)
-        if rows is not None:
-            return rows
-        segment, offset = self.transport.segment, self._slots[parity]
-        spacings = {b - a for a, b in zip(self.ranks, self.ranks[1:], strict=False)}
-        if len(spacings) != 1:
-            return np.stack([segment.array(rank, offset, (size,), dtype) for rank in self.ranks])
-        first = segment.array(self.ranks[0], offset, (size,), dtype)
-        strides = (spacings.pop() * segment.arena_bytes, dtype.itemsize)
-        if len(self._rows) >= 256:
-            self._rows.clear()
-        rows = np.lib.stride_tricks.as_strided(first, (self.size, size), strides, writeable=False)
-        self._rows[key] = rows
-        return rows
+    def payloads(self, plan: CallPlan, parity: int) -> Payloads:
+        """What the members expose; views are kept for the next call that finds it in the same place."""
+        offsets, views = plan.seen[parity]
+        if not plan.in_slot:
+            found = self.words_of(h.OFFSET, parity)
+            if found != offsets:
+                views = self.views(found, *plan.payload[:2])
+                plan.seen[parity] = found, views
+        return views
+
+    def words_of(self, word: int, parity: int) -> list[int]:
+        """One word of the notes of all members."""
+        words, at = self.transport.words, word - h.COMPARED
+        return [words[note + at] for note in self.notes[parity]]
+
+    def view(self, position: int, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """What lies at this place of a member's arena."""
+        return self.transport.segment.array(self.ranks[position], offset, shape, dtype)
+
+    def views(self, offsets: list[int], shape: tuple[int, ...], dtype: np.dtype) -> Payloads:
+        """What lies at these places of the members' arenas."""
+        segment = self.transport.segment
+        arrays = [
+            segment.array(r, offset, shape, dtype) for r, offset in zip(self.ranks, offsets, strict=True)
+        ]
+        flat = [array.reshape(-1) for array in arrays]
+        starts = [segment.arena_at(rank) + offset for rank, offset in zip(self.ranks, offsets, strict=True)]
+        spacings = {b - a for a, b in zip(starts, starts[1:], strict=False)}
+        rows = None
+        if len(spacings) == 1 and flat[0].size:
+            width = max(2, flat[0].size)  # a lone element lies there twice, see `reduce_stack`
+            rows = np.lib.stride_tricks.as_strided(
+                flat[0], (self.size, width), (spacings.pop(), dtype.itemsize), writeable=False
+            )
+        return Payloads(arrays, flat, rows)
+
+    def staging(self, parity: int, size_bytes: int) -> int:
+        """Offset of memory for a large payload."""
+        return self._grown(self._staging, parity, size_bytes)
+
+    def next_piece(self, room_bytes: int) -> int:
+        """Offset of memory for the next piece of a payload.
+
+        There are two, by turns: who begins piece n+2 has waited for the results of piece n+1, so
+        everyone has read those of piece n.
+
+        Args:
+            room_bytes: its size. Always the same where payloads have several pieces: peers may still read the
+                memory that the piece after this one will have.
+        """
+        self._turn += 1
+        return self._grown(self._pieces, self._turn & 1, room_bytes)
+
+    def other_piece(self, room_bytes: int) -> int:
+        """Offset of the memory that `next_piece` gives next."""
+        return self._grown(self._pieces, (self._turn + 1) & 1, room_bytes)
+
+    def _grown(self, kept: list[tuple[int, int]], which: int, size_bytes: int) -> int:
+        offset, room = kept[which]
+        if room < size_bytes:
+            arena = self.transport.arena
+            if room:
+                arena.free(offset)
+                kept[which] = (0, 0)
+            offset = arena.allocate(size_bytes)
+            kept[which] = (offset, size_bytes)
+        return offset
 
     def release(self) -> None:
         """Give the staging memory back. Only when no rank can read it any more."""
-        for offset, size_bytes in self._staging:
-            if size_bytes:
-                self.transport.arena.free(offset)
-        self._staging = [(0, 0), (0, 0)]
+        for kept in (self._staging, self._pieces):
+            for which, (offset, size_bytes) in enumerate(kept):
+                if size_bytes:
+                    self.transport.arena.free(offset)
+                kept[which] = (0, 0)
 
-    def bounds(self, size: int, position: int) -> slice:
-        """The part of a vector that this position of the group reduces."""
-        return slice(size * position // self.size, size * (position + 1) // self.size)
+    def end_phase(self) -> Condition:
+        """Mark the end of a part of a collective; when the condition is met, all have ended it."""
+        self._phase += 1
+        self.mark(PHASE, self._phase)
+        return self.condition(PHASE, self._phase)

@@ -1,13 +1,15 @@
 """The header that every rank publishes for every collective, and what it says when they differ.
 
-Words 0 … 15 must be equal on all ranks of the group; the rest tells peers where things are.
+Words 0 … 15 must be equal on all ranks of the group. The rest, the note, tells peers where things are.
+In shared memory the headers of all ranks lie together, so that one comparison of bytes sees them all.
 
-    0 seq   1 op   2 reduce op   3 root   4 dtype   5 dims (dim, or split and concat)   6 ndim
+    0 tag (of a message)   1 op   2 reduce op   3 root   4 dtype   5 dims (dim, or split and concat)   6 ndim
     7 … 14 shape (the last one holds a hash of any further sizes)
     15 members (new_group), or the number of the algorithm (all others)
     16 call site   17 simulated time at the call [ps]   18 offset of the payload in the arena
-    19 payload [bytes]   20 1 if the payload is the user's own array   21 tag
-    22 dtype   23 ndim   24 … 31 shape of what the root of a scatter gives to each
+    19 payload [bytes]   20 1 if the payload is the user's own array   21 seq
+    22 dtype   23 ndim   24 … 31 shape of what the root of a scatter gives to each; in an all_reduce
+    22 offset of the second buffer, where the payload comes in pieces
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ ALGORITHMS = ("direct", "naive", "ring", "tree", "halving_doubling")
 REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or")
 REDUCE_CODES = {name: code for code, name in enumerate(REDUCE_OPS)}
 
-SEQ, OP, REDUCE, ROOT, DTYPE, DIMS, NDIM, SHAPE, MEMBERS = 0, 1, 2, 3, 4, 5, 6, 7, 15
+TAG, OP, REDUCE, ROOT, DTYPE, DIMS, NDIM, SHAPE, MEMBERS = 0, 1, 2, 3, 4, 5, 6, 7, 15
 ALGORITHM = MEMBERS
 COMPARED = 16
-SITE, SIM_PS, OFFSET, NBYTES, ZERO_COPY, TAG = 16, 17, 18, 19, 20, 21
+SITE, SIM_PS, OFFSET, NBYTES, ZERO_COPY, SEQ = 16, 17, 18, 19, 20, 21
 GIVEN_DTYPE, GIVEN_NDIM, GIVEN_SHAPE = 22, 23, 24
+OTHER_OFFSET = 22
 USED = 32
 MAX_GIVEN_DIMS = USED - GIVEN_SHAPE
 _SHAPE_WORDS = MEMBERS - SHAPE
@@ -128,7 +131,7 @@ def decode_dims(word: int) -> list[int]:
     return [byte - 1 for byte in word.to_bytes(8, "little").rstrip(b"\0")]
 
 
-_FIELDS = {"number": (SEQ,), "op": (OP,), "reduce op": (REDUCE,), "root": (ROOT,), "dtype": (DTYPE,),
+_FIELDS = {"op": (OP,), "reduce op": (REDUCE,), "root": (ROOT,), "dtype": (DTYPE,),
            "dim": (DIMS,), "shape": tuple(range(NDIM, MEMBERS))}  # fmt: skip
 
 

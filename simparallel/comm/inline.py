@@ -65,6 +65,10 @@ class InlineTransport(AbstractTransport):
         turns.transports.append(self)
         self.start()
 
+    def sees(self, where: slice, what: bytes) -> bool:
+        """Never: others run only where this one waits."""
+        return False
+
     def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         turns = self.turns
         while not any(self.met(condition) for condition in conditions):

@@ -8,19 +8,18 @@ of algorithms go through the same mailboxes as the user's, under tags that no us
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simparallel.cluster import Traffic
 from simparallel.comm import header as h
-from simparallel.comm.algorithms import ALGORITHMS, PointToPoint, Steps, check_algorithm, find, offers
-from simparallel.comm.call import Body, Call
+from simparallel.comm.algorithms import ALGORITHMS, PointToPoint, check_algorithm, find, offers
+from simparallel.comm.call import BodySteps, Call, CallPlan
 from simparallel.comm.group import Group
 from simparallel.comm.ledger import Entry, open_ledgers
 from simparallel.comm.reduction import Combine
-from simparallel.comm.work import Work
+from simparallel.comm.work import Steps, Work
 from simparallel.events import Recorder
 
 if TYPE_CHECKING:
@@ -54,7 +53,10 @@ class Letters(PointToPoint):
 class MessageCall(Call):
     """A collective whose payload travels in messages, and that knows what it sent."""
 
-    sent_bytes = 0
+    def __init__(self, group: Group, plan: CallPlan, x: Any) -> None:
+        super().__init__(group, plan, x)
+        self.sent_bytes = 0
+        self.ledgers = open_ledgers()
 
     @property
     def algorithm(self) -> str:
@@ -62,7 +64,7 @@ class MessageCall(Call):
 
     def _expose(self) -> tuple[int, int]:
         """Peers read nothing; the size is for the network model."""
-        return 0, 0 if self._payload is None else self._payload.nbytes
+        return 0, self.plan.payload[2] if self.plan.exposes else 0
 
     def _price(self, recorder: Recorder) -> tuple[int, Traffic]:
         """Time by the formula of the algorithm; bytes by the ledger, also where chunks are uneven."""
@@ -75,80 +77,109 @@ class MessageCall(Call):
 
 
 class ByMessages:
-    """One collective of a group by a named algorithm. What `Communicator` uses of `Group` is here too."""
+    """A group by a named algorithm. What `Communicator` uses of `Group` is here too."""
 
     def __init__(self, communicator: Communicator, group: Group, algorithm: str) -> None:
         self.rank, self.ranks, self.size, self.name = group.rank, group.ranks, group.size, group.name
         self._communicator = communicator
         self._group = group
         self._algorithm = algorithm
-        self._ledgers = open_ledgers()
+        self.plans: dict[Any, CallPlan] = {}
 
-    def submit(
-        self, op: str, key: tuple[Any, ...], make_header: Callable[[], array[int]],
-        payload: np.ndarray | None, body: Callable[[Call], Body], traffic: tuple[int, int],
-    ) -> Work:  # fmt: skip
-        def header() -> array[int]:
-            words = make_header()
-            words[h.ALGORITHM] = ALGORITHMS.index(self._algorithm)
-            return words
+    def add_plan(
+        self, key: tuple[Any, ...], header: array[int], body: BodySteps, x: np.ndarray | None = None,
+        vector_bytes: int = 0, root: int = 0, *, exposes: bool = True,
+    ) -> CallPlan:  # fmt: skip
+        header[h.ALGORITHM] = ALGORITHMS.index(self._algorithm)
+        return self._group.add_plan(
+            key, header, body, x, vector_bytes, root, exposes=exposes, plans=self.plans, kind=MessageCall
+        )
 
-        key = (*key, self._algorithm)
-        return self._group.submit(op, key, header, payload, body, traffic, MessageCall)
+    def run(self, plan: CallPlan, x: Any, async_op: bool = False) -> Any:
+        return self._group.run(plan, x, async_op)
 
     # --- bodies: flat private copies in, so that a failure in the middle leaves the user's array alone ---
 
-    def all_reduce(self, call: Call, x: np.ndarray, op: str) -> Body:
-        flat = _flat(x)
-        yield from self._run(call, flat, Combine(op, x.dtype, self.size))
-        x[...] = flat.reshape(x.shape)
-        return x
+    def all_reduce(self, x: np.ndarray, op: str) -> BodySteps:
+        combine = Combine(op, x.dtype, self.size)
 
-    def broadcast(self, call: Call, x: np.ndarray, root: int) -> Body:
-        flat = _flat(x)
-        yield from self._run(call, flat, root)
-        if self.rank != root:
-            x[...] = flat.reshape(x.shape)
-        return x
+        def steps(call: Call) -> Steps:
+            flat = _flat(call.x)
+            yield from self._run(call, flat, combine)
+            call.x[...] = flat.reshape(call.x.shape)
+            return call.x
 
-    def reduce(self, call: Call, x: np.ndarray, op: str, root: int) -> Body:
-        flat = _flat(x)
-        yield from self._run(call, flat, root, Combine(op, x.dtype, self.size))
-        if self.rank == root:
-            x[...] = flat.reshape(x.shape)
-        return x
+        return steps
 
-    def all_gather(self, call: Call, x: np.ndarray, dim: int) -> Body:
-        parts = np.empty((self.size, *x.shape), x.dtype)
-        parts[self.rank] = x
-        yield from self._run(call, parts.reshape(-1))
-        return np.concatenate(parts, axis=dim)
+    def broadcast(self, root: int) -> BodySteps:
+        def steps(call: Call) -> Steps:
+            flat = _flat(call.x)
+            yield from self._run(call, flat, root)
+            if self.rank != root:
+                call.x[...] = flat.reshape(call.x.shape)
+            return call.x
 
-    def reduce_scatter(self, call: Call, x: np.ndarray, dim: int, op: str) -> Body:
-        parts = np.array(np.split(x, self.size, dim), x.dtype)  # `stack` would change the byte order
-        yield from self._run(call, parts.reshape(-1), Combine(op, x.dtype, self.size))
-        return parts[self.rank].copy()
+        return steps
 
-    def all_to_all(self, call: Call, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:
-        given = np.split(x, self.size, split_dim)
-        taken = [np.empty_like(part, order="C") for part in given]
-        yield from self._run(call, given, taken)
-        return np.concatenate(taken, axis=concat_dim)
+    def reduce(self, x: np.ndarray, root: int, op: str) -> BodySteps:
+        combine = Combine(op, x.dtype, self.size)
 
-    def gather(self, call: Call, x: np.ndarray, root: int) -> Body:
-        parts = [np.array(x, order="C") for _ in range(self.size if self.rank == root else 1)]
-        yield from self._run(call, parts if self.rank == root else parts * self.size, root)
-        return parts if self.rank == root else None
+        def steps(call: Call) -> Steps:
+            flat = _flat(call.x)
+            yield from self._run(call, flat, root, combine)
+            if self.rank == root:
+                call.x[...] = flat.reshape(call.x.shape)
+            return call.x
 
-    def scatter(self, call: Call, root: int) -> Body:
-        shape, dtype = h.decode_given(call.words_of(root))
-        given = call._payload
-        rows = range(self.size)
-        parts = [np.empty(shape, dtype) if given is None else given[i, ...] for i in rows]
-        yield from self._run(call, parts, root)
-        return np.array(parts[self.rank or 0])
+        return steps
 
-    def _run(self, call: Call, *arguments: Any) -> Body:
+    def all_gather(self, dim: int) -> BodySteps:
+        def steps(call: Call) -> Steps:
+            parts = np.empty((self.size, *call.x.shape), call.x.dtype)
+            parts[self.rank] = call.x
+            yield from self._run(call, parts.reshape(-1))
+            return np.concatenate(parts, axis=dim)
+
+        return steps
+
+    def reduce_scatter(self, x: np.ndarray, dim: int, op: str) -> BodySteps:
+        combine = Combine(op, x.dtype, self.size)
+
+        def steps(call: Call) -> Steps:
+            parts = np.array(np.split(call.x, self.size, dim), call.x.dtype)  # `stack` changes the byte order
+            yield from self._run(call, parts.reshape(-1), combine)
+            return parts[self.rank].copy()
+
+        return steps
+
+    def all_to_all(self, x: np.ndarray, split_dim: int, concat_dim: int) -> BodySteps:
+        def steps(call: Call) -> Steps:
+            given = np.split(call.x, self.size, split_dim)
+            taken = [np.empty_like(part, order="C") for part in given]
+            yield from self._run(call, given, taken)
+            return np.concatenate(taken, axis=concat_dim)
+
+        return steps
+
+    def gather(self, root: int) -> BodySteps:
+        def steps(call: Call) -> Steps:
+            parts = [np.array(call.x, order="C") for _ in range(self.size if self.rank == root else 1)]
+            yield from self._run(call, parts if self.rank == root else parts * self.size, root)
+            return parts if self.rank == root else None
+
+        return steps
+
+    def scatter(self, root: int) -> BodySteps:
+        def steps(call: Call) -> Steps:
+            shape, dtype = h.decode_given(call.words_of(root))
+            rows = range(self.size)
+            parts = [np.empty(shape, dtype) if call.x is None else call.x[i, ...] for i in rows]
+            yield from self._run(call, parts, root)
+            return np.array(parts[self.rank or 0])
+
+        return steps
+
+    def _run(self, call: Call, *arguments: Any) -> Steps:
         assert isinstance(call, MessageCall)
         letters = Letters(self._communicator, call)
         yield from find(self._algorithm, call.plan.op)(letters, *arguments)
@@ -162,7 +193,7 @@ class ByMessages:
             tuple(letters.traffic),
         )
         call.sent_bytes = entry.total.sent_bytes
-        for ledger in self._ledgers:
+        for ledger in call.ledgers:
             ledger.entries.append(entry)
 
 
@@ -174,7 +205,11 @@ def choose(communicator: Communicator, group: Group, op: str, algorithm: str | N
     """
     check_algorithm(op, algorithm or communicator.default_algorithm, op if algorithm else None)
     algorithm = algorithm or communicator.default_algorithm
-    return ByMessages(communicator, group, algorithm) if offers(algorithm, op) else group
+    if not offers(algorithm, op):
+        return group
+    if algorithm not in group.by_messages:
+        group.by_messages[algorithm] = ByMessages(communicator, group, algorithm)
+    return group.by_messages[algorithm]
 
 
 def _flat(x: np.ndarray) -> np.ndarray:

@@ -18,14 +18,12 @@ def group_name(slot: int) -> str:
 
 def last_call(segment: Segment, rank: int, slot: int) -> tuple[int, str]:
     """(number, text with place) of the last collective of a group that `rank` began; (0, "") for none."""
-    words, starts = segment.words, [segment.map.header(slot, parity, rank) for parity in (0, 1)]
-    start = max(starts, key=lambda start: words[start + h.SEQ])
-    seq = words[start + h.SEQ]
+    words = max((segment.call_of(slot, parity, rank) for parity in (0, 1)), key=lambda words: words[h.SEQ])
+    seq, site = words[h.SEQ], words[h.SITE]
     if seq == 0:
         return 0, ""
-    site = words[start + h.SITE]
     place = f" at {segment.read_site(rank, site)}" if site else ""
-    return seq, f"#{seq} {h.describe(words[start : start + h.USED])}{place}"
+    return seq, f"#{seq} {h.describe(words)}{place}"
 
 
 def last_calls(segment: Segment, rank: int) -> str:

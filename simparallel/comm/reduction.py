@@ -26,12 +26,14 @@ class Reduction(NamedTuple):
     """How to reduce one dtype: `ufunc` in `accumulate`, then divide by the number of ranks if `is_mean`.
 
     `loop` is what ufuncs are told: `accumulate`, but None for times, whose unit they refuse to be told.
+    `is_plain`: arrays of the dtype itself can take partial results.
     """
 
     ufunc: np.ufunc
     accumulate: np.dtype
     loop: np.dtype | None
     is_mean: bool
+    is_plain: bool
 
 
 @lru_cache(maxsize=256)
@@ -61,31 +63,53 @@ def reduction(op: str, dtype: np.dtype) -> Reduction:
         raise DTypeError(f"op={op!r} has no meaning for dtype {dtype}.") from None
     if result.dtype != accumulate:
         raise DTypeError(f"op={op!r} has no meaning for dtype {dtype}: it gives {result.dtype}.")
-    return Reduction(ufunc, accumulate, None if dtype.kind in "mM" else accumulate, op == "mean")
+    loop = None if dtype.kind in "mM" else accumulate
+    return Reduction(ufunc, accumulate, loop, op == "mean", accumulate == dtype)
 
 
-def reduce_stack(rule: Reduction, stack: np.ndarray, out: np.ndarray) -> None:
-    """out = reduction over dim 0 of (P, n); `out` has n elements in any shape."""
-    if stack.shape[1] == 1:  # `reduce` would run along the ranks, and add them in pairs
-        total = np.array(stack[0], rule.accumulate)
-        for row in stack[1:]:
-            rule.ufunc(total, row, out=total, dtype=rule.loop)
+def reduce_stack(
+    rule: Reduction, flat: Sequence[np.ndarray], rows: np.ndarray | None, out: np.ndarray
+) -> None:
+    """out = reduction of the 1-D arrays `flat`, which are also the rows of `rows`.
+
+    `out` has as many elements, in any shape. For few elements, where calls of ufuncs are what it costs.
+    Rows of one element have it twice: of a single column, `reduce` would add the ranks in pairs.
+    """
+    if out.size == 0:
+        return
+    ufunc, loop = rule.ufunc, rule.loop
+    is_plain = rule.is_plain and out.flags.c_contiguous
+    target = out.reshape(-1) if is_plain else np.empty(out.size, rule.accumulate)
+    if len(flat) == 2 and is_plain:
+        ufunc(flat[0], flat[1], out=target)
+    elif rows is None or len(flat) == 2:
+        target[...] = flat[0]
+        for part in flat[1:]:
+            ufunc(target, part, out=target, dtype=loop)
+    elif out.size == 1:
+        target[0] = ufunc.reduce(rows, 0, loop)[0]
     else:
-        total = rule.ufunc.reduce(stack, axis=0, dtype=rule.loop)
+        ufunc.reduce(rows, 0, loop, target)
     if rule.is_mean:
-        total /= len(stack)
-    out[...] = total if out.ndim == 1 else total.reshape(out.shape)
+        target /= len(flat)
+    if not is_plain:
+        out[...] = target.reshape(out.shape)
 
 
-def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """out = reduction of `parts` (1-D, equal sizes). `out` may be the memory of one of them."""
+def reduce_into(
+    rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray, *, is_apart: bool = False
+) -> None:
+    """out = reduction of `parts` (1-D, equal sizes). `out` may be the memory of one of them, unless `is_apart`."""
     if len(parts) == 1:
         if out is not parts[0]:
             out[...] = parts[0]
         return
-    block = max(1, BLOCK_BYTES // rule.accumulate.itemsize)
     # Two parts are both read before anything is written, element by element: no detour is needed.
-    direct = len(parts) == 2 and out.dtype == rule.accumulate
+    direct = rule.is_plain and (is_apart or len(parts) == 2)
+    if direct and len(parts) == 2 and not rule.is_mean:
+        rule.ufunc(parts[0], parts[1], out=out)
+        return
+    block = max(1, BLOCK_BYTES // rule.accumulate.itemsize)
     scratch = out if direct else np.empty(min(block, out.size), rule.accumulate)
     for start in range(0, out.size, block):
         stop = min(start + block, out.size)

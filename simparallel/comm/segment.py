@@ -35,7 +35,10 @@ WORD = 8
 
 MAX_GROUPS = 64
 SLOT_BYTES = 16 * 1024  # payloads up to this size travel in a group's double-buffered slot
-HEADER_WORDS = 32
+HEADER_WORDS = 16  # what must be equal on all ranks
+NOTE_WORDS = 16  # what tells peers where things are
+LETTER_WORDS = HEADER_WORDS + NOTE_WORDS
+NUM_MARKS = 4
 RING = 16  # messages in flight between two ranks
 SITES, SITE_BYTES = 256, 256
 WAIT_BYTES = 512
@@ -53,9 +56,11 @@ class ControlMap:
 
     launcher   8                abort                          written by the launcher
     host       P x 8            exit of rank r                 written by the host process
-    status     P x 8            state, pid, sleeping, length of the record, epoch of the wait, by rank r
-    marks      G x P x 8        arrive, phase, done            written by rank r, per group
-    headers    G x 2 x P x 32   what rank r called, for odd and for even numbers
+    status     P x 8            state, pid, length of the record, epoch of the wait, by rank r
+    sleeping   P                1 while rank r sleeps
+    marks      G x 4 x P        arrive (at even, odd numbers), phase, done; written by rank r, per group
+    headers    G x 2 x P x 16   what rank r called, for even and for odd numbers
+    notes      G x 2 x P x 16   and where its payload is
     sent       P x P x 8        messages sent from r to q      written by r
     taken      P x P x 8        messages from q taken by r     written by r
     letters    P x P x 16 x 32  headers of the messages        written by r (sender)
@@ -67,8 +72,9 @@ class ControlMap:
     @property
     def _starts(self) -> tuple[int, ...]:
         p = self.world_size
-        sizes = (8, 8 * p, 8 * p, MAX_GROUPS * p * 8, MAX_GROUPS * 2 * p * HEADER_WORDS,
-                 p * p * 8, p * p * 8, p * p * RING * HEADER_WORDS, 4 * p * (p + 2))  # fmt: skip
+        sizes = (8, 8 * p, 8 * p, round_up(p, 8), MAX_GROUPS * NUM_MARKS * p, MAX_GROUPS * 2 * p * HEADER_WORDS,
+                 MAX_GROUPS * 2 * p * NOTE_WORDS, p * p * 8, p * p * 8, p * p * RING * LETTER_WORDS,
+                 4 * p * (p + 2))  # fmt: skip
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + size)
@@ -88,52 +94,55 @@ class ControlMap:
     def pid(self, rank: int) -> int:
         return self._starts[2] + 8 * rank + 1
 
-    def sleeping(self, rank: int) -> int:
-        return self._starts[2] + 8 * rank + 2
-
     def record_length(self, rank: int) -> int:
-        return self._starts[2] + 8 * rank + 3
-
-    def mark(self, group: int, rank: int, which: int) -> int:
-        """which: 0 arrive, 1 phase, 2 done; each is the number of a collective."""
-        return self._starts[3] + (group * self.world_size + rank) * 8 + which
-
-    def header(self, group: int, parity: int, rank: int) -> int:
-        return self._starts[4] + ((group * 2 + parity) * self.world_size + rank) * HEADER_WORDS
-
-    def sent(self, src: int, dst: int) -> int:
-        return self._starts[5] + (src * self.world_size + dst) * 8
-
-    def taken(self, dst: int, src: int) -> int:
-        return self._starts[6] + (dst * self.world_size + src) * 8
-
-    def letter(self, src: int, dst: int, number: int) -> int:
-        return self._starts[7] + ((src * self.world_size + dst) * RING + number % RING) * HEADER_WORDS
+        return self._starts[2] + 8 * rank + 2
 
     def wait_epoch(self, rank: int) -> int:
         """Odd while `waits` tells what the rank waits for."""
-        return self._starts[2] + 8 * rank + 4
+        return self._starts[2] + 8 * rank + 3
+
+    def sleeping(self, rank: int) -> int:
+        return self._starts[3] + rank
+
+    def mark(self, group: int, rank: int, which: int) -> int:
+        """which: 0 arrive at even, 1 at odd numbers, 2 phase, 3 done. One mark of all ranks lies together."""
+        return self._starts[4] + (group * NUM_MARKS + which) * self.world_size + rank
+
+    def header(self, group: int, parity: int, rank: int) -> int:
+        return self._starts[5] + ((group * 2 + parity) * self.world_size + rank) * HEADER_WORDS
+
+    def note(self, group: int, parity: int, rank: int) -> int:
+        return self._starts[6] + ((group * 2 + parity) * self.world_size + rank) * NOTE_WORDS
+
+    def sent(self, src: int, dst: int) -> int:
+        return self._starts[7] + (src * self.world_size + dst) * 8
+
+    def taken(self, dst: int, src: int) -> int:
+        return self._starts[8] + (dst * self.world_size + src) * 8
+
+    def letter(self, src: int, dst: int, number: int) -> int:
+        return self._starts[9] + ((src * self.world_size + dst) * RING + number % RING) * LETTER_WORDS
 
     def waits(self, rank: int) -> tuple[int, int]:
         """First and past-the-last word of what a rank tells about its wait, see `deadlock.Vigil`."""
         size = 4 * (self.world_size + 2)
-        start = self._starts[8] + rank * size
+        start = self._starts[10] + rank * size
         return start, start + size
 
     def group_of(self, index: int) -> int | None:
         """The group whose mark a word is, or None."""
-        start, stop = self._starts[3:5]
-        return (index - start) // (8 * self.world_size) if start <= index < stop else None
+        start, stop = self._starts[4:6]
+        return (index - start) // (NUM_MARKS * self.world_size) if start <= index < stop else None
 
     @property
     def num_words(self) -> int:
-        return self._starts[9]
+        return self._starts[11]
 
 
 ABORT_INTERRUPT = 1
 
 
-def _round_up(size: int, unit: int) -> int:
+def round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
@@ -156,10 +165,10 @@ class Segment:
     def __init__(self, world_size: int, fd: int | None = None, arena_bytes: int = 0) -> None:
         self.world_size = world_size
         self.map = ControlMap(world_size)
-        self._sites_at = _round_up(self.map.num_words * WORD, PAGE)
+        self._sites_at = round_up(self.map.num_words * WORD, PAGE)
         self._waits_at = self._sites_at + world_size * SITES * SITE_BYTES
         self._records_at = self._waits_at + world_size * WAIT_BYTES
-        self._arenas_at = _round_up(self._records_at + world_size * RECORD_BYTES, PAGE)
+        self._arenas_at = round_up(self._records_at + world_size * RECORD_BYTES, PAGE)
         if fd is None:
             fd = self._create(arena_bytes)
         self.fd = fd
@@ -173,7 +182,7 @@ class Segment:
         self.address = self._bytes.__array_interface__["data"][0]
 
     def _create(self, arena_bytes: int) -> int:
-        wanted = max(_round_up(arena_bytes or DEFAULT_ARENA_BYTES, PAGE), MAX_GROUPS * 2 * SLOT_BYTES + PAGE)
+        wanted = max(round_up(arena_bytes or DEFAULT_ARENA_BYTES, PAGE), MAX_GROUPS * 2 * SLOT_BYTES + PAGE)
         at_once = self._arenas_at
         while True:
             total = self._arenas_at + self.world_size * wanted
@@ -196,6 +205,11 @@ class Segment:
                         needed_bytes=total,
                         available_bytes=free,
                     ) from error
+
+    def call_of(self, group: int, parity: int, rank: int) -> list[int]:
+        """Header and note of a rank's call, in the order of `header`."""
+        header, note = self.map.header(group, parity, rank), self.map.note(group, parity, rank)
+        return [*self.words[header : header + HEADER_WORDS], *self.words[note : note + NOTE_WORDS]]
 
     def close_fd(self) -> None:
         """Give the descriptor back; the mapping lives on until its last array is gone.
@@ -290,7 +304,7 @@ class Arena:
         Raises:
             SharedMemoryError: the arena or the machine is full.
         """
-        size = _round_up(max(size_bytes, 1), LINE)
+        size = round_up(max(size_bytes, 1), LINE)
         with self._lock:
             self._merge()
             fitting = next((i for i, (_, length) in enumerate(self._free) if length >= size), None)
@@ -349,7 +363,7 @@ class Arena:
     def _fallocate_to(self, end: int) -> None:
         if end > self._reserved_to:
             start = max(self._reserved_to, self._heap_at)
-            stop = min(_round_up(end, 1 << 20), self.segment.arena_bytes)
+            stop = min(round_up(end, 1 << 20), self.segment.arena_bytes)
             self._fallocate(start, stop - start)
             self._reserved_to = stop
 

@@ -8,6 +8,7 @@ some more time, whether ranks wait for each other (`deadlock`).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -68,6 +69,19 @@ class Futex:
             self._syscall(_SYS_FUTEX, word, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
 
+def _spread(rank: int) -> None:
+    """Begin on the core that is this rank's turn; later the kernel may move it.
+
+    Ranks that give way to each other all the time always look busy, so nothing would ever spread
+    ranks that a fork left on one core.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        with contextlib.suppress(OSError):  # where it is not allowed
+            os.sched_setaffinity(0, {cores[rank % len(cores)]})
+            os.sched_setaffinity(0, cores)
+
+
 class ShmTransport(AbstractTransport):
     """One rank that is a process."""
 
@@ -79,8 +93,21 @@ class ShmTransport(AbstractTransport):
         self._vigil = Vigil(segment, rank)
         self._futex = Futex(segment.address)
         self._own_sleep = segment.map.sleeping(rank)
-        self._peers_sleep = tuple(segment.map.sleeping(r) for r in range(self.world_size) if r != rank)
+        start = WORD * segment.map.sleeping(0)
+        self._sleepers = slice(start, start + WORD * self.world_size)
+        self._all_awake = bytes(WORD * self.world_size)
         self._spins = SPINS if self.world_size <= len(os.sched_getaffinity(0)) else 0
+
+    def sees(self, where: slice, what: bytes) -> bool:
+        memory, give_way = self.memory, os.sched_yield
+        for _ in range(self._spins):
+            if memory[where] == what:
+                return True
+        for _ in range(YIELDS):
+            if memory[where] == what:
+                return True
+            give_way()
+        return False
 
     def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         met = self.met
@@ -95,10 +122,13 @@ class ShmTransport(AbstractTransport):
                         return
                 os.sched_yield()
             self._sleep_until_met(conditions, describe)
-        except KeyboardInterrupt:  # if not by Ctrl-C, then because of a failure that we had not seen yet
-            if self.words[self.segment.map.abort()] != ABORT_INTERRUPT:
-                self.check_health(first, describe)
+        except KeyboardInterrupt:
+            self.interrupted(first, describe)
             raise
+
+    def interrupted(self, needed: Condition, describe: Callable[[], str]) -> None:
+        if self.words[self.segment.map.abort()] != ABORT_INTERRUPT:
+            self.check_health(needed, describe)  # a failure that we had not seen yet
 
     def _sleep_until_met(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         words, first = self.words, conditions[0]
@@ -132,11 +162,8 @@ class ShmTransport(AbstractTransport):
 
     def notify(self, index: int) -> None:
         fence()
-        words = self.words
-        for sleeping in self._peers_sleep:
-            if words[sleeping]:
-                self._futex.wake(index)
-                return
+        if self.memory[self._sleepers] != self._all_awake:
+            self._futex.wake(index)
 
     def _check(self, needed: Condition, describe: Callable[[], str], deadline: float) -> None:
         words, control = self.words, self.segment.map

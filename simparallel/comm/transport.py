@@ -40,6 +40,9 @@ _ENDS = ("was killed by", "exited with")  # causes that are not an exception
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
+_INSIDE = -1  # instead of the number of a place: in this package, its caller is meant
+
+
 class Condition(NamedTuple):
     """Met when `words[i] >= target` for every i in `indices`."""
 
@@ -54,6 +57,7 @@ class AbstractTransport:
     Attributes:
         rank, world_size: who we are.
         segment, arena: the shared memory, and this rank's part of it.
+        words, memory: the shared words; the same memory from its start as bytes.
         compared: how many words of the headers have to be equal, see `CHECKS`.
         faults: this rank's faults on purpose, or None.
     """
@@ -68,17 +72,27 @@ class AbstractTransport:
         self.timeout_s = timeout_s
         self.arena = arena or Arena(segment, rank)  # arrays in an arena may outlive a run
         self.words = segment.words
+        self.memory = segment.mmap  # the same words, and all the rest, as bytes
         self.faults = faults
         self.compared = CHECKS[check]
         if check == "off":
             self.call_site = _no_call_site  # type: ignore[method-assign]
-        self._site_numbers: dict[tuple[int, int], int] = {}
+        self._site_numbers: dict[tuple[int, int], int] = {}  # by code and instruction
+        self._lines: dict[tuple[str, int], int] = {}  # by file and line
         self._site_codes: list[Any] = []
 
     # --- what differs ------------------------------------------------------------------------------
 
+    def sees(self, where: slice, what: bytes) -> bool:
+        """Look for a while whether the memory shows this; if not, `wait` has to be called."""
+        raise NotImplementedError
+
     def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         """Return when any of `conditions` is met; the first is the one that is needed.
+
+        Args:
+            conditions: what to wait for.
+            describe: what waits, for errors.
 
         Raises:
             RankFailedError: another rank failed, or left while it was needed.
@@ -86,6 +100,9 @@ class AbstractTransport:
             KeyboardInterrupt: the launcher was interrupted.
         """
         raise NotImplementedError
+
+    def interrupted(self, needed: Condition, describe: Callable[[], str]) -> None:
+        """Called at a KeyboardInterrupt: raise what it stands for, if not for Ctrl-C."""
 
     def notify(self, index: int) -> None:
         """Called after a word was stored: wake whoever sleeps on it."""
@@ -176,20 +193,28 @@ class AbstractTransport:
 
     def call_site(self) -> int:
         """The number of the user's line that made this call, readable by peers even after we die."""
-        frame: Any = sys._getframe(2)
-        while (code := frame.f_code).co_filename.startswith(_PACKAGE):
+        frame: Any = sys._getframe(3)
+        while frame is not None:
+            key = id(frame.f_code), frame.f_lasti  # the hash of a code object costs more than all the rest
+            number = self._site_numbers.get(key)
+            if number is None:
+                number = self._site_numbers[key] = self._number_of(frame.f_code, frame.f_lineno)
+            if number != _INSIDE:
+                return number
             frame = frame.f_back
-            if frame is None:
-                return 0
-        key = (id(code), frame.f_lineno)  # the hash of a code object costs more than all the rest
-        number = self._site_numbers.get(key)
+        return 0
+
+    def _number_of(self, code: Any, line: int) -> int:
+        self._site_codes.append(code)  # keeps its id taken
+        if code.co_filename.startswith(_PACKAGE):
+            return _INSIDE
+        number = self._lines.get((code.co_filename, line))
         if number is None:
-            number = self._site_numbers[key] = self._intern_site(code, frame.f_lineno)
+            number = self._lines[code.co_filename, line] = self._intern_site(code, line)
         return number
 
     def _intern_site(self, code: Any, line: int) -> int:
-        self._site_codes.append(code)  # keeps its id taken
-        number = min(len(self._site_numbers) + 1, SITES - 1)  # the last one is shared by the rest
+        number = min(len(self._lines) + 1, SITES - 1)  # the last one is shared by the rest
         file = code.co_filename
         if not file.startswith("<"):
             file = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file

@@ -125,8 +125,7 @@ class Lane:
 
         After an error the lane is in an unknown state and repeats the error.
         """
-        if self._error is not None:
-            raise self._error
+        self.check()
         try:
             while self._queue:
                 if self._waiting_for is not None:
@@ -140,16 +139,26 @@ class Lane:
                     work.result, work.finished, work._steps = end.value, True, None
                     self._queue.popleft()
         except BaseException as error:
-            self._error = error
+            self.fail(error)
             raise
         self._others.pop(self, None)
         return None
 
-    def finish(self, work: Work) -> None:
-        """Advance this lane, and meanwhile all others, until `work` is finished."""
+    def check(self) -> None:
+        """Raise the error that broke the lane, if there was one."""
+        if self._error is not None:
+            raise self._error
+
+    def fail(self, error: BaseException) -> None:
+        """From now on, repeat this error, at the latest at the end of the run."""
+        self._error = error
+        self._others[self] = None
+
+    def finish(self, work: Work | None = None) -> None:
+        """Advance this lane, and meanwhile all others, until `work` is finished (None: everything)."""
         while True:
             condition = self.advance()
-            if work.finished or condition is None:
+            if condition is None or (work is not None and work.finished):
                 return
             conditions = [condition]
             if len(self._others) > 1:
@@ -160,9 +169,4 @@ class Lane:
                             conditions.append(other)
                 if self.transport.met(condition):
                     continue
-            self.transport.wait(conditions, work._describe)
-
-    @property
-    def last(self) -> Work:
-        """The work that ends last (the lane must not be empty)."""
-        return self._queue[-1]
+            self.transport.wait(conditions, (work or self._queue[-1])._describe)
