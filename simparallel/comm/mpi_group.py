@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.comm import header as h
-from simparallel.comm.call import ARRIVE, PHASE, Body, Call
+from simparallel.comm.call import ARRIVE, PHASE, Body, BodySteps, Call, Payloads
 from simparallel.comm.communicator import Communicator
+from simparallel.comm.direct import Steps
 from simparallel.comm.group import Group
 from simparallel.comm.plain import decode, encode
 from simparallel.comm.reduction import reduce_arrays, reduce_into, reduction
@@ -32,25 +33,35 @@ class MpiCall(Call):
     group: MpiGroup
     _own: np.ndarray | None = None
 
-    def _life(self, body: Any) -> Any:
-        result = yield from super()._life(body)
-        self.group.forget(self.seq)
+    def _life(self) -> Steps:
+        result = yield from super()._life()
+        self.group.forget(ARRIVE + (self.seq & 1), self.seq)
         return result
 
     def _expose(self) -> tuple[int, int]:
         """Nothing lies where peers could read it; the size is for the network model."""
         shares = self.group.shares(self)
-        self._own = shares[self.group._position]
+        own = shares[self.group.position]
+        if own is not None and own.nbytes <= SLOT_BYTES:
+            own = own.copy()  # a small reduction writes before it has read all
+        self._own = own
         self.group.given = shares
-        return 0, 0 if self._payload is None else self._payload.nbytes
+        return 0, self.plan.payload[2] if self.plan.exposes else 0
 
-    def peer(self, position: int, shape: tuple[int, ...], dtype: np.dtype, which: int = ARRIVE) -> np.ndarray:
+    def payloads(self) -> Payloads:
+        """What each member gave to this rank; empty where it gave nothing."""
+        shape, dtype, _ = self.plan.payload
+        if dtype is None:
+            return Payloads((), (), None)
+        shape = self.group.shape_of_share(self) or shape
+        arrays = [self.peer(position, shape, dtype) for position in range(self.group.size)]
+        return Payloads(arrays, [array.reshape(-1) for array in arrays], None)
+
+    def peer(self, position: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """What a member gave to this rank."""
-        if position == self.group._position and self._own is not None:
-            return self._own.reshape(shape)
-        if 0 in shape or dtype.itemsize == 0:
-            return np.empty(shape, dtype)
-        return self.group.parcel(position, which, self.seq).view(dtype).reshape(shape)
+        if position == self.group.position:
+            return np.empty(0, dtype) if self._own is None else self._own.reshape(shape)
+        return self.group.parcel(position, ARRIVE + (self.seq & 1), self.seq, shape, dtype)
 
 
 class MpiGroup(Group):
@@ -61,86 +72,99 @@ class MpiGroup(Group):
     given: Shares | None = None  # what the next mark takes along
 
     def mark(self, which: int, seq: int) -> None:
-        index, given = self._own_marks[which], self.given
+        index, given, blocks = self._own_marks[which], self.given, []
         self.given = None
         self.transport.words[index] = seq
-        header = [(self._headers[seq & 1][self._position], h.USED)] if which == ARRIVE else []
+        if which != PHASE and which - ARRIVE in (0, 1):
+            parity = which - ARRIVE
+            header, note = self._own_headers[parity], self.notes[parity][self.position]
+            blocks = [(header, h.COMPARED), (note, h.USED - h.COMPARED)]
         for position, rank in enumerate(self.ranks):
-            if position != self._position:
-                self.transport.tell(rank, index, seq, header, given[position] if given else None)
+            if position != self.position:
+                self.transport.tell(rank, index, seq, blocks, given[position] if given else None)
 
-    def parcel(self, position: int, which: int, seq: int) -> np.ndarray:
-        """What came with a mark of a member: bytes."""
-        return self.transport.parcels[self._mark_of(position, which), seq]
+    def parcel(
+        self, position: int, which: int, seq: int, shape: tuple[int, ...], dtype: np.dtype
+    ) -> np.ndarray:
+        """What came with a mark of a member; empty if nothing did."""
+        data = self.transport.parcels.get((self._mark_of(position, which), seq))
+        if data is None or data.size == 0:
+            return np.empty(shape if 0 in shape or dtype.itemsize == 0 else 0, dtype)
+        return data.view(dtype).reshape(shape)
 
-    def forget(self, seq: int) -> None:
-        """Drop what came with the marks of a collective that has ended."""
+    def forget(self, which: int, seq: int) -> None:
+        """Drop what came with a mark of the members."""
         for position in range(self.size):
-            for which in (ARRIVE, PHASE):
-                self.transport.parcels.pop((self._mark_of(position, which), seq), None)
+            self.transport.parcels.pop((self._mark_of(position, which), seq), None)
 
     def _mark_of(self, position: int, which: int) -> int:
         return self.transport.segment.map.mark(self._slot, self.ranks[position], which)
 
     def shares(self, call: Call) -> Shares:
         """What this rank gives to each member at the beginning of a collective."""
-        x, plan = call._payload, call.plan
-        op, everyone = h.OPS[plan.header[h.OP]], range(self.size)
-        if x is None:
+        x, plan, everyone = call.x, call.plan, range(self.size)
+        if not plan.exposes:
             return [None] * self.size
-        if op in ("reduce", "gather"):
+        if plan.op in ("reduce", "gather"):
             return [x if position == plan.root else None for position in everyone]
-        if op == "scatter":
+        if plan.op == "scatter":
             return [x[position, ...] for position in everyone]
-        if op in ("reduce_scatter", "all_to_all"):
+        if plan.op in ("reduce_scatter", "all_to_all"):
             return list(np.split(x, self.size, h.decode_dims(plan.header[h.DIMS])[0]))
-        if op == "all_reduce" and x.nbytes > SLOT_BYTES:
+        if plan.op == "all_reduce" and x.nbytes > SLOT_BYTES:
             flat = x.reshape(-1)
             return [flat[self.bounds(x.size, position)] for position in everyone]
         return [x] * self.size
 
+    def shape_of_share(self, call: Call) -> tuple[int, ...] | None:
+        """Shape of what each member gives, where that is a part of its payload."""
+        if call.plan.op not in ("reduce_scatter", "all_to_all"):
+            return None
+        shape, dim = list(call.plan.payload[0]), h.decode_dims(call.plan.header[h.DIMS])[0]
+        shape[dim] //= self.size
+        return tuple(shape)
+
     # --- bodies that `direct` writes otherwise --------------------------------------------------------
 
-    def all_reduce(self, call: Call, x: np.ndarray, op: str) -> Body:
-        assert isinstance(call, MpiCall)
-        rule, everyone = reduction(op, x.dtype), range(self.size)
+    def all_reduce(self, x: np.ndarray, op: str) -> Any:
         if x.nbytes <= SLOT_BYTES:
-            parts = [call.peer(position, (x.size,), x.dtype) for position in everyone]
-            total = np.empty(x.size, x.dtype)
-            reduce_into(rule, parts, total)
-            x[...] = total.reshape(x.shape)
+            return super().all_reduce(x, op)
+        rule = reduction(op, x.dtype)
+
+        def steps(call: Call) -> Steps:
+            x, everyone = call.x, range(self.size)
+            pieces = [self.bounds(x.size, position) for position in everyone]
+            own = np.empty(pieces[self.position].stop - pieces[self.position].start, x.dtype)
+            reduce_into(rule, [call.peer(position, own.shape, x.dtype) for position in everyone], own)
+            self.given = [own] * self.size
+            reduced_by_all, number = self.end_phase(), self._phase
+            yield reduced_by_all
+            target = x.reshape(-1) if x.flags.c_contiguous else np.empty(x.size, x.dtype)
+            for position, piece in enumerate(pieces):
+                if position == self.position:
+                    target[piece] = own
+                else:
+                    target[piece] = self.parcel(position, PHASE, number, target[piece].shape, x.dtype)
+            self.forget(PHASE, number)
+            if not x.flags.c_contiguous:
+                x[...] = target.reshape(x.shape)
             return x
-        pieces = [self.bounds(x.size, position) for position in everyone]
-        size = pieces[self._position].stop - pieces[self._position].start
-        own = np.empty(size, x.dtype)
-        reduce_into(rule, [call.peer(position, (size,), x.dtype) for position in everyone], own)
-        self.given = [own] * self.size
-        self.mark(PHASE, call.seq)
-        yield self.condition(PHASE, call.seq)
-        target = x.reshape(-1) if x.flags.c_contiguous else np.empty(x.size, x.dtype)
-        call._own = own
-        for position, piece in enumerate(pieces):
-            target[piece] = call.peer(position, target[piece].shape, x.dtype, PHASE)
-        if not x.flags.c_contiguous:
-            x[...] = target.reshape(x.shape)
-        return x
 
-    def reduce_scatter(self, call: Call, x: np.ndarray, dim: int, op: str) -> Body:
-        yield from ()
-        shape = (*x.shape[:dim], x.shape[dim] // self.size, *x.shape[dim + 1 :])
-        parts = [call.peer(position, shape, x.dtype) for position in range(self.size)]
-        return reduce_arrays(reduction(op, x.dtype), parts, x.dtype)
+        return steps
 
-    def all_to_all(self, call: Call, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:
-        yield from ()
-        shape = (*x.shape[:split_dim], x.shape[split_dim] // self.size, *x.shape[split_dim + 1 :])
-        parts = [call.peer(position, shape, x.dtype) for position in range(self.size)]
-        return np.concatenate(parts, axis=concat_dim)
+    def reduce_scatter(self, x: np.ndarray, dim: int, op: str) -> Body:
+        rule = reduction(op, x.dtype)
+        return lambda payloads, x: reduce_arrays(rule, payloads.arrays, x.dtype)
 
-    def scatter(self, call: Call, root: int) -> Body:
-        yield from ()
-        shape, dtype = h.decode_given(call.words_of(root))
-        return call.peer(root, shape, dtype).copy()
+    def all_to_all(self, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:
+        return lambda payloads, x: np.concatenate(payloads.arrays, axis=concat_dim)
+
+    def scatter(self, root: int) -> BodySteps:
+        def steps(call: Call) -> Steps:
+            yield from ()
+            return call.peer(root, *h.decode_given(call.words_of(root))).copy()
+
+        return steps
 
 
 class MpiCommunicator(Communicator):
