@@ -8,7 +8,6 @@ some more time, whether ranks wait for each other (`deadlock`).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import platform
@@ -67,19 +66,6 @@ class Futex:
         if self.available:
             word = ctypes.c_void_p(self._address + WORD * index)
             self._syscall(_SYS_FUTEX, word, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
-
-
-def _spread(rank: int) -> None:
-    """Begin on the core that is this rank's turn; later the kernel may move it.
-
-    Ranks that give way to each other all the time always look busy, so nothing would ever spread
-    ranks that a fork left on one core.
-    """
-    if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        with contextlib.suppress(OSError):  # where it is not allowed
-            os.sched_setaffinity(0, {cores[rank % len(cores)]})
-            os.sched_setaffinity(0, cores)
 
 
 class ShmTransport(AbstractTransport):
