@@ -186,6 +186,8 @@ def test_implicit_redistributions_are_listed_and_may_be_refused():
         run(batches()[0][0].astype(np.float32))
         listed = [str(implicit) for implicit in run.redistributions]
         assert any("all_to_all" in text and "MatMul" in text for text in listed)
+        events = [e.name for e in sp.events.current_recorder().events]
+        assert events.count("Redistribute") >= 2  # they are on the trace, too
         with pytest.raises(StrategyError, match="strict mode, but input 0 of MatMul"):
             AutoParallel(net, strict=True)(batches()[0][0].astype(np.float32))
         return len(listed)

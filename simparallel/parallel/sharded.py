@@ -15,6 +15,7 @@ Steps 1, 2 and the groups are worked out once for inputs that lie alike, and kep
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter_ns
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,7 @@ from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.comm import Communicator, Group, current
 from simparallel.events import current_recorder
-from simparallel.memory import PARAMETERS
+from simparallel.memory import ACTIVATIONS, PARAMETERS
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.parallel.call import Call, check_mixing, mode, uncut
 from simparallel.parallel.mover import Groups, Move, compile_moves
@@ -38,16 +39,42 @@ class Sharder:
     def __init__(self, communicator: Communicator) -> None:
         self.rank, self.world_size = communicator.rank, communicator.world_size
         self.groups = Groups(communicator)
-        self._moves: dict[tuple[Placement, Placement], tuple[Redistribution, list[Move]]] = {}
+        self._ways: dict[tuple[Placement, Placement], Way] = {}
         self.calls: dict[Any, Runner] = {}
 
-    def moves(self, source: Placement, target: Placement) -> tuple[Redistribution, list[Move]]:
-        """The way from one placement to another: the plan, and what this rank does."""
-        found = self._moves.get((source, target))
+    def way(self, source: Placement, target: Placement) -> Way:
+        """The way from one placement to another. Collective: yes, the first time."""
+        found = self._ways.get((source, target))
         if found is None:
             plan = plan_redistribution(source.layout, target.layout, source.shape)
-            found = self._moves[source, target] = plan, compile_moves(plan, self.rank, self.groups)
+            found = self._ways[source, target] = Way(plan, compile_moves(plan, self.rank, self.groups))
         return found
+
+
+class Way:
+    """A redistribution as this rank carries it out."""
+
+    def __init__(self, plan: Redistribution, moves: list[Move]) -> None:
+        self._moves = moves
+        self._is_shown = any(
+            step.moves for step in plan.steps
+        )  # finishing a sum is a collective, and no more
+
+    def __call__(self, x: Array, phase: str) -> Array:
+        recorder = current_recorder()
+        if recorder is None or not self._moves:
+            for move in self._moves:
+                x = move(x)
+            return x
+        start_ns = perf_counter_ns()
+        for move in self._moves:
+            x = move(x)
+        if self._is_shown:  # what it costs beside its collectives: putting the parts together
+            price = recorder.price(0, 2 * x.nbytes, x.dtype.itemsize)
+            recorder.compute("Redistribute", phase, start_ns, perf_counter_ns(), price)
+        if not recorder.memory.is_held(x):
+            recorder.memory.hold(x, ACTIVATIONS)
+        return x
 
 
 _sharders: WeakKeyDictionary[Communicator, Sharder] = WeakKeyDictionary()
@@ -65,14 +92,14 @@ def sharder() -> Sharder:
 # --- moving a tensor ----------------------------------------------------------------------------------
 
 
-class _Way(Reversible):
+class _Moved(Reversible):
     """On the tape: a redistribution, and its way back."""
 
-    def __init__(self, source: Placement, target: Placement, as_plain: bool = False) -> None:
+    def __init__(self, source: Placement, target: Placement) -> None:
         self.source, self.target = source, target
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (carry(dy, self.target.gradient, self.source.gradient),)
+        return (carry(dy, self.target.gradient, self.source.gradient, "backward"),)
 
     def __repr__(self) -> str:
         return f"Redistribute({self.source.layout!r} -> {self.target.layout!r})"
@@ -84,13 +111,9 @@ class _Needs:
     needs = (True,)
 
 
-def carry(x: Array, source: Placement, target: Placement) -> Array:
+def carry(x: Array, source: Placement, target: Placement, phase: str = "forward") -> Array:
     """This rank's slice, laid out otherwise. Collective: yes, where anything moves."""
-    if source is target:
-        return x
-    for move in sharder().moves(source, target)[1]:
-        x = move(x)
-    return x
+    return x if source is target else sharder().way(source, target)(x, phase)
 
 
 def move_tensor(x: Tensor, target: Placement, source: Placement | None = None) -> Tensor:
@@ -103,7 +126,7 @@ def move_tensor(x: Tensor, target: Placement, source: Placement | None = None) -
         return finish(x)
     data = carry(x.data, origin, target)
     on_tape = grad_mode.enabled and x.requires_grad
-    node = Node(_Way(origin, target), _Needs(), (x,)) if on_tape else None  # type: ignore[arg-type]
+    node = Node(_Moved(origin, target), _Needs(), (x,)) if on_tape else None  # type: ignore[arg-type]
     return Tensor._slice(data, target, node)
 
 
