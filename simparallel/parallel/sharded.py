@@ -72,8 +72,7 @@ class Way:
         if self._is_shown:  # what it costs beside its collectives: putting the parts together
             price = recorder.price(0, 2 * x.nbytes, x.dtype.itemsize)
             recorder.compute("Redistribute", phase, start_ns, perf_counter_ns(), price)
-        if not recorder.memory.is_held(x):
-            recorder.memory.hold(x, ACTIVATIONS)
+        recorder.memory.hold(x, ACTIVATIONS)
         return x
 
 
