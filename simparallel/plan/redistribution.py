@@ -99,8 +99,7 @@ def plan_redistribution(source: Layout, target: Layout, shape: tuple[int, ...]) 
     Raises:
         LayoutError: other ranks, a cut that does not divide a size, or a sum that cannot be kept.
 
-    Cost: ring volumes of the reductions, and the lower bound of what moves. Greedy planners are
-    compared in `notes` of MindSpore's and PyTorch's own sources.
+    Cost: ring volumes of the reductions, and the lower bound of what moves.
     """
     if set(source.mesh.ranks) != set(target.mesh.ranks):
         raise LayoutError(f"redistribute: {source!r} and {target!r} are layouts over different ranks.")
