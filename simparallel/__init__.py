@@ -44,6 +44,7 @@ from simparallel.context import (
     set_auto_parallel_context,
     set_context,
 )
+from simparallel.devices import Device as device
 from simparallel.layout import Layout
 from simparallel.mesh import Mesh
 from simparallel.world import (
@@ -97,8 +98,8 @@ __all__ = [
     "GRAPH_MODE", "Group", "Layout", "LearningRateScheduler", "Ledger", "LossMonitor", "Mesh", "Model",
     "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Tensor", "TimeMonitor", "Trace", "Work",
     "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object",
-    "cluster", "data", "device_count", "distribute_module", "distribute_tensor", "empty", "errors", "functions",
-    "gather", "gather_object", "get_auto_parallel_context", "get_group_size", "get_local_rank",
+    "cluster", "data", "device", "device_count", "distribute_module", "distribute_tensor", "empty", "errors",
+    "functions", "gather", "gather_object", "get_auto_parallel_context", "get_group_size", "get_local_rank",
     "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes", "get_rank", "get_world_size",
     "init", "irecv", "isend", "launch", "load", "load_checkpoint", "load_param_into_net", "log", "manual_seed",
     "models", "new_group", "nn", "no_grad", "no_init_parameters", "node_group", "ops", "optim", "parallel",

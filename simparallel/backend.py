@@ -71,6 +71,34 @@ def to_device_like(host: np.ndarray, like: Array) -> Array:
         return get_namespace(like).asarray(host)
 
 
+def gpu_of(array: Array) -> int | None:
+    """The number of the GPU that holds the array; None for host memory."""
+    return None if isinstance(array, np.ndarray) else int(getattr(array.device, "id", 0))
+
+
+def place(array: Array, gpu: int | None) -> Array:
+    """The array on that GPU, or with None in host memory; itself if it lies there.
+
+    Raises:
+        InputError: CuPy, or that GPU, is not there.
+    """
+    if gpu_of(array) == gpu:
+        return array
+    if gpu is None:
+        return to_host(array)
+    count = device_count()
+    if gpu == 0 and not count and _namespaces:  # a stand-in for CuPy
+        return next(iter(_namespaces.values())).asarray(array)
+    if not 0 <= gpu < count:
+        raise InputError(
+            f"there is no cuda:{gpu}: CuPy finds {count} GPUs here. The simulated devices are sim:0, sim:1, …"
+        )
+    import cupy
+
+    with cupy.cuda.Device(gpu):
+        return cupy.asarray(array)
+
+
 def device_count() -> int:
     """Number of GPUs that CuPy can use; 0 without CuPy or without a driver."""
     try:
@@ -129,6 +157,7 @@ def random_permutation(seed: int, stream: str, size: int) -> np.ndarray:
 
 
 _STATE = ("seed", "drawn", "masks", "calls")
+Part = tuple[Any, Any]  # integers or fractions
 
 
 class RandomState(threading.local):
@@ -141,7 +170,9 @@ class RandomState(threading.local):
     seed = 0
     drawn = 0
     masks = 0
-    part = (0, 1)  # this rank's place among those that share a batch, and their number
+    # What is before this rank's part of a batch, and the whole batch, in units of that part: among ranks
+    # with equal parts its position and their number.
+    part: Part = (0, 1)
 
     def __init__(self) -> None:  # once in each thread
         self.calls: dict[str, int] = {}

@@ -105,15 +105,16 @@ class Traffic:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """The described machine: `world_size` equal devices, on one node or on several.
+    """The described machine: `world_size` ranks with equal devices, on one node or on several.
 
     Args:
-        world_size: number of devices.
-        device: each of them.
+        world_size: number of ranks.
+        device: each of their devices.
         link: the links inside a node.
         name: what it is called in traces.
         nodes: the ranks of each node, in order; empty for one node with all of them.
         node_link: the links between nodes, a port for each device; None where `link` serves them too.
+        devices_per_rank: simulated devices of each rank; None makes them as they are named.
     """
 
     world_size: int
@@ -122,10 +123,14 @@ class ClusterSpec:
     name: str = field(default="cluster")
     nodes: tuple[tuple[int, ...], ...] = ()
     node_link: LinkSpec | None = None
+    devices_per_rank: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.world_size, bool) or not isinstance(self.world_size, int) or self.world_size < 1:
             raise ClusterError(f"world_size={self.world_size!r}: a cluster needs at least 1 device.")
+        count = self.devices_per_rank
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ClusterError(f"devices_per_rank={count!r}: a rank needs at least 1 device; None for any.")
         nodes = tuple(map(tuple, self.nodes)) or (tuple(range(self.world_size)),)
         if sorted(rank for node in nodes for rank in node) != list(range(self.world_size)) or () in nodes:
             raise ClusterError(
@@ -179,9 +184,13 @@ class ClusterSpec:
 
     def message(self, size_bytes: int, src: int, dst: int) -> Traffic:
         """Cost of one message from rank `src` to rank `dst`."""
-        if src == dst:
-            return Traffic(0, 0)
-        link = self.link_of((src, dst))
+        return Traffic(0, 0) if src == dst else self._passage(size_bytes, self.link_of((src, dst)))
+
+    def copy(self, size_bytes: int) -> Traffic:
+        """Cost of a copy from one device of a rank to another."""
+        return self._passage(size_bytes, self.link)
+
+    def _passage(self, size_bytes: int, link: LinkSpec) -> Traffic:
         return Traffic(picoseconds(link.latency_s + size_bytes / link.bandwidth_bytes_per_s), size_bytes)
 
 
@@ -233,8 +242,9 @@ NODE_LINKS: dict[str, LinkSpec] = {
 def describe(
     world_size: int, device: str | DeviceSpec = DEFAULT_DEVICE, link: LinkSpec | None = None,
     nodes: int | Sequence[Sequence[int]] = 1, node_link: LinkSpec | None = None,
+    devices_per_rank: int | None = None,
 ) -> ClusterSpec:  # fmt: skip
-    """A cluster of `world_size` devices: a preset by name, or a `DeviceSpec` of your own.
+    """A cluster of `world_size` ranks with devices of one kind: a preset by name, or a `DeviceSpec` of your own.
 
     Args:
         world_size: number of devices.
@@ -243,9 +253,10 @@ def describe(
         nodes: on how many nodes they are, with equally many on each, in the order of ranks; or the ranks
             of each node.
         node_link: the links between nodes; by default those of the preset.
+        devices_per_rank: see `ClusterSpec`.
 
     Raises:
-        ClusterError: unknown preset, `world_size` below 1, or nodes that do not divide it.
+        ClusterError: unknown preset, `world_size` or `devices_per_rank` below 1, or nodes that do not divide it.
     """
     if isinstance(device, str):
         if device not in PRESETS:
@@ -259,9 +270,10 @@ def describe(
         device_spec, preset_link = device, PRESETS[DEFAULT_DEVICE][1]
     ranks = _even_nodes(world_size, nodes) if isinstance(nodes, int) else tuple(map(tuple, nodes))
     many = f" on {len(ranks)} nodes" if len(ranks) > 1 else ""
+    each = f"{devices_per_rank} x " if devices_per_rank else ""
     return ClusterSpec(
-        world_size, device_spec, link or preset_link, f"{world_size} x {device_spec.name}{many}", ranks,
-        (node_link or NODE_LINKS[preset]) if many else None,
+        world_size, device_spec, link or preset_link, f"{world_size} x {each}{device_spec.name}{many}", ranks,
+        (node_link or NODE_LINKS[preset]) if many else None, devices_per_rank,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, is_array, to_device_like, to_host
 from simparallel.comm import Group, Work, current
+from simparallel.devices import FIRST, Device
 from simparallel.errors import InputError
 from simparallel.events import current_recorder
 
@@ -106,6 +107,7 @@ def scatter(
 
 def send(x: Any, dst: int, tag: int = 0) -> None:
     """Send x to rank `dst`; x may be changed when it returns. Collective: no."""
+    wait_for(_device(x))
     current().send(to_host(_array("send", x)), dst, tag)
 
 
@@ -116,6 +118,7 @@ def recv(x: Any, src: int, tag: int = 0) -> Any:
 
 def isend(x: Any, dst: int, tag: int = 0) -> Work:
     """`send` as a `Work`; x must not change before `wait()`. Collective: no."""
+    wait_for(_device(x))
     return current().isend(to_host(_array("isend", x)), dst, tag)
 
 
@@ -184,13 +187,40 @@ def _array(op: str, x: Any) -> Array:
     return array
 
 
+# A rank communicates from its first device.
+
+
+def wait_for(device: Device) -> None:
+    """In simulated time, let the first device wait until another one has made what it is to send."""
+    recorder = current_recorder()
+    if recorder is not None and device is not recorder.device:
+        recorder.join(recorder.of(device).now_ps)
+
+
+def go_on(device: Device) -> None:
+    """In simulated time, let another device wait until the first one has what was communicated."""
+    recorder = current_recorder()
+    if recorder is not None and device is not recorder.device:
+        recorder.of(device).join(recorder.now_ps)
+
+
+def _device(x: Any) -> Device:
+    return x._device or FIRST if isinstance(x, Tensor) else FIRST
+
+
 def _in_place(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
     array = _array("this call", x)
     if isinstance(array, np.ndarray):
-        result = communicate(array)
         if x is array:
-            return result
-        return result.then(lambda _: x) if isinstance(result, Work) else x
+            return communicate(array)
+        wait_for(_device(x))
+        result = communicate(array)
+
+        def give(_: Any) -> Any:
+            go_on(_device(x))
+            return x
+
+        return result.then(give) if isinstance(result, Work) else give(None)
     host = np.array(to_host(array))
     result = communicate(host)
 
@@ -205,11 +235,13 @@ def _in_place(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
 
 def _new(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
     array = _array("this call", x)
+    wait_for(_device(x))
     result = communicate(to_host(array))
-    if isinstance(array, np.ndarray):
+    if x is array and isinstance(array, np.ndarray):
         return result
 
     def back(value: Any) -> Any:
+        go_on(_device(x))
         if isinstance(value, list):
             return [to_device_like(part, array) for part in value]
         return None if value is None else to_device_like(value, array)

@@ -86,6 +86,10 @@ class AutogradError(SimParallelError, RuntimeError):
     """The tape cannot do what was asked: no gradient path, graph already consumed, ..."""
 
 
+class DeviceMismatchError(SimParallelError, RuntimeError):
+    """Tensors of one operation are on different devices. Facts: `op`, `devices`."""
+
+
 class NonFiniteLossError(SimParallelError, ArithmeticError):
     """The loss is NaN or infinite. Facts: `rank`, `step`, `value`."""
 

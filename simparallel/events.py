@@ -5,30 +5,38 @@ device would have done). The simulated clock is a set of streams: one for comput
 communication group, as NCCL and HCCL serialise per communicator. An operation advances its
 stream; waiting for a collective joins the compute stream with that collective's end.
 
+A rank may have several devices, each with its own streams and memory. They run side by side; what
+one needs from another is copied, and waited for. But one Python interpreter starts the operations
+of all of them, one after the other, and that takes its time.
+
 Simulated time is integer picoseconds, so equal programs give equal timelines, bit for bit.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from simparallel.cluster import ClusterSpec
+from simparallel.cluster import ClusterSpec, picoseconds
+from simparallel.devices import FIRST, SIM, Device
+from simparallel.errors import InputError
 from simparallel.memory import MemoryAccount
 
 COMPUTE = "compute"
+COPY_OUT, COPY_IN = "copy out", "copy in"  # the two directions of a device's port to its neighbours
 
 
 class Event(NamedTuple):
     """One thing that a device did. Times are half-open intervals."""
 
     rank: int
-    stream: str  # "compute", or "comm <group>"
+    stream: str  # "compute", "comm <group>", "copy out" or "copy in"
     name: str  # "MatMul", "MatMul.backward", "SGD.step", "all_reduce", ...
-    kind: str  # "forward" | "backward" | "optimizer" | "collective" | "p2p"
+    kind: str  # "forward" | "backward" | "optimizer" | "collective" | "p2p" | "copy"
     step: int  # optimizer steps finished before it
     wall_start_ns: int  # CLOCK_MONOTONIC, comparable between the ranks of one machine
     wall_end_ns: int
@@ -38,17 +46,46 @@ class Event(NamedTuple):
     size_bytes: int  # moved in memory (compute) or payload (communication)
     sent_bytes: int  # what the modelled algorithm sends from this rank; 0 for compute
     group: tuple[int, ...]  # ranks of a communication, () for compute
-    seq: int  # number of the collective in its group, -1 for compute
+    seq: int  # number of the collective in its group, of the copy in its rank, -1 for compute
+    device: int = 0  # which device of the rank
+
+
+class Launcher:
+    """The Python process of a rank, as far as it holds up devices: it starts one operation at a time.
+
+    With one device it is never late, because the price of an operation includes its launch.
+
+    Args:
+        now_ps: when it can start the next operation.
+        launch_ps: how long each takes it.
+    """
+
+    def __init__(self, now_ps: int, launch_ps: int) -> None:
+        self.now_ps = now_ps
+        self.launch_ps = launch_ps
+
+    def launch(self) -> int:
+        """When the next operation is started [ps]."""
+        start_ps = self.now_ps
+        self.now_ps = start_ps + self.launch_ps
+        return start_ps
 
 
 class Recorder:
-    """The clocks and the events of one rank. Not thread-safe: one rank, one thread.
+    """The clocks, the memory and the events of one device of a rank.
+
+    A rank has one for each device: the first one is the current one, `of(device)` gives the others.
+    They share events, steps and metrics. Not thread-safe: one device, one thread at a time.
 
     Args:
         rank: global rank of the device.
         cluster: the described hardware that prices operations.
         keep_events: False keeps the clocks and drops the events.
-        memory_bytes: capacity of the device's memory; None for no limit.
+        memory_bytes: capacity of the memory of each device; None for no limit.
+
+    Attributes:
+        device: which device of the rank.
+        num_devices: how many the rank has; None for as many as are named.
     """
 
     def __init__(
@@ -56,15 +93,98 @@ class Recorder:
     ) -> None:
         self.rank = rank
         self.cluster = cluster
+        self.device = FIRST
+        self._devices: dict[Device, Recorder] = {}  # empty while there is one: no reference cycle
+        self.num_devices = cluster.devices_per_rank
+        self.launcher: Launcher | None = None  # one device needs none
         self.step = 0
         self.keep_events = keep_events
         self.memory = MemoryAccount(memory_bytes, f"rank {rank}")
         self.clock_ps: dict[str, int] = {COMPUTE: 0}
+        self._number = 0  # of the device
+        self._copies = [0]
         # Plain tuples in Event's field order; building an Event each time costs twice as much.
         self._rows: list[tuple[Any, ...]] = []
         self.metrics: list[tuple[int, str, float]] = []  # (step, name, value), see `log`
         # (op, shapes, ...) -> (duration_ps, flops, bytes). The owner of the key fills it.
         self.prices: dict[Any, tuple[int, int, int]] = {}
+
+    # --- the other devices of the rank -----------------------------------------------------------
+
+    @property
+    def devices(self) -> dict[Device, Recorder]:
+        """All devices of the rank that have been named so far."""
+        return self._devices or {self.device: self}
+
+    def of(self, device: Device) -> Recorder:
+        """The recorder of a device of this rank.
+
+        Raises:
+            InputError: the rank has no such device.
+        """
+        if device is self.device:
+            return self
+        found = self._devices.get(device)
+        return self._add(device) if found is None else found
+
+    def _add(self, device: Device) -> Recorder:
+        count = self.num_devices
+        if device.type != SIM or (count is not None and device.index >= count):
+            known = f"{count} devices, sim:0 to sim:{count - 1}" if count else "simulated devices only"
+            raise InputError(
+                f"rank {self.rank} has {known}: there is no {device}. Give the ranks more devices "
+                "(devices_per_rank= of launch, Cluster or init), or use another one."
+            )
+        if self.launcher is None:  # what ran before this was launched by the same interpreter
+            self.launcher = Launcher(self.now_ps, picoseconds(self.cluster.device.launch_s))
+            self._devices[FIRST] = self
+        first = self._devices[FIRST]
+        other = copy.copy(first)
+        other.device, other._number = device, device.index
+        other.memory = MemoryAccount(first.memory.limit_bytes, f"rank {self.rank}, {device}")
+        other.clock_ps = {COMPUTE: 0}
+        self._devices[device] = other
+        return other
+
+    def set_num_devices(self, count: int) -> None:
+        """Say how many devices the rank has.
+
+        Raises:
+            InputError: one beyond that number is in use.
+        """
+        used = max(device.index for device in self.devices) + 1
+        if isinstance(count, bool) or not isinstance(count, int) or count < used:
+            raise InputError(f"devices_per_rank={count!r} must be an integer of {used} or more.")
+        for recorder in self.devices.values():
+            recorder.num_devices = count
+
+    @contextmanager
+    def threads(self, devices: Sequence[Device]) -> Iterator[None]:
+        """Inside the block a thread drives each of these devices; they share the interpreter evenly.
+
+        Evenly whatever the threads really do, so that simulated time is the same on every run.
+        """
+        recorders = [self.of(device) for device in devices]
+        common = recorders[0].launcher
+        if common is None:  # one device alone
+            yield
+            return
+        for recorder in recorders:
+            recorder.launcher = Launcher(common.now_ps, common.launch_ps * len(recorders))
+        try:
+            yield
+        finally:
+            for recorder in recorders:
+                assert recorder.launcher is not None
+                common.now_ps = max(common.now_ps, recorder.launcher.now_ps)
+                recorder.launcher = common
+
+    def synchronize(self) -> None:
+        """The interpreter waits for this device, as for a number that it wants to see."""
+        if self.launcher is not None:
+            self.launcher.now_ps = max(self.launcher.now_ps, self.now_ps)
+
+    # --- what happens ----------------------------------------------------------------------------
 
     @property
     def now_ps(self) -> int:
@@ -82,12 +202,14 @@ class Recorder:
         """Advance the compute stream by `price` and note the event."""
         duration_ps, flops, size_bytes = price
         start_ps = self.clock_ps[COMPUTE]
+        if self.launcher is not None:
+            start_ps = max(start_ps, self.launcher.launch())
         end_ps = start_ps + duration_ps
         self.clock_ps[COMPUTE] = end_ps
         if self.keep_events:
             self._rows.append(
                 (self.rank, COMPUTE, name, kind, self.step, wall_start_ns, wall_end_ns,
-                 start_ps, end_ps, flops, size_bytes, 0, (), -1)
+                 start_ps, end_ps, flops, size_bytes, 0, (), -1, self._number)
             )  # fmt: skip
 
     def work(
@@ -100,6 +222,30 @@ class Recorder:
             price = self.prices[key] = self.price(flops, size_bytes, itemsize)
         self.compute(name, kind, wall_start_ns, perf_counter_ns(), price)
 
+    def copy_to(
+        self, other: Recorder, name: str, wall_start_ns: int, wall_end_ns: int, size_bytes: int
+    ) -> None:
+        """Note a copy to another device of the rank, an event on both. The other one waits for it.
+
+        It begins when this device has finished what it has to do so far, and both ports are free. This
+        device goes on meanwhile.
+        """
+        assert self.launcher is not None
+        out, into = self.clock_ps.get(COPY_OUT, 0), other.clock_ps.get(COPY_IN, 0)
+        start_ps = max(self.now_ps, out, into, self.launcher.launch())
+        cost = self.cluster.copy(size_bytes)
+        end_ps = start_ps + cost.time_ps
+        number, self._copies[0] = self._copies[0], self._copies[0] + 1
+        self.communicate(
+            f"{name} to {other.device}", "copy", COPY_OUT, wall_start_ns, wall_end_ns, start_ps, end_ps,
+            size_bytes, cost.sent_bytes, (self.rank,), number,
+        )  # fmt: skip
+        other.communicate(
+            f"{name} from {self.device}", "copy", COPY_IN, wall_start_ns, wall_end_ns, start_ps, end_ps,
+            size_bytes, 0, (self.rank,), number,
+        )  # fmt: skip
+        other.join(end_ps)
+
     def communicate(
         self, name: str, kind: str, stream: str, wall_start_ns: int, wall_end_ns: int,
         sim_start_ps: int, sim_end_ps: int, size_bytes: int, sent_bytes: int,
@@ -110,7 +256,7 @@ class Recorder:
         if self.keep_events:
             self._rows.append(
                 (self.rank, stream, name, kind, self.step, wall_start_ns, wall_end_ns,
-                 sim_start_ps, sim_end_ps, 0, size_bytes, sent_bytes, group, seq)
+                 sim_start_ps, sim_end_ps, 0, size_bytes, sent_bytes, group, seq, self._number)
             )  # fmt: skip
 
     def join(self, until_ps: int) -> None:
@@ -120,7 +266,8 @@ class Recorder:
 
     def next_step(self) -> None:
         """Count a finished optimizer step; later events carry the next number."""
-        self.step += 1
+        for recorder in self.devices.values():
+            recorder.step += 1
 
     def log(self, **values: float) -> None:
         """Note numbers of the current step, such as a loss."""
@@ -128,7 +275,13 @@ class Recorder:
 
     @property
     def events(self) -> list[Event]:
+        """Those of all devices of the rank."""
         return [Event(*row) for row in self._rows]
+
+    def memory_summary(self) -> dict[str, Any]:
+        """What the first device held, and under "devices" what each one held: name -> summary."""
+        each = {str(device): recorder.memory.summary() for device, recorder in self.devices.items()}
+        return {**self.memory.summary(), "devices": each}
 
 
 class _Current(threading.local):

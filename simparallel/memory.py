@@ -39,6 +39,10 @@ def parse_bytes(text: str | int) -> int:
     return size
 
 
+# Arrays may be freed in any thread. A release changes each number by one `-=` on integers, and between
+# the reading and the writing of that CPython's interpreter lock is never given to another thread.
+
+
 class _Held(weakref.ref):
     """A counted array; when it dies, its account is told."""
 

@@ -18,24 +18,31 @@ _OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK_SIZE")
 _SIZE_UNKNOWN = "PMIX_RANK"
 
 
-def init() -> None:
+def init(devices_per_rank: int | None = None) -> None:
     """Be a rank: of the run that started this process, or of a world of one.
 
     A script calls it once, before anything else of this module. May be called again. Under mpiexec,
     mpirun or srun, where mpi4py is installed, the processes that were started become the ranks and talk
     over MPI until they end.
 
+    Args:
+        devices_per_rank: simulated devices of this rank, sim:0 to sim:n-1; None leaves it to the
+            launcher, or else to the names that are used.
+
     Collective: yes, where MPI joins the processes.
 
     Raises:
         LaunchError: another launcher started several processes, which cannot talk here.
+        InputError: `devices_per_rank` is not a positive integer, or leaves out a device in use.
     """
-    if is_running():
-        return
-    launcher = foreign_launcher(os.environ)
-    joined = launcher is not None and _join(*launcher)
-    if not joined and current_recorder() is None:
-        set_recorder(Recorder(0, describe(1)))
+    if not is_running():
+        launcher = foreign_launcher(os.environ)
+        joined = launcher is not None and _join(*launcher)
+        if not joined and current_recorder() is None:
+            set_recorder(Recorder(0, describe(1)))
+    recorder = current_recorder()
+    if devices_per_rank is not None and recorder is not None:
+        recorder.set_num_devices(devices_per_rank)
 
 
 def foreign_launcher(environment: Mapping[str, str]) -> tuple[str, int] | None:

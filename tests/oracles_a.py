@@ -38,6 +38,9 @@ ORACLES = {
     "ArgMax": lambda op, x: np.argmax(x, axis=op.dim, keepdims=op.keepdim),
     "BroadcastTo": lambda op, x: np.broadcast_to(x, expanded(op, x.shape)),
     "Cast": lambda op, x: x.astype(op.dtype),
+    "Coalesce": lambda op, *xs: np.concatenate([x.ravel() for x in xs]),
+    "Replicate": lambda op, x: x,
+    "ToDevice": lambda op, x: x,
     "Clip": lambda op, x: np.clip(x, op.low, op.high),
     "Concat": lambda op, *inputs: np.concatenate(inputs, op.dim),
     "Equal": lambda op, a, b: a == b,
@@ -64,7 +67,21 @@ ORACLES = {
     "Var": lambda op, x: np.var(x, axis=axes(op), ddof=op.correction, keepdims=op.keepdim),
     "Where": lambda op, condition, a, b: np.where(condition, a, b),
 }
-MOVES = {"BroadcastTo", "Cast", "Concat", "Index", "Pad", "Slice", "Squeeze", "Stack", "Tile", "Unsqueeze"}
+MOVES = {
+    "BroadcastTo",
+    "Cast",
+    "Coalesce",
+    "Concat",
+    "Index",
+    "Pad",
+    "Replicate",
+    "Slice",
+    "Squeeze",
+    "Stack",
+    "Tile",
+    "ToDevice",
+    "Unsqueeze",
+}
 EXACT = MOVES | {
     "Abs", "ArgMax", "Clip", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "Max", "Maximum",
     "Min", "Minimum", "NotEqual", "Pow", "Sqrt", "Where",

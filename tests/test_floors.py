@@ -11,7 +11,7 @@ import simparallel
 
 ROOT = Path(simparallel.__file__).parent
 FLOORS = {
-    0: {"errors", "units", "files", "backend", "memory", "events", "cluster", "prices"}
+    0: {"errors", "units", "files", "backend", "memory", "devices", "events", "cluster", "prices"}
     | {"rule", "mesh", "layout", "sharding", "strategy", "ranktable"},
     1: {"autograd", "comm", "plan", "view"},
     2: {"nn", "optim", "data", "trace", "collectives", "world", "context"},
@@ -34,7 +34,8 @@ GROUND = {
     "prices": set(),
     "cluster": {"errors", "prices"},
     "memory": {"errors", "units"},
-    "events": {"cluster", "errors", "memory"},
+    "devices": {"errors"},
+    "events": {"cluster", "devices", "errors", "memory"},
     "ranktable": {"errors", "files"},
 }
 ONLY_IN = {

@@ -78,7 +78,7 @@ def small_trace() -> Trace:
 @given(traces())
 def test_events_are_ordered_whatever_the_input_order(trace: Trace) -> None:
     assert Trace(reversed(trace.events), trace.cluster, name=trace.name) == trace
-    keys = [(event.rank, event.sim_start_ps) for event in trace.events]
+    keys = [(event.rank, event.device, event.sim_start_ps) for event in trace.events]
     assert keys == sorted(keys)
     assert trace.ranks == sorted({event.rank for event in trace.events})
     assert trace.steps == sorted({event.step for event in trace.events})
@@ -155,7 +155,7 @@ def test_summary_against_a_grid(trace: Trace) -> None:
 def test_summary_of_a_known_run() -> None:
     row = small_trace().summary()[0]
     assert row == {
-        "rank": 0, "steps": 1, "compute_time_s": 7e-9, "communication_time_s": 5e-9,
+        "rank": 0, "device": 0, "steps": 1, "compute_time_s": 7e-9, "communication_time_s": 5e-9,
         "exposed_communication_s": 0.0, "idle_time_s": 0.0, "wall_compute_s": 15e-9,
         "wall_communication_s": 15e-9, "sent_bytes": 8, "flops": 110,
     }  # fmt: skip

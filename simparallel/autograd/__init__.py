@@ -34,7 +34,7 @@ from simparallel.autograd.embedding import Embedding, OneHot
 from simparallel.autograd.expand import BroadcastTo, Pad, Squeeze, Tile, Unsqueeze
 from simparallel.autograd.extremum import ArgMax, Max, Min, Var
 from simparallel.autograd.indexing import Index, Slice
-from simparallel.autograd.join import Concat, Stack
+from simparallel.autograd.join import Coalesce, Concat, Stack
 from simparallel.autograd.loss import NLL, CrossEntropy
 from simparallel.autograd.matmul import Linear, MatMul
 from simparallel.autograd.norm import GroupNorm, LayerNorm, RMSNorm
@@ -47,15 +47,17 @@ from simparallel.autograd.shape import Flatten, Permute, Redistribute, Reshape
 from simparallel.autograd.softmax import LogSoftmax, Softmax
 from simparallel.autograd.tape import Backward, at_backward_end, no_grad, run_backward, running_backward
 from simparallel.autograd.tensor import Tensor
+from simparallel.autograd.transfer import Replicate, ToDevice
 
 __all__ = [
     "Abs", "AdaptiveAvgPool2d", "Add", "ArgMax", "AvgPool2d", "Backward", "BatchNorm", "BatchNormInference",
-    "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BroadcastTo", "Cast", "Clip", "Concat", "Context",
-    "Conv2d", "CrossEntropy", "Div", "Dropout", "Embedding", "Equal", "Exp", "Flatten", "GELU", "Greater",
-    "GreaterEqual", "GroupNorm", "Index", "L1", "LayerNorm", "Less", "LessEqual", "Linear", "Log", "LogSoftmax",
-    "MSE", "MatMul", "Max", "MaxPool2d", "Maximum", "Mean", "Min", "Minimum", "Mul", "NLL", "Neg", "NotEqual",
-    "OneHot", "Op", "Pad", "Permute", "Plan", "Pow", "RMSNorm", "ReLU", "Redistribute", "Reshape",
-    "ScaledDotProductAttention", "SiLU", "Sigmoid", "Slice", "Softmax", "SoftmaxCrossEntropyWithLogits", "Spec",
-    "Sqrt", "Squeeze", "Stack", "Sub", "Sum", "Tanh", "Tensor", "Tile", "Unsqueeze", "Var", "Where", "Work",
-    "at_backward_end", "functions", "no_grad", "run_backward", "running_backward", "value_and_grad",
+    "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BroadcastTo", "Cast", "Clip", "Coalesce", "Concat",
+    "Context", "Conv2d", "CrossEntropy", "Div", "Dropout", "Embedding", "Equal", "Exp", "Flatten", "GELU",
+    "Greater", "GreaterEqual", "GroupNorm", "Index", "L1", "LayerNorm", "Less", "LessEqual", "Linear", "Log",
+    "LogSoftmax", "MSE", "MatMul", "Max", "MaxPool2d", "Maximum", "Mean", "Min", "Minimum", "Mul", "NLL", "Neg",
+    "NotEqual", "OneHot", "Op", "Pad", "Permute", "Plan", "Pow", "RMSNorm", "ReLU", "Redistribute", "Replicate",
+    "Reshape", "ScaledDotProductAttention", "SiLU", "Sigmoid", "Slice", "Softmax",
+    "SoftmaxCrossEntropyWithLogits", "Spec", "Sqrt", "Squeeze", "Stack", "Sub", "Sum", "Tanh", "Tensor", "Tile",
+    "ToDevice", "Unsqueeze", "Var", "Where", "Work", "at_backward_end", "functions", "no_grad", "run_backward",
+    "running_backward", "value_and_grad",
 ]  # fmt: skip

@@ -83,7 +83,7 @@ def value_and_grad(
 
         def gradient_of(leaf: Tensor) -> Tensor:
             gradient = found[id(leaf)] if id(leaf) in found else xp.zeros(leaf.data.shape, leaf.dtype)
-            return Tensor._slice(gradient, leaf.placement and leaf.placement.gradient)
+            return leaf._gradient(gradient)
 
         by_arguments = tuple(gradient_of(inputs[i]) for i in positions)
         by_weights: Any = [gradient_of(leaf) for leaf in leaves]

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from simparallel.autograd.op import Context, Op, Spec, Work
-from simparallel.backend import Array, random_bits, to_device_like
+from simparallel.backend import Array, Part, random_bits, to_device_like
 from simparallel.errors import DTypeError, InputError
 from simparallel.rule import dim_names
 
@@ -28,13 +28,12 @@ class Dropout(Op):
         p: probability of 0, rounded to 1/65536; the division is by what is kept exactly.
         seed: of the run.
         stream: names this mask among all random numbers of the seed.
-        part: (position, count): x is this one of `count` equal parts of a batch, which lie one after
-            the other along the first dim; every part has a mask of its own.
+        part: (position, count): x is a part of a batch that is `count` times as large, and begins after
+            `position` times its size along the first dim; every part has a mask of its own. Integers for
+            equal parts, fractions for others.
     """
 
-    def __init__(
-        self, p: float = 0.5, seed: int = 0, stream: str = "dropout", part: tuple[int, int] = (0, 1)
-    ) -> None:
+    def __init__(self, p: float = 0.5, seed: int = 0, stream: str = "dropout", part: Part = (0, 1)) -> None:
         if not 0 <= p <= 1:
             raise InputError(f"Dropout: p={p!r} must be within 0 … 1.")
         self.p, self.seed, self.stream, self.part = p, seed, stream, part
@@ -54,8 +53,8 @@ class Dropout(Op):
         size, offset = [ctx.size(name) for name in names], [ctx.offset(name) for name in names]
         if names:
             position, count = self.part
-            offset[0] += position * size[0]
-            size[0] *= count
+            offset[0] += int(position * size[0])
+            size[0] = int(count * size[0])
         keep = mask(self.seed, self.stream, int(call), self.p, tuple(size), tuple(offset), x.shape)
         ctx.keep = to_device_like(keep, x)
         return self._apply(ctx, x)

@@ -1,6 +1,6 @@
 """The ops as functions of Tensors, arrays and numbers: `add(x, 1.0)`, `linear(x, w, b)`, …"""
 
-# The functions of three further files are named here, to be found in one place.
+# The functions of further files are named here, to be found in one place.
 # ruff: noqa: F401
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ from simparallel.autograd.pool import (
     max_pool2d,
 )
 from simparallel.autograd.tensor import Tensor, as_tensor
+from simparallel.autograd.transfer import to
 from simparallel.errors import ShapeError
 from simparallel.layout import Layout
 

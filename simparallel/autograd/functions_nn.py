@@ -61,7 +61,7 @@ def _label_loss(op: Any, rows: Any, labels: Any, weight: Any) -> Tensor:
     if x.ndim > 2:
         if shape != (x.shape[0], *x.shape[2:]):
             raise ShapeError(f"{op.name}: rows {x.shape} (n, v, ...) need labels (n, ...), got {shape}.")
-        x, y = _classes_last(x), Tensor(y.data.reshape(-1))
+        x, y = _classes_last(x), Tensor._result(y.data.reshape(-1), None, y._device)
     result = op(x, y) if weight is None else op(x, y, as_tensor(weight).detach())
     return result.reshape(*shape) if op.reduction == "none" and len(shape) > 1 else result
 

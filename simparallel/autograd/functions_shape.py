@@ -88,7 +88,7 @@ def _without_masks(items: tuple[Any, ...], xp: Any) -> tuple[Any, ...]:
         if is_array(item) or isinstance(item, Tensor):
             item = as_tensor(item)
             if item.dtype.kind == "b":
-                result += [Tensor(positions) for positions in item.data.nonzero()]
+                result += [Tensor._result(at, None, item._device) for at in item.data.nonzero()]
                 continue
         result.append(item)
     return tuple(result)
@@ -97,7 +97,7 @@ def _without_masks(items: tuple[Any, ...], xp: Any) -> tuple[Any, ...]:
 def _indices(value: Any, like: Tensor) -> Tensor:
     if isinstance(value, Tensor) or is_array(value):
         return as_tensor(value)
-    return Tensor(get_namespace(like.data).asarray(value))
+    return as_tensor(get_namespace(like.data).asarray(value))
 
 
 def take(x: Any, indices: Any, dim: int) -> Tensor:

@@ -1,8 +1,10 @@
-"""Joining tensors: along a dim they have, and along a new one."""
+"""Joining tensors: along a dim they have, along a new one, and all their elements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
 
 from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
 from simparallel.backend import Array
@@ -65,3 +67,22 @@ class Stack(AbstractJoin):
         (dim,) = normalize_dims(self.dim, dy.ndim)
         before = (slice(None),) * dim
         return [dy[(*before, i)] if needed else None for i, needed in enumerate(ctx.needs)]
+
+
+class Coalesce(Op):
+    """y = all elements of the inputs, one input after another, in one dim; none of theirs may be cut"""
+
+    def rule_for(self, *shapes: tuple[int, ...]) -> str:
+        inputs = [" ".join(f"{{part{i}_{name}}}" for name in dim_names(len(s))) for i, s in enumerate(shapes)]
+        return f"{', '.join(inputs)} -> {sum(map(prod, shapes))}"
+
+    def forward(self, ctx: Context, *arrays: Array) -> Array:
+        return ctx.xp.concatenate([array.reshape(-1) for array in arrays])
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        stops = list(accumulate(prod(spec.shape) for spec in ctx.plan.inputs))
+        spans = zip([0, *stops], stops, ctx.plan.inputs, ctx.needs, strict=False)
+        return [dy[a:b].reshape(spec.shape) if needed else None for a, b, spec, needed in spans]
+
+    def work(self, *inputs: Spec) -> Work:
+        return Work(0, 2 * self.infer(*inputs).size_bytes)

@@ -27,7 +27,8 @@ import numpy as np
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array, get_namespace, is_array
-from simparallel.errors import ShapeError, SimParallelError
+from simparallel.devices import FIRST, Device, current_device
+from simparallel.errors import DeviceMismatchError, ShapeError, SimParallelError
 from simparallel.events import Recorder, current_recorder
 from simparallel.memory import ACTIVATIONS, MemoryAccount
 from simparallel.rule import bind, output_shape
@@ -74,10 +75,12 @@ class Context:
             the gradient, to be added to and returned; None: there is nothing, return a new array.
         rooms: in the backward of an op that `fills_rooms`, for each input an array where its gradient may be
             written, or None.
+        device: which one the inputs are on.
     """
 
     onto: Array | None = None
     rooms: Sequence[Array | None] = (None, None, None)
+    device: Device = FIRST  # of the class, because it is nearly always this one
 
     def __init__(self, xp: ModuleType, needs: tuple[bool, ...], plan: Plan) -> None:
         self.xp = xp
@@ -240,20 +243,29 @@ class Op(Reversible):
             y = Op.interpreter(self, inputs)
             if y is not None:
                 return y
+        device = inputs[0]._device
+        for tensor in inputs:
+            if tensor._device is not device:
+                device = self._common_device(inputs)
+                break
         arrays = [tensor.data for tensor in inputs]
         plan = self._plan(arrays)
         recording = grad_mode.enabled
         needs = tuple(recording and tensor.requires_grad for tensor in inputs)
         ctx = self.context_type(get_namespace(*arrays), needs, plan)
+        if device is not FIRST:
+            device = ctx.device = device or current_device()
         y = self.run_forward(ctx, arrays)
         node = Node(self, ctx, inputs) if True in needs else None
-        return Tensor._result(y, node)
+        return Tensor._result(y, node, device)
 
     def run_forward(self, ctx: Context, arrays: Sequence[Array]) -> Array:
         """`forward`, on the clock and on the memory account."""
         recorder = current_recorder()
         if recorder is None:
             return self.forward(ctx, *arrays)
+        if ctx.device is not FIRST:
+            recorder = recorder.of(ctx.device)
         memory, plan = recorder.memory, ctx.plan
         if memory.limit_bytes is not None:
             memory.make_room(plan.output.size_bytes, self.name)
@@ -271,6 +283,8 @@ class Op(Reversible):
         recorder = current_recorder()
         if recorder is None:
             return self.backward(ctx, dy)
+        if ctx.device is not FIRST:
+            recorder = recorder.of(ctx.device)
         start_ns = perf_counter_ns()
         grads = self.backward(ctx, dy)
         plan = ctx.plan
@@ -279,6 +293,22 @@ class Op(Reversible):
             price = _price(recorder, plan, (plan, ctx.needs), self.work_backward(ctx.needs, plan.work))
         recorder.compute(self.backward_name, "backward", start_ns, perf_counter_ns(), price)
         return grads
+
+    def _common_device(self, inputs: Sequence[Tensor]) -> Device | None:
+        """The one device of all inputs; plain arrays are on any, None if there is nothing else.
+
+        Raises:
+            DeviceMismatchError: there are several.
+        """
+        devices = list(dict.fromkeys(tensor._device for tensor in inputs if tensor._device is not None))
+        if len(devices) > 1:
+            told = ", ".join(f"input {i} {x.shape} on {x.device}" for i, x in enumerate(inputs) if x._device)
+            raise DeviceMismatchError(
+                f"{self.name}: the tensors are on different devices: {told}. Nothing was computed. Bring them "
+                f"together first, for example with .to('{devices[0]}').",
+                op=self.name, devices=[str(device) for device in devices],
+            )  # fmt: skip
+        return devices[0] if devices else None
 
     def _plan(self, arrays: list[Array]) -> Plan:
         key = tuple([(array.shape, array.dtype) for array in arrays])

@@ -24,12 +24,12 @@ def _like(value: Any, like: Tensor) -> Tensor:
     """`value` as a Tensor beside `like`, and where `like` is."""
     if isinstance(value, (bool, int, float, complex)):
         xp = get_namespace(like.data)
-        return Tensor._result(xp.asarray(value, dtype=np.result_type(like.dtype, value)), None)
+        return Tensor._result(xp.asarray(value, dtype=np.result_type(like.dtype, value)), None, like._device)
     if not is_array(value) and not isinstance(value, np.generic):
         value = get_namespace(like.data).asarray(value)
         if value.dtype.kind == "f":  # Python floats take the tensor's precision
             value = value.astype(np.result_type(like.dtype, 1.0))
-    return Tensor(value)
+    return as_tensor(value)
 
 
 def as_dims(dim: Any) -> Any:

@@ -169,7 +169,16 @@ class TensorOperators:
         """In another dtype; itself where it has that dtype already."""
         return _functions.cast(self, dtype)
 
-    to = astype
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        """On another device, in another dtype, or both; itself where it is so already.
+
+        `x.to("sim:1")`, `x.to("float16")`, `x.to("sim:1", np.float16)`, `x.to(other)` (as another Tensor
+        is), or by name: `device=`, `dtype=`. The gradient comes back the same way.
+
+        Raises:
+            InputError: there is no such device or dtype.
+        """
+        return _functions.to(self, *args, **kwargs)
 
     def max(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
         return _functions.max(self, dim, keepdim)

@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from simparallel.backend import Array, is_array
+from simparallel.devices import FIRST
 from simparallel.errors import AutogradError
 from simparallel.events import current_recorder
 from simparallel.memory import GRADIENTS
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class _GradMode(threading.local):
-    enabled = True
+    enabled: bool = True
     recomputing = False  # a checkpointed part runs for the second time: it must have no further effects
+    numbers = count()  # of nodes, for all threads; threads that share one graph number in turns
 
 
 grad_mode = _GradMode()
-_node_numbers = count()
 
 
 class no_grad(ContextDecorator):
@@ -70,7 +71,7 @@ class Node:
         self.op = op
         self.ctx: Context | None = ctx
         self.inputs = inputs
-        self.number = next(_node_numbers)
+        self.number = next(grad_mode.numbers)
 
 
 class Backward:
@@ -134,7 +135,6 @@ def run_backward(
     grads = _Gradients({id(root._node): seed})
     heap = [(-root._node.number, root._node)] if root._node else []
     recorder = current_recorder()
-    memory = recorder.memory if recorder else None
     outer, running = _running.backward, Backward(uses)
     _running.backward = running
     try:
@@ -167,8 +167,10 @@ def run_backward(
                     elif source is None and not is_new and key not in grads:
                         gradient, is_new = gradient.copy(), True  # else two leaves might share one array
                     gradient = grads.add(key, gradient, is_new)
-                    if memory is not None and is_array(gradient):
-                        memory.hold(gradient, GRADIENTS)
+                    if recorder is not None and is_array(gradient):
+                        device = tensor._device or FIRST
+                        where = recorder if device is FIRST else recorder.of(device)
+                        where.memory.hold(gradient, GRADIENTS)
                 uses[key] -= 1
                 if uses[key] == 0 and key in grads:
                     if source is None:

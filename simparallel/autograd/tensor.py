@@ -10,8 +10,16 @@ import numpy as np
 
 from simparallel.autograd.operators import TensorOperators
 from simparallel.autograd.tape import Node, run_backward
-from simparallel.backend import Array, get_namespace, is_array, to_host
-from simparallel.errors import AutogradError, LayoutError, NonFiniteLossError, ShapeError
+from simparallel.backend import Array, get_namespace, gpu_of, is_array, to_host
+from simparallel.devices import FIRST, SIM, Device, current_device
+from simparallel.errors import (
+    AutogradError,
+    DeviceMismatchError,
+    InputError,
+    LayoutError,
+    NonFiniteLossError,
+    ShapeError,
+)
 from simparallel.events import current_recorder
 
 if TYPE_CHECKING:
@@ -26,6 +34,8 @@ class Tensor(TensorOperators):
         data: array (kept, not copied), number or nested sequence. Python floats become float32.
         requires_grad: collect a gradient for it. Floating-point tensors only.
         name: for messages.
+        device: where it lies, such as "sim:1"; by default that of the Tensor given as `data`, else
+            sim:0 or that of the surrounding `with device(...)`. To move a Tensor, use `to`.
 
     Attributes:
         data: the NumPy or CuPy array, shape `shape`, dtype `dtype`.
@@ -34,21 +44,21 @@ class Tensor(TensorOperators):
             the whole tensor. None for a plain one.
     """
 
+    # _device is None where an op was given a plain array: that is wherever the other operands are.
     __slots__ = (
-        "__weakref__",
-        "_hooks",
-        "_node",
-        "_room",
-        "data",
-        "grad",
-        "name",
-        "placement",
-        "requires_grad",
-    )
+        "__weakref__", "_device", "_hooks", "_node", "_room", "data", "grad", "name", "placement", "requires_grad",
+    )  # fmt: skip
     __array_priority__ = 1000  # numpy_array * tensor asks the tensor first
 
-    def __init__(self, data: Any, requires_grad: bool = False, name: str = "") -> None:
+    def __init__(self, data: Any, requires_grad: bool = False, name: str = "", device: Any = None) -> None:
+        self._device: Device | None = current_device() if device is None else find_device(device)
         if isinstance(data, Tensor):
+            if device is None:
+                self._device = data._device or self._device
+            elif self._device is not data._device:
+                raise InputError(
+                    f"Tensor: the data is a Tensor on {data.device}; move it with to({device!r})."
+                )
             data = data.data
         if not is_array(data):
             is_numpy = isinstance(data, np.generic)
@@ -67,7 +77,7 @@ class Tensor(TensorOperators):
         self._room: Array | None = None  # where backward may write the gradient while `.grad` is None
 
     @classmethod
-    def _result(cls, data: Array, node: Node | None) -> Tensor:
+    def _result(cls, data: Array, node: Node | None, device: Device | None = None) -> Tensor:
         self = Tensor.__new__(Tensor)
         self.data = data if is_array(data) else np.asarray(data)
         self.grad = None
@@ -77,14 +87,21 @@ class Tensor(TensorOperators):
         self._node = node
         self._hooks = None
         self._room = None
+        self._device = device
         return self
 
     @classmethod
-    def _slice(cls, data: Array, placement: Placement | None, node: Node | None = None) -> Tensor:
+    def _slice(
+        cls, data: Array, placement: Placement | None, node: Node | None = None, device: Device | None = None
+    ) -> Tensor:
         """This rank's part of a sharded tensor; a plain one if `placement` is None."""
-        self = cls._result(data, node)
+        self = cls._result(data, node, device)
         self.placement = placement
         return self
+
+    def _gradient(self, gradient: Array) -> Tensor:
+        """What backward found for this leaf, as a Tensor that lies as it does."""
+        return Tensor._slice(gradient, self.placement and self.placement.gradient, None, self._device)
 
     # --- looking at it -------------------------------------------------------------------------
 
@@ -110,6 +127,12 @@ class Tensor(TensorOperators):
         return self.data.size if self.placement is None else math.prod(self.placement.shape)
 
     @property
+    def device(self) -> Device:
+        """Where it lies: "sim:k" for NumPy arrays, "cuda:k" for those of a GPU."""
+        gpu = gpu_of(self.data)
+        return self._device or current_device() if gpu is None else Device("cuda", gpu)
+
+    @property
     def is_leaf(self) -> bool:
         """Not made by an op on the tape: gradients are kept for leaves only."""
         return self._node is None
@@ -124,6 +147,7 @@ class Tensor(TensorOperators):
         if self.size != 1:
             raise ShapeError(f"item() needs exactly one element, this tensor has shape {self.shape}.")
         self._check_whole("item()")
+        self._wait()
         return self.data.item()
 
     def _check_whole(self, what: str) -> None:
@@ -134,6 +158,12 @@ class Tensor(TensorOperators):
                 f"{what}: this rank holds {held} of this tensor of shape {self.shape}, laid out as {self.layout!r}. "
                 "Use full_tensor() (every rank calls it) for the whole, .data for what is here."
             )
+
+    def _wait(self) -> None:
+        """The interpreter wants to see the numbers: it waits for the device that makes them."""
+        recorder = current_recorder()
+        if recorder is not None and recorder.launcher is not None and self._device is not None:
+            recorder.of(self._device).synchronize()
 
     def __float__(self) -> float:
         return float(self.item())
@@ -151,6 +181,7 @@ class Tensor(TensorOperators):
             LayoutError: a sharded tensor of which this rank holds a part.
         """
         self._check_whole("numpy()")
+        self._wait()
         return to_host(self.data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -158,11 +189,11 @@ class Tensor(TensorOperators):
 
     def detach(self) -> Tensor:
         """The same data, off the tape."""
-        return Tensor._slice(self.data, self.placement)
+        return Tensor._slice(self.data, self.placement, None, self._device)
 
     def clone(self) -> Tensor:
         """A copy of the data, off the tape."""
-        return Tensor._slice(self.data.copy(), self.placement)
+        return Tensor._slice(self.data.copy(), self.placement, None, self._device)
 
     def __str__(self) -> str:
         whole = self.placement is None or self.placement.is_whole
@@ -174,7 +205,8 @@ class Tensor(TensorOperators):
             text = f"slice {text}, shape={self.shape}, layout={self.layout!r}"
         grad = ", requires_grad=True" if self.requires_grad else ""
         name = f", name={self.name!r}" if self.name else ""
-        return f"Tensor({text}, dtype={self.dtype}{grad}{name})"
+        device = "" if self._device in (None, FIRST) else f", device={str(self._device)!r}"
+        return f"Tensor({text}, dtype={self.dtype}{grad}{name}{device})"
 
     # --- gradients -------------------------------------------------------------------------------
 
@@ -217,8 +249,30 @@ class Tensor(TensorOperators):
 
 
 def as_tensor(value: Any) -> Tensor:
-    """`value` itself if it is a Tensor, else a Tensor off the tape (arrays are not copied)."""
-    return value if isinstance(value, Tensor) else Tensor(value)
+    """`value` itself if it is a Tensor, else a Tensor off the tape (arrays are not copied).
+
+    A plain array lies on no device: an op takes it for one beside its other operands.
+    """
+    if isinstance(value, Tensor):
+        return value
+    tensor = Tensor(value)
+    tensor._device = None
+    return tensor
+
+
+def find_device(name: Any) -> Device:
+    """The simulated device of this rank that is called so.
+
+    Raises:
+        InputError: there is none, or it is the name of a GPU.
+    """
+    device = Device(name)
+    if device.type != SIM:
+        raise InputError(f"device={name!r}: make the tensor of a CuPy array, or use to({name!r}).")
+    recorder = current_recorder()
+    if recorder is not None:
+        recorder.of(device)
+    return device
 
 
 def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
@@ -230,6 +284,11 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
         )
     xp = get_namespace(root.data)
     if grad is not None:
+        if isinstance(grad, Tensor) and grad._device not in (None, root._device):
+            raise DeviceMismatchError(
+                f"backward: grad is on {grad.device}, the tensor on {root.device}; use grad.to('{root.device}').",
+                op="backward", devices=[str(root.device), str(grad.device)],
+            )  # fmt: skip
         seed = xp.asarray(grad.data if isinstance(grad, Tensor) else grad, dtype=root.dtype)
         if seed.shape != root.data.shape:
             raise ShapeError(f"backward: grad has shape {seed.shape}, the tensor {root.data.shape}.")
@@ -258,7 +317,7 @@ def _room_of(leaf: Tensor) -> Array | None:
 
 def _accumulate(leaf: Tensor, gradient: Array) -> None:
     if leaf.grad is None:
-        leaf.grad = Tensor._slice(gradient, leaf.placement and leaf.placement.gradient)
+        leaf.grad = leaf._gradient(gradient)
     else:
         leaf.grad.data += gradient
     if leaf._hooks:

@@ -83,7 +83,7 @@ class GPT(Module):
                 f"GPT: a sequence of {tokens.shape[-1]} tokens is longer than length={self.length}."
             )
         positions = get_namespace(tokens.data).arange(tokens.shape[-1])
-        x = self.tokens(tokens) + self.positions(Tensor(positions))
+        x = self.tokens(tokens) + self.positions(positions)
         for block in self.blocks:
             x = block(x)
         return F.linear(self.norm(x), self.tokens.weight)  # tied

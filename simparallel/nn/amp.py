@@ -18,8 +18,6 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.functions import cast
 from simparallel.backend import is_array
 from simparallel.errors import InputError
-from simparallel.events import current_recorder
-from simparallel.memory import BUFFERS, PARAMETERS
 from simparallel.nn.module import Module
 
 M = TypeVar("M", bound=Module)
@@ -72,14 +70,8 @@ def auto_mixed_precision(model: M, level: str = "O0") -> M:
         return _apply_white(model, WHITE_LIST)
     if level == "O2":
         return _apply_black(model, BLACK_LIST)
-    recorder = current_recorder()
-    for tensors, category in ((model.parameters(), PARAMETERS), (model.buffers(), BUFFERS)):
-        for tensor in tensors:
-            if tensor.dtype.kind == "f":
-                tensor.data = tensor.data.astype(HALF)
-                tensor.grad = None
-                if recorder is not None:
-                    recorder.memory.hold(tensor.data, category)
+    model.zero_grad()
+    model.to(HALF)
     _wrap(model, HALF, SINGLE)
     return model
 
@@ -196,6 +188,12 @@ class _InPrecision:
     ) -> None:  # fmt: skip
         self._module, self._inputs, self._output, self._apart = module, inputs, output, apart
         self._before: Callable[..., Any] | None = module.__dict__.get("forward")
+
+    def bind(self, module: Module) -> _InPrecision:
+        """The same for a replica of the module."""
+        bound = _InPrecision(module, self._inputs, self._output, self._apart)
+        bound._before = getattr(self._before, "bind", lambda _: self._before)(module)
+        return bound
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         forward = self._before or type(self._module).forward.__get__(self._module)

@@ -85,7 +85,7 @@ class Dropout(Module):
         x = as_tensor(x)
         if not self.training or self.p == 0:
             return x
-        call = Tensor(np.array(random_state.next_call(self.stream), np.int64))
+        call = as_tensor(np.array(random_state.next_call(self.stream), np.int64))
         return instance(DropoutOp, self.p, random_state.seed, self.stream, random_state.part)(x, call)
 
     def extra_repr(self) -> str:

@@ -6,7 +6,6 @@ from typing import Any
 
 from simparallel.autograd import NLL, CrossEntropy, Tensor, functions
 from simparallel.autograd.loss import check_reduction
-from simparallel.autograd.tensor import as_tensor
 from simparallel.nn.module import Module
 
 
@@ -45,7 +44,7 @@ class CrossEntropyLoss(_Loss):
     ) -> None:  # fmt: skip
         super().__init__(reduction)
         CrossEntropy(reduction, ignore_index, label_smoothing)  # refuses bad settings now, not when called
-        self.register_buffer("weight", None if weight is None else as_tensor(weight))
+        self.register_buffer("weight", None if weight is None else Tensor(weight))
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
 
     def forward(self, logits: Any, labels: Any) -> Tensor:
@@ -67,7 +66,7 @@ class NLLLoss(_Loss):
         self, reduction: str = "mean", *, weight: Any = None, ignore_index: int | None = None
     ) -> None:
         super().__init__(reduction)
-        self.register_buffer("weight", None if weight is None else as_tensor(weight))
+        self.register_buffer("weight", None if weight is None else Tensor(weight))
         self.ignore_index = NLL(reduction, ignore_index).ignore_index
 
     def forward(self, logp: Any, labels: Any) -> Tensor:

@@ -11,10 +11,10 @@ import numpy as np
 from simparallel.autograd import Op, Tensor
 from simparallel.backend import is_array, to_host
 from simparallel.errors import DeviceOutOfMemoryError, InputError
-from simparallel.events import current_recorder
 from simparallel.memory import BUFFERS, PARAMETERS
 from simparallel.nn.deferred import Recipe, deferring
 from simparallel.nn.hooks import Hooks
+from simparallel.nn.places import hold, move_to
 from simparallel.nn.state import LoadResult, load
 
 
@@ -25,17 +25,16 @@ class Parameter(Tensor):
         data: array (kept, not copied), Tensor, number or nested sequence; floating point.
         requires_grad: collect a gradient for it.
         name: for messages.
+        device: where it lies, see `Tensor`.
     """
 
     __slots__ = ("initial",)
 
-    def __init__(self, data: Any, requires_grad: bool = True, name: str = "") -> None:
-        super().__init__(data, requires_grad, name)
+    def __init__(self, data: Any, requires_grad: bool = True, name: str = "", device: Any = None) -> None:
+        super().__init__(data, requires_grad, name, device)
         self.initial: Recipe | None = getattr(data, "initial", None)  # how to draw it, while it has no data
-        recorder = current_recorder()
-        if recorder is not None and not deferring.active:
-            recorder.memory.hold(self.data, PARAMETERS, move=True)
-            recorder.memory.make_room(0, f"a parameter of shape {self.shape}")
+        if not deferring.active:
+            hold(self, PARAMETERS, f"a parameter of shape {self.shape}")
 
     def __repr__(self) -> str:
         return super().__repr__().replace("Tensor", "Parameter", 1)
@@ -179,9 +178,8 @@ class Module:
         """
         if is_array(tensor):
             tensor = Tensor(tensor)
-        recorder = current_recorder()
-        if recorder is not None and isinstance(tensor, Tensor):
-            recorder.memory.hold(tensor.data, BUFFERS, move=True)
+        if isinstance(tensor, Tensor) and not isinstance(tensor, Parameter):
+            hold(tensor, BUFFERS, f"a buffer of shape {tensor.shape}")
         if isinstance(tensor, Parameter) or not (tensor is None or isinstance(tensor, Tensor)):
             raise InputError(f"register_buffer({name!r}): {type(tensor).__name__} is not a Tensor or array.")
         self._check_free(name)
@@ -291,6 +289,19 @@ class Module:
 
     # --- switching -------------------------------------------------------------------------------
 
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the parameters and buffers here and below to another device, in another dtype, or both.
+
+        In place, gradients with them; returns self. Only floating-point ones change their dtype. Arguments
+        as for `Tensor.to`. Inputs have to be moved as well: `module(x.to("sim:1"))`. Choose the place
+        before DistributedDataParallel is made.
+
+        Raises:
+            InputError: there is no such device, or a dtype that is not floating point.
+        """
+        move_to(self, *args, **kwargs)
+        return self
+
     def train(self, mode: bool = True) -> Self:
         """Set `training` here and below (dropout and normalisation ask for it)."""
         for module in self.modules():
@@ -346,6 +357,22 @@ class Module:
         return Op.planner.explain_network(
             self, shapes, device_num, dtype=dtype, dataset_strategy=dataset_strategy
         )
+
+    # --- copying ---------------------------------------------------------------------------------
+
+    def _replica(self) -> Self:
+        """A shallow copy with registries of its own, for `parallel.replicate` to fill.
+
+        A subclass that keeps something which is bound to itself binds that to the copy.
+        """
+        replica = type(self).__new__(type(self))
+        replica.__dict__.update(self.__dict__)
+        for registry in ("_parameters", "_buffers", "_modules", "_not_saved"):
+            replica.__dict__[registry] = self.__dict__[registry].copy()
+        bind = getattr(self.__dict__.get("forward"), "bind", None)
+        if bind is not None:  # mixed precision keeps a forward that knows its module
+            replica.__dict__["forward"] = bind(replica)
+        return replica
 
     # --- showing ---------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -62,6 +63,13 @@ class AbstractBatchNorm(Module):
         self.register_buffer("num_batches_tracked", np.zeros((), np.int64) if tracked else None)
         # Of its own, not a shared one: it reports the statistics to this module.
         self._op = BatchNorm(eps, self._move_running if tracked else None)
+
+    def _replica(self) -> Self:
+        replica = super()._replica()
+        replica._op = copy.copy(self._op)  # shares the plans
+        if self._op._observe is not None:
+            replica._op._observe = replica._move_running
+        return replica
 
     def reset_running_stats(self) -> None:
         """Forget all batches: mean 0, variance 1."""

@@ -32,7 +32,7 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
     Cost: one more forward pass of `part`; memory for its inputs instead of its activations.
     """
-    drawn = random_state.snapshot()
+    drawn, shared = random_state.snapshot(), random_state.part
     with no_grad():
         y = part(*inputs)
     if not isinstance(y, Tensor):
@@ -42,8 +42,9 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
     needs = tuple(source.requires_grad for source in sources)
     if not (grad_mode.enabled and any(needs)):
         return y
-    context = SimpleNamespace(needs=needs, inputs=inputs, drawn=drawn)
-    return Tensor._result(y.data, Node(_Recompute(part, parameters), context, sources))  # type: ignore[arg-type]
+    context = SimpleNamespace(needs=needs, inputs=inputs, drawn=drawn, part=shared)
+    node = Node(_Recompute(part, parameters), context, sources)  # type: ignore[arg-type]
+    return Tensor._result(y.data, node, y._device)
 
 
 class _Recompute(Reversible):
@@ -55,22 +56,36 @@ class _Recompute(Reversible):
 
     def run_backward(self, context: Any, dy: Array) -> list[Array | None]:
         tensors = [x for x in context.inputs if isinstance(x, Tensor)]
-        leaves = {id(x): Tensor(x.data, requires_grad=x.requires_grad) for x in tensors}
+        leaves = {id(x): Tensor(x, requires_grad=x.requires_grad) for x in tensors}
         inputs = [leaves.get(id(x), x) if isinstance(x, Tensor) else x for x in context.inputs]
         found: dict[int, Array] = {}
-        before, was_enabled = random_state.snapshot(), grad_mode.enabled
-        random_state.restore(context.drawn)
-        grad_mode.enabled = grad_mode.recomputing = True
+        # Parameters of a replica come from an op: here they are leaves, and what is behind them waits.
+        nodes = [p._node for p in self._parameters]
         try:
-            y = self._part(*inputs)
+            for p in self._parameters:
+                p._node = None
+            y = self._again(inputs, context)
+            run_backward(y, dy, lambda leaf, gradient: found.update({id(leaf): gradient}))
         finally:
-            random_state.restore(before)
-            grad_mode.enabled, grad_mode.recomputing = was_enabled, False
-        run_backward(y, dy, lambda leaf, gradient: found.update({id(leaf): gradient}))
+            for p, node in zip(self._parameters, nodes, strict=True):
+                p._node = node
         # A tensor that was given twice is one leaf: its gradient belongs to its first place.
         return [found.pop(id(leaves[id(x)]), None) for x in tensors] + [
             found.get(id(p)) for p in self._parameters
         ]
+
+    def _again(self, inputs: Sequence[Any], context: Any) -> Tensor:
+        """The forward pass once more, with the random numbers of the first time, on the tape."""
+        before, part, was_enabled = random_state.snapshot(), random_state.part, grad_mode.enabled
+        random_state.restore(context.drawn)
+        random_state.part = context.part
+        grad_mode.enabled = grad_mode.recomputing = True
+        try:
+            return self._part(*inputs)
+        finally:
+            random_state.restore(before)
+            random_state.part = part
+            grad_mode.enabled, grad_mode.recomputing = was_enabled, False
 
     def __repr__(self) -> str:
         return f"checkpoint({self._part!r})"

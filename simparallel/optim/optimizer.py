@@ -10,9 +10,10 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace, is_array, to_device_like, to_host
+from simparallel.devices import FIRST, Device
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError, StateDictError
-from simparallel.events import current_recorder
-from simparallel.memory import OPTIMIZER, MemoryAccount
+from simparallel.events import Recorder, current_recorder
+from simparallel.memory import OPTIMIZER
 from simparallel.optim.checks import check_number
 from simparallel.optim.schedules import Rate, as_schedule
 
@@ -239,7 +240,7 @@ class Optimizer:
                 group["lr"] = rate
         self._num_steps += 1
         remaining = iter(zip(params, arrays, strict=True))
-        flops = size_bytes = itemsize = 0
+        totals: dict[Device | None, list[int]] = {}  # device -> flops, bytes, widest item
         for group in self.param_groups:
             element_flops, element_accesses = self.work(group)
             for _ in group["params"]:
@@ -247,28 +248,36 @@ class Optimizer:
                 if grad is None:
                     continue
                 self.update(param, grad, group)
-                flops += element_flops * grad.size
-                size_bytes += element_accesses * grad.nbytes
-                itemsize = max(itemsize, grad.itemsize)
+                total = totals.setdefault(param._device, [0, 0, 0])
+                total[0] += element_flops * grad.size
+                total[1] += element_accesses * grad.nbytes
+                total[2] = max(total[2], grad.itemsize)
         recorder = current_recorder()
         if recorder is None:
             return
-        # One event for all parameters, as a fused kernel; the widest dtype sets the peak speed.
-        recorder.work(f"{self._name}.step", "optimizer", start_ns, flops, size_bytes, itemsize or 4)
+        # One event on each device for all its parameters, as a fused kernel; the widest dtype sets the peak.
+        for device, total in (totals or {FIRST: [0, 0, 4]}).items():
+            recorder.of(device or FIRST).work(f"{self._name}.step", "optimizer", start_ns, *total)
         recorder.next_step()
-        self._hold(recorder.memory)
+        self._hold(recorder)
 
-    def _hold(self, memory: MemoryAccount) -> None:
-        """State and scratch arrays on the device's account: they come in the first steps, and stay."""
-        state = [array for values in self.state.values() for array in values.values() if is_array(array)]
-        scratches = [*self._scratch.values(), *self._pieces_scratch.values()]
-        arrays = state + [array for scratch in scratches for array in scratch]
-        if len(arrays) == self._num_held:
+    def _hold(self, recorder: Recorder) -> None:
+        """State and scratch arrays on the devices' accounts: they come in the first steps, and stay."""
+        held = [
+            (p, array) for p, values in self.state.items() for array in values.values() if is_array(array)
+        ]
+        held += [(p, array) for p, scratch in self._scratch.items() for array in scratch]
+        shared = [array for scratch in self._pieces_scratch.values() for array in scratch]
+        if len(held) + len(shared) == self._num_held:
             return
-        for array in arrays:
-            memory.hold(array, OPTIMIZER)
-        self._num_held = len(arrays)
-        memory.make_room(0, f"{self._name}'s state")
+        accounts = {id(param): recorder.of(param._device or FIRST).memory for param, _ in held}
+        for param, array in held:
+            accounts[id(param)].hold(array, OPTIMIZER)
+        for array in shared:
+            recorder.memory.hold(array, OPTIMIZER)
+        self._num_held = len(held) + len(shared)
+        for memory in dict.fromkeys([recorder.memory, *accounts.values()]):
+            memory.make_room(0, f"{self._name}'s state")
 
     def _checked_grad(self, i: int, param: Tensor, grad: Any) -> Array | None:
         if grad is None:

@@ -10,6 +10,7 @@ from simparallel.parallel.auto import (
 )
 from simparallel.parallel.buckets import GradBucket
 from simparallel.parallel.comm_hooks import PowerSGDState
+from simparallel.parallel.data_parallel import DataParallel
 from simparallel.parallel.distributed import (
     DistributedDataParallel,
     broadcast_parameters,
@@ -25,14 +26,16 @@ from simparallel.parallel.layers import (
     VocabParallelCrossEntropy,
     VocabParallelEmbedding,
 )
+from simparallel.parallel.replicas import parallel_apply, replicate
+from simparallel.parallel.scatter_gather import gather, scatter
 from simparallel.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
 from simparallel.parallel.tensors import distribute_module, distribute_tensor, shard
 
 __all__ = [
-    "AutoParallel", "ColumnParallelLinear", "DistributedDataParallel", "DistributedGradReducer", "GradBucket",
-    "Join", "ParallelTransformerBlock", "PowerSGDState", "RowParallelLinear", "SequenceParallelLayerNorm",
-    "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding", "broadcast_parameters",
-    "comm_hooks", "convert_sync_batchnorm", "distribute_module", "distribute_tensor", "explicit_redistribution",
-    "implicit_redistributions", "implicit_replication", "max_difference_between_ranks", "no_init_parameters",
-    "shard",
+    "AutoParallel", "ColumnParallelLinear", "DataParallel", "DistributedDataParallel", "DistributedGradReducer",
+    "GradBucket", "Join", "ParallelTransformerBlock", "PowerSGDState", "RowParallelLinear",
+    "SequenceParallelLayerNorm", "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding",
+    "broadcast_parameters", "comm_hooks", "convert_sync_batchnorm", "distribute_module", "distribute_tensor",
+    "explicit_redistribution", "gather", "implicit_redistributions", "implicit_replication",
+    "max_difference_between_ranks", "no_init_parameters", "parallel_apply", "replicate", "scatter", "shard",
 ]  # fmt: skip

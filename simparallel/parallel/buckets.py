@@ -13,15 +13,17 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace
 from simparallel.comm import Communicator, Group
+from simparallel.devices import FIRST
 from simparallel.errors import InputError
 from simparallel.events import current_recorder
 from simparallel.memory import BUFFERS, GRADIENTS
 
 
 class Bucket:
-    """Tensors of one dtype in one array.
+    """Tensors of one dtype and device in one array.
 
     Attributes:
+        device: which simulated device of the rank they are on.
         tensors: what it holds, in this order.
         flat: the array; shape (number of elements,), the tensors' dtype.
         views: for each tensor its part of `flat`, in the shape of its data.
@@ -34,9 +36,10 @@ class Bucket:
         self.tensors = list(tensors)
         size = sum(tensor.data.size for tensor in tensors)  # of a sharded one, this rank's slice
         self.flat = empty_like(tensors[0].data, size, communicator, dtype)
+        self.device = tensors[0]._device or FIRST
         recorder = current_recorder()
         if recorder is not None:
-            recorder.memory.hold(self.flat, category)
+            recorder.of(self.device).memory.hold(self.flat, category)
         self.views: list[Array] = []
         start = 0
         for tensor in tensors:
@@ -150,7 +153,7 @@ def empty_like(like: Array, size: int, communicator: Communicator, dtype: Any = 
 def partition(
     tensors: Sequence[Tensor], cap_bytes: float, first_cap_bytes: float | None = None
 ) -> list[list[Tensor]]:
-    """Tensors in their order, cut where a part would exceed its cap or the dtype changes.
+    """Tensors in their order, cut where a part would exceed its cap, or dtype or device change.
 
     A tensor that is larger than the cap has a part of its own.
     """
@@ -159,12 +162,16 @@ def partition(
     for tensor in tensors:
         size_bytes = tensor.data.size * tensor.dtype.itemsize
         cap = first_cap_bytes if first_cap_bytes is not None and len(parts) == 1 else cap_bytes
-        if not (parts and filled + size_bytes <= cap and parts[-1][0].dtype == tensor.dtype):
+        if not (parts and filled + size_bytes <= cap and _alike(parts[-1][0], tensor)):
             parts.append([])
             filled = 0
         parts[-1].append(tensor)
         filled += size_bytes
     return parts
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a._device is b._device
 
 
 def make_buckets(
@@ -186,8 +193,8 @@ def make_buckets(
 
 
 def by_dtype(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors of one dtype and kind of array together, in the order of their first ones."""
+    """Tensors of one dtype, device and kind of array together, in the order of their first ones."""
     parts: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
-        parts.setdefault((tensor.dtype, type(tensor.data)), []).append(tensor)
+        parts.setdefault((tensor.dtype, tensor._device, type(tensor.data)), []).append(tensor)
     return list(parts.values())

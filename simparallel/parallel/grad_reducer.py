@@ -95,7 +95,7 @@ class DistributedGradReducer:
             for k, i in enumerate(part.numbers):
                 if present[k]:
                     view = flat[part.starts[k] : part.starts[k + 1]].reshape(self.parameters[i].shape)
-                    reduced[i] = Tensor._result(view, None)
+                    reduced[i] = Tensor._result(view, None, self.parameters[i]._device)
         return reduced
 
     def _checked(self, grads: Sequence[Tensor | Array | None]) -> list[Array | None]:

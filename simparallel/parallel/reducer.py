@@ -144,6 +144,7 @@ class Reducer:
                 return
             if 0 in bucket.arrived:
                 self._fill(bucket)
+            collectives.wait_for(bucket.device)
             bucket.work = self._start(bucket)
             self._next += 1
 
@@ -209,6 +210,7 @@ class Reducer:
         for bucket in self.buckets:
             result = bucket.work.wait() if hasattr(bucket.work, "wait") else bucket.work
             bucket.work = None
+            collectives.go_on(bucket.device)
             if result is not None:
                 bucket.set_buffer(result)
         if exchange is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -98,6 +98,12 @@ class SyncBatchNorm(AbstractBatchNorm):
     def _batch_op(self) -> BatchNorm:
         """Statistics of a batch in use, not in training, are this rank's: others may have none to give."""
         return self._op if self.training else self._op_here
+
+    def _replica(self) -> Self:
+        raise InputError(
+            "SyncBatchNorm: its statistics are exchanged between ranks, and threads of one rank cannot do that. Use "
+            "DistributedDataParallel in place of DataParallel, or BatchNorm."
+        )
 
     @classmethod
     def convert_sync_batchnorm(cls, module: Module, process_group: Group | None = None) -> Module:

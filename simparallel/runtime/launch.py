@@ -36,7 +36,8 @@ class Results(list[Any]):
     Attributes:
         trace: the events of all ranks.
         metrics: what ranks noted with `sp.log`: rank -> list of (step, name, value).
-        memory: rank -> what its device held: peak_bytes, at_peak and live by category, limit_bytes.
+        memory: rank -> what its device held: peak_bytes, at_peak and live by category, limit_bytes; and
+            under "devices" the same for each of its devices, by name.
     """
 
     def __init__(self, outcomes: list[Outcome], cluster: ClusterSpec) -> None:
@@ -50,7 +51,7 @@ class Cluster:
     """Simulated devices, one process each, that stay warm between runs.
 
     Args:
-        world_size: number of devices.
+        world_size: number of ranks.
         device: preset name or `DeviceSpec` that prices their work.
         link: the links between them (inside a node); by default those of the preset.
         nodes: on how many simulated nodes the devices are, equally many on each; or the ranks of each node.
@@ -64,6 +65,8 @@ class Cluster:
             several nodes `node_K/worker_N.log`; None keeps no files.
         log_links: name of each rank's link, with "{rank}" in it.
         device_memory: capacity of each device, such as "64MB"; None for no limit.
+        devices_per_rank: simulated devices of each rank, "sim:0" to "sim:n-1", with equal figures and the
+            same link between them; None makes them as they are named. One process drives them all.
         timeout_s: how long a rank waits for another one before it calls that an error.
         algorithm: "direct", "naive", "ring", "tree" or "halving_doubling": how collectives run that do
             not name one themselves. Collectives that it does not have run by "direct".
@@ -97,6 +100,7 @@ class Cluster:
         transport: str = "shm", log_dir: str | Path | None = None, device_memory: str | int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct", check: str = "full",
         arena_bytes: int = 0, blas_threads: int | None = None, record: bool = True, echo: bool = True,
+        devices_per_rank: int | None = None,
     ) -> None:  # fmt: skip
         if transport not in TRANSPORTS:
             mpi = " MPI processes run scripts: simparallel run --transport mpi." * (transport == "mpi")
@@ -109,7 +113,7 @@ class Cluster:
         if check not in CHECKS:
             raise InputError(f"check={check!r} is not one of {', '.join(CHECKS)}.")
         where = places(world_size, nodes, rank_table, environment)
-        self.spec = describe(world_size, device, link, where.nodes, node_link)
+        self.spec = describe(world_size, device, link, where.nodes, node_link, devices_per_rank)
         self.world_size = world_size
         self.transport = transport
         self.log_dir = None if log_dir is None else str(log_dir)

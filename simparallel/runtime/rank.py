@@ -54,7 +54,7 @@ def play_rank(
     outcome.kept_letters = communicator.kept_letters()
     outcome.events = recorder.events
     outcome.metrics = recorder.metrics
-    outcome.memory = recorder.memory.summary()
+    outcome.memory = recorder.memory_summary()
     return outcome, communicator
 
 

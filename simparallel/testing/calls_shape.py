@@ -1,4 +1,4 @@
-"""How to call the ops that join, index, repeat and pad."""
+"""How to call the ops that join, index, repeat, pad and copy."""
 
 from __future__ import annotations
 
@@ -40,6 +40,12 @@ def _join(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     if name == "Concat":
         each = [(*shape[:dim], draw(st.integers(0, 3)), *shape[dim + 1 :]) for _ in range(count)]
     return _new(name, dim - ndim * draw(st.booleans())), [draw(_array(s, dtype, exact)) for s in each]
+
+
+@calls_of("Coalesce")
+@st.composite
+def _coalesce(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    return _new(name), [draw(_array(draw(shapes()), dtype, exact)) for _ in range(draw(st.integers(1, 3)))]
 
 
 @calls_of("Slice")
@@ -100,6 +106,12 @@ def _broadcast(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
         for i, size in enumerate(target)
     )
     return _new(name, settings), [draw(_array(shape, dtype, exact))]
+
+
+@calls_of("ToDevice", "Replicate")
+@st.composite
+def _to_device(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    return _new(name, draw(st.sampled_from(("sim:0", "sim:1")))), [draw(_array(draw(shapes()), dtype, exact))]
 
 
 @calls_of("Tile")

@@ -1,8 +1,9 @@
 """Traces as Chrome JSON, the format that ui.perfetto.dev and chrome://tracing open.
 
-A rank is a process (pid), a stream is a thread (tid), an event is a complete slice ("X"), and an
-arrow ("s", "t", "f") runs through the slices of one collective. The exact integers of every event
-ride in its `args`, so that `loads` gives back what `dumps` got, whatever the viewer rounds.
+A rank is a process (pid), a stream of one of its devices is a thread (tid), an event is a complete
+slice ("X"), and an arrow ("s", "t", "f") runs through the slices of one collective or copy. The exact
+integers of every event ride in its `args`, so that `loads` gives back what `dumps` got, whatever the
+viewer rounds.
 
 The format: Trace Event Format (Google, 2016); slices of one thread must nest or be disjoint.
 """
@@ -24,6 +25,8 @@ CLOCKS = ("sim", "wall")
 # Fields that the viewer's own keys (name, cat, pid) already hold are not repeated in args.
 _ARGS = tuple(field for field in Event._fields if field not in ("rank", "name", "kind"))
 _TIDS_PER_RANK = 1000
+
+Lane = tuple[int, int, str]  # (rank, device, stream)
 
 
 def dumps(events: Sequence[Event], cluster: ClusterSpec, *, name: str = "", clock: str = "sim") -> str:
@@ -77,27 +80,31 @@ def _threads(
 ) -> tuple[dict[int, int], dict[int, dict[int, str]]]:
     """The tid of every event, and rank -> {tid: thread name}.
 
-    A stream is one thread, unless its events overlap, as the wall time of collectives that are
+    A stream of a device is one thread, unless its events overlap, as the wall time of collectives that are
     in flight together does: then the stream gets as many threads as it needs.
     """
-    free_at: dict[tuple[int, str], list[int]] = {}  # (rank, stream) -> end [ns] of each thread
-    chosen: dict[int, tuple[int, str, int]] = {}
+    free_at: dict[Lane, list[int]] = {}  # end [ns] of each thread
+    chosen: dict[int, tuple[Lane, int]] = {}
     for index in order:
         event, (start_ns, end_ns) = events[index], spans[index]
-        ends = free_at.setdefault((event.rank, event.stream), [])
+        lane = event.rank, event.device, event.stream
+        ends = free_at.setdefault(lane, [])
         thread = next((number for number, end in enumerate(ends) if end <= start_ns), len(ends))
         ends[thread:thread + 1] = [end_ns]  # fmt: skip  # replaces, or opens a new thread
-        chosen[index] = (event.rank, event.stream, thread)
+        chosen[index] = lane, thread
 
-    tid_of: dict[tuple[int, str, int], int] = {}
+    tid_of: dict[tuple[Lane, int], int] = {}
     names: dict[int, dict[int, str]] = {}
-    for rank, stream in sorted(free_at, key=lambda key: (key[0], key[1] != COMPUTE, key[1])):
-        for thread in range(len(free_at[rank, stream])):
+    with_devices = {rank for rank, device, _ in free_at if device}
+    for lane in sorted(free_at, key=lambda key: (*key[:2], key[2] != COMPUTE, key[2])):
+        rank, device, stream = lane
+        title = f"sim:{device} {stream}" if rank in with_devices else stream
+        for thread in range(len(free_at[lane])):
             named = names.setdefault(rank, {})
             # Never equal to a pid, which would mean "the main thread of that process".
             tid = _TIDS_PER_RANK * (rank + 1) + len(named) + 1
-            tid_of[rank, stream, thread] = tid
-            named[tid] = stream if thread == 0 else f"{stream} ({thread + 1})"
+            tid_of[lane, thread] = tid
+            named[tid] = title if thread == 0 else f"{title} ({thread + 1})"
     return {index: tid_of[key] for index, key in chosen.items()}, names
 
 
@@ -128,10 +135,11 @@ def _arrows(
         event = events[index]
         if event.seq < 0:
             continue
-        call = (event.kind, event.stream, event.group, event.seq)
+        # The two ends of a copy are on different streams, out and in.
+        call = (event.kind, "" if event.kind == "copy" else event.stream, event.group, event.seq)
         # Numbers start again when a warm cluster runs a second program: pair first with first.
-        repeat = seen.get((event.rank, call), 0)
-        seen[event.rank, call] = repeat + 1
+        repeat = seen.get((event.rank, event.device, call), 0)
+        seen[event.rank, event.device, call] = repeat + 1
         members.setdefault((*call, repeat), []).append(index)
 
     arrows: dict[int, dict[str, Any]] = {}

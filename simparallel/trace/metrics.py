@@ -1,4 +1,4 @@
-"""Where the time went: one row of numbers per rank, and those rows as text."""
+"""Where the time went: one row of numbers per rank and device, and those rows as text."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ NS_PER_S = 10**9
 # (heading, key of the summary, base unit)
 _COLUMNS = (
     ("rank", "rank", None),
+    ("device", "device", None),
     ("steps", "steps", None),
     ("compute", "compute_time_s", "s"),
     ("comm", "communication_time_s", "s"),
@@ -52,15 +53,18 @@ def num_steps(events: Iterable[Event]) -> int:
 
 
 def summarize(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """One row per rank, in rank order. `Trace.summary` says what the columns mean."""
+    """One row per rank and device, in order. `Trace.summary` says what the columns mean."""
     span_ps = makespan_ps(events)
+    by_device: dict[tuple[int, int], list[Event]] = {}
     by_rank: dict[int, list[Event]] = {}
     for event in events:
+        by_device.setdefault((event.rank, event.device), []).append(event)
         by_rank.setdefault(event.rank, []).append(event)
-    return [_row(rank, by_rank[rank], span_ps) for rank in sorted(by_rank)]
+    steps = {rank: num_steps(found) for rank, found in by_rank.items()}
+    return [_row(*key, steps[key[0]], by_device[key], span_ps) for key in sorted(by_device)]
 
 
-def _row(rank: int, events: list[Event], span_ps: int) -> dict[str, Any]:
+def _row(rank: int, device: int, steps: int, events: list[Event], span_ps: int) -> dict[str, Any]:
     compute = [event for event in events if event.stream == COMPUTE]
     communication = [event for event in events if event.stream != COMPUTE]
     compute_ps = busy((event.sim_start_ps, event.sim_end_ps) for event in compute)
@@ -68,7 +72,8 @@ def _row(rank: int, events: list[Event], span_ps: int) -> dict[str, Any]:
     any_ps = busy((event.sim_start_ps, event.sim_end_ps) for event in events)
     return {
         "rank": rank,
-        "steps": num_steps(events),
+        "device": device,
+        "steps": steps,
         "compute_time_s": compute_ps / PS_PER_S,
         "communication_time_s": communication_ps / PS_PER_S,
         # What communication adds to the union is what no compute hides.
@@ -82,9 +87,14 @@ def _row(rank: int, events: list[Event], span_ps: int) -> dict[str, Any]:
 
 
 def format_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of `summarize` as aligned columns; each column has one unit, in its heading."""
+    """Rows of `summarize` as aligned columns; each column has one unit, in its heading.
+
+    Devices are shown where a rank has several.
+    """
     columns = []
     for heading, key, unit in _COLUMNS:
+        if key == "device" and not any(row["device"] for row in rows):
+            continue
         values = [row[key] for row in rows]
         if unit is None:
             cells = [heading, *(str(value) for value in values)]

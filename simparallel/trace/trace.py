@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def _order(event: Event) -> tuple[Any, ...]:
-    """By rank, then simulated start. The rest only makes the order the same on every run."""
-    return event.rank, event.sim_start_ps, event.sim_end_ps, event.wall_start_ns, event
+    """By rank and device, then simulated start. The rest only makes the order the same on every run."""
+    return event.rank, event.device, event.sim_start_ps, event.sim_end_ps, event.wall_start_ns, event
 
 
 class Trace:
     """What every rank of a run did, and when.
 
     Args:
-        events: of any ranks, in any order; kept sorted by rank and simulated start.
+        events: of any ranks, in any order; kept sorted by rank, device and simulated start.
         cluster: the described hardware that priced them.
         name: a title for tables and pictures.
 
@@ -78,9 +78,13 @@ class Trace:
         """Simulated time [s] from the first start to the last end over all ranks."""
         return metrics.makespan_ps(self.events) / PS_PER_S
 
-    def streams(self, rank: int) -> list[str]:
-        """Streams of `rank` that have events: compute first, then by name."""
-        names = {event.stream for event in self.events if event.rank == rank}
+    def devices(self, rank: int) -> list[int]:
+        """Devices of `rank` that have events, ascending."""
+        return sorted({event.device for event in self.events if event.rank == rank})
+
+    def streams(self, rank: int, device: int = 0) -> list[str]:
+        """Streams of a device of `rank` that have events: compute first, then by name."""
+        names = {event.stream for event in self.events if (event.rank, event.device) == (rank, device)}
         return sorted(names, key=lambda stream: (stream != COMPUTE, stream))
 
     def select(
@@ -94,7 +98,7 @@ class Trace:
         Args:
             steps: one step number or several.
             ranks: one rank or several.
-            kinds: of "forward", "backward", "optimizer", "collective", "p2p", one or several.
+            kinds: of "forward", "backward", "optimizer", "collective", "p2p", "copy", one or several.
         """
         wanted_steps = None if steps is None else set(steps) if isinstance(steps, Iterable) else {steps}
         wanted_ranks = None if ranks is None else set(ranks) if isinstance(ranks, Iterable) else {ranks}
@@ -109,13 +113,13 @@ class Trace:
         return Trace(chosen, self.cluster, name=self.name)
 
     def summary(self) -> list[dict[str, Any]]:
-        """Where each rank's time went, a dict per rank, ascending.
+        """Where the time of each device went, a dict per rank and device, ascending.
 
         Keys, all times in seconds. Simulated: `compute_time_s`, `communication_time_s` (any
         communication stream busy), `exposed_communication_s` (communication while compute
         stands still), `idle_time_s` (neither); compute + exposed + idle is the makespan.
         Measured on this machine: `wall_compute_s`, `wall_communication_s` (waiting included).
-        Counted: `rank`, `steps` (of the optimizer), `sent_bytes` (as modelled), `flops`.
+        Counted: `rank`, `device`, `steps` (of the rank's optimizer), `sent_bytes` (as modelled), `flops`.
         """
         return metrics.summarize(self.events)
 
@@ -162,7 +166,7 @@ class Trace:
     def timeline(
         self, ax: Axes | None = None, clock: str = "sim", steps: int | Iterable[int] | None = None
     ) -> Axes:
-        """Draw a lane per rank and stream.
+        """Draw a lane per rank, device and stream.
 
         Args:
             ax: axes to draw into; None makes a figure.

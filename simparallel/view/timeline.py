@@ -1,4 +1,4 @@
-"""The rank x stream timeline: who works, who communicates, who waits."""
+"""The rank x device x stream timeline: who works, who communicates, who waits."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ COLORS = {
     "optimizer": "#009E73",
     "collective": "#CC79A7",
     "p2p": "#F0E442",
+    "copy": "#D55E00",
 }
 _OTHER_COLOR = "#999999"
-_HATCHED = ("collective", "p2p")  # communication differs in more than colour
+_HATCHED = ("collective", "p2p", "copy")  # communication differs in more than colour
 _CLOCKS = {"sim": ("simulated time", PS_PER_S), "wall": ("wall time", 10**9)}
 _LANE_HEIGHT = 0.84
 _RANK_GAP = 0.45  # lanes
 _NAME_SIZE_PT = 8.5
 
-Lane = tuple[int, str]  # (rank, stream)
+Lane = tuple[int, int, str]  # (rank, device, stream)
 
 
 def plot_timeline(
     events: Sequence[Event], *, clock: str = "sim", ax: Axes | None = None, title: str | None = None
 ) -> Axes:
-    """Draw every event as a bar, in a lane per (rank, stream).
+    """Draw every event as a bar, in a lane per (rank, device, stream).
 
     Bars overlap where a stream's events do: in wall time, collectives in flight together.
 
@@ -106,9 +107,10 @@ def _spans(events: Sequence[Event], clock: str) -> tuple[list[tuple[int, int]], 
 
 
 def _rows(events: Iterable[Event]) -> dict[Lane, float]:
-    """The vertical position of each lane: ranks in order, compute above communication."""
+    """The vertical position of each lane: ranks and devices in order, compute above communication."""
     lanes = sorted(
-        {(e.rank, e.stream) for e in events}, key=lambda lane: (lane[0], lane[1] != COMPUTE, lane[1])
+        {(e.rank, e.device, e.stream) for e in events},
+        key=lambda lane: (*lane[:2], lane[2] != COMPUTE, lane[2]),
     )
     rows: dict[Lane, float] = {}
     position, previous = -1.0, lanes[0][0]
@@ -119,11 +121,14 @@ def _rows(events: Iterable[Event]) -> dict[Lane, float]:
 
 
 def _lane_labels(lanes: Sequence[Lane]) -> list[str]:
-    """The stream's name; the first lane of a rank says the rank too, in bold."""
+    """The stream's name, after the device where a rank has several; first the rank, in bold."""
     labels = []
+    with_devices = {rank for rank, device, _ in lanes if device}
     previous = None
-    for rank, stream in lanes:
+    for rank, device, stream in lanes:
         name = stream.replace("$", r"\$")  # "$" would start a formula
+        if rank in with_devices:
+            name = f"sim:{device} {name}"
         labels.append(name if rank == previous else rf"$\bf{{rank\ {rank}}}$   {name}")
         previous = rank
     return labels
@@ -161,7 +166,8 @@ def _draw_bars(
     """One collection per lane and kind: a bar per call would take seconds for 20 000 events."""
     groups: dict[tuple[Lane, str], list[tuple[float, float]]] = {}
     for event, bar in zip(events, bars, strict=True):
-        groups.setdefault(((event.rank, event.stream), event.kind), []).append(bar)
+        lane = event.rank, event.device, event.stream
+        groups.setdefault((lane, event.kind), []).append(bar)
     for (lane, kind), members in groups.items():
         widths = sorted(width for _, width in members)
         # A white outline parts neighbours, but would swallow bars of a few pixels.
@@ -193,12 +199,12 @@ def _write_names(
         if room_pt < _NAME_SIZE_PT or not event.name.strip():
             continue
         # "MatMul.backward" is "MatMul" where space is short: the colour says backward.
-        texts = (event.name, event.name.partition(".")[0])
+        texts = (event.name, event.name.partition(".")[0].partition(" ")[0])
         text = next((text for text in texts if text and width_pt(text) <= room_pt), None)
         if text is None:
             continue
         label = ax.text(
-            start + width / 2, rows[event.rank, event.stream], text, fontsize=_NAME_SIZE_PT,
+            start + width / 2, rows[event.rank, event.device, event.stream], text, fontsize=_NAME_SIZE_PT,
             color="black", ha="center", va="center_baseline", zorder=4, clip_on=True, parse_math=False,
         )  # fmt: skip
         if event.kind in _HATCHED:  # a plain patch keeps the name readable on the hatch

@@ -1,0 +1,62 @@
+"""Where the tensors of a module lie: moving them, and counting them on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor, no_grad
+from simparallel.autograd.transfer import to, where_to
+from simparallel.devices import Device
+from simparallel.errors import InputError
+from simparallel.events import current_recorder
+from simparallel.memory import BUFFERS, GRADIENTS, PARAMETERS
+from simparallel.nn.deferred import is_deferred, placeholder
+
+if TYPE_CHECKING:
+    from simparallel.nn.module import Module
+
+
+def hold(tensor: Tensor, category: str, what: str) -> None:
+    """Count a tensor of a module on its device.
+
+    Raises:
+        DeviceOutOfMemoryError: `what` is too much for it.
+    """
+    recorder = current_recorder()
+    if recorder is not None:
+        memory = recorder.of(tensor._device or recorder.device).memory
+        memory.hold(tensor.data, category, move=True)
+        memory.make_room(0, what)
+
+
+def move_to(module: Module, *args: Any, **kwargs: Any) -> None:
+    """Move parameters, their gradients and buffers, each once, in place."""
+    device, dtype = where_to(*args, **kwargs)
+    if dtype is not None and dtype.kind != "f":
+        raise InputError(f"{type(module).__name__}.to: dtype={dtype} is not floating point.")
+    with no_grad():
+        _move(module.parameters(), PARAMETERS, device, dtype)
+        _move(module.buffers(), BUFFERS, device, dtype)
+
+
+def _move(tensors: Iterable[Tensor], category: str, device: Device | None, dtype: np.dtype | None) -> None:
+    for tensor in tensors:
+        if is_deferred(tensor):  # it will be drawn there
+            tensor.data = placeholder(tensor.shape, dtype or tensor.dtype)
+            tensor._device = device or tensor._device
+            continue
+        if tensor.grad is not None:
+            tensor.grad = _moved(tensor.grad, device, dtype)
+            hold(tensor.grad, GRADIENTS, "a gradient")
+        moved = _moved(tensor, device, dtype)
+        if moved is not tensor:
+            tensor.data, tensor._device = moved.data, moved._device
+            hold(tensor, category, f"a tensor of shape {tensor.shape}")
+
+
+def _moved(x: Tensor, device: Device | None, dtype: np.dtype | None) -> Tensor:
+    wanted = {"device": device, "dtype": dtype if x.dtype.kind == "f" else None}
+    return to(x, **wanted) if any(value is not None for value in wanted.values()) else x
