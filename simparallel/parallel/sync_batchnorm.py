@@ -17,6 +17,7 @@ from simparallel import collectives
 from simparallel.autograd import BatchNorm, Context, Plan
 from simparallel.backend import Array
 from simparallel.comm import Group
+from simparallel.errors import InputError
 from simparallel.nn import Module
 from simparallel.nn.normalization import AbstractBatchNorm
 
