@@ -57,7 +57,7 @@ class MaxPool2d(AbstractPool):
     """y = maximum over each window; the gradient goes to the first maximum of a window, row by row"""
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        xp, at = ctx.xp, self.windows(x.shape)
+        xp, at = ctx.xp, ctx.windows
         padded = _pad(xp, x, at, _lowest(x.dtype))
         first, *others = (padded[(*_ALL, *at.slices(i, j))] for i, j in at.taps())
         y = first.copy(order="K")
@@ -67,7 +67,7 @@ class MaxPool2d(AbstractPool):
         return y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        xp, x, y, at = ctx.xp, ctx.x, ctx.y, self.windows(ctx.x.shape)
+        xp, x, y, at = ctx.xp, ctx.x, ctx.y, ctx.windows
         padded = _pad(xp, x, at, _lowest(x.dtype))
         dy = _in_order_of(xp, dy, y)
         is_apart = at.stride == at.kernel  # no pixel is in two windows
@@ -108,7 +108,7 @@ class AvgPool2d(AbstractPool):
 
     def _scale(self, ctx: Context, at: Windows, dtype: np.dtype) -> Any:
         """1 / number of pixels, for all windows or for each."""
-        if self.count_include_pad or at.before == (0, 0):
+        if self.count_include_pad or at.padded == at.image:
             return 1.0 / prod(at.kernel)
         sizes = [
             [min(p * s - b + k, size) - max(p * s - b, 0) for p in range(out)]
@@ -118,7 +118,7 @@ class AvgPool2d(AbstractPool):
         return (1.0 / counts).astype(dtype)
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        at, dtype = self.windows(x.shape), ctx.plan.output.dtype
+        at, dtype = ctx.windows, ctx.plan.output.dtype
         padded = _pad(ctx.xp, x.astype(_wide(dtype), order="K", copy=False), at, 0)
         first, *others = (padded[(*_ALL, *at.slices(i, j))] for i, j in at.taps())
         y = first.copy(order="K")
@@ -128,7 +128,7 @@ class AvgPool2d(AbstractPool):
         return y.astype(dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        xp, at = ctx.xp, self.windows(ctx.plan.inputs[0].shape)
+        xp, at = ctx.xp, ctx.windows
         dy = dy.astype(_wide(dy.dtype), order="K", copy=False)
         dy = dy * self._scale(ctx, at, dy.dtype)
         dx = _zeros_padded(xp, dy, at)

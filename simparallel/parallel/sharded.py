@@ -4,7 +4,8 @@ Nothing here knows an op. A call goes like this:
 
     1. cuts of the op's named dims: by its strategy, or by how its inputs lie (`strategy`);
     2. inputs that lie otherwise are redistributed (`plan`, `mover`), on the tape;
-    3. forward runs on the slices; what the op completes itself goes through its context;
+    3. forward runs on the slices, widened where windows reach beyond them (`halo`); what the op
+       completes itself goes through its context;
     4. sums that cut dims left unfinished are finished: at once where the op has a strategy, and
        otherwise when somebody needs the value;
     5. in backward, the gradient of an input is summed along the axes that cut dims which it lacks.
@@ -28,6 +29,7 @@ from simparallel.events import current_recorder
 from simparallel.memory import ACTIVATIONS, PARAMETERS
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.parallel.call import Call, check_mixing, mode, uncut
+from simparallel.parallel.halo import compile_halo
 from simparallel.parallel.mover import Groups, Move, compile_moves
 from simparallel.plan import Redistribution, plan_redistribution
 from simparallel.sharding import Placement, placement
@@ -145,7 +147,7 @@ class ShardContext(Context):
     """What an op may ask while it works on slices: the exchanges are collectives over the cut's groups."""
 
     def __init__(self, runner: Runner, needs: tuple[bool, ...], array: Array) -> None:
-        super().__init__(get_namespace(array), needs, runner.call.local)
+        super().__init__(get_namespace(array), needs, runner.plan)
         self._runner = runner
 
     def sum_over(self, dims: str, x: Array) -> Array:
@@ -167,12 +169,18 @@ class Runner(Reversible):
 
     def __init__(self, call: Call, sharder: Sharder) -> None:
         self.call, self.op, self.rank, self._sharder = call, call.op, sharder.rank, sharder
+        self.plan = call.plan_of(self.rank)
         self._groups: dict[tuple[str, ...], Group | None] = {}
         self._gradient_axes = [call.sharding.gradient_axes(i) for i in range(len(call.inputs))]
+        cut = call.window_cut
+        self._halo = None if cut is None else compile_halo(cut, self.rank)
 
     def __call__(self, inputs: tuple[Tensor, ...]) -> Tensor:
         moved = tuple([self._moved(i, x) for i, x in enumerate(inputs)])
         arrays = [x.data for x in moved]
+        halo = self._halo
+        if halo is not None:
+            arrays[halo.input] = halo.widen(arrays[halo.input])
         recording = grad_mode.enabled
         needs = tuple([recording and x.requires_grad for x in moved])
         ctx = ShardContext(self, needs, arrays[0])
@@ -201,6 +209,9 @@ class Runner(Reversible):
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """Gradients of the inputs, summed along the axes that cut dims which they lack."""
         grads = list(self.op.run_backward(ctx, dy))
+        halo = self._halo
+        if halo is not None and (gradient := grads[halo.input]) is not None:
+            grads[halo.input] = halo.narrow(gradient)
         for i, axes in enumerate(self._gradient_axes):
             gradient = grads[i]
             group = self.group(axes) if axes and gradient is not None else None
