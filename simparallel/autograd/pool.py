@@ -147,7 +147,7 @@ class AdaptiveAvgPool2d(Op):
         output_size: (P, Q), or one integer for both; 1 is the global average.
     """
 
-    rule = "n c {h} {w} -> n c 1 1"
+    rule = "n c [h] [w] -> n c 1 1"
 
     def __init__(self, output_size: int | Pair = 1) -> None:
         self.output_size = as_pair("AdaptiveAvgPool2d", "output_size", output_size, 1)
@@ -156,6 +156,8 @@ class AdaptiveAvgPool2d(Op):
         _check_image(shape)
         if 0 in shape[2:]:
             raise ShapeError(f"the mean over no pixels is not defined, got shape {shape}")
+        if self.output_size == (1, 1):
+            return self.rule
         return f"n c {{h}} {{w}} -> n c {self.output_size[0]} {self.output_size[1]}"
 
     def infer(self, x: Spec) -> Spec:
@@ -174,7 +176,7 @@ class AdaptiveAvgPool2d(Op):
         xp, dtype = ctx.xp, ctx.plan.output.dtype
         x = x.astype(_wide(dtype), order="K", copy=False)
         if self.output_size == (1, 1):
-            y = x.sum(axis=(2, 3), keepdims=True) / (x.shape[2] * x.shape[3])
+            y = ctx.sum_over("h w", x.sum(axis=(2, 3), keepdims=True)) / ctx.sizes("h w")
         else:
             rows, columns = self._weights(ctx, x.dtype)
             y = xp.einsum("nchw,ph,qw->ncpq", x, rows, columns, optimize=True)
@@ -183,7 +185,7 @@ class AdaptiveAvgPool2d(Op):
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         shape = ctx.plan.inputs[0].shape
         if self.output_size == (1, 1):
-            return (ctx.xp.broadcast_to(dy / (shape[2] * shape[3]), shape),)
+            return (ctx.xp.broadcast_to(dy / ctx.sizes("h w"), shape),)
         dy = dy.astype(_wide(dy.dtype), copy=False)
         rows, columns = self._weights(ctx, dy.dtype)
         return (ctx.xp.einsum("ncpq,ph,qw->nchw", dy, rows, columns, optimize=True),)

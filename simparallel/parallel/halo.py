@@ -89,6 +89,8 @@ def compile_halo(cut: WindowCut, rank: int) -> HaloMoves:
     gets = {move.source: within(move.box, need) for move in others if move.target == rank}
     gives = {move.target: within(move.box, have) for move in others if move.source == rank}
     own_in_need, own_in_have = within(own, need), within(own, have)
+    shapes_in = {move.source: shape_of(move.box) for move in others if move.target == rank}
+    shapes_out = {move.target: shape_of(move.box) for move in others if move.source == rank}
 
     def widen(x: Array) -> Array:
         if own == need:  # nothing is lacking
@@ -96,7 +98,7 @@ def compile_halo(cut: WindowCut, rank: int) -> HaloMoves:
             return x if need == have else x[own_in_have]
         y = get_namespace(x).empty_like(x, shape=shape_of(need))
         y[own_in_need] = x[own_in_have]
-        for source, part in swap(x, gives, {r: y[index].shape for r, index in gets.items()}).items():
+        for source, part in swap(x, gives, shapes_in).items():
             y[gets[source]] = part
         return y
 
@@ -105,7 +107,7 @@ def compile_halo(cut: WindowCut, rank: int) -> HaloMoves:
             return dy
         dx = get_namespace(dy).zeros_like(dy, shape=shape_of(have))
         dx[own_in_have] = dy[own_in_need]
-        for target, part in swap(dy, gets, {r: dx[index].shape for r, index in gives.items()}).items():
+        for target, part in swap(dy, gets, shapes_out).items():
             dx[gives[target]] += part
         return dx
 
