@@ -8,7 +8,8 @@ Nothing here knows an op. A call goes like this:
        completes itself goes through its context;
     4. sums that cut dims left unfinished are finished: at once where the op has a strategy, and
        otherwise when somebody needs the value;
-    5. in backward, the gradient of an input is summed along the axes that cut dims which it lacks.
+    5. in backward, gradients of fetched borders go back to whom they came from, and the gradient of an
+       input is summed along the axes that cut dims which it lacks.
 
 Steps 1, 2 and the groups are worked out once for inputs that lie alike, and kept in a `Call`.
 """
@@ -207,7 +208,7 @@ class Runner(Reversible):
         return move_tensor(x, target, self.call.whole[i])
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        """Gradients of the inputs, summed along the axes that cut dims which they lack."""
+        """Gradients of the inputs, halos given back, summed along the axes that cut dims which they lack."""
         grads = list(self.op.run_backward(ctx, dy))
         halo = self._halo
         if halo is not None and (gradient := grads[halo.input]) is not None:
