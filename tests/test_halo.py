@@ -324,6 +324,8 @@ def test_what_a_network_explains_is_what_it_sends():
         before = len(sp.events.current_recorder().events)
         AutoParallel(lambda x: net(x).backward(np.ones((1, 2, 2, 4), np.float32)))(x)
         step = sp.events.current_recorder().events[before:]
+        shown = [e.kind for e in step if e.name == "Halo"]
+        assert shown == ["forward"] * 2 + ["backward"] * 2
         summed = [e.sent_bytes for e in step if e.kind == "collective" and e.name == "all_reduce"]
         return sum(e.size_bytes for e in step if e.name == "recv"), summed
 

@@ -26,7 +26,7 @@ from simparallel.autograd import Context, Op, Redistribute, Tensor
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.comm import Communicator, Group, current
-from simparallel.events import current_recorder
+from simparallel.events import Recorder, current_recorder
 from simparallel.memory import ACTIVATIONS, PARAMETERS
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.parallel.call import Call, check_mixing, mode, uncut
@@ -72,11 +72,29 @@ class Way:
         start_ns = perf_counter_ns()
         for move in self._moves:
             x = move(x)
-        if self._is_shown:  # what it costs beside its collectives: putting the parts together
-            price = recorder.price(0, 2 * x.nbytes, x.dtype.itemsize)
-            recorder.compute("Redistribute", phase, start_ns, perf_counter_ns(), price)
+        if self._is_shown:
+            _show_copy(recorder, "Redistribute", phase, start_ns, x)
         recorder.memory.hold(x, ACTIVATIONS)
         return x
+
+
+def _show_copy(recorder: Recorder, name: str, phase: str, start_ns: int, x: Array) -> None:
+    """What an exchange costs beside its collectives: putting the parts together to x."""
+    price = recorder.price(0, 2 * x.nbytes, x.dtype.itemsize)
+    recorder.compute(name, phase, start_ns, perf_counter_ns(), price)
+
+
+def _exchange_halo(move: Move, x: Array, phase: str) -> Array:
+    """Widen a slice, or narrow a gradient, on the trace and on the memory account."""
+    recorder = current_recorder()
+    if recorder is None:
+        return move(x)
+    start_ns = perf_counter_ns()
+    y = move(x)
+    if y is not x:
+        _show_copy(recorder, "Halo", phase, start_ns, y)
+        recorder.memory.hold(y, ACTIVATIONS)
+    return y
 
 
 _sharders: WeakKeyDictionary[Communicator, Sharder] = WeakKeyDictionary()
@@ -181,7 +199,7 @@ class Runner(Reversible):
         arrays = [x.data for x in moved]
         halo = self._halo
         if halo is not None:
-            arrays[halo.input] = halo.widen(arrays[halo.input])
+            arrays[halo.input] = _exchange_halo(halo.widen, arrays[halo.input], "forward")
         recording = grad_mode.enabled
         needs = tuple([recording and x.requires_grad for x in moved])
         ctx = ShardContext(self, needs, arrays[0])
@@ -212,7 +230,7 @@ class Runner(Reversible):
         grads = list(self.op.run_backward(ctx, dy))
         halo = self._halo
         if halo is not None and (gradient := grads[halo.input]) is not None:
-            grads[halo.input] = halo.narrow(gradient)
+            grads[halo.input] = _exchange_halo(halo.narrow, gradient, "backward")
         for i, axes in enumerate(self._gradient_axes):
             gradient = grads[i]
             group = self.group(axes) if axes and gradient is not None else None
