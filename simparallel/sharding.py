@@ -57,7 +57,7 @@ class Sharding:
                         f"axis {axis!r} cuts both dim {owner[axis]!r} and dim {name!r} of the op; an axis cuts one."
                     )
                 owner[axis] = name
-        for tensor in (*self.inputs, self.output):
+        for t, tensor in enumerate((*self.inputs, self.output)):
             for place in tensor:
                 whole = True
                 for name, size in zip(place.names, place.sizes, strict=True):
@@ -69,8 +69,9 @@ class Sharding:
                         )
                     whole = whole and cut == size
                     if size % cut or (cut > 1 and not size):
+                        where = f"input {t}" if t < len(self.inputs) else "the output"
                         raise StrategyError(
-                            f"dim {name!r} has size {size}, which its cut {cut} does not divide."
+                            f"dim {name!r} has size {size} in {where}, which its cut {cut} does not divide."
                         )
 
     @property
@@ -141,7 +142,7 @@ class Sharding:
         for t, tensor in enumerate((*self.inputs, self.output)):
             where = f"input {t}" if t < len(self.inputs) else "the output"
             for d, place in enumerate(tensor):
-                if place.kind in ("whole", "window"):
+                if place.kind == "whole":
                     found |= dict.fromkeys(place.names, f"dim {d} of {where} ({place.names[0]!r})")
         return found
 

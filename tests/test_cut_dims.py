@@ -112,6 +112,7 @@ CASES = {
     "rms norm": (lambda: ops.RMSNorm(), [X, floats(6)], "e0"),
     "group norm": (lambda: ops.GroupNorm(3), BATCH, "d1"),
     "group norm, n": (lambda: ops.GroupNorm(3), BATCH, "n"),
+    "global average, h": (lambda: ops.AdaptiveAvgPool2d(1), [floats(2, 3, 4, 2)], "h"),
     "embedding, rows": (lambda: ops.Embedding(1), [LABELS.reshape(2, 2), X[:, :3].repeat(2, 0)], "v"),
     "embedding, columns": (lambda: ops.Embedding(), [LABELS, floats(6, 4)], "e"),
     "dropout, rows": (lambda: ops.Dropout(0.5, 7), [X, np.array(2)], "d0"),

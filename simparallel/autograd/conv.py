@@ -64,7 +64,7 @@ class Conv2d(Op):
             raise InputError(f"Conv2d: method={method!r}, choose from {', '.join(METHODS)}.")
         self.groups, self.method = int(groups), method
 
-    def windows(self, x: tuple[int, ...], w: tuple[int, ...]) -> Windows:
+    def windows(self, x: tuple[int, ...], w: tuple[int, ...], *b: tuple[int, ...]) -> Windows:
         """Where the windows lie for these shapes."""
         return windows((x[2], x[3]), (w[2], w[3]), self.stride, self.padding, self.dilation)
 
@@ -104,7 +104,7 @@ class Conv2d(Op):
     def forward(self, ctx: Context, x: Array, w: Array, *b: Array) -> Array:
         xp, dtype = ctx.xp, ctx.plan.output.dtype
         wide = np.result_type(dtype, np.float32) if dtype.kind == "f" else dtype  # BLAS has no float16
-        at = self.windows(x.shape, w.shape)
+        at = ctx.windows
         ctx.by_winograd = self._by_winograd(x.shape, w.shape, wide)
         ctx.in_pixels = ctx.by_winograd or self._in_pixels(x.shape[1])
         to_pixels = ctx.in_pixels or self._in_pixels(w.shape[0])
@@ -123,8 +123,7 @@ class Conv2d(Op):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, x, w = ctx.xp, ctx.x, ctx.w
-        shape_x, shape_w = (spec.shape for spec in ctx.plan.inputs[:2])
-        at = self.windows(shape_x, shape_w)
+        at = ctx.windows
         needs = ctx.needs[0], ctx.needs[1]
         dx = dw = None
         is_pixels = dy.transpose(_PIXELS).flags.c_contiguous

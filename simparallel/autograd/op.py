@@ -26,6 +26,7 @@ import numpy as np
 
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import Tensor
+from simparallel.autograd.windows import Windows
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.devices import FIRST, Device, current_device
 from simparallel.errors import DeviceMismatchError, ShapeError, SimParallelError
@@ -60,6 +61,7 @@ class Plan:
     output: Spec
     sizes: dict[str, int]
     work: Work
+    windows: Windows | None = None  # of an op that reads through sliding windows
 
 
 class Context:
@@ -92,6 +94,12 @@ class Context:
         def __getattr__(self, name: str) -> Any: ...
 
         def __setattr__(self, name: str, value: Any) -> None: ...
+
+    @property
+    def windows(self) -> Windows:
+        """Where the windows lie in the image at hand; for ops that have some."""
+        assert self.plan.windows is not None
+        return self.plan.windows
 
     def sum_over(self, dims: str, x: Array) -> Array:
         """`x` summed over the ranks among which any of `dims` is cut."""
@@ -205,6 +213,13 @@ class Op(Reversible):
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
         """The rule for these input shapes; override where it depends on settings or dims."""
         return self.rule
+
+    def windows(self, *shapes: tuple[int, ...]) -> Windows | None:
+        """Where the windows lie for these input shapes, for an op whose rule has dims `<h> <w>`; else None.
+
+        `forward` and `backward` ask `ctx.windows`: on a slice of an image they lie otherwise.
+        """
+        return None
 
     def infer(self, *inputs: Spec) -> Spec:
         """Shape and dtype of the output. Raises ShapeError or DTypeError for a bad call.
@@ -326,7 +341,7 @@ class Op(Reversible):
         shapes = tuple(spec.shape for spec in specs)
         try:
             sizes = bind(self.rule_for(*shapes), shapes)
-            return Plan(specs, self.infer(*specs), sizes, self.work(*specs))
+            return Plan(specs, self.infer(*specs), sizes, self.work(*specs), self.windows(*shapes))
         except SimParallelError as error:  # inner code raises short; here the op is known
             raise type(error)(f"{self!r}: {error}", **error.facts) from None
 

@@ -57,7 +57,7 @@ class MaxPool2d(AbstractPool):
     """y = maximum over each window; the gradient goes to the first maximum of a window, row by row"""
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        xp, at = ctx.xp, self.windows(x.shape)
+        xp, at = ctx.xp, ctx.windows
         padded = _pad(xp, x, at, _lowest(x.dtype))
         first, *others = (padded[(*_ALL, *at.slices(i, j))] for i, j in at.taps())
         y = first.copy(order="K")
@@ -67,7 +67,7 @@ class MaxPool2d(AbstractPool):
         return y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        xp, x, y, at = ctx.xp, ctx.x, ctx.y, self.windows(ctx.x.shape)
+        xp, x, y, at = ctx.xp, ctx.x, ctx.y, ctx.windows
         padded = _pad(xp, x, at, _lowest(x.dtype))
         dy = _in_order_of(xp, dy, y)
         is_apart = at.stride == at.kernel  # no pixel is in two windows
@@ -108,7 +108,7 @@ class AvgPool2d(AbstractPool):
 
     def _scale(self, ctx: Context, at: Windows, dtype: np.dtype) -> Any:
         """1 / number of pixels, for all windows or for each."""
-        if self.count_include_pad or at.before == (0, 0):
+        if self.count_include_pad or at.padded == at.image:
             return 1.0 / prod(at.kernel)
         sizes = [
             [min(p * s - b + k, size) - max(p * s - b, 0) for p in range(out)]
@@ -118,7 +118,7 @@ class AvgPool2d(AbstractPool):
         return (1.0 / counts).astype(dtype)
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        at, dtype = self.windows(x.shape), ctx.plan.output.dtype
+        at, dtype = ctx.windows, ctx.plan.output.dtype
         padded = _pad(ctx.xp, x.astype(_wide(dtype), order="K", copy=False), at, 0)
         first, *others = (padded[(*_ALL, *at.slices(i, j))] for i, j in at.taps())
         y = first.copy(order="K")
@@ -128,7 +128,7 @@ class AvgPool2d(AbstractPool):
         return y.astype(dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        xp, at = ctx.xp, self.windows(ctx.plan.inputs[0].shape)
+        xp, at = ctx.xp, ctx.windows
         dy = dy.astype(_wide(dy.dtype), order="K", copy=False)
         dy = dy * self._scale(ctx, at, dy.dtype)
         dx = _zeros_padded(xp, dy, at)
@@ -147,7 +147,7 @@ class AdaptiveAvgPool2d(Op):
         output_size: (P, Q), or one integer for both; 1 is the global average.
     """
 
-    rule = "n c {h} {w} -> n c 1 1"
+    rule = "n c [h] [w] -> n c 1 1"
 
     def __init__(self, output_size: int | Pair = 1) -> None:
         self.output_size = as_pair("AdaptiveAvgPool2d", "output_size", output_size, 1)
@@ -156,6 +156,8 @@ class AdaptiveAvgPool2d(Op):
         _check_image(shape)
         if 0 in shape[2:]:
             raise ShapeError(f"the mean over no pixels is not defined, got shape {shape}")
+        if self.output_size == (1, 1):
+            return self.rule
         return f"n c {{h}} {{w}} -> n c {self.output_size[0]} {self.output_size[1]}"
 
     def infer(self, x: Spec) -> Spec:
@@ -174,7 +176,7 @@ class AdaptiveAvgPool2d(Op):
         xp, dtype = ctx.xp, ctx.plan.output.dtype
         x = x.astype(_wide(dtype), order="K", copy=False)
         if self.output_size == (1, 1):
-            y = x.sum(axis=(2, 3), keepdims=True) / (x.shape[2] * x.shape[3])
+            y = ctx.sum_over("h w", x.sum(axis=(2, 3), keepdims=True)) / ctx.sizes("h w")
         else:
             rows, columns = self._weights(ctx, x.dtype)
             y = xp.einsum("nchw,ph,qw->ncpq", x, rows, columns, optimize=True)
@@ -183,7 +185,7 @@ class AdaptiveAvgPool2d(Op):
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         shape = ctx.plan.inputs[0].shape
         if self.output_size == (1, 1):
-            return (ctx.xp.broadcast_to(dy / (shape[2] * shape[3]), shape),)
+            return (ctx.xp.broadcast_to(dy / ctx.sizes("h w"), shape),)
         dy = dy.astype(_wide(dy.dtype), copy=False)
         rows, columns = self._weights(ctx, dy.dtype)
         return (ctx.xp.einsum("ncpq,ph,qw->nchw", dy, rows, columns, optimize=True),)

@@ -53,6 +53,28 @@ class Windows(NamedTuple):
         height, width = (last - first - 1) * sh + 1, (self.out[1] - 1) * sw + 1
         return slice(top, top + height, sh), slice(left, left + width, sw)
 
+    def part(self, first: Pair, out: Pair) -> tuple[tuple[Pair, Pair], Windows]:
+        """`out` windows from the ones numbered `first` on, by themselves.
+
+        Returns:
+            The rows and the columns (start, stop) of the image that they reach over, and how they lie on these
+            alone: with padding only where the image ends.
+        """
+        spans, before, after = [], [], []
+        for f, count, k, s, d, top, size in zip(
+            first, out, self.kernel, self.stride, self.dilation, self.before, self.image, strict=True
+        ):
+            start = f * s - top
+            stop = start + (count - 1) * s + d * (k - 1) + 1
+            low = min(max(start, 0), size)
+            high = max(low, min(stop, size))
+            before.append(min(max(-start, 0), stop - start))
+            after.append(stop - start - before[-1] - (high - low))
+            spans.append((low, high))
+        image = spans[0][1] - spans[0][0], spans[1][1] - spans[1][0]
+        pads = {"before": (before[0], before[1]), "after": (after[0], after[1])}
+        return (spans[0], spans[1]), self._replace(image=image, out=out, **pads)
+
     def taps(self) -> list[Pair]:
         """Positions (i, j) in the kernel, row by row."""
         return [(i, j) for i in range(self.kernel[0]) for j in range(self.kernel[1])]

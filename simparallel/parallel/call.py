@@ -13,6 +13,7 @@ from simparallel.autograd import Op, Plan, Spec, Work
 from simparallel.errors import LayoutError, SimParallelError, StrategyError
 from simparallel.layout import Layout
 from simparallel.mesh import Mesh
+from simparallel.parallel.halo import window_cut
 from simparallel.plan import Redistribution, plan_redistribution
 from simparallel.sharding import Placement, Sharding, placement
 
@@ -65,6 +66,7 @@ class Call:
         whole: for each input where it lies if it is a plain one.
         made: where the output lies as forward leaves it; `output`: as the call hands it out.
         local: the plan of the op on a rank's slices.
+        window_cut: what the ranks read instead of their slices, where sliding windows are cut; else None.
         implicit: the redistributions of inputs that are needed and were not written down.
 
     Raises:
@@ -87,6 +89,7 @@ class Call:
         self.made = placement(layout.with_partial((*layout.partial, *partial)), whole.output.shape)
         self.output = _output(op, self.made)
         self.local = slice_plan(whole, sharding)
+        self.window_cut = window_cut(whole.windows, sharding)
         self.whole = [placement(uncut(sharding.mesh, x.shape), x.shape) for x in inputs]
         self.implicit: list[Implicit] = []
         for i, (x, target) in enumerate(zip(inputs, self.inputs, strict=True)):
@@ -94,6 +97,10 @@ class Call:
                 plan = plan_redistribution(x.placement.layout, target.layout, x.shape)
                 if plan.steps:
                     self.implicit.append(Implicit(op, i, plan, x.dtype.itemsize))
+
+    def plan_of(self, rank: int) -> Plan:
+        """The plan of the op on what the rank computes with."""
+        return self.local if self.window_cut is None else self.window_cut.local(self.local, rank)
 
     def refuse_implicit(self) -> None:
         """Raises StrategyError if an input has to be redistributed, and anything moves."""
@@ -169,7 +176,7 @@ def slice_plan(whole: Plan, sharding: Sharding) -> Plan:
     own_bytes = sum(spec.size_bytes for spec in (*inputs, output))
     parts = prod(sharding.cut(name) for name in sharding.cuts)
     work = Work(whole.work.flops // parts, whole.work.size_bytes * own_bytes // max(all_bytes, 1))
-    return Plan(inputs, output, sizes, work)
+    return Plan(inputs, output, sizes, work, whole.windows)
 
 
 @lru_cache(maxsize=4096)

@@ -191,11 +191,17 @@ def explain_call(call: Call) -> OpPlan:
     op, sharding, local = call.op, call.sharding, call.local
     made, target, shape = call.made.layout, call.output.layout, call.made.shape
     finish = exchanges_of(plan_redistribution(made, target, shape), local.output.dtype, "finish the sum")
-    inside, inside_backward = _inside(op, local, sharding)
+    inside, inside_backward = _inside(op, call.plan_of(sharding.mesh.ranks[0]), sharding)
+    fetch, give_back = _halo(call)
     gradients = []
     for i, spec in enumerate(local.inputs):
-        axes = sharding.gradient_axes(i) if spec.dtype.kind in "fc" else ()
-        gradients.append(_reduction("sum", sharding.mesh, axes, spec.size_bytes, "sum of the gradient"))
+        if spec.dtype.kind not in "fc":
+            gradients.append(Exchanges())
+            continue
+        axes = sharding.gradient_axes(i)
+        own = _reduction("sum", sharding.mesh, axes, spec.size_bytes, "sum of the gradient")
+        is_image = call.window_cut is not None and call.window_cut.input == i
+        gradients.append(Exchanges((*give_back, *own)) if is_image else own)
     if op.in_strategy and isinstance(op.in_strategy[0], Layout):
         maps = [layout.tensor_map for layout in sharding.input_layouts], target.tensor_map
     else:
@@ -205,7 +211,8 @@ def explain_call(call: Call) -> OpPlan:
         tensor_maps={"inputs": maps[0], "output": maps[1]},
         slice_shapes={"inputs": [spec.shape for spec in local.inputs], "output": target.local_shape(shape)},
         layouts={"inputs": list(sharding.input_layouts), "output": target},
-        forward=Exchanges((*inside, *finish)), backward=tuple(gradients), backward_inside=Exchanges(inside_backward),
+        forward=Exchanges((*fetch, *inside, *finish)), backward=tuple(gradients),
+        backward_inside=Exchanges(inside_backward),
     )  # fmt: skip
 
 
@@ -225,6 +232,19 @@ def _reduction(op: str, mesh: Mesh, axes: tuple[str, ...], size_bytes: int, why:
         return Exchanges()
     share = price("direct", "all_reduce", len(groups[0]), 0).sent
     return Exchanges([Exchange("all_reduce", op, groups, round(share * size_bytes), why)])
+
+
+def _halo(call: Call) -> tuple[Exchanges, Exchanges]:
+    """The borders of slices that are exchanged before forward and after backward."""
+    cut = call.window_cut
+    if cut is None or not cut.halo.groups:
+        return Exchanges(), Exchanges()
+    halo, itemsize = cut.halo, call.local.inputs[cut.input].dtype.itemsize
+    fetched, returned = max(halo.received_bytes(itemsize)), max(halo.returned_bytes(itemsize))
+    return (
+        Exchanges([Exchange("messages", None, halo.groups, fetched, "halo of the windows")]),
+        Exchanges([Exchange("messages", "sum", halo.groups, returned, "gradient of the halo")]),
+    )
 
 
 def _map(sharding: Sharding, tensor: Iterable[Any]) -> tuple[Any, ...]:

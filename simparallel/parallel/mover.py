@@ -115,13 +115,28 @@ def _sent(
     x: Array, y: Array, gets: dict[int, tuple[slice, ...]], *, group: Group, rank: int,
     gives: dict[int, tuple[slice, ...]], count: int,
 ) -> None:  # fmt: skip
+    for source, part in swap(x, gives, {r: y[index].shape for r, index in gets.items()}).items():
+        y[gets[source]] = part
+
+
+def swap(
+    x: Array, gives: dict[int, tuple[slice, ...]], shapes: dict[int, tuple[int, ...]]
+) -> dict[int, Array]:
+    """Send parts of x by messages; what comes from others, of x's dtype, by their ranks.
+
+    Args:
+        x: this rank's slice.
+        gives: receiving rank -> which part of x.
+        shapes: sending rank -> shape of what it sends.
+
+    Collective: waits for all that send something, and until all that receive have taken it.
+    """
     xp = get_namespace(x)
-    arriving = {source: xp.empty(y[index].shape, y.dtype) for source, index in gets.items()}
+    arriving = {source: xp.empty(shape, x.dtype) for source, shape in shapes.items()}
     works = [collectives.irecv(part, source, _TAG) for source, part in arriving.items()]
     works += [
         collectives.isend(xp.ascontiguousarray(x[index]), target, _TAG) for target, index in gives.items()
     ]
     for work in works:
         work.wait()
-    for source, part in arriving.items():
-        y[gets[source]] = part
+    return arriving

@@ -4,10 +4,12 @@ Nothing here knows an op. A call goes like this:
 
     1. cuts of the op's named dims: by its strategy, or by how its inputs lie (`strategy`);
     2. inputs that lie otherwise are redistributed (`plan`, `mover`), on the tape;
-    3. forward runs on the slices; what the op completes itself goes through its context;
+    3. forward runs on the slices, widened where windows reach beyond them (`halo`); what the op
+       completes itself goes through its context;
     4. sums that cut dims left unfinished are finished: at once where the op has a strategy, and
        otherwise when somebody needs the value;
-    5. in backward, the gradient of an input is summed along the axes that cut dims which it lacks.
+    5. in backward, gradients of fetched borders go back to whom they came from, and the gradient of an
+       input is summed along the axes that cut dims which it lacks.
 
 Steps 1, 2 and the groups are worked out once for inputs that lie alike, and kept in a `Call`.
 """
@@ -24,10 +26,11 @@ from simparallel.autograd import Context, Op, Redistribute, Tensor
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.comm import Communicator, Group, current
-from simparallel.events import current_recorder
+from simparallel.events import Recorder, current_recorder
 from simparallel.memory import ACTIVATIONS, PARAMETERS
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.parallel.call import Call, check_mixing, mode, uncut
+from simparallel.parallel.halo import compile_halo
 from simparallel.parallel.mover import Groups, Move, compile_moves
 from simparallel.plan import Redistribution, plan_redistribution
 from simparallel.sharding import Placement, placement
@@ -69,11 +72,29 @@ class Way:
         start_ns = perf_counter_ns()
         for move in self._moves:
             x = move(x)
-        if self._is_shown:  # what it costs beside its collectives: putting the parts together
-            price = recorder.price(0, 2 * x.nbytes, x.dtype.itemsize)
-            recorder.compute("Redistribute", phase, start_ns, perf_counter_ns(), price)
+        if self._is_shown:
+            _show_copy(recorder, "Redistribute", phase, start_ns, x)
         recorder.memory.hold(x, ACTIVATIONS)
         return x
+
+
+def _show_copy(recorder: Recorder, name: str, phase: str, start_ns: int, x: Array) -> None:
+    """What an exchange costs beside its collectives: putting the parts together to x."""
+    price = recorder.price(0, 2 * x.nbytes, x.dtype.itemsize)
+    recorder.compute(name, phase, start_ns, perf_counter_ns(), price)
+
+
+def _exchange_halo(move: Move, x: Array, phase: str) -> Array:
+    """Widen a slice, or narrow a gradient, on the trace and on the memory account."""
+    recorder = current_recorder()
+    if recorder is None:
+        return move(x)
+    start_ns = perf_counter_ns()
+    y = move(x)
+    if y is not x:
+        _show_copy(recorder, "Halo", phase, start_ns, y)
+        recorder.memory.hold(y, ACTIVATIONS)
+    return y
 
 
 _sharders: WeakKeyDictionary[Communicator, Sharder] = WeakKeyDictionary()
@@ -145,7 +166,7 @@ class ShardContext(Context):
     """What an op may ask while it works on slices: the exchanges are collectives over the cut's groups."""
 
     def __init__(self, runner: Runner, needs: tuple[bool, ...], array: Array) -> None:
-        super().__init__(get_namespace(array), needs, runner.call.local)
+        super().__init__(get_namespace(array), needs, runner.plan)
         self._runner = runner
 
     def sum_over(self, dims: str, x: Array) -> Array:
@@ -167,12 +188,18 @@ class Runner(Reversible):
 
     def __init__(self, call: Call, sharder: Sharder) -> None:
         self.call, self.op, self.rank, self._sharder = call, call.op, sharder.rank, sharder
+        self.plan = call.plan_of(self.rank)
         self._groups: dict[tuple[str, ...], Group | None] = {}
         self._gradient_axes = [call.sharding.gradient_axes(i) for i in range(len(call.inputs))]
+        cut = call.window_cut
+        self._halo = None if cut is None else compile_halo(cut, self.rank)
 
     def __call__(self, inputs: tuple[Tensor, ...]) -> Tensor:
         moved = tuple([self._moved(i, x) for i, x in enumerate(inputs)])
         arrays = [x.data for x in moved]
+        halo = self._halo
+        if halo is not None:
+            arrays[halo.input] = _exchange_halo(halo.widen, arrays[halo.input], "forward")
         recording = grad_mode.enabled
         needs = tuple([recording and x.requires_grad for x in moved])
         ctx = ShardContext(self, needs, arrays[0])
@@ -199,8 +226,11 @@ class Runner(Reversible):
         return move_tensor(x, target, self.call.whole[i])
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        """Gradients of the inputs, summed along the axes that cut dims which they lack."""
+        """Gradients of the inputs, halos given back, summed along the axes that cut dims which they lack."""
         grads = list(self.op.run_backward(ctx, dy))
+        halo = self._halo
+        if halo is not None and (gradient := grads[halo.input]) is not None:
+            grads[halo.input] = _exchange_halo(halo.narrow, gradient, "backward")
         for i, axes in enumerate(self._gradient_axes):
             gradient = grads[i]
             group = self.group(axes) if axes and gradient is not None else None

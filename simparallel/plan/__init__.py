@@ -1,5 +1,6 @@
 """Plans: what will be communicated, as data that can be printed, compared and tested without a process."""
 
+from simparallel.plan.halo import Halo, plan_halo
 from simparallel.plan.redistribution import Redistribution, Step, plan_redistribution
 
-__all__ = ["Redistribution", "Step", "plan_redistribution"]
+__all__ = ["Halo", "Redistribution", "Step", "plan_halo", "plan_redistribution"]

@@ -20,7 +20,7 @@ from math import prod
 from simparallel.errors import LayoutError
 from simparallel.layout import Layout
 from simparallel.mesh import Group
-from simparallel.plan.boxes import Box, Transfer, box_of, size_of, transfers
+from simparallel.plan.boxes import Box, Transfer, box_of, partners, received, size_of, transfers
 from simparallel.prices import price
 
 
@@ -193,16 +193,13 @@ def _cut_further(layout: Layout, dim: int, axes: tuple[str, ...], partial: tuple
 
 
 def _move(source: Layout, target: Layout, shape: tuple[int, ...]) -> Step | None:
-    moves = tuple(transfers(source, target, shape))
-    received = dict.fromkeys(source.mesh.ranks, 0)
-    for move in moves:
-        if move.source != move.target:
-            received[move.target] += size_of(move.box)
-    counts = tuple(received.values())
+    needs = {rank: box_of(target, rank, shape) for rank in target.mesh.ranks}
+    moves = tuple(transfers(source, needs, shape))
+    counts = received(moves, source.mesh.ranks)
     if not any(counts):
         same = all(box_of(source, r, shape) == box_of(target, r, shape) for r in source.mesh.ranks)
         return None if same else Step("slice", (), target, (), moves, counts)
-    groups = _components(moves)
+    groups = partners(moves)
     step = Step("messages", groups, target, (), moves, counts)
     by_pair = {(move.source, move.target): move.box for move in moves}
     everybody = all((a, b) in by_pair or a == b for group in groups for a in group for b in group)
@@ -214,25 +211,6 @@ def _move(source: Layout, target: Layout, shape: tuple[int, ...]) -> Step | None
     if all(by_pair[pair] == have[pair[0]] for pair in by_pair if pair[0] != pair[1]):
         return _as_all_gather(step, have, need)
     return _as_all_to_all(step, have, need)
-
-
-def _components(moves: Sequence[Transfer]) -> tuple[Group, ...]:
-    """Ranks that give each other something, directly or through others."""
-    leader: dict[int, int] = {}
-
-    def find(rank: int) -> int:
-        while leader.setdefault(rank, rank) != rank:
-            rank = leader[rank]
-        return rank
-
-    for move in moves:
-        if move.source != move.target:
-            a, b = find(move.source), find(move.target)
-            leader[max(a, b)] = min(a, b)
-    members: dict[int, list[int]] = {}
-    for rank in sorted(leader):
-        members.setdefault(find(rank), []).append(rank)
-    return tuple(tuple(group) for group in members.values())
 
 
 def _as_all_gather(step: Step, have: dict[int, Box], need: dict[int, Box]) -> Step:
