@@ -11,7 +11,7 @@ import simparallel
 
 ROOT = Path(simparallel.__file__).parent
 FLOORS = {
-    0: {"errors", "units", "files", "backend", "memory", "events", "cluster", "prices"}
+    0: {"errors", "units", "files", "backend", "memory", "events", "cluster", "prices", "summation"}
     | {"rule", "mesh", "layout", "sharding", "strategy", "ranktable"},
     1: {"autograd", "comm", "plan", "view"},
     2: {"nn", "optim", "data", "trace", "collectives", "world", "context"},
@@ -34,6 +34,7 @@ GROUND = {
     "prices": set(),
     "cluster": {"errors", "prices"},
     "memory": {"errors", "units"},
+    "summation": {"backend", "errors"},
     "events": {"cluster", "errors", "memory"},
     "ranktable": {"errors", "files"},
 }
