@@ -46,6 +46,7 @@ from simparallel.context import (
 )
 from simparallel.layout import Layout
 from simparallel.mesh import Mesh
+from simparallel.summation import adasum
 from simparallel.world import (
     get_group_size,
     get_local_rank,
@@ -58,7 +59,6 @@ from simparallel.world import (
     node_group,
     set_memory,
 )
-from simparallel.summation import adasum
 
 if TYPE_CHECKING:
     from simparallel import data, models, nn, optim, parallel, testing, train, view

@@ -23,10 +23,13 @@ from simparallel.backend import Array, get_namespace, is_array
 from simparallel.errors import DTypeError, InputError, ShapeError
 
 WIDE = np.dtype(np.float64)
-BLOCK = 1 << 15  # elements of which a product is summed in one go; the blocks' sums are added exactly
+# Elements of which a product is summed in one go; the blocks' sums are added exactly. So few that BLAS does
+# not share them out among threads, whose number would show in the last bits.
+BLOCK = 1 << 13
 # Squared norms in this range have lost nothing to underflow or overflow, nor can their quotients.
 _LOW, _HIGH = 2.0**-900, 2.0**900
 _LEAST = 2.0**-1074
+QUIET = np.errstate(over="ignore", invalid="ignore")  # infinities come out as NaN, as of any sum
 
 
 class Moments(NamedTuple):
@@ -73,11 +76,11 @@ def adasum(vectors: Iterable[Any], *, strict: bool = False) -> Any:
         )
     layered = isinstance(ranks[0], list)
     layers = zip(*ranks, strict=True) if layered else [ranks]
-    with np.errstate(over="ignore", invalid="ignore"):  # infinities of the vectors come out as NaN
-        sums = [_layer(layer) for layer in layers]
+    sums = [_layer(layer) for layer in layers]
     return sums if layered else sums[0]
 
 
+@QUIET
 def _layer(vectors: Sequence[Array]) -> Array:
     first = vectors[0]
     total = tree([vector.reshape(-1).astype(WIDE) for vector in vectors])
@@ -104,15 +107,8 @@ def pair(a: Array, b: Array) -> Array:
 
 def moments(a: Array, b: Array) -> Moments:
     """The moments of flat float64 vectors. A squared norm is 0 for zeros only, even where squares underflow."""
-    starts = range(0, a.size, BLOCK)
-    blocks = [(a[i : i + BLOCK], b[i : i + BLOCK]) for i in starts]
-    aa = _total([float(x @ x) for x, _ in blocks])
-    bb = _total([float(y @ y) for _, y in blocks])
-    return Moments(
-        _total([float(x @ y) for x, y in blocks]),
-        aa if aa or not a.any() else _LEAST,
-        bb if bb or not b.any() else _LEAST,
-    )
+    aa, bb = _product(a, a), _product(b, b)
+    return Moments(_product(a, b), aa or _LEAST * bool(a.any()), bb or _LEAST * bool(b.any()))
 
 
 def coefficients(found: Moments) -> tuple[float, float]:
@@ -126,10 +122,13 @@ def is_safe(found: Moments) -> bool:
     return all(value == 0.0 or _LOW <= value <= _HIGH for value in found[1:])
 
 
-def _total(values: list[float]) -> float:
-    if len(values) == 1:
-        return values[0]
-    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+def _product(a: Array, b: Array) -> float:
+    if a.size <= BLOCK:
+        return float(a.dot(b))
+    end = a.size // BLOCK * BLOCK
+    blocks = a[:end].reshape(-1, 1, BLOCK) @ b[:end].reshape(-1, BLOCK, 1)
+    values = [*blocks.ravel().tolist(), float(a[end:].dot(b[end:]))]
+    return math.fsum(values) if math.isfinite(sum(values)) else sum(values)
 
 
 def _far_pair(a: Array, b: Array) -> Array:
@@ -171,6 +170,14 @@ def _checked(vectors: Iterable[Any]) -> list[Any]:
     return ranks
 
 
+def check_dtype(name: str, dtype: np.dtype) -> None:
+    """Raise DTypeError for what Adasum has no meaning for, or no arithmetic wide enough."""
+    if dtype.kind != "f" or dtype.itemsize > WIDE.itemsize:
+        raise DTypeError(
+            f"adasum: {name} has dtype {dtype}, need float16, float32 or float64; use .astype(…)."
+        )
+
+
 def _array(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
@@ -181,8 +188,7 @@ def _check_layer(layer: Any, first: Any, name: str) -> None:
             f"adasum: {name} is a {type(layer).__name__}, need an array; use np.asarray(…), or the `.data` of a "
             "Tensor."
         )
-    if layer.dtype.kind != "f":
-        raise DTypeError(f"adasum: {name} has dtype {layer.dtype}, need floating point; use .astype(float).")
+    check_dtype(name, layer.dtype)
     if layer.shape != first.shape:
         raise ShapeError(f"adasum: {name} has shape {layer.shape}, that of rank 0 has {first.shape}.")
     if layer.dtype != first.dtype:

@@ -473,8 +473,9 @@ def test_one_parallel_and_one_orthogonal_layer():
         ([[np.ones(2)], [np.ones(2), np.ones(2)]], ShapeError, "rank 1 has 2"),
         ([np.ones(2), np.ones(3)], ShapeError, "(3,)"),
         ([np.ones(2), np.ones(2, np.float32)], DTypeError, "float32"),
-        ([np.ones(2, int), np.ones(2, int)], DTypeError, "floating point"),
-        ([np.ones(2, complex)] * 2, DTypeError, "floating point"),
+        ([np.ones(2, int), np.ones(2, int)], DTypeError, "need float16"),
+        ([np.ones(2, complex)] * 2, DTypeError, "need float16"),
+        ([np.ones(2, np.longdouble)] * 2, DTypeError, "need float16"),
     ],
 )
 def test_refused(vectors, error, said):
