@@ -54,6 +54,14 @@ def all_reduce(
     return _in_place(x, lambda a: current().all_reduce(a, op, group, async_op, algorithm))
 
 
+def adasum_layers(x: Any, layers: Sequence[int], group: Group | None = None, async_op: bool = False) -> Any:
+    """`all_reduce(x, "adasum")` of a flat x that holds several arrays; `layers` are their sizes.
+
+    Each of them is summed by itself. Collective: yes.
+    """
+    return _in_place(x, lambda a: current().adasum(a, layers, group, async_op))
+
+
 def broadcast(
     x: Any, src: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None
 ) -> Any:

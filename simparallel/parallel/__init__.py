@@ -1,6 +1,7 @@
 """Strategies that train one model on several devices."""
 
 from simparallel.parallel import comm_hooks
+from simparallel.parallel.adasum import AdasumOptimizer, DistributedGradScaler, Nodes
 from simparallel.parallel.auto import (
     AutoParallel,
     explicit_redistribution,
@@ -29,8 +30,9 @@ from simparallel.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batc
 from simparallel.parallel.tensors import distribute_module, distribute_tensor, shard
 
 __all__ = [
-    "AutoParallel", "ColumnParallelLinear", "DistributedDataParallel", "DistributedGradReducer", "GradBucket",
-    "Join", "ParallelTransformerBlock", "PowerSGDState", "RowParallelLinear", "SequenceParallelLayerNorm",
+    "AdasumOptimizer", "AutoParallel", "ColumnParallelLinear", "DistributedDataParallel",
+    "DistributedGradReducer", "DistributedGradScaler", "GradBucket", "Join", "Nodes",
+    "ParallelTransformerBlock", "PowerSGDState", "RowParallelLinear", "SequenceParallelLayerNorm",
     "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding", "broadcast_parameters",
     "comm_hooks", "convert_sync_batchnorm", "distribute_module", "distribute_tensor", "explicit_redistribution",
     "implicit_redistributions", "implicit_replication", "max_difference_between_ranks", "no_init_parameters",
