@@ -176,8 +176,6 @@ class AdasumOptimizer:
         communicator, parts = current(), by_dtype(params)
         self._starts = [Bucket(part, communicator, OPTIMIZER) for part in parts]
         self._deltas = [Bucket(part, communicator, OPTIMIZER) for part in parts]
-        for bucket in self._starts:
-            bucket.load()
 
     # --- as an optimizer ----------------------------------------------------------------------------
 
@@ -190,12 +188,14 @@ class AdasumOptimizer:
         """A step of this rank's optimizer; after `local_steps` of them, the exchange. Collective: then."""
         if self.nodes is not None and self.nodes.node.size > 1:
             self._average_in_node()
+        self._begin()
         self.optimizer.step()
         self._stepped()
 
     def __call__(self, grads: Sequence[Tensor | Array | None]) -> None:
         """`step()` with these gradients, in the order of `parameters`. Collective: as `step`."""
         if self.nodes is None or self.nodes.node.size == 1:
+            self._begin()
             self.optimizer(grads)
             self._stepped()
             return
@@ -219,6 +219,11 @@ class AdasumOptimizer:
                 else:
                     param.grad.data[...] = view
 
+    def _begin(self) -> None:
+        if self.steps_since_exchange == 0:  # whatever became of the weights since the last exchange
+            for bucket in self._starts:
+                bucket.load()
+
     def _stepped(self) -> None:
         self.steps_since_exchange += 1
         if self.steps_since_exchange == self.local_steps:
@@ -226,8 +231,8 @@ class AdasumOptimizer:
 
     def exchange(self) -> None:
         """Sum what was done since the last exchange, now. Collective: yes."""
-        self.steps_since_exchange = 0
-        if (self.group or current().world).size == 1:
+        steps, self.steps_since_exchange = self.steps_since_exchange, 0
+        if (self.group or current().world).size == 1 or not steps:
             return
         works = []
         for start, delta in zip(self._starts, self._deltas, strict=True):
@@ -272,11 +277,8 @@ class AdasumOptimizer:
             raise StateDictError(f"AdasumOptimizer: saved weights of {sizes} elements, need {wanted}.")
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.steps_since_exchange = int(state_dict["steps_since_exchange"])
-        for i, bucket in enumerate(self._starts):
-            if starts:
-                bucket.flat[...] = get_namespace(bucket.flat).asarray(starts[i])
-            else:
-                bucket.load()
+        for bucket, start in zip(self._starts, starts, strict=False):
+            bucket.flat[...] = get_namespace(bucket.flat).asarray(start)
 
     def __repr__(self) -> str:
         count = sum(len(bucket.tensors) for bucket in self._starts)
