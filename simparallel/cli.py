@@ -54,7 +54,9 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--rounds", type=int, default=7, help="turns of each contender (default %(default)s)")
     bench.add_argument("--json", action="store_true", help="print JSON")
     bench.add_argument("--models", nargs="*", help="step, ddp: only models whose name contains one of these")
-    bench.add_argument("--peers", type=_names, metavar="NAME,…", help="setup, collectives, adasum: only these")
+    bench.add_argument(
+        "--peers", type=_names, metavar="NAME,…", help="setup, collectives, adasum: only these"
+    )
     bench.add_argument("--ranks", type=_numbers, metavar="N,…",
                        help="ddp, collectives, adasum: numbers of ranks (default 1,2,4,8; 2,4,8; 4)")  # fmt: skip
     bench.add_argument(

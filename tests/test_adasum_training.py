@@ -240,6 +240,16 @@ def test_one_node_is_the_mean_and_says_so(inline):
     assert "plain MEAN" in told[0]
 
 
+def described() -> Any:
+    nodes = Nodes()
+    return nodes.nodes, nodes.node.ranks, nodes.across.ranks
+
+
+def test_the_nodes_that_the_run_was_told_of():
+    with sp.Cluster(4, nodes=2, transport="inline", echo=False) as cluster:
+        assert cluster.run(described)[3] == (((0, 1), (2, 3)), (2, 3), (1, 3))
+
+
 @pytest.mark.parametrize("nodes", [[[0, 1]], [[0, 1, 2], [3]], [[0, 1], [1, 2]], [[0, 1], [2, 3], []], []])
 def test_bad_nodes(inline, nodes):
     with pytest.raises(RunFailedError, match="exactly one node") as caught:

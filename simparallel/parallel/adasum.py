@@ -25,6 +25,7 @@ from simparallel.errors import InputError, StateDictError
 from simparallel.memory import OPTIMIZER
 from simparallel.optim import GradScaler, LossScaleManager, Optimizer
 from simparallel.parallel.buckets import Bucket, GradBucket, by_dtype
+from simparallel.world import get_nodes, get_rank, get_world_size
 
 
 class Nodes:
@@ -34,7 +35,8 @@ class Nodes:
     each rank sums its own with the ranks of the same number on the other nodes, and tells its node.
 
     Args:
-        nodes: the global ranks of each node, equally many; the order is that of the tree.
+        nodes: the global ranks of each node, equally many; the order is that of the tree. None for the nodes
+            that the run was told of.
 
     Attributes:
         node: the group of this rank's node.
@@ -46,15 +48,16 @@ class Nodes:
     Collective: yes, over all ranks of the world.
     """
 
-    def __init__(self, nodes: Sequence[Sequence[int]]) -> None:
+    def __init__(self, nodes: Sequence[Sequence[int]] | None = None) -> None:
+        nodes = get_nodes() if nodes is None else nodes
         self.nodes = tuple(tuple(int(rank) for rank in node) for node in nodes)
-        world, sizes = collectives.get_world_size(), {len(node) for node in self.nodes}
+        world, sizes = get_world_size(), {len(node) for node in self.nodes}
         if sorted(rank for node in self.nodes for rank in node) != list(range(world)) or len(sizes) != 1:
             raise InputError(
                 f"nodes={list(map(list, self.nodes))}: each of the {world} ranks has to be on exactly one node, and "
                 "the nodes equally large."
             )
-        rank = collectives.get_rank()
+        rank = get_rank()
         self.node = self.across = current().world
         for ranks in (*self.nodes, *zip(*self.nodes, strict=True)):
             group = collectives.new_group(ranks)

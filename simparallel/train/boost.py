@@ -19,12 +19,16 @@ from simparallel.parallel import (
     DistributedDataParallel,
     DistributedGradReducer,
     DistributedGradScaler,
+    Nodes,
 )
 from simparallel.train.boost_config import BoostConfig, parse
 from simparallel.train.dim_reduce import DimReduce, load_directions
 from simparallel.train.freeze import freeze_sequence, frozen, suffixes
 from simparallel.train.less_bn import centre, centred, normalize_head, remove_norms
 from simparallel.train.step import TrainStep
+from simparallel.world import get_num_nodes, get_world_size
+
+DEVICES_OF_A_NODE = 8  # where nobody says it, as in MindSpore
 
 
 class Boost:
@@ -72,7 +76,7 @@ class Boost:
         """
         if not self.config.on:
             return TrainStep(network, loss_fn, optimizer, manager, is_parallel)
-        if "adasum" in self.config and not is_parallel and collectives.get_world_size() > 1:
+        if "adasum" in self.config and not is_parallel and get_world_size() > 1:
             raise InputError(
                 "boost: adasum is for data-parallel mode; set_auto_parallel_context(parallel_mode='data_parallel')."
             )
@@ -140,15 +144,18 @@ class BoostedStep(TrainStep):
     def _make_adasum(self, optimizer: Optimizer, is_parallel: bool) -> AdasumOptimizer | None:
         if "adasum" not in self.config or not is_parallel:
             return None
-        count, world = self.config.settings["common"]["device_number"], collectives.get_world_size()
+        if self.scaler is not None:  # ranks step with gradients of their own
+            self.scaler = DistributedGradScaler(self.scaler.manager)
+        count, world = self.config.settings["common"]["device_number"], get_world_size()
+        if count is None and get_num_nodes() > 1:
+            return AdasumOptimizer(optimizer, nodes=Nodes())
+        count = count or DEVICES_OF_A_NODE
         if world % count and world > count:
             raise InputError(
                 f"boost: adasum needs nodes of common.device_number={count} ranks, which do not divide {world} ranks."
             )
         count = min(count, world)
         nodes = [list(range(start, start + count)) for start in range(0, world, count)]
-        if self.scaler is not None:  # ranks step with gradients of their own
-            self.scaler = DistributedGradScaler(self.scaler.manager)
         return AdasumOptimizer(optimizer, nodes=nodes)
 
     # --- a step -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
 SWITCHES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce")
 MODES = ("auto", "manual", "enable_all", "disable_all")
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "common": {"device_number": 8},
+    "common": {"device_number": None},  # of a node; None for the described nodes, or 8
     "less_bn": {"fn_flag": True, "gc_flag": True},
     "grad_freeze": {"param_groups": 10, "freeze_type": 1, "freeze_p": 0.7, "total_steps": 65536, "seed": 0},
     "grad_accumulation": {"grad_accumulation_step": 1},
@@ -118,6 +118,8 @@ def _check(settings: Mapping[str, Mapping[str, Any]], on: set[str]) -> None:
                 ("grad_accumulation", "grad_accumulation_step"), ("dim_reduce", "n_components"))  # fmt: skip
     for section, name in positive:
         value = settings[section][name]
+        if value is None and name == "device_number":
+            continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"{section}: {name}={value!r} must be an integer of 1 or more.")
     freeze, reduce = settings["grad_freeze"], settings["dim_reduce"]
