@@ -47,6 +47,7 @@ from simparallel.context import (
 from simparallel.devices import Device as device
 from simparallel.layout import Layout
 from simparallel.mesh import Mesh
+from simparallel.summation import adasum
 from simparallel.world import (
     get_group_size,
     get_local_rank,
@@ -97,15 +98,15 @@ __all__ = [
     "AutoParallel", "Callback", "CheckpointConfig", "CheckpointManager", "Cluster", "EarlyStopping",
     "GRAPH_MODE", "Group", "Layout", "LearningRateScheduler", "Ledger", "LossMonitor", "Mesh", "Model",
     "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Tensor", "TimeMonitor", "Trace", "Work",
-    "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object",
-    "cluster", "data", "device", "device_count", "distribute_module", "distribute_tensor", "empty", "errors",
-    "functions", "gather", "gather_object", "get_auto_parallel_context", "get_group_size", "get_local_rank",
-    "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes", "get_rank", "get_world_size",
-    "init", "irecv", "isend", "launch", "load", "load_checkpoint", "load_param_into_net", "log", "manual_seed",
-    "models", "new_group", "nn", "no_grad", "no_init_parameters", "node_group", "ops", "optim", "parallel",
-    "progress", "recv", "reduce", "reduce_scatter", "reset_auto_parallel_context", "save", "save_checkpoint",
-    "scatter", "send", "set_auto_parallel_context", "set_context", "set_memory", "set_seed", "shard", "testing",
-    "train", "value_and_grad", "view",
+    "adasum", "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
+    "broadcast_object", "cluster", "data", "device", "device_count", "distribute_module", "distribute_tensor",
+    "empty", "errors", "functions", "gather", "gather_object", "get_auto_parallel_context", "get_group_size",
+    "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes", "get_rank",
+    "get_world_size", "init", "irecv", "isend", "launch", "load", "load_checkpoint", "load_param_into_net",
+    "log", "manual_seed", "models", "new_group", "nn", "no_grad", "no_init_parameters", "node_group", "ops",
+    "optim", "parallel", "progress", "recv", "reduce", "reduce_scatter", "reset_auto_parallel_context", "save",
+    "save_checkpoint", "scatter", "send", "set_auto_parallel_context", "set_context", "set_memory", "set_seed",
+    "shard", "testing", "train", "value_and_grad", "view",
 ]  # fmt: skip
 
 logging.getLogger("simparallel").addHandler(logging.NullHandler())

@@ -43,24 +43,27 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
 
     bench = commands.add_parser("bench", help="measure beside peers, in one interleaved run")
-    bench.add_argument("what", choices=("step", "ddp", "collectives", "shard"), nargs="?",
+    bench.add_argument("what", choices=("step", "ddp", "collectives", "adasum", "shard"), nargs="?",
                        help="step: a training step of each model, beside PyTorch; "
                             "ddp: a data-parallel one on several ranks, beside torch DDP; "
                             "collectives: each of them, beside gloo, Open MPI, MPICH and memcpy; "
+                            "adasum: beside a sum, and Horovod's algorithm over MPI; "
                             "shard: a network cut over 8 devices, beside the same slicing by hand")  # fmt: skip
     bench.add_argument("--setup", action="store_true",
                        help="first make the environments of the peers that collectives stand beside")  # fmt: skip
     bench.add_argument("--rounds", type=int, default=7, help="turns of each contender (default %(default)s)")
     bench.add_argument("--json", action="store_true", help="print JSON")
     bench.add_argument("--models", nargs="*", help="step, ddp: only models whose name contains one of these")
-    bench.add_argument("--peers", type=_names, metavar="NAME,…", help="setup, collectives: only these peers")
+    bench.add_argument(
+        "--peers", type=_names, metavar="NAME,…", help="setup, collectives, adasum: only these"
+    )
     bench.add_argument("--ranks", type=_numbers, metavar="N,…",
-                       help="ddp, collectives: numbers of ranks (default 1,2,4,8 and 2,4,8)")  # fmt: skip
+                       help="ddp, collectives, adasum: numbers of ranks (default 1,2,4,8; 2,4,8; 4)")  # fmt: skip
     bench.add_argument(
         "--ops", type=_names, metavar="NAME,…", help="collectives: only these, e.g. all_reduce"
     )
     bench.add_argument("--sizes", type=_numbers, metavar="BYTES,…",
-                       help="collectives: sizes of the vector (default: ten from 4 B to 32 MiB)")  # fmt: skip
+                       help="sizes of the vector (default: up to 32 MiB, from 4 B; adasum: from 1 MiB)")  # fmt: skip
     bench.add_argument("--out", default="figures/collectives.svg",
                        help="collectives: the figure (default %(default)s)")  # fmt: skip
 
@@ -196,8 +199,14 @@ def _bench(options: argparse.Namespace) -> int:
 
         collectives.main(ranks=options.ranks or (2, 4, 8), ops=options.ops, sizes=options.sizes, peers=options.peers,
                          rounds=options.rounds, out=options.out, as_json=options.json)  # fmt: skip
+    elif options.what == "adasum":
+        from simparallel.bench import adasum
+
+        for ranks in options.ranks or [4]:
+            adasum.main(ranks=ranks, sizes=options.sizes, peers=options.peers, rounds=options.rounds,
+                        as_json=options.json)  # fmt: skip
     elif not options.setup:
-        raise InputError("bench: say what to measure: step, ddp, collectives or shard; or --setup.")
+        raise InputError("bench: say what to measure: step, ddp, collectives, adasum or shard; or --setup.")
     return 0
 
 

@@ -16,7 +16,7 @@ from simparallel.autograd import Tensor
 from simparallel.backend import Array, is_array, to_device_like, to_host
 from simparallel.comm import Group, Work, current
 from simparallel.devices import FIRST, Device
-from simparallel.errors import InputError
+from simparallel.errors import DTypeError, InputError
 from simparallel.events import current_recorder
 
 
@@ -27,9 +27,11 @@ def all_reduce(
     (by "direct"; each algorithm on messages states its own).
 
     Args:
-        x: array or Tensor, any shape and numeric dtype, the same on every rank; written.
+        x: array or Tensor, any shape and numeric dtype, the same on every rank; written. Or a list of
+            them, of one dtype, which travel as one vector.
         op: "sum", "mean", "prod", "max", "min", "and" or "or". float16 is summed in float32
-            (on messages: rounded at each step).
+            (on messages: rounded at each step). Or "adasum", see `sp.adasum`, of floating-point x: each array
+            of a list is summed by itself. By "ring" that is a left fold, another result than of the others.
         group: from `new_group`; by default all ranks.
         async_op: return a `Work` at once; `work.wait()` returns x.
         algorithm: "direct", or on messages: "naive", "ring", "tree", "halving_doubling", which all
@@ -48,7 +50,17 @@ def all_reduce(
     """
     if type(x) is np.ndarray:  # the shortest way for the most frequent call
         return current().all_reduce(x, op, group, async_op, algorithm)
+    if isinstance(x, (list, tuple)):
+        return _together(x, op, group, async_op, algorithm)
     return _in_place(x, lambda a: current().all_reduce(a, op, group, async_op, algorithm))
+
+
+def adasum_layers(x: Any, layers: Sequence[int], group: Group | None = None, async_op: bool = False) -> Any:
+    """`all_reduce(x, "adasum")` of a flat x that holds several arrays; `layers` are their sizes.
+
+    Each of them is summed by itself. Collective: yes.
+    """
+    return _in_place(x, lambda a: current().adasum(a, layers, group, async_op))
 
 
 def broadcast(
@@ -231,6 +243,38 @@ def _in_place(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
     if isinstance(result, Work):
         return result.then(lambda _: copy_back())
     return copy_back()
+
+
+def _together(xs: Sequence[Any], op: str, group: Group | None, async_op: bool, algorithm: str | None) -> Any:
+    """All-reduce several arrays as one vector."""
+    arrays = [x.data if isinstance(x, Tensor) else x for x in xs]
+    if not arrays:
+        raise InputError("all_reduce: the list of arrays is empty.")
+    for i, array in enumerate(arrays):
+        if not is_array(array):
+            kind = type(array).__name__
+            raise InputError(f"all_reduce: entry {i} of the list is a {kind}; use one np.asarray(list).")
+    for i, array in enumerate(arrays):
+        if array.dtype != arrays[0].dtype:
+            raise DTypeError(
+                f"all_reduce: array 0 of the list has dtype {arrays[0].dtype}, array {i} has {array.dtype}; make one "
+                "call for each dtype."
+            )
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
+            raise InputError(f"all_reduce: array {i} of the list is read-only, but would be written.")
+    flat = np.concatenate([to_host(array).reshape(-1) for array in arrays])
+    sizes = [array.size for array in arrays]
+    if op == "adasum":
+        result = current().adasum(flat, sizes, group, async_op, algorithm)
+    else:
+        result = current().all_reduce(flat, op, group, async_op, algorithm)
+
+    def copy_back(_: Any = None) -> Any:
+        for array, part in zip(arrays, np.split(flat, np.cumsum(sizes)[:-1]), strict=True):
+            array[...] = to_device_like(part.reshape(array.shape), array)
+        return xs
+
+    return result.then(copy_back) if isinstance(result, Work) else copy_back()
 
 
 def _new(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:

@@ -129,26 +129,42 @@ def _doubling(p: int, number: int) -> Price:
     return _core_exchange(p)._replace(sent=parts / p + pairs)
 
 
+def _adasum_halving(p: int, number: int) -> Price:
+    """Halving and doubling, and at level j a sum of a few numbers over 2^(j+1) ranks, of latency only."""
+    levels = _depth(p)
+    share = 2 * (p - 1) / p
+    return Price(2 * levels + levels * (levels + 1) // 2, share, share)
+
+
+def _adasum_ring(p: int, number: int) -> Price:
+    """Of one layer, which is passed on from rank to rank twice."""
+    return Price(2 * (p - 1), 2 * (p - 1), 2 * (p - 1) / p)
+
+
 PRICES: dict[str, dict[str, Formula]] = {
-    # It has no messages. It is priced as a ring, what has a root as a chain in the limit of many chunks.
+    # It has no messages. It is priced as a ring, what has a root as a chain in the limit of many chunks;
+    # Adasum as it is published.
     "direct": {
         "all_reduce": _then(_round, _round), "reduce_scatter": _round, "all_gather": _round, "all_to_all": _round,
         "gather": _gather, "scatter": _scatter, "broadcast": _endless_broadcast, "reduce": _endless_reduce,
-        "barrier": _barrier, "new_group": _barrier,
+        "barrier": _barrier, "new_group": _barrier, "adasum": _adasum_halving,
     },
     "naive": {
         "all_reduce": _then(_naive_reduce, _naive_broadcast), "broadcast": _naive_broadcast,
         "reduce": _naive_reduce, "gather": _gather, "scatter": _scatter, "all_to_all": _round,
+        "adasum": _then(_naive_reduce, _naive_broadcast),
     },
     "ring": {
         "all_reduce": _then(_round, _round), "reduce_scatter": _round, "all_gather": _round,
-        "broadcast": _chain_broadcast,
+        "broadcast": _chain_broadcast, "adasum": _adasum_ring,
     },
     "tree": {
         "all_reduce": _then(_tree_reduce, _tree_broadcast), "broadcast": _tree_broadcast, "reduce": _tree_reduce,
+        "adasum": _then(_tree_reduce, _tree_broadcast),
     },
     "halving_doubling": {
         "all_reduce": _core_all_reduce, "reduce_scatter": _halving, "all_gather": _doubling,
+        "adasum": _adasum_halving,
     },
 }  # fmt: skip
 

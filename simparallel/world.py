@@ -123,6 +123,11 @@ def get_node_rank() -> int:
     return _cluster().node_of(get_rank())
 
 
+def get_nodes() -> tuple[tuple[int, ...], ...]:
+    """The ranks of each node."""
+    return _cluster().nodes
+
+
 def get_num_nodes() -> int:
     """Number of nodes; 1 unless the run was told of more."""
     return len(_cluster().nodes)

@@ -16,12 +16,13 @@ import pytest
 
 import simparallel as sp
 from simparallel import cli
-from simparallel.bench import collectives, environments
+from simparallel.bench import adasum, collectives, environments
 from simparallel.bench.contenders import MEMCPY, OURS, SHARED, Memcpy, our_turn
 from simparallel.bench.contest import Result
 from simparallel.bench.environments import PEERS
 from simparallel.bench.job import Job
 from simparallel.bench.peers import exchange as ex
+from simparallel.bench.peers.vhdd import Vhdd
 from simparallel.bench.report import Row, table, told_size
 from simparallel.errors import BenchError, InputError
 from simparallel.view import plot_collectives, save_figure
@@ -96,6 +97,67 @@ def nothing_is_left(folder: Path) -> bool:
 
 
 # --- what is exchanged ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_adasum_passes_the_check_and_a_sum_does_not(ranks: int) -> None:
+    results = sp.launch(our_turn, ("adasum", 40, 1, True, False), world_size=ranks, transport="inline")
+    assert all(right for _, right in results)
+    exchange = ex.Exchange("adasum", 0, 2, 40, ex.private)
+    exchange.fill()
+    assert not exchange.is_right(exchange.sent * 2)
+
+
+class _World:
+    """What `Vhdd` uses of an MPI communicator, on ranks of ours."""
+
+    def __init__(self, group: sp.Group | None = None) -> None:
+        self._group = group
+        self.rank, self.size = sp.get_rank(), sp.get_world_size()
+
+    def Split(self, color: int, key: int) -> _World:
+        colors = np.concatenate([[value] for value in sp.all_gather_object(color)])
+        groups = [sp.new_group(np.flatnonzero(colors == c).tolist()) for c in sorted(set(colors.tolist()))]
+        return _World(next(group for group in groups if group.rank is not None))
+
+    def Sendrecv(self, x: np.ndarray, dst: int, _: int, received: np.ndarray, src: int, __: int) -> None:
+        work = sp.isend(x, dst)
+        sp.recv(received, src)
+        work.wait()
+
+    def Allreduce(self, x: np.ndarray, total: np.ndarray, op: str) -> None:
+        total[...] = x
+        sp.all_reduce(total, op, self._group)
+
+
+def _by_vhdd(vectors: list[np.ndarray]) -> np.ndarray:
+    x = vectors[sp.get_rank()].copy()
+    Vhdd(_World(), "sum")(x)
+    return x
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_horovods_algorithm_gives_adasum(ranks: int) -> None:
+    vectors = [np.random.default_rng(rank).normal(size=37).astype(np.float32) for rank in range(ranks)]
+    for result in sp.launch(_by_vhdd, (vectors,), world_size=ranks, transport="inline"):
+        np.testing.assert_allclose(result, sp.adasum(vectors), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.process
+def test_bench_adasum_prints_a_table_or_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(environments.DIRECTORY_VARIABLE, str(tmp_path))  # no peers
+    monkeypatch.setattr(adasum, "TURN_S", 1e-4)
+    assert cli.main(["bench", "adasum", "--ranks", "2", "--sizes", "4096,131072", "--rounds", "1"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split()[:2] == ["2", "ranks"]
+    assert [line.split()[:2] for line in out[1:]] == [["4", "KiB"], ["128", "KiB"]]
+    assert cli.main(["bench", "adasum", "--ranks", "2", "--sizes", "64", "--rounds", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert all(times > [0] for times in document["times_s"]["64 B"].values())
+    for bad in ("--ranks 3", "--peers torch", "--sizes 0"):
+        assert cli.main(f"bench adasum {bad}".split()) == 2
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -11,13 +11,24 @@ import simparallel
 
 ROOT = Path(simparallel.__file__).parent
 FLOORS = {
-    0: {"errors", "units", "files", "backend", "memory", "devices", "events", "cluster", "prices"}
+    0: {
+        "errors",
+        "units",
+        "files",
+        "backend",
+        "memory",
+        "devices",
+        "events",
+        "cluster",
+        "prices",
+        "summation",
+    }
     | {"rule", "mesh", "layout", "sharding", "strategy", "ranktable"},
     1: {"autograd", "comm", "plan", "view"},
     2: {"nn", "optim", "data", "trace", "collectives", "world", "context"},
     3: {"runtime", "parallel", "models"},
     4: {"testing", "train"},
-    5: {"__init__", "bench", "cli", "demo", "doctor", "rundir"},
+    5: {"__init__", "adasum_lab", "bench", "cli", "demo", "doctor", "rundir"},
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 # The ground floor has an order of its own: who may import whom there.
@@ -35,6 +46,7 @@ GROUND = {
     "cluster": {"errors", "prices"},
     "memory": {"errors", "units"},
     "devices": {"errors"},
+    "summation": {"backend", "errors"},
     "events": {"cluster", "devices", "errors", "memory"},
     "ranktable": {"errors", "files"},
 }

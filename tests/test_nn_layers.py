@@ -431,3 +431,25 @@ def test_activations_are_their_functions():
         (nn.LogSoftmax(-1), F.log_softmax),
     ):
         np.testing.assert_array_equal(module(x).numpy(), function(x).numpy())
+
+
+def test_cross_entropy_smooth_has_mindspores_targets():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(6, 4)), rng.integers(0, 4, 6)
+    log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    targets = np.where(np.eye(4)[labels] == 1, 1 - 0.1, 0.1 / 3)
+    rows = -(targets * log_probabilities).sum(axis=1)
+    for reduction, expected in (("mean", rows.mean()), ("sum", rows.sum()), ("none", rows)):
+        loss = nn.CrossEntropySmooth(sparse=True, reduction=reduction, smooth_factor=0.1, num_classes=4)
+        np.testing.assert_allclose(loss(Tensor(logits), labels).numpy(), expected, rtol=1e-12)
+        dense = nn.CrossEntropySmooth(sparse=False, reduction=reduction, smooth_factor=0.1, num_classes=4)
+        np.testing.assert_allclose(dense(Tensor(logits), targets).numpy(), expected, rtol=1e-12)
+    for bad in (
+        {"num_classes": 1},
+        {"num_classes": 4, "smooth_factor": 0.8},
+        {"num_classes": 4, "reduction": "best"},
+    ):
+        with pytest.raises(InputError):
+            nn.CrossEntropySmooth(**bad)
+    with pytest.raises(ShapeError, match="need \\(n, 5\\)"):
+        nn.CrossEntropySmooth(num_classes=5)(Tensor(logits), labels)

@@ -62,3 +62,16 @@ def test_operator_parallel(tmp_path: Path) -> None:
             ]
         assert (tmp_path / directory / "scheduler.log").exists()
     assert "x[0:16, 392:588]" in done.stdout  # the table that the tutorial leaves empty
+
+
+@pytest.mark.process
+def test_adasum_resnet(tmp_path: Path) -> None:
+    """Two nodes of two devices train a small residual network, and stay equal; one node is told to be a mean."""
+    script = TUTORIALS / "adasum_resnet.py"
+    for nodes, said in ((2, "parameters of the devices differ by 0"), (4, "plain MEAN")):
+        options = f"--net small --epochs 2 --sink-size 8 --batch-size 8 --device-number {nodes}".split()
+        done = run_in(tmp_path, sys.executable, str(script), *options)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout + done.stderr
+        assert "Starting Training" in done.stdout
+        assert re.search(r"epoch: 2 step: 8, loss is \d\.\d+", done.stdout)

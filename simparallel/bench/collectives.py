@@ -72,7 +72,7 @@ def main(
     versions: dict[str, str] = {}
     rows = []
     for number in ranks:
-        with _contenders(
+        with contenders_of(
             number, [peer.name for peer in chosen if peer.is_ready], versions, tell
         ) as contenders:
             for op in ops:
@@ -101,7 +101,7 @@ def _check(
 
 
 @contextmanager
-def _contenders(
+def contenders_of(
     ranks: int, names: Sequence[str], versions: dict[str, str], tell: Tell
 ) -> Iterator[dict[str, Contender]]:
     """label -> contender, started; all are ended at the end."""

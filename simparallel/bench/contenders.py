@@ -76,6 +76,8 @@ def our_call(exchange: Exchange) -> Call:
         sent = list(sent.reshape(exchange.ranks, -1))
     if exchange.op == "barrier":
         return sp.barrier
+    if exchange.op == "adasum":
+        return partial(sp.all_reduce, sent, "adasum")
     return partial(getattr(sp, exchange.op), sent)
 
 

@@ -21,6 +21,7 @@ from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.work import Lane, Work
 from simparallel.errors import CommError, DTypeError, InputError, ShapeError
 from simparallel.events import Recorder
+from simparallel.summation import check_dtype
 
 
 class Communicator(AbstractCommunicator):
@@ -59,6 +60,8 @@ class Communicator(AbstractCommunicator):
         self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False,
         algorithm: str | None = None,
     ) -> Any:  # fmt: skip
+        if op == "adasum":
+            return self.adasum(x, None, group, async_op, algorithm)
         group = self._group("all_reduce", group, algorithm)
         _check_array("all_reduce", x, written=True)
         key = "all_reduce", op, x.dtype, x.shape
@@ -67,6 +70,22 @@ class Communicator(AbstractCommunicator):
             body = group.all_reduce(x, op)
             header = h.encode("all_reduce", op, dtype=x.dtype, shape=x.shape)
             plan = group.add_plan(key, header, body, x, x.nbytes)
+        return group.run(plan, x, async_op)
+
+    def adasum(
+        self, x: np.ndarray, layers: Sequence[int] | None = None, group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
+        group = self._group("adasum", group, algorithm)
+        _check_array("adasum", x, written=True)
+        check_dtype("x", x.dtype)
+        sizes = (x.size,) if layers is None else _check_layers(x, layers)
+        op, shape = ("adasum", x.shape) if layers is None else ("adasum of layers", sizes)
+        key = "adasum", op, x.dtype, shape
+        plan = group.plans.get(key)
+        if plan is None:
+            header = h.encode("all_reduce", op, dtype=x.dtype, shape=shape)
+            plan = group.add_plan(key, header, group.adasum(x, sizes), x, x.nbytes)
         return group.run(plan, x, async_op)
 
     def broadcast(
@@ -318,6 +337,15 @@ def _check_dim(op: str, x: np.ndarray, dim: int, divided_by: int = 1) -> int:
             f"group do not divide; pad it to {-(-x.shape[dim] // divided_by) * divided_by}."
         )
     return dim
+
+
+def _check_layers(x: np.ndarray, layers: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(layers)
+    if not all(_is_integer(size) and size >= 0 for size in sizes):
+        raise InputError(f"adasum: layers={sizes} must be sizes, integers of 0 or more.")
+    if x.ndim != 1 or sum(sizes) != x.size:
+        raise ShapeError(f"adasum: layers of {sum(sizes)} elements do not fill x of shape {x.shape}.")
+    return tuple(map(int, sizes))
 
 
 def _root(op: str, group: Group, rank: int) -> int:

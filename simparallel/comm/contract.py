@@ -39,6 +39,14 @@ class AbstractCommunicator:
         """x = op over the ranks' x, in place on every rank; returns x."""
         raise NotImplementedError
 
+    def adasum(
+        self, x: np.ndarray, layers: Sequence[int] | None = None, group: Any = None, async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
+        """x = Adasum over the ranks' x, in place on every rank; returns x. `layers`: sizes of the parts of a
+        flat x that are summed each by itself; None takes x as a whole."""
+        raise NotImplementedError
+
     def broadcast(
         self, x: np.ndarray, src: int = 0, group: Any = None, async_op: bool = False,
         algorithm: str | None = None,

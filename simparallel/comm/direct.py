@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.comm import header as h
+from simparallel.comm import adasum, header as h
 from simparallel.comm.call import Body, BodySteps, Call, Payloads
 from simparallel.comm.reduction import Reduction, reduce_arrays, reduce_into, reduce_stack, reduction
 from simparallel.comm.segment import LINE, SLOT_BYTES, order, round_up
@@ -177,6 +177,9 @@ class Direct:
         if self.size == 2 and x.nbytes <= PAIR_BYTES:
             return _PairAllReduce(rule, self.rank or 0)
         return _LargeAllReduce(rule, x, self.size, PIECE_BYTES if self.size == 2 else None)
+
+    def adasum(self, x: np.ndarray, layers: adasum.Layers) -> Body | BodySteps:
+        return adasum.small(layers) if x.nbytes <= SLOT_BYTES else adasum.large(layers)
 
     def reduce(self, x: np.ndarray, root: int, op: str) -> Body:
         rule = reduction(op, x.dtype)

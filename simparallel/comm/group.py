@@ -77,6 +77,7 @@ class Group(Direct):
         self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes) by parity
         self._pieces: list[tuple[int, int]] = [(0, 0), (0, 0)]  # the same, for payloads in pieces, by turns
         self._turn = 0
+        self._slot_views: dict[Any, Payloads] = {}
         if self.rank is not None:
             self._prepare()
 
@@ -325,6 +326,14 @@ class Group(Direct):
                 flat[0], (self.size, width), (spacings.pop(), dtype.itemsize), writeable=False
             )
         return Payloads(arrays, flat, rows)
+
+    def slots(self, parity: int, size: int, dtype: np.dtype) -> Payloads:
+        """The members' slots, for what a body exchanges beside its payload, which must not lie there itself."""
+        key = parity, size, dtype
+        found = self._slot_views.get(key)
+        if found is None:
+            found = self._slot_views[key] = self.views([self._slots[parity]] * self.size, (size,), dtype)
+        return found
 
     def staging(self, parity: int, size_bytes: int) -> int:
         """Offset of memory for a large payload."""

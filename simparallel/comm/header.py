@@ -28,7 +28,7 @@ OPS = (
 )  # fmt: skip
 OP_CODES = {name: code for code, name in enumerate(OPS)}
 ALGORITHMS = ("direct", "naive", "ring", "tree", "halving_doubling")
-REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or")
+REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or", "adasum", "adasum of layers")
 REDUCE_CODES = {name: code for code, name in enumerate(REDUCE_OPS)}
 
 TAG, OP, REDUCE, ROOT, DTYPE, DIMS, NDIM, SHAPE, MEMBERS = 0, 1, 2, 3, 4, 5, 6, 7, 15

@@ -14,12 +14,14 @@ import numpy as np
 
 from simparallel.cluster import Traffic
 from simparallel.comm import header as h
+from simparallel.comm.adasum import Layers
 from simparallel.comm.algorithms import ALGORITHMS, PointToPoint, check_algorithm, find, offers
 from simparallel.comm.call import BodySteps, Call, CallPlan
 from simparallel.comm.group import Group
 from simparallel.comm.ledger import Entry, open_ledgers
 from simparallel.comm.reduction import Combine
 from simparallel.comm.work import Steps, Work
+from simparallel.errors import InputError
 from simparallel.events import Recorder
 
 if TYPE_CHECKING:
@@ -106,6 +108,15 @@ class ByMessages:
         def steps(call: Call) -> Steps:
             flat = _flat(call.x)
             yield from self._run(call, flat, combine)
+            call.x[...] = flat.reshape(call.x.shape)
+            return call.x
+
+        return steps
+
+    def adasum(self, x: np.ndarray, layers: Layers) -> BodySteps:
+        def steps(call: Call) -> Steps:
+            flat = _flat(call.x)
+            yield from self._run(call, flat, layers)
             call.x[...] = flat.reshape(call.x.shape)
             return call.x
 
@@ -201,12 +212,19 @@ def choose(communicator: Communicator, group: Group, op: str, algorithm: str | N
     """What runs `op`: by this algorithm; if None by the communicator's own where it has `op`, else `direct`.
 
     Raises:
-        InputError: no such algorithm, or it has not this collective.
+        InputError: no such algorithm, or it has not this collective, or not for so many ranks.
     """
     check_algorithm(op, algorithm or communicator.default_algorithm, op if algorithm else None)
-    algorithm = algorithm or communicator.default_algorithm
+    named, algorithm = algorithm, algorithm or communicator.default_algorithm
     if not offers(algorithm, op):
         return group
+    if op == "adasum" and algorithm == "halving_doubling" and group.size & (group.size - 1):
+        if named is None:
+            return group
+        raise InputError(
+            f"adasum: halving_doubling is published for powers of two, {group.name} has {group.size} ranks; use "
+            'algorithm="tree" or "direct", where a vector without a partner waits for the next level.'
+        )
     if algorithm not in group.by_messages:
         group.by_messages[algorithm] = ByMessages(communicator, group, algorithm)
     return group.by_messages[algorithm]

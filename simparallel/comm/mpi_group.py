@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simparallel.comm import header as h
+from simparallel.comm import adasum, header as h
 from simparallel.comm.call import ARRIVE, PHASE, Body, BodySteps, Call, Payloads
 from simparallel.comm.communicator import Communicator
 from simparallel.comm.direct import Steps
@@ -151,6 +151,9 @@ class MpiGroup(Group):
             return x
 
         return steps
+
+    def adasum(self, x: np.ndarray, layers: adasum.Layers) -> Body:
+        return adasum.small(layers)  # every rank gets all vectors, and does the whole tree
 
     def reduce_scatter(self, x: np.ndarray, dim: int, op: str) -> Body:
         rule = reduction(op, x.dtype)

@@ -27,6 +27,7 @@ from simparallel.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
     CrossEntropyLoss,
+    CrossEntropySmooth,
     L1Loss,
     MSELoss,
     NLLLoss,
@@ -42,11 +43,12 @@ from simparallel.nn.summary import LayerSummary, Summary, summary
 
 __all__ = [
     "AdaptiveAvgPool2d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "Conv2d",
-    "CrossEntropyLoss", "Dropout", "Embedding", "Flatten", "GELU", "GroupNorm", "Identity", "L1Loss",
-    "LayerNorm", "LayerSummary", "Linear", "LoadResult", "LogSoftmax", "MSELoss", "MaxPool2d", "Module",
-    "ModuleDict", "ModuleList", "MultiheadAttention", "NLLLoss", "Parameter", "RMSNorm", "ReLU", "Sequential",
-    "SiLU", "Sigmoid", "Softmax", "SoftmaxCrossEntropyExpand", "SoftmaxCrossEntropyWithLogits", "Summary",
-    "Tanh", "auto_mixed_precision", "checkpoint", "custom_mixed_precision", "init", "initializer", "summary",
+    "CrossEntropyLoss", "CrossEntropySmooth", "Dropout", "Embedding", "Flatten", "GELU", "GroupNorm",
+    "Identity", "L1Loss", "LayerNorm", "LayerSummary", "Linear", "LoadResult", "LogSoftmax", "MSELoss",
+    "MaxPool2d", "Module", "ModuleDict", "ModuleList", "MultiheadAttention", "NLLLoss", "Parameter", "RMSNorm",
+    "ReLU", "Sequential", "SiLU", "Sigmoid", "Softmax", "SoftmaxCrossEntropyExpand",
+    "SoftmaxCrossEntropyWithLogits", "Summary", "Tanh", "auto_mixed_precision", "checkpoint",
+    "custom_mixed_precision", "init", "initializer", "summary",
 ]  # fmt: skip
 
 

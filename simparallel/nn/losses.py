@@ -6,6 +6,8 @@ from typing import Any
 
 from simparallel.autograd import NLL, CrossEntropy, Tensor, functions
 from simparallel.autograd.loss import check_reduction
+from simparallel.autograd.tensor import as_tensor
+from simparallel.errors import InputError, ShapeError
 from simparallel.nn.module import Module
 
 
@@ -57,6 +59,53 @@ class CrossEntropyLoss(_Loss):
         ignored = "" if self.ignore_index is None else f", ignore_index={self.ignore_index}"
         smoothing = f", label_smoothing={self.label_smoothing}" if self.label_smoothing else ""
         return super().extra_repr() + ignored + smoothing
+
+
+class CrossEntropySmooth(_Loss):
+    """Cross-entropy with smoothed labels, MindSpore's.   logits: (n, v)   labels: (n,), or (n, v) if not sparse
+
+    The target of the right class is 1 - smooth_factor, that of each other one smooth_factor / (v - 1).
+    (PyTorch spreads its `label_smoothing` over all v classes.)
+
+    Args:
+        sparse: labels are numbers of classes. If not they are the targets, which stay as they are.
+        reduction: "mean" over the rows, "sum", or "none".
+        smooth_factor: 0 … 1 - 1 / num_classes, where the right class is one among equals.
+        num_classes: v, 2 or more.
+
+    Raises:
+        InputError: a bad setting; when called, ShapeError, DTypeError or LabelError.
+    """
+
+    def __init__(
+        self,
+        sparse: bool = True,
+        reduction: str = "mean",
+        smooth_factor: float = 0.0,
+        num_classes: int = 1000,
+    ) -> None:
+        super().__init__(reduction)
+        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
+            raise InputError(
+                f"CrossEntropySmooth: num_classes={num_classes!r} must be an integer of 2 or more."
+            )
+        if not 0 <= smooth_factor <= 1 - 1 / num_classes:
+            raise InputError(
+                f"CrossEntropySmooth: smooth_factor={smooth_factor!r} must be in 0 … {1 - 1 / num_classes:g}."
+            )
+        self.sparse, self.smooth_factor, self.num_classes = bool(sparse), smooth_factor, num_classes
+
+    def forward(self, logits: Any, labels: Any) -> Tensor:
+        logits = as_tensor(logits)
+        if logits.ndim != 2 or logits.shape[1] != self.num_classes:
+            raise ShapeError(f"CrossEntropySmooth: logits {logits.shape}, need (n, {self.num_classes}).")
+        if not self.sparse:
+            return functions.softmax_cross_entropy_with_logits(logits, labels, self.reduction)
+        spread = self.smooth_factor * self.num_classes / (self.num_classes - 1)
+        return functions.cross_entropy(logits, labels, self.reduction, label_smoothing=min(spread, 1.0))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, smooth_factor={self.smooth_factor}, num_classes={self.num_classes}"
 
 
 class NLLLoss(_Loss):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace
@@ -58,6 +58,18 @@ class Momentum(SGD):
                 f"Momentum: 'order_params' lists {len(order)} parameters, the groups {len(self._params())}; "
                 "it has to name each parameter of the groups exactly once."
             )
+
+    def add_param_group(self, group: Mapping[str, Any]) -> None:
+        super().add_param_group(group)
+        if getattr(self, "_order", None) is not None:
+            self._order.extend(self.param_groups[-1]["params"])  # type: ignore[union-attr]
+
+    def restricted_to(self, params: Iterable[Tensor]) -> Self:
+        wanted = set(params)
+        twin = super().restricted_to(wanted)
+        if self._order is not None:
+            twin._order = [param for param in self._order if param in wanted]
+        return twin
 
     @property
     def parameters(self) -> list[Tensor]:

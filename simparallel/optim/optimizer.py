@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from time import perf_counter_ns
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -105,6 +106,33 @@ class Optimizer:
         self.check(full)
         self.param_groups.append(full)
         self.schedules.append(schedule)
+
+    def restricted_to(self, params: Iterable[Tensor]) -> Self:
+        """A new optimizer with the same settings for some of these parameters, which remembers nothing yet.
+
+        Raises:
+            InputError: none of them is here.
+        """
+        wanted, twin = set(params), copy(self)
+        pairs = [
+            ({**group, "params": [param for param in group["params"] if param in wanted]}, schedule)
+            for group, schedule in zip(self.param_groups, self.schedules, strict=True)
+        ]
+        twin.param_groups = [group for group, _ in pairs if group["params"]]
+        twin.schedules = [schedule for group, schedule in pairs if group["params"]]
+        if not twin.param_groups:
+            raise InputError(f"{self._name}: none of these parameters belongs to it.")
+        twin.state, twin._pieces_scratch, twin._scratch, twin._num_held = {}, {}, {}, 0
+        return twin
+
+    def follow(self, other: Optimizer) -> None:
+        """Be as far in the schedules as `other`, and take its rates for the parameters that both have."""
+        if other is self:
+            return
+        self._num_steps = other._num_steps
+        rates = {param: group["lr"] for group in other.param_groups for param in group["params"]}
+        for group in self.param_groups:
+            group["lr"] = next((rates[param] for param in group["params"] if param in rates), group["lr"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, or (False) fill them with zeros in place."""

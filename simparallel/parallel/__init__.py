@@ -1,6 +1,7 @@
 """Strategies that train one model on several devices."""
 
 from simparallel.parallel import comm_hooks
+from simparallel.parallel.adasum import AdasumOptimizer, DistributedGradScaler, Nodes
 from simparallel.parallel.auto import (
     AutoParallel,
     explicit_redistribution,
@@ -32,10 +33,11 @@ from simparallel.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batc
 from simparallel.parallel.tensors import distribute_module, distribute_tensor, shard
 
 __all__ = [
-    "AutoParallel", "ColumnParallelLinear", "DataParallel", "DistributedDataParallel", "DistributedGradReducer",
-    "GradBucket", "Join", "ParallelTransformerBlock", "PowerSGDState", "RowParallelLinear",
-    "SequenceParallelLayerNorm", "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding",
-    "broadcast_parameters", "comm_hooks", "convert_sync_batchnorm", "distribute_module", "distribute_tensor",
-    "explicit_redistribution", "gather", "implicit_redistributions", "implicit_replication",
-    "max_difference_between_ranks", "no_init_parameters", "parallel_apply", "replicate", "scatter", "shard",
+    "AdasumOptimizer", "AutoParallel", "ColumnParallelLinear", "DataParallel", "DistributedDataParallel",
+    "DistributedGradReducer", "DistributedGradScaler", "GradBucket", "Join", "Nodes",
+    "ParallelTransformerBlock", "PowerSGDState", "RowParallelLinear", "SequenceParallelLayerNorm",
+    "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding", "broadcast_parameters",
+    "comm_hooks", "convert_sync_batchnorm", "distribute_module", "distribute_tensor", "explicit_redistribution",
+    "gather", "implicit_redistributions", "implicit_replication", "max_difference_between_ranks",
+    "no_init_parameters", "parallel_apply", "replicate", "scatter", "shard",
 ]  # fmt: skip

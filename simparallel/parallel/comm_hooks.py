@@ -22,11 +22,12 @@ from simparallel import collectives
 from simparallel.backend import Array
 from simparallel.comm import Work
 from simparallel.events import current_recorder
+from simparallel.parallel.adasum import adasum_hook
 from simparallel.parallel.buckets import GradBucket
 from simparallel.parallel.powersgd import PowerSGDState, powerSGD_hook
 
 __all__ = [
-    "PowerSGDState", "allreduce_hook", "fp16_compress_hook", "fp16_compress_wrapper", "mean_hook",
+    "PowerSGDState", "adasum_hook", "allreduce_hook", "fp16_compress_hook", "fp16_compress_wrapper", "mean_hook",
     "powerSGD_hook", "sum_hook",
 ]  # fmt: skip
 

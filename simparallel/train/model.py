@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,10 @@ from simparallel.context import ParallelMode, check_world, get_auto_parallel_con
 from simparallel.data.sampler import check_integer
 from simparallel.errors import CheckpointError, InputError
 from simparallel.nn import Module, auto_mixed_precision
+from simparallel.nn.amp import BLACK_LIST, custom_mixed_precision
 from simparallel.optim import DynamicLossScaleManager, LossScaleManager, Optimizer
 from simparallel.parallel import DistributedDataParallel, broadcast_parameters
+from simparallel.train.boost import Boost
 from simparallel.train.callback import CallbackList, CallbackParams, RunContext
 from simparallel.train.checkpoint import CheckpointManager
 from simparallel.train.loop import Training
@@ -44,8 +46,10 @@ class Model:
         eval_indexes: numbers of its outputs that are loss, prediction and label. None gives every metric
             all of them.
         amp_level: "O0" … "O3", see `nn.auto_mixed_precision`, which is applied to the network.
+        boost_level, boost_config_dict: accelerations, see `train.boost_config.parse`.
         loss_scale_manager: holds the loss scale. None scales nothing, but at O2 makes a
             `DynamicLossScaleManager()`.
+        keep_batchnorm_fp32: (at O2) False lets batch norms compute in float16 like the layers around them.
 
     Raises:
         InputError: settings that do not fit together, an unknown metric; `device_num` or `global_rank` of the
@@ -63,8 +67,9 @@ class Model:
     def __init__(
         self, network: Module, loss_fn: Callable[..., Any] | None = None, optimizer: Optimizer | None = None,
         metrics: Any = None, eval_network: Callable[..., Any] | None = None,
-        eval_indexes: Sequence[int] | None = None, amp_level: str = "O0",
-        loss_scale_manager: LossScaleManager | None = None,
+        eval_indexes: Sequence[int] | None = None, amp_level: str = "O0", boost_level: str = "O0", *,
+        loss_scale_manager: LossScaleManager | None = None, keep_batchnorm_fp32: bool | None = None,
+        boost_config_dict: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(network, Module):
             raise InputError(f"Model: network must be a Module, got {type(network).__name__}.")
@@ -84,7 +89,9 @@ class Model:
             raise InputError(
                 "Model: O3 replaces the parameters, but the optimizer has made steps with the old ones."
             )
-        auto_mixed_precision(network, amp_level)
+        boost = Boost(boost_level, boost_config_dict)
+        boost.change(network, optimizer)
+        _mix_precision(network, amp_level, keep_batchnorm_fp32)
         if loss_scale_manager is None and amp_level == "O2":
             loss_scale_manager = DynamicLossScaleManager()
         self.loss_scale_manager = loss_scale_manager
@@ -92,7 +99,7 @@ class Model:
         self._is_parallel = self._reduces or (is_wrapped and get_world_size() > 1)
         self._step: TrainStep | None = None
         if optimizer is not None:
-            self._step = TrainStep(network, loss_fn, optimizer, loss_scale_manager, self._reduces)
+            self._step = boost.make_step(network, loss_fn, optimizer, loss_scale_manager, self._reduces)
 
     def train(
         self, epoch: int, train_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False,
@@ -262,6 +269,13 @@ class Model:
             else:
                 metric.update(outputs[indexes[1]], outputs[indexes[2]])
         return outputs
+
+
+def _mix_precision(network: Module, level: str, keep_norms: bool | None) -> None:
+    if keep_norms is not False or level != "O2":
+        auto_mixed_precision(network, level)
+    else:
+        custom_mixed_precision(network, black_list=[n for n in BLACK_LIST if "BatchNorm" not in n])
 
 
 @contextmanager

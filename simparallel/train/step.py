@@ -66,6 +66,7 @@ class TrainStep:
                 f"{self._scale:g}. Give it loss_scale={self._scale:g}; a FixedLossScaleManager with "
                 "drop_overflow_update=False leaves the division to it."
             )
+        self.is_parallel = is_parallel
         self.reducer = DistributedGradReducer(optimizer.parameters) if is_parallel else None
 
     def __call__(self, fields: tuple[Any, ...]) -> Tensor:
@@ -85,19 +86,28 @@ class TrainStep:
                 scaler.scale(loss).backward()
         else:
             (loss if self._scale == 1.0 else loss * self._scale).backward()
-        if self.reducer is not None:
-            params = optimizer.parameters
-            for param, grad in zip(params, self.reducer([param.grad for param in params]), strict=True):
-                param.grad = grad
-        if scaler is not None:
-            scaler.step(optimizer)  # summed gradients are the same on all ranks, and so is their overflow
-            scaler.update()
-        else:
-            optimizer.step()
+        self._update(loss)
         return loss.detach()
 
+    def _update(self, loss: Tensor) -> None:
+        """What is done with the gradients."""
+        self._reduce()
+        if self.scaler is not None:
+            self.scaler.step(
+                self.optimizer
+            )  # summed gradients are the same on all ranks, and so is their overflow
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+
+    def _reduce(self) -> None:
+        if self.reducer is not None:
+            params = self.optimizer.parameters
+            for param, grad in zip(params, self.reducer([param.grad for param in params]), strict=True):
+                param.grad = grad
+
     def _forward(self, fields: tuple[Any, ...]) -> Any:
-        if self.reducer is None:
+        if not self.is_parallel:
             return loss_of(self.network, self.loss_fn, fields)[0]
         # Each rank draws its own part of the masks of the whole batch.
         before = random_state.part

@@ -12,6 +12,7 @@ from typing import Any
 from exchange import Call, Exchange  # type: ignore[import-not-found]
 from mpi4py import MPI
 from serve import AbstractPeer, serve  # type: ignore[import-not-found]
+from vhdd import Vhdd  # type: ignore[import-not-found]
 
 
 class MpiPeer(AbstractPeer):
@@ -34,6 +35,7 @@ class MpiPeer(AbstractPeer):
             "gather": lambda: partial(world.Gather, sent, received),
             "scatter": lambda: partial(world.Scatter, sent, received),
             "barrier": lambda: world.Barrier,
+            "adasum": lambda: partial(Vhdd(world, MPI.SUM), sent),
         }
         function = calls[exchange.op]()
 

@@ -1,6 +1,7 @@
 """Collectives as algorithms on messages, chosen by name: `all_reduce(x, algorithm="ring")`.
 
-Each module is one algorithm; its `__all__` names the collectives that it has. Each function is
+Each module is one algorithm; its `__all__` names the collectives that it has. (Adasum, a reduction that
+is not element by element, has a module of its own, a function an algorithm.) Each function is
 written on `PointToPoint` (send, receive, a ledger), knows positions in the group, not ranks, and
 works in place on flat arrays, so that it runs on any transport and can be read by itself.
 `direct`, the default, is none of them: it reads the peers' pages (`comm/group.py`).
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
-from simparallel.comm.algorithms import halving_doubling, naive, ring, tree
+from simparallel.comm.algorithms import adasum, halving_doubling, naive, ring, tree
 from simparallel.comm.algorithms.point_to_point import PointToPoint, Steps, split
 from simparallel.comm.header import ALGORITHMS
 from simparallel.errors import InputError
@@ -26,7 +27,7 @@ _MODULES: dict[str, ModuleType] = {
 
 def offers(algorithm: str, op: str) -> bool:
     """Has this algorithm this collective?"""
-    return algorithm == DIRECT or op in _MODULES[algorithm].__all__
+    return algorithm == DIRECT or op in _ops_of(algorithm)
 
 
 def check_algorithm(who: str, algorithm: str, op: str | None = None) -> None:
@@ -41,11 +42,16 @@ def check_algorithm(who: str, algorithm: str, op: str | None = None) -> None:
         having = [name for name in ALGORITHMS if offers(name, op)]
         raise InputError(
             f"{who}: algorithm={algorithm!r} has no {op}; choose from {', '.join(having)}. "
-            f"{algorithm} has {', '.join(_MODULES[algorithm].__all__)}."
+            f"{algorithm} has {', '.join(_ops_of(algorithm))}."
         )
 
 
 def find(algorithm: str, op: str) -> Callable[..., Steps]:
     """The function, for one that is offered."""
-    function: Callable[..., Steps] = getattr(_MODULES[algorithm], op)
+    place = (adasum, algorithm) if op == "adasum" else (_MODULES[algorithm], op)
+    function: Callable[..., Steps] = getattr(*place)
     return function
+
+
+def _ops_of(algorithm: str) -> list[str]:
+    return [*_MODULES[algorithm].__all__, *(["adasum"] if algorithm in adasum.__all__ else [])]

@@ -97,8 +97,9 @@ def rehearse(
     Args:
         algorithm, op: such as "ring" and "all_reduce".
         num_ranks: size of the group.
-        num_elements: of the whole vector: what all_reduce, broadcast, reduce and reduce_scatter are
-            given, what all_gather and gather give, the list of scatter, what a rank gives to all_to_all.
+        num_elements: of the whole vector: what all_reduce, adasum (here one layer), broadcast, reduce and
+            reduce_scatter are given, what all_gather and gather give, the list of scatter, what a rank gives
+            to all_to_all.
         dtype: of the elements.
         root: position of the root, for collectives that have one.
 
@@ -114,7 +115,7 @@ def rehearse(
         raise InputError(
             f"rehearse: num_ranks={num_ranks} and root={root}; at least 1 rank, one of them the root."
         )
-    if op not in ("all_reduce", "broadcast", "reduce") and num_elements % num_ranks:
+    if op not in ("all_reduce", "adasum", "broadcast", "reduce") and num_elements % num_ranks:
         raise InputError(
             f"rehearse: {op} cuts {num_elements} elements, which {num_ranks} ranks do not divide."
         )
@@ -124,7 +125,8 @@ def rehearse(
         x = np.zeros(num_elements, dtype)
         parts = list(x.reshape(num_ranks, -1)) if num_elements % num_ranks == 0 else []
         return {
-            "all_reduce": (x, combine), "reduce_scatter": (x, combine), "all_gather": (x,), "broadcast": (x, root),
+            "all_reduce": (x, combine), "adasum": (x, (num_elements,)), "reduce_scatter": (x, combine),
+            "all_gather": (x,), "broadcast": (x, root),
             "reduce": (x, root, combine), "gather": (parts, root), "scatter": (parts, root),
             "all_to_all": (parts, [part.copy() for part in parts]),
         }[op]  # fmt: skip

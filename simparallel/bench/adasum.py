@@ -1,0 +1,108 @@
+"""`simparallel bench adasum`: what Adasum costs beside a sum, and beside Horovod's algorithm over MPI.
+
+All are warm and take turns in every round; told are medians over rounds, and medians of each round's ratios.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from simparallel.bench.collectives import TURN_S, contenders_of, fitting
+from simparallel.bench.contenders import MEMCPY, OURS, SHARED, Contender
+from simparallel.bench.contest import Result
+from simparallel.bench.environments import choose_peers
+from simparallel.bench.peers.exchange import ITEM_BYTES
+from simparallel.bench.report import told_size
+from simparallel.errors import InputError
+from simparallel.units import format_seconds
+
+SIZES = (1 << 20, 4 << 20, 16 << 20, 32 << 20)  # [byte]
+MPI = ("openmpi", "mpich")
+SUM, ADASUM = "all_reduce", "adasum"
+
+
+def main(
+    *, ranks: int = 4, sizes: Sequence[int] | None = None, peers: Sequence[str] | None = None, rounds: int = 7,
+    turn_s: float = TURN_S, as_json: bool = False,
+) -> dict[int, Result]:  # fmt: skip
+    """Measure, print a table or JSON, return the times by size [byte]: "simparallel adasum" and so on.
+
+    Args:
+        ranks: how many; a power of two, for Horovod's algorithm has no other.
+        sizes: bytes of a float32 vector.
+        peers: of `MPI`, those that have an environment by default.
+        rounds: turns of each contender.
+        turn_s: about how long a turn lasts [s].
+        as_json: print JSON, and everything else to stderr.
+
+    Raises:
+        InputError: a bad number, or a peer without MPI.
+        BenchError: a contender failed, or gave a wrong result.
+    """
+    sizes = list(sizes or SIZES)
+    if ranks < 2 or ranks & (ranks - 1) or rounds < 1 or min(sizes) < 1:
+        raise InputError(f"bench adasum: ranks={ranks} (a power of two), rounds={rounds}, sizes={sizes}.")
+    for name in peers or ():
+        if name not in MPI:
+            raise InputError(f"peers: {name!r} has no Adasum; choose from {', '.join(MPI)}.")
+    names = [peer.name for peer in choose_peers(peers or MPI) if peer.is_ready]
+    output = sys.stderr if as_json else sys.stdout
+    results = {}
+    with contenders_of(ranks, names, {}, lambda text: print(text, file=output)) as contenders:
+        del contenders[MEMCPY]
+        for size in sizes:
+            results[size] = _measure(size, contenders, rounds, turn_s)
+    if as_json:
+        document = {told_size(size): {**result.times_s} for size, result in results.items()}
+        print(json.dumps({"ranks": ranks, "times_s": document}, indent=1))
+    else:
+        print(table(ranks, results))
+    return results
+
+
+def _measure(size: int, contenders: dict[str, Contender], rounds: int, turn_s: float) -> Result:
+    elements = max(1, size // ITEM_BYTES)
+    entries = [
+        (label, op)
+        for label in contenders
+        for op in ((SUM, ADASUM) if label in (OURS, SHARED) else (ADASUM,))
+    ]
+    result = Result(told_size(size), {f"{label} {op}": [] for label, op in entries})
+    counts = {}
+    for label, op in entries:
+        contenders[label].turn(op, elements, 1, True)
+        call_s = contenders[label].turn(op, elements, 3, False) / 3
+        counts[label, op] = fitting(call_s, turn_s)
+    for number in range(rounds):
+        for label, op in entries[:: 1 if number % 2 == 0 else -1]:
+            count = counts[label, op]
+            result.times_s[f"{label} {op}"].append(contenders[label].turn(op, elements, count, False) / count)
+    return result
+
+
+def table(ranks: int, results: dict[int, Result]) -> str:
+    """A line a size: sum, Adasum and their ratio, for arrays anywhere and in the arena; then the peers."""
+    peers = [name.removesuffix(f" {ADASUM}") for name in next(iter(results.values())).times_s]
+    peers = [name for name in peers if not name.startswith((OURS, SHARED))]
+    head = [f"{ranks} ranks"]
+    for label in ("", "in the arena: "):
+        head += [f"{label}sum", "Adasum", "/ sum"]
+    for peer in peers:
+        head += [f"Horovod's, {peer}", "ours / it"]
+    lines = [head]
+    for size, result in results.items():
+        line = [told_size(size)]
+        for label in (OURS, SHARED):
+            one, other = f"{label} {SUM}", f"{label} {ADASUM}"
+            line += [
+                *(format_seconds(result.median_s(name)) for name in (one, other)),
+                f"{result.ratio(other, one):.2f}",
+            ]
+        for peer in peers:
+            name = f"{peer} {ADASUM}"
+            line += [format_seconds(result.median_s(name)), f"{result.ratio(f'{OURS} {ADASUM}', name):.2f}"]
+        lines.append(line)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)

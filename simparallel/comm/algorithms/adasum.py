@@ -1,0 +1,154 @@
+"""Adasum on messages: a function for each algorithm. The arithmetic is in `simparallel/summation.py`.
+
+    α latency of a message · β seconds a byte · n bytes · p ranks
+    halving_doubling    (2 l + l (l + 1) / 2) α + 2 (p-1)/p n β, l = log2 p     as published
+    tree                2 ⌈log2 p⌉ (α + n β)
+    naive               2 (p-1) (α + n β)
+    ring                2 (p-1) (α + n β); with many equal layers 2 (p-1) (α + n/p β)
+
+Partial results have the dtype of the data, as on the wire of real hardware, and are rounded to it at
+every step; products are summed in float64. All ranks get the same bits: each part of the vector
+is finished at one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from simparallel.comm.adasum import Layers, segments, whole
+from simparallel.comm.algorithms import naive as by_root, tree as binomial
+from simparallel.comm.algorithms.point_to_point import PointToPoint, Steps
+from simparallel.summation import QUIET, WIDE, Moments, coefficients, moments
+
+__all__ = ["halving_doubling", "naive", "ring", "tree"]
+
+Part = tuple[int, int, int]  # number of a layer, where it starts and stops in a slice
+
+
+def halving_doubling(p2p: PointToPoint, x: np.ndarray, layers: Layers) -> Steps:
+    """Recursive vector halving with distance doubling: the published algorithm, "AdasumRVH".
+
+    level 0:  0 <-> 1   2 <-> 3     halves: 0 and 1 have T(0, 1), 2 and 3 have T(2, 3), half of it each
+    level 1:  0 <-----> 2           quarters of T(0, 1, 2, 3)
+                  1 <-----> 3
+    and the same way back, where quarters become halves and halves the whole.
+
+    At level j both partners know the products of their halves only; the 2^(j+1) ranks that have the
+    other parts of the same pair sum them, by doubling, in j + 1 steps: 24 bytes a layer in each.
+    Borders of layers fall where they like. For powers of two only.
+    """
+    low, high, exchanges = 0, x.size, []
+    for level in range(p2p.size.bit_length() - 1):
+        partner, middle = p2p.rank ^ 1 << level, (low + high) // 2
+        is_first = p2p.rank < partner
+        lower, upper = slice(low, middle), slice(middle, high)
+        keep, give = (lower, upper) if is_first else (upper, lower)
+        low, high = keep.start, keep.stop
+        exchanges.append((partner, keep, give))
+        received = np.empty_like(x[keep])
+        for _ in p2p.steps(1):
+            yield from p2p.sendrecv(x[give], partner, received, partner)
+        a, b = (x[keep], received) if is_first else (received, x[keep])
+        parts = list(segments(layers, keep))
+        found = _moments(a, b, parts, len(layers))
+        for step in p2p.steps(level + 1):
+            other, there = np.empty_like(found), p2p.rank ^ 1 << step
+            yield from p2p.sendrecv(found, there, other, there)
+            found = found + other
+        _join(a, b, parts, found, out=x[keep])
+    for partner, keep, give in reversed(exchanges):
+        for _ in p2p.steps(1):
+            yield from p2p.sendrecv(x[keep], partner, x[give], partner)
+
+
+def tree(p2p: PointToPoint, x: np.ndarray, layers: Layers) -> Steps:
+    """Whole vectors up a binomial tree, whose order is that of Adasum's tree, and down again.
+
+    2 ⌈log2 p⌉ steps; 2 (p - 1) messages of n bytes in all.
+    """
+    yield from binomial.all_reduce(p2p, x, _Pairs(layers))  # type: ignore[arg-type]
+
+
+def naive(p2p: PointToPoint, x: np.ndarray, layers: Layers) -> Steps:
+    """Position 0 receives all vectors, does the whole tree, and tells everybody. Nothing is rounded between.
+
+    2 (p - 1) steps; position 0 sends p - 1 messages of n bytes, everyone else one.
+    """
+    yield from by_root.all_reduce(p2p, x, _Pairs(layers))  # type: ignore[arg-type]
+
+
+def ring(p2p: PointToPoint, x: np.ndarray, layers: Layers) -> Steps:
+    """A left fold, NOT the tree: another result than that of the other algorithms.
+
+    Layer i starts at rank s = i mod p and goes round; every rank joins its own to what comes,
+    A(… A(A(x_s, x_s+1), x_s+2) …, x_s-1). Then it goes round again to tell. With many layers all
+    links are busy. (Horovod's ring, which was never merged: pull request 1760.)
+
+    2 (p - 1) steps; everyone sends about 2 (p-1)/p n bytes where the layers are equal, and in turns where
+    there is but one.
+    """
+    bounds = np.cumsum([0, *layers]).tolist()
+    pieces = [slice(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    for step in p2p.steps(p2p.size - 1):
+        taken = pieces[(p2p.rank - 1 - step) % p2p.size :: p2p.size]
+        received = yield from _pass_on(p2p, x, pieces[(p2p.rank - step) % p2p.size :: p2p.size], taken)
+        for piece, a in zip(taken, received, strict=True):
+            x[piece] = whole([a, x[piece]], (a.size,))
+    for step in p2p.steps(p2p.size - 1):
+        taken = pieces[(p2p.rank - step) % p2p.size :: p2p.size]
+        received = yield from _pass_on(p2p, x, pieces[(p2p.rank + 1 - step) % p2p.size :: p2p.size], taken)
+        for piece, a in zip(taken, received, strict=True):
+            x[piece] = a
+
+
+def _pass_on(
+    p2p: PointToPoint, x: np.ndarray, given: list[slice], taken: list[slice]
+) -> Generator[Any, None, list[np.ndarray]]:
+    """Send some layers to the right, as one message, and return what comes from the left for others."""
+    right, left = (p2p.rank + 1) % p2p.size, (p2p.rank - 1) % p2p.size
+    bounds = np.cumsum([0, *(piece.stop - piece.start for piece in taken)]).tolist()
+    received = np.empty(bounds[-1], x.dtype)
+    sent = np.concatenate([x[piece] for piece in given]) if given else None
+    if sent is not None and taken:
+        yield from p2p.sendrecv(sent, right, received, left)
+    elif sent is not None:
+        yield from p2p.send(sent, right)
+    elif taken:
+        yield from p2p.recv(received, left)
+    return [received[i:j] for i, j in zip(bounds, bounds[1:], strict=False)]
+
+
+class _Pairs:
+    """Adasum in the place of `reduction.Combine`, for algorithms that pass whole vectors on."""
+
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers
+
+    def __call__(self, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
+        out[...] = whole([first, second], self._layers)
+
+    def finish(self, total: np.ndarray) -> None:
+        """Nothing is left to do."""
+
+    def all_of(self, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
+        out[...] = whole(parts, self._layers)
+
+
+@QUIET
+def _moments(a: np.ndarray, b: np.ndarray, parts: list[Part], num_layers: int) -> np.ndarray:
+    """What slices of a pair contribute to the products of each layer: (layers, 3)."""
+    found = np.zeros((num_layers, 3))
+    for layer, start, stop in parts:
+        found[layer] = moments(a[start:stop].astype(WIDE), b[start:stop].astype(WIDE))
+    return found
+
+
+@QUIET
+def _join(a: np.ndarray, b: np.ndarray, parts: list[Part], found: np.ndarray, out: np.ndarray) -> None:
+    """out = A(a, b) on a slice, with the products of the whole layers. `out` may be one of them."""
+    for layer, start, stop in parts:
+        first, second = coefficients(Moments(*found[layer].tolist()))
+        out[start:stop] = a[start:stop].astype(WIDE) * first + b[start:stop].astype(WIDE) * second

@@ -1,0 +1,230 @@
+"""Boost: MindSpore's accelerations of a training, as `Model` uses them. What they are asked: `boost_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from simparallel import collectives
+from simparallel.autograd import Tensor, no_grad
+from simparallel.errors import InputError
+from simparallel.nn import Module
+from simparallel.optim import LossScaleManager, Optimizer
+from simparallel.optim.loss_scale import all_finite
+from simparallel.parallel import (
+    AdasumOptimizer,
+    DistributedDataParallel,
+    DistributedGradReducer,
+    DistributedGradScaler,
+    Nodes,
+)
+from simparallel.train.boost_config import BoostConfig, parse
+from simparallel.train.dim_reduce import DimReduce, load_directions
+from simparallel.train.freeze import freeze_sequence, frozen, suffixes
+from simparallel.train.less_bn import centre, centred, normalize_head, remove_norms
+from simparallel.train.step import TrainStep
+from simparallel.world import get_num_nodes, get_world_size
+
+DEVICES_OF_A_NODE = 8  # where nobody says it, as in MindSpore
+
+
+class Boost:
+    """What is switched on for one model: changes the network, and makes its step.
+
+    Args:
+        level, config: see `boost_config.parse`.
+
+    Attributes:
+        config: what was asked for.
+        removed_norms: names of the normalisations that less_bn took out.
+    """
+
+    def __init__(self, level: str = "O0", config: Mapping[str, Any] | None = None) -> None:
+        self.config: BoostConfig = parse(level, config)
+        self.removed_norms: list[str] = []
+
+    def change(self, network: Module, optimizer: Optimizer | None) -> None:
+        """What less_bn does to the network; before mixed precision, and before any parameter is copied.
+
+        Raises:
+            InputError: nothing to change, or no optimizer.
+        """
+        if not self.config.on:
+            return
+        if optimizer is None or isinstance(network, DistributedDataParallel):
+            raise InputError(
+                "boost: needs an optimizer, and the bare network instead of a DistributedDataParallel."
+            )
+        if "less_bn" in self.config:
+            self.removed_norms = remove_norms(network)
+            if self.config.settings["less_bn"]["fn_flag"]:
+                normalize_head(network, optimizer)
+
+    def make_step(
+        self, network: Module, loss_fn: Callable[..., Any] | None, optimizer: Optimizer,
+        manager: LossScaleManager | None, is_parallel: bool,
+    ) -> TrainStep:  # fmt: skip
+        """The step of a training; `TrainStep` itself where nothing is switched on.
+
+        Raises:
+            InputError: Adasum on several ranks that are not in data-parallel mode; else as for `TrainStep`.
+
+        Collective: yes, with Adasum.
+        """
+        if not self.config.on:
+            return TrainStep(network, loss_fn, optimizer, manager, is_parallel)
+        if "adasum" in self.config and not is_parallel and get_world_size() > 1:
+            raise InputError(
+                "boost: adasum is for data-parallel mode; set_auto_parallel_context(parallel_mode='data_parallel')."
+            )
+        return BoostedStep(network, loss_fn, optimizer, manager, is_parallel, self.config)
+
+
+class BoostedStep(TrainStep):
+    """A step with what is switched on.
+
+    grad_accumulation sums k gradients / k and reduces and steps every k-th time. grad_freeze chooses what is
+    trained anew for each of these. adasum lets every node step by itself with the mean of its gradients, and
+    sums by Adasum what the steps did. Their counters are not part of a checkpoint: after resuming they start anew.
+    """
+
+    def __init__(
+        self, network: Module, loss_fn: Callable[..., Any] | None, optimizer: Optimizer,
+        manager: LossScaleManager | None, is_parallel: bool, config: BoostConfig,
+    ) -> None:  # fmt: skip
+        super().__init__(network, loss_fn, optimizer, manager, is_parallel)
+        self.config = config
+        self._all = list(optimizer.parameters)
+        self._fields: tuple[Any, ...] = ()
+        self._loss = 0.0
+        settings = config.settings
+        wants_centred = "less_bn" in config and settings["less_bn"]["gc_flag"]
+        self._centred = {id(p) for p in centred(network)} if wants_centred else set()
+        self._every = (
+            settings["grad_accumulation"]["grad_accumulation_step"] if "grad_accumulation" in config else 1
+        )
+        self._sums: dict[int, Any] = {}
+        self._micro_steps = self._steps = 0
+        self._prepare_freeze(optimizer, is_parallel)
+        self._adasum = self._make_adasum(optimizer, is_parallel)
+        self._dim_reduce: DimReduce | None = None
+        if "dim_reduce" in config:
+            trained = [p for p in self._all if p.requires_grad]
+            names = ("rho", "gamma", "alpha", "sigma")
+            values = {name: settings["dim_reduce"][name] for name in names}
+            self._dim_reduce = DimReduce(
+                trained, load_directions(network, trained, settings["dim_reduce"]), **values
+            )
+
+    def _prepare_freeze(self, optimizer: Optimizer, is_parallel: bool) -> None:
+        """For each j an optimizer with a state of its own, and what reduces its gradients."""
+        self._sequence: list[int] = [0]
+        self._frozen: list[list[Tensor]] = [[]]
+        self._optimizers, self._reducers = [optimizer], [self.reducer]
+        if "grad_freeze" not in self.config:
+            return
+        freeze = self.config.settings["grad_freeze"]
+        in_order = [p for p in self.network.parameters() if p in set(self._all)]
+        self._sequence = freeze_sequence(
+            freeze["param_groups"],
+            freeze["freeze_type"],
+            freeze["freeze_p"],
+            freeze["total_steps"],
+            freeze["seed"],
+        )
+        self._frozen = suffixes(in_order, freeze["param_groups"])
+        for left_out in self._frozen[1:]:
+            rest = [p for p in self._all if p not in set(left_out)]
+            self._optimizers.append(optimizer.restricted_to(rest))
+            self._reducers.append(DistributedGradReducer(rest) if is_parallel else None)
+
+    def _make_adasum(self, optimizer: Optimizer, is_parallel: bool) -> AdasumOptimizer | None:
+        if "adasum" not in self.config or not is_parallel:
+            return None
+        if self.scaler is not None:  # ranks step with gradients of their own
+            self.scaler = DistributedGradScaler(self.scaler.manager)
+        count, world = self.config.settings["common"]["device_number"], get_world_size()
+        if count is None and get_num_nodes() > 1:
+            return AdasumOptimizer(optimizer, nodes=Nodes())
+        count = count or DEVICES_OF_A_NODE
+        if world % count and world > count:
+            raise InputError(
+                f"boost: adasum needs nodes of common.device_number={count} ranks, which do not divide {world} ranks."
+            )
+        count = min(count, world)
+        nodes = [list(range(start, start + count)) for start in range(0, world, count)]
+        return AdasumOptimizer(optimizer, nodes=nodes)
+
+    # --- a step -----------------------------------------------------------------------------------------
+
+    @property
+    def _j(self) -> int:
+        return self._sequence[self._steps % len(self._sequence)]
+
+    def __call__(self, fields: tuple[Any, ...]) -> Tensor:
+        self._fields = fields
+        for p in self._all:
+            p.grad = None
+        left_out = self._frozen[self._j]
+        with frozen(left_out) if left_out else nullcontext():
+            return super().__call__(fields)
+
+    def _update(self, loss: Tensor) -> None:
+        for p in self._all:
+            if p.grad is not None and id(p) in self._centred:
+                centre(p.grad.data)
+        if not self._accumulate():
+            return
+        whole, chosen = self._optimizers[0], self._optimizers[self._j]
+        self.optimizer, self.reducer = chosen, self._reducers[self._j]
+        if chosen is not whole:
+            chosen.follow(whole)
+        if self._dim_reduce is not None:
+            self._step_in_few_directions(loss)
+        elif self._adasum is not None:
+            self._adasum.optimizer, self.reducer = chosen, None
+            self.optimizer = self._adasum  # type: ignore[assignment]
+            super()._update(loss)
+        else:
+            super()._update(loss)
+        whole.follow(chosen)
+        self._steps += 1
+
+    def _accumulate(self) -> bool:
+        """Add up; True when it is time for a step, whose gradients are then in `.grad`."""
+        if self._every == 1:
+            return True
+        for i, p in enumerate(self._all):
+            if p.grad is not None:
+                share = p.grad.data / self._every
+                self._sums[i] = share if i not in self._sums else self._sums[i] + share
+        self._micro_steps += 1
+        if self._micro_steps % self._every:
+            return False
+        for i, total in self._sums.items():
+            self._all[i].grad = Tensor(total)
+        self._sums = {}
+        return True
+
+    def _step_in_few_directions(self, loss: Tensor) -> None:
+        """The base optimizer is not used: the step is that of `DimReduce`, with gradients and losses of all ranks."""
+        assert self._dim_reduce is not None
+        self._reduce()
+        scale = self._scale if self.scaler is None else self.scaler.get_scale()
+        params = self._dim_reduce.parameters
+        grads = [np.zeros(p.shape, p.dtype) if p.grad is None else p.grad.data / scale for p in params]
+        overflow = self.scaler is not None and not all_finite(grads)
+        if not overflow:
+            self._dim_reduce.step(grads, self._mean(float(loss)), self._loss_again)
+        if self.scaler is not None:
+            self.scaler.manager.update_loss_scale(overflow)
+
+    def _loss_again(self) -> float:
+        with no_grad():
+            return self._mean(float(self._forward(self._fields)))
+
+    def _mean(self, loss: float) -> float:
+        return float(collectives.all_reduce(np.array([loss]), "mean")[0]) if self.is_parallel else loss

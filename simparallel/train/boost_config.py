@@ -1,0 +1,139 @@
+"""What `boost_level` and `boost_config_dict` ask for, checked: MindSpore's names and defaults.
+
+    Model(…, boost_level="O2", boost_config_dict={"boost": {"mode": "manual", "adasum": True}})
+
+Unlike there, what was asked for is done: a combination in which one switch would turn another one off is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simparallel.errors import InputError
+
+LEVELS: dict[str, tuple[str, ...]] = {
+    "O0": (), "O1": ("less_bn", "grad_freeze"), "O2": ("less_bn", "grad_freeze", "adasum"),
+}  # fmt: skip
+SWITCHES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce")
+MODES = ("auto", "manual", "enable_all", "disable_all")
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "common": {"device_number": None},  # of a node; None for the described nodes, or 8
+    "less_bn": {"fn_flag": True, "gc_flag": True},
+    "grad_freeze": {"param_groups": 10, "freeze_type": 1, "freeze_p": 0.7, "total_steps": 65536, "seed": 0},
+    "grad_accumulation": {"grad_accumulation_step": 1},
+    "dim_reduce": {
+        "rho": 0.55, "gamma": 0.9, "alpha": 0.001, "sigma": 0.4, "n_components": 32, "pca_mat_path": None,
+        "weight_load_dir": None,
+    },
+}  # fmt: skip
+_ALONE = (
+    "dim_reduce makes the step itself, in a few directions, so {others} would have no effect; switch one off"
+)
+
+
+@dataclass(frozen=True)
+class BoostConfig:
+    """What is switched on, and its settings.
+
+    Attributes:
+        on: names of `SWITCHES`.
+        settings: section -> setting -> value, with the defaults filled in.
+    """
+
+    on: frozenset[str]
+    settings: Mapping[str, Mapping[str, Any]]
+
+    def __contains__(self, switch: str) -> bool:
+        return switch in self.on
+
+
+def parse(level: str = "O0", config: Mapping[str, Any] | None = None) -> BoostConfig:
+    """Check level and dictionary.
+
+    Args:
+        level: "O0" nothing, "O1" less_bn and grad_freeze, "O2" these and adasum.
+        config: sections "boost" ("mode" and the switches), "common", "less_bn", "grad_freeze",
+            "grad_accumulation" and "dim_reduce", see `DEFAULTS`. Mode "auto" (the default) goes by the level,
+            "manual" by the switches, "enable_all" switches on all that can be together, which is all but
+            dim_reduce, and "disable_all" nothing.
+
+    Raises:
+        InputError: an unknown name, a setting out of range, switches that cannot be together, or switches
+            that "O0" would ignore.
+    """
+    if level not in LEVELS:
+        raise InputError(f"boost_level={level!r}: choose from {', '.join(LEVELS)}.")
+    sections = dict(config or {})
+    boost = dict(sections.pop("boost", {}))
+    _known("boost_config_dict", sections, ("boost", *DEFAULTS))
+    _known("boost", boost, ("mode", *SWITCHES))
+    mode = boost.pop("mode", "auto")
+    if mode not in MODES:
+        raise InputError(f"boost: mode={mode!r}: choose from {', '.join(MODES)}.")
+    for switch, value in boost.items():
+        if not isinstance(value, bool):
+            raise InputError(f"boost: {switch}={value!r} must be True or False.")
+    asked = {switch for switch, value in boost.items() if value}
+    on = {
+        "auto": set(LEVELS[level]), "manual": asked, "enable_all": set(SWITCHES) - {"dim_reduce"}, "disable_all": set(),
+    }[mode]  # fmt: skip
+    if level == "O0" and on:
+        raise InputError(
+            f"boost_level='O0' switches everything off, but mode {mode!r} asks for {', '.join(sorted(on))}; use "
+            "boost_level='O1'."
+        )
+    if mode != "manual" and asked - on:
+        raise InputError(
+            f"boost: mode {mode!r} leaves out {', '.join(sorted(asked - on))}, which the switches ask for; use "
+            "mode 'manual'."
+        )
+    others = sorted(on & {"grad_freeze", "adasum", "grad_accumulation"})
+    if "dim_reduce" in on and others:
+        raise InputError(f"boost: {_ALONE.format(others=', '.join(others))}.")
+    settings = {
+        name: {**defaults, **_section(sections, name, defaults)} for name, defaults in DEFAULTS.items()
+    }
+    _check(settings, on)
+    return BoostConfig(frozenset(on), settings)
+
+
+def _known(who: str, given: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        raise InputError(f"{who}: unknown {', '.join(map(repr, unknown))}; there are {', '.join(names)}.")
+
+
+def _section(sections: Mapping[str, Any], name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    section = sections.get(name, {})
+    if not isinstance(section, Mapping):
+        raise InputError(f"boost_config_dict[{name!r}]={section!r} must be a dict.")
+    _known(name, section, tuple(defaults))
+    return dict(section)
+
+
+def _check(settings: Mapping[str, Mapping[str, Any]], on: set[str]) -> None:
+    positive = (("common", "device_number"), ("grad_freeze", "param_groups"), ("grad_freeze", "total_steps"),
+                ("grad_accumulation", "grad_accumulation_step"), ("dim_reduce", "n_components"))  # fmt: skip
+    for section, name in positive:
+        value = settings[section][name]
+        if value is None and name == "device_number":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{section}: {name}={value!r} must be an integer of 1 or more.")
+    freeze, reduce = settings["grad_freeze"], settings["dim_reduce"]
+    if freeze["freeze_type"] not in (0, 1):
+        raise InputError(f"grad_freeze: freeze_type={freeze['freeze_type']!r} must be 0 or 1.")
+    if not 0 < freeze["freeze_p"] < 1:
+        raise InputError(
+            f"grad_freeze: freeze_p={freeze['freeze_p']!r}, the share of FULL steps, must be in (0, 1)."
+        )
+    for name in ("rho", "gamma", "alpha", "sigma"):
+        if not isinstance(reduce[name], (int, float)) or not 0 < reduce[name] < 1:
+            raise InputError(f"dim_reduce: {name}={reduce[name]!r} must be in (0, 1).")
+    if "dim_reduce" in on and (reduce["pca_mat_path"] is None) == (reduce["weight_load_dir"] is None):
+        raise InputError(
+            "dim_reduce: give either pca_mat_path, a .npy file of (n_components, number of weights), or "
+            "weight_load_dir, a folder of checkpoints to find the directions from."
+        )

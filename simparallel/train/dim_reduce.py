@@ -1,0 +1,145 @@
+"""dim_reduce of MindSpore's boost: second-order steps in the few directions that weights moved in before.
+
+offline    P (k, n): the first right singular vectors of centred weights, of checkpoints of a training
+a step     g_k = P g;   d = -B g_k, B a k x k approximation of the inverse Hessian (BFGS)
+           v = gamma v + (g - P^T g_k)
+           w = w - alpha v + rho^m P^T d, m the first of 0, 1 (else 2) with
+           loss(w + rho^m P^T d) < loss(w) + sigma rho^m g_k d
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import Array, get_namespace, to_host
+from simparallel.errors import DataError, InputError
+from simparallel.nn import Module
+
+_LAST_TRY = 2
+_CURVED = 1e-20  # y s above it updates B
+
+
+def principal_directions(weights: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """The directions in which flat weights differ most: (count, n), orthonormal rows.
+
+    Args:
+        weights: at least count + 1 vectors, from different times of a training.
+
+    Raises:
+        InputError: too few.
+    """
+    if len(weights) <= count:
+        raise InputError(
+            f"dim_reduce: {len(weights)} checkpoints have no {count} directions; give {count + 1} of them."
+        )
+    stacked = np.stack([np.asarray(w, np.float64) for w in weights])
+    return np.linalg.svd(stacked - stacked.mean(axis=0), full_matrices=False)[2][:count]
+
+
+def load_directions(network: Module, parameters: Sequence[Tensor], settings: Mapping[str, Any]) -> np.ndarray:
+    """P, from the file or the folder of checkpoints that the settings name.
+
+    Raises:
+        DataError, CheckpointError: a file that cannot be read or does not fit; InputError: too few checkpoints.
+    """
+    from simparallel.train.checkpoint import load_checkpoint
+
+    size, count = sum(p.size for p in parameters), settings["n_components"]
+    if settings["weight_load_dir"] is None:
+        path = Path(settings["pca_mat_path"])
+        try:
+            p = np.load(path, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"dim_reduce: {path} is no .npy file of directions: {error}", path=str(path), offset=None
+            ) from error
+        if p.ndim != 2 or p.shape[1] != size or len(p) < count:
+            raise DataError(
+                f"dim_reduce: {path} has shape {p.shape}, need ({count} or more, {size}).",
+                path=str(path),
+                offset=None,
+            )
+        return np.asarray(p[:count], np.float64)
+    names = {id(p): name for name, p in network.named_parameters()}
+    files = sorted(Path(settings["weight_load_dir"]).glob("*.safetensors"))
+    weights = []
+    for file in files:
+        arrays = load_checkpoint(file)
+        missing = [names[id(p)] for p in parameters if names[id(p)] not in arrays]
+        if missing:
+            raise DataError(
+                f"dim_reduce: {file} lacks {', '.join(missing[:3])}.", path=str(file), offset=None
+            )
+        weights.append(np.concatenate([arrays[names[id(p)]].ravel() for p in parameters]))
+    return principal_directions(weights, count)
+
+
+class DimReduce:
+    """Steps in the space of P.
+
+    Args:
+        parameters: of the network, in the order of the columns of P.
+        directions: P.
+        rho, gamma, alpha, sigma: as in the formulas above.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], directions: np.ndarray, rho: float, gamma: float, alpha: float,
+        sigma: float,
+    ) -> None:  # fmt: skip
+        self.parameters = list(parameters)
+        xp = get_namespace(self.parameters[0].data)
+        self._p = xp.asarray(directions)
+        self._rho, self._gamma, self._alpha, self._sigma = rho, gamma, alpha, sigma
+        self.inverse_hessian = np.eye(len(directions))
+        self._before: tuple[np.ndarray, np.ndarray] | None = None  # g_k of the last step, and its step s
+        self._v: Any = 0.0
+
+    def step(self, grads: Sequence[Array], loss: float, loss_at: Callable[[], float]) -> int:
+        """Change the parameters in place.
+
+        Args:
+            grads: of each parameter, the same on every rank.
+            loss: at the weights as they are; loss_at: at the weights as it finds them, the same on every rank.
+
+        Returns:
+            m, how often the step was shortened.
+        """
+        xp = get_namespace(self._p)
+        g = xp.concatenate([grad.reshape(-1) for grad in grads]).astype(xp.float64)
+        projected = self._p @ g
+        g_k = np.asarray(to_host(projected))
+        self._update_hessian(g_k)
+        d = -self.inverse_hessian @ g_k
+        direction = self._p.T @ xp.asarray(d)
+        start = xp.concatenate([p.data.reshape(-1) for p in self.parameters]).astype(xp.float64)
+        slope = float(g_k @ d)
+        for m in range(_LAST_TRY + 1):
+            self._put(start + self._rho**m * direction)
+            if m == _LAST_TRY or loss_at() < loss + self._sigma * self._rho**m * slope:
+                break
+        self._before = g_k, self._rho**m * d
+        self._v = self._gamma * self._v + (g - self._p.T @ projected)
+        self._put(start - self._alpha * self._v + self._rho**m * direction)
+        return m
+
+    def _update_hessian(self, g_k: np.ndarray) -> None:
+        if self._before is None:
+            return
+        y, s = g_k - self._before[0], self._before[1]
+        curvature = float(y @ s)
+        if curvature <= _CURVED:
+            return
+        left = np.eye(len(s)) - np.outer(s, y) / curvature
+        self.inverse_hessian = left @ self.inverse_hessian @ left.T + np.outer(s, s) / curvature
+
+    def _put(self, flat: Array) -> None:
+        start = 0
+        for p in self.parameters:
+            p.data[...] = flat[start : start + p.size].reshape(p.shape)
+            start += p.size

@@ -1,0 +1,203 @@
+"""Pictures of the Adasum laboratory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simparallel.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito, "Color Universal Design" (2008): told apart with any colour vision. Marks differ too.
+_WAYS = (("#009E73", "o"), ("#D55E00", "s"), ("#0072B2", "D"), ("#56B4E9", "v"), ("#CC79A7", "P"))
+_LAYERS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2")
+_DARK = "#10243E"
+# Wide ones are drawn first, so that arrows on top of each other can still be told apart.
+_ARROWS = {"sum": ("#E69F00", 8.0), "mean": ("#009E73", 4.5), "Adasum": (_DARK, 2.0)}
+
+
+def plot_accuracies(accuracies: Mapping[str, Sequence[tuple[int, Sequence[float]]]]) -> Axes:
+    """Draw test accuracy over the number of workers: a curve for each way, its mean, and a dot for each seed.
+
+    Args:
+        accuracies: way -> (workers, accuracies of the seeds).
+
+    Raises:
+        InputError: nothing to draw.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullLocator, PercentFormatter
+
+    if not accuracies or not all(accuracies.values()):
+        raise InputError("plot_accuracies: no points.")
+    _, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    counts = sorted({count for points in accuracies.values() for count, _ in points})
+    for (way, points), (color, mark) in zip(accuracies.items(), _WAYS, strict=False):
+        xs, means = zip(*((count, float(np.mean(values))) for count, values in points), strict=True)
+        ax.plot(xs, means, label=way, color=color, marker=mark, markersize=7, linewidth=2.2)
+        for count, values in points:
+            ax.plot([count] * len(values), values, mark, color=color, markersize=3.5, alpha=0.6)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(counts, [str(count) for count in counts])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.set_xlabel("workers", fontsize=12)
+    ax.set_ylabel("test accuracy", fontsize=12)
+    _clean(ax)
+    ax.legend(frameon=False, fontsize=11, loc="lower left")
+    return ax
+
+
+def plot_orthogonality(ratios: Mapping[str, Sequence[float]], workers: int, smooth: int = 9) -> Axes:
+    """Draw how orthogonal the workers' gradients are over the training: a curve a layer, and their mean.
+
+    Args:
+        ratios: layer -> ||T||^2 / sum ||g||^2 in each step.
+        workers: how many; equal gradients give 1/workers.
+        smooth: steps that are averaged for a point.
+
+    Raises:
+        InputError: nothing to draw.
+    """
+    import matplotlib.pyplot as plt
+
+    if not ratios or not all(map(len, ratios.values())):
+        raise InputError("plot_orthogonality: no steps.")
+    _, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    curves = {layer: _smoothed(values, smooth) for layer, values in ratios.items()}
+    for number, (layer, curve) in enumerate(curves.items()):
+        is_bias = layer.endswith("bias")
+        ax.plot(
+            curve,
+            label=layer,
+            color=_LAYERS[number % len(_LAYERS)],
+            linewidth=1.3,
+            linestyle="--" if is_bias else "-",
+        )
+    ax.plot(np.mean(list(curves.values()), axis=0), label="mean of the layers", color=_DARK, linewidth=3)
+    for level, text in ((1.0, "all orthogonal"), (1 / workers, "all equal")):
+        ax.axhline(level, color="0.45", linestyle=(0, (1, 1.5)), linewidth=1.6)
+        ax.annotate(
+            text, (1.0, level), xycoords=("axes fraction", "data"), xytext=(-4, 3), textcoords="offset points",
+            ha="right", fontsize=10, color="0.35",
+        )  # fmt: skip
+    ax.set_ylim(0, 1.08)
+    ax.set_xlabel("training step", fontsize=12)
+    ax.set_ylabel(r"$\|T(g_1 \ldots g_n)\|^2 \;/\; \sum\|g_i\|^2$", fontsize=12)
+    _clean(ax)
+    ax.legend(frameon=False, fontsize=10, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return ax
+
+
+def plot_vectors(cases: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Draw two gradients, their sum, mean and Adasum as arrows; a panel for each case.
+
+    Args:
+        cases: title -> {"g1", "g2", "sum", "mean", "Adasum"} -> (x, y).
+
+    Raises:
+        InputError: nothing to draw.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
+
+    if not cases:
+        raise InputError("plot_vectors: no cases.")
+    figure, panels = plt.subplots(
+        1, len(cases), figsize=(3.9 * len(cases), 4.4), squeeze=False, layout="constrained"
+    )
+    for ax, (title, arrows) in zip(panels[0], cases.items(), strict=True):
+        for name, vector in arrows.items():
+            color, width = _ARROWS.get(name, ("0.6", 2.0))
+            ax.annotate(
+                "", vector, (0, 0),
+                arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": width, "shrinkA": 0, "shrinkB": 0,
+                            "mutation_scale": 12 + 2.5 * width, "joinstyle": "miter"},
+            )  # fmt: skip
+            if name not in _ARROWS:
+                length = max(float(np.hypot(*vector)), 1e-9)
+                ax.annotate(
+                    name, vector, xytext=tuple(11 * x / length for x in vector), textcoords="offset points",
+                    fontsize=12, color="0.35", ha="center", va="center",
+                )  # fmt: skip
+        xs, ys = zip((0, 0), *arrows.values(), strict=True)
+        middle, half = (max(xs) + min(xs)) / 2, 0.62 * max(max(xs) - min(xs), max(ys) - min(ys))
+        ax.set_xlim(middle - half, middle + half)
+        middle = (max(ys) + min(ys)) / 2
+        ax.set_ylim(middle - half, middle + half)
+        ax.set_aspect("equal")
+        ax.set_title(title, fontsize=12)
+        ax.grid(True, color="0.92", linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.tick_params(length=0, labelbottom=False, labelleft=False)
+        for spine in ax.spines.values():
+            spine.set_color("0.8")
+    handles = [Line2D([], [], color=color, linewidth=width) for color, width in _ARROWS.values()]
+    figure.legend(handles, list(_ARROWS), loc="outside lower center", ncols=3, frameon=False, fontsize=12)
+    return figure
+
+
+def plot_costs(rows: Sequence[Mapping[str, float]]) -> Figure:
+    """Draw time and bytes of Adasum beside those of a sum, over the size of the vector, all axes logarithmic.
+
+    Args:
+        rows: "size_bytes", "sum_s", "adasum_s", "ratio", "sum_bytes", "adasum_bytes".
+
+    Raises:
+        InputError: nothing to draw.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    from simparallel.units import format_seconds
+
+    if not rows:
+        raise InputError("plot_costs: no rows.")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    sizes = [row["size_bytes"] for row in rows]
+    for ax, unit, title in ((left, "s", "time per call"), (right, "bytes", "sent by a rank, as published")):
+        for op, label, (color, mark), width in (
+            ("sum", "sum", _WAYS[1], 5.0),
+            ("adasum", "Adasum", _WAYS[2], 2.0),
+        ):
+            heights = [row[f"{op}_{unit}"] for row in rows]
+            ax.plot(
+                sizes, heights, label=label, color=color, marker=mark, markersize=width + 4, linewidth=width
+            )
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log", base=10 if ax is left else 2)
+        ax.set_xticks(sizes, [f"{size / (1 << 20):g} MiB" for size in sizes])
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_minor_locator(NullLocator())
+        ax.set_title(title, fontsize=12)
+        ax.set_xlabel("size of the vector", fontsize=11)
+        _clean(ax)
+    for row in rows:
+        left.annotate(
+            f"{row['ratio']:.1f} x", (row["size_bytes"], row["adasum_s"]), xytext=(0, 9),
+            textcoords="offset points", ha="center", fontsize=11,
+        )  # fmt: skip
+    left.margins(y=0.2)
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: format_seconds(seconds)))
+    right.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size / (1 << 20):g} MiB"))
+    left.legend(frameon=False, fontsize=11, loc="upper left")
+    return figure
+
+
+def _smoothed(values: Sequence[float], width: int) -> np.ndarray:
+    """Means over windows that are narrower at the ends."""
+    array = np.asarray(values, float)
+    half = width // 2
+    return np.array([np.nanmean(array[max(0, i - half) : i + half + 1]) for i in range(len(array))])
+
+
+def _clean(ax: Axes) -> None:
+    ax.grid(True, color="0.9", linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
