@@ -20,10 +20,11 @@ from functools import lru_cache
 from math import prod
 from time import perf_counter_ns
 from types import ModuleType, NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import Tensor
 from simparallel.autograd.windows import Windows
@@ -122,7 +123,7 @@ class Context:
         return prod(self.size(dim) for dim in dims.split())
 
 
-class Op(Reversible):
+class Op(Shardable, Reversible):
     """An operation; instances hold its settings and are called with Tensors.
 
     A subclass is registered under its class name, and is expected to pass the checks that
@@ -147,66 +148,6 @@ class Op(Reversible):
         cls.backward_name = f"{cls.__name__}.backward"
         if not cls.__name__.startswith("Abstract"):
             Op.registry[cls.__name__] = cls
-
-    # --- how it is cut ------------------------------------------------------------------------
-
-    in_strategy: tuple[Any, ...] | None = None
-    out_strategy: Any = None
-    _place = ""  # the user's line that called `shard`
-
-    def shard(self, in_strategy: tuple[Any, ...], out_strategy: Any = None) -> Self:
-        """Say how this op is cut over the devices; for this object, so make one for each strategy.
-
-        It holds where inputs are sharded tensors, and under `AutoParallel`; plain tensors are computed with as ever.
-
-        Args:
-            in_strategy: for each input a tuple with the number of slices of each dim, or a called `Layout`.
-            out_strategy: how the output shall lie, where a cut dim is summed; a tuple of cuts or a `Layout`. By
-                default the sum is all-reduced; with the summed axes on a dim it is reduce-scattered.
-
-        Returns:
-            The op itself.
-
-        Raises:
-            StrategyError: not tuples or Layouts. Whether it is legal is known when the shapes are (see `plan`).
-        """
-        from simparallel.strategy import (
-            check_form,
-            user_line,
-        )  # few programs cut ops by hand, and imports take time
-
-        check_form(self.name, in_strategy, out_strategy)
-        self.in_strategy, self.out_strategy = in_strategy, out_strategy
-        self._place = user_line()
-        return self
-
-    planner: ClassVar[Any] = None  # says what a strategy means; set by who knows redistribution
-
-    def plan(self, *shapes: tuple[int, ...], device_num: int | None = None, dtype: Any = np.float32) -> Any:
-        """What the strategy of `shard` means for inputs of these global shapes: an `OpPlan`.
-
-        It says who holds which slice, what is communicated in forward and backward, and how many bytes that is,
-        and prints, draws and shows itself in notebooks. Nothing is run, and no process is needed.
-
-        Args:
-            shapes: of the inputs.
-            device_num: number of devices; by default those of the run, or of the strategy's Layouts.
-            dtype: of the inputs, or one for each.
-
-        Raises:
-            StrategyError: the strategy is not legal; says the rule broken and the nearest legal strategies.
-        """
-        return Op.planner.explain_op(self, shapes, device_num, dtype)
-
-    @property
-    def repeat(self) -> str:
-        """Where the devices go that a tuple strategy leaves over: "right", the last axis, or "left", the first."""
-        return "right"
-
-    @property
-    def described(self) -> str:
-        """Name and settings, and the line where the op was cut: for messages."""
-        return f"{self!r}{f' ({self._place})' if self._place else ''}"
 
     # --- what a subclass says ---------------------------------------------------------------
 
