@@ -1,0 +1,67 @@
+"""How the user says that an op is cut, and asks what that means."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+
+class Shardable:
+    """The part of an op that is about strategies; it says and asks, others do (`parallel`)."""
+
+    in_strategy: tuple[Any, ...] | None = None
+    out_strategy: Any = None
+    _place = ""  # the user's line that called `shard`
+
+    def shard(self, in_strategy: tuple[Any, ...], out_strategy: Any = None) -> Self:
+        """Say how this op is cut over the devices; for this object, so make one for each strategy.
+
+        It holds where inputs are sharded tensors, and under `AutoParallel`; plain tensors are computed with as ever.
+
+        Args:
+            in_strategy: for each input a tuple with the number of slices of each dim, or a called `Layout`.
+            out_strategy: how the output shall lie, where a cut dim is summed; a tuple of cuts or a `Layout`. By
+                default the sum is all-reduced; with the summed axes on a dim it is reduce-scattered.
+
+        Returns:
+            The op itself.
+
+        Raises:
+            StrategyError: not tuples or Layouts. Whether it is legal is known when the shapes are (see `plan`).
+        """
+        # Few programs cut ops by hand, and imports take time.
+        from simparallel.strategy import check_form, user_line
+
+        check_form(type(self).__name__, in_strategy, out_strategy)
+        self.in_strategy, self.out_strategy = in_strategy, out_strategy
+        self._place = user_line()
+        return self
+
+    planner: ClassVar[Any] = None  # says what a strategy means; set by who knows redistribution
+
+    def plan(self, *shapes: tuple[int, ...], device_num: int | None = None, dtype: Any = np.float32) -> Any:
+        """What the strategy of `shard` means for inputs of these global shapes: an `OpPlan`.
+
+        It says who holds which slice, what is communicated in forward and backward, and how many bytes that is,
+        and prints, draws and shows itself in notebooks. Nothing is run, and no process is needed.
+
+        Args:
+            shapes: of the inputs.
+            device_num: number of devices; by default those of the run, or of the strategy's Layouts.
+            dtype: of the inputs, or one for each.
+
+        Raises:
+            StrategyError: the strategy is not legal; says the rule broken and the nearest legal strategies.
+        """
+        return self.planner.explain_op(self, shapes, device_num, dtype)
+
+    @property
+    def repeat(self) -> str:
+        """Where the devices go that a tuple strategy leaves over: "right", the last axis, or "left", the first."""
+        return "right"
+
+    @property
+    def described(self) -> str:
+        """Name and settings, and the line where the op was cut: for messages."""
+        return f"{self!r}{f' ({self._place})' if self._place else ''}"
