@@ -26,11 +26,11 @@ import numpy as np
 
 from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
-from simparallel.autograd.tensor import Tensor
+from simparallel.autograd.tensor import Tensor, common_device
 from simparallel.autograd.windows import Windows
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.devices import FIRST, Device, current_device
-from simparallel.errors import DeviceMismatchError, ShapeError, SimParallelError
+from simparallel.errors import ShapeError, SimParallelError
 from simparallel.events import Recorder, current_recorder
 from simparallel.memory import ACTIVATIONS, MemoryAccount
 from simparallel.rule import bind, output_shape
@@ -202,7 +202,7 @@ class Op(Shardable, Reversible):
         device = inputs[0]._device
         for tensor in inputs:
             if tensor._device is not device:
-                device = self._common_device(inputs)
+                device = common_device(self.name, inputs)
                 break
         arrays = [tensor.data for tensor in inputs]
         plan = self._plan(arrays)
@@ -249,22 +249,6 @@ class Op(Shardable, Reversible):
             price = _price(recorder, plan, (plan, ctx.needs), self.work_backward(ctx.needs, plan.work))
         recorder.compute(self.backward_name, "backward", start_ns, perf_counter_ns(), price)
         return grads
-
-    def _common_device(self, inputs: Sequence[Tensor]) -> Device | None:
-        """The one device of all inputs; plain arrays are on any, None if there is nothing else.
-
-        Raises:
-            DeviceMismatchError: there are several.
-        """
-        devices = list(dict.fromkeys(tensor._device for tensor in inputs if tensor._device is not None))
-        if len(devices) > 1:
-            told = ", ".join(f"input {i} {x.shape} on {x.device}" for i, x in enumerate(inputs) if x._device)
-            raise DeviceMismatchError(
-                f"{self.name}: the tensors are on different devices: {told}. Nothing was computed. Bring them "
-                f"together first, for example with .to('{devices[0]}').",
-                op=self.name, devices=[str(device) for device in devices],
-            )  # fmt: skip
-        return devices[0] if devices else None
 
     def _plan(self, arrays: list[Array]) -> Plan:
         key = tuple([(array.shape, array.dtype) for array in arrays])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -273,6 +273,23 @@ def find_device(name: Any) -> Device:
     if recorder is not None:
         recorder.of(device)
     return device
+
+
+def common_device(who: str, inputs: Sequence[Tensor]) -> Device | None:
+    """The one device of all inputs; plain arrays are on any, None if there is nothing else.
+
+    Raises:
+        DeviceMismatchError: there are several.
+    """
+    devices = list(dict.fromkeys(tensor._device for tensor in inputs if tensor._device is not None))
+    if len(devices) > 1:
+        told = ", ".join(f"input {i} {x.shape} on {x.device}" for i, x in enumerate(inputs) if x._device)
+        raise DeviceMismatchError(
+            f"{who}: the tensors are on different devices: {told}. Nothing was computed. Bring them together "
+            f"first, for example with .to('{devices[0]}').",
+            op=who, devices=[str(device) for device in devices],
+        )  # fmt: skip
+    return devices[0] if devices else None
 
 
 def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
