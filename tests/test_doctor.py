@@ -152,7 +152,7 @@ def test_a_small_dev_shm_that_fills_up(tmp_path: Path) -> None:
     needed, available = map(
         int, re.search(r"(\d+) bytes of shared memory cannot be reserved, (\d+) are", out).groups()
     )
-    assert needed >= 8 << 20 > available
+    assert available < needed >= 4 << 20  # each of two ranks exposes the half that the other one reduces
 
 
 @pytest.mark.process
