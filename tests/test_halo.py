@@ -325,7 +325,8 @@ def test_what_a_network_explains_is_what_it_sends():
         AutoParallel(lambda x: net(x).backward(np.ones((1, 2, 2, 4), np.float32)))(x)
         step = sp.events.current_recorder().events[before:]
         shown = [e.kind for e in step if e.name == "Halo"]
-        assert shown == ["forward"] * 2 + ["backward"] * 2
+        # The images want no gradient; and the pool's first windows reach over no more than the first slice.
+        assert shown == ["forward"] * (1 if sp.get_rank() == 0 else 2) + ["backward"]
         summed = [e.sent_bytes for e in step if e.kind == "collective" and e.name == "all_reduce"]
         return sum(e.size_bytes for e in step if e.name == "recv"), summed
 
