@@ -106,9 +106,8 @@ def pair(a: Array, b: Array) -> Array:
 
 
 def moments(a: Array, b: Array) -> Moments:
-    """The moments of flat float64 vectors. A squared norm is 0 for zeros only, even where squares underflow."""
-    aa, bb = _product(a, a), _product(b, b)
-    return Moments(_product(a, b), aa or _LEAST * bool(a.any()), bb or _LEAST * bool(b.any()))
+    """The moments of flat float64 vectors."""
+    return Moments(product(a, b), product(a, a), product(b, b))
 
 
 def coefficients(found: Moments) -> tuple[float, float]:
@@ -122,13 +121,16 @@ def is_safe(found: Moments) -> bool:
     return all(value == 0.0 or _LOW <= value <= _HIGH for value in found[1:])
 
 
-def _product(a: Array, b: Array) -> float:
+def product(a: Array, b: Array) -> float:
+    """<a,b> of flat float64 vectors. <a,a> is 0 for zeros only, even where squares underflow."""
     if a.size <= BLOCK:
-        return float(a.dot(b))
-    end = a.size // BLOCK * BLOCK
-    blocks = a[:end].reshape(-1, 1, BLOCK) @ b[:end].reshape(-1, BLOCK, 1)
-    values = [*blocks.ravel().tolist(), float(a[end:].dot(b[end:]))]
-    return math.fsum(values) if math.isfinite(sum(values)) else sum(values)
+        total = float(a.dot(b))
+    else:
+        end = a.size // BLOCK * BLOCK
+        blocks = a[:end].reshape(-1, 1, BLOCK) @ b[:end].reshape(-1, BLOCK, 1)
+        values = [*blocks.ravel().tolist(), float(a[end:].dot(b[end:]))]
+        total = math.fsum(values) if math.isfinite(sum(values)) else sum(values)
+    return total or _LEAST * bool(a is b and a.any())
 
 
 def _far_pair(a: Array, b: Array) -> Array:

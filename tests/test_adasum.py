@@ -16,12 +16,13 @@ from test_summation import KINDS, left_fold, make, size_of
 
 import simparallel as sp
 from simparallel.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from simparallel.comm import current
-from simparallel.comm.adasum import segments
+from simparallel.comm import adasum, current
+from simparallel.comm.adasum import CACHED, SliceTree, segments
 from simparallel.comm.algorithms import ALGORITHMS
 from simparallel.comm.algorithms.rehearsal import play, rehearse
 from simparallel.comm.segment import SLOT_BYTES
 from simparallel.errors import CollectiveMismatchError, DTypeError, InputError, RunFailedError, ShapeError
+from simparallel.summation import Moments
 
 for module in (sys.modules[__name__], test_summation):  # devices need not import Hypothesis
     cloudpickle.register_pickle_by_value(module)
@@ -298,6 +299,45 @@ def test_segments_are_the_layers_within_a_part(layers, position, count):
     found = list(segments(tuple(layers), part))
     assert [i for i, start, stop in found for _ in range(start, stop)] == owner[part]
     assert all(a[2] == b[1] for a, b in pairwise(found))
+
+
+def taken_through(vectors: list[np.ndarray]) -> tuple[np.ndarray, int]:
+    """The result of a slice that is the whole vector, and how often a closer look was needed."""
+    slices, looks = SliceTree(vectors, [(0, 0, vectors[0].size)], 1), 0
+    while len(slices.rows) > 1:
+        vague = slices.plan(slices.products())
+        looks += len(vague)
+        if vague:
+            for join, found in zip(vague, slices.closer(vague).tolist(), strict=True):
+                join.settle(Moments(*found))
+        out = np.empty_like(vectors[0])
+        slices.join(out)
+    return out, looks
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 8, 9, 16, 17])
+@pytest.mark.parametrize("size", [3, CACHED + 5])
+def test_two_levels_at_a_time_give_the_tree(count, size):
+    vectors = make("correlated", count, size, count)
+    result, looks = taken_through(vectors)
+    assert looks == 0
+    assert np.linalg.norm(result - sp.adasum(vectors)) <= 2e-15 * size_of(vectors)
+
+
+@pytest.mark.parametrize("count", [3, 4, 8])
+@pytest.mark.parametrize("noise", [1e-2, 1e-5, 1e-7, 0.0])
+def test_halves_that_nearly_vanish_are_looked_at(count, noise, monkeypatch):
+    rng = np.random.default_rng(1)
+    vectors = make("gaussian", count, 300, 2)
+    vectors[1] = -vectors[0] + noise * rng.normal(size=300)
+    result, looks = taken_through(vectors)
+    assert looks == 1
+    assert np.linalg.norm(result - sp.adasum(vectors)) <= 1e-14 / (noise or 1.0) * size_of(vectors)
+    monkeypatch.setattr(adasum, "_VAGUE", 0.0)
+    if 0 < noise < 1e-6:  # the red control: what follows from the products alone
+        unseen, looks = taken_through(vectors)
+        assert looks == 0
+        assert np.linalg.norm(unseen - sp.adasum(vectors)) > 1e-4 * size_of(vectors)
 
 
 # --- refusals, events ----------------------------------------------------------------------------------

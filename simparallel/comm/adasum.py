@@ -1,9 +1,9 @@
 """`all_reduce(op="adasum")` on shared memory: each rank takes its slice of the elements through the tree.
 
-A rank reads its slice of every rank's vector where it lies. At each level of the tree the pairs of
-slices give partial products <a,b>, <a,a>, <b,b>, a few numbers a layer; these are summed over the
-ranks, in the order of the group, so everybody joins the pairs with the same coefficients. Log2 n such
-small sums later a rank has its slice of the result, and copies the others' slices.
+A rank reads its slice of every rank's vector where it lies, and finds what its slice contributes to the products
+<a,b>, <a,a>, … of the vectors, a few numbers a layer. These are summed over the ranks, in the order of the
+group, so everybody joins the vectors with the same factors. After at most log2 n such small sums a rank has its
+slice of the result, and copies the others' slices.
 
 The sums go through the group's slot, which a large payload leaves free. It has two halves that are used
 in turn: whoever writes one for the second time has seen everybody write the other, so all have read it.
@@ -19,12 +19,12 @@ import numpy as np
 from simparallel.comm.call import Body, BodySteps, Call, Payloads
 from simparallel.comm.reduction import reduce_stack, reduction
 from simparallel.comm.segment import SLOT_BYTES, order
-from simparallel.summation import QUIET, WIDE, Moments, coefficients, is_safe, moments, tree
+from simparallel.summation import BLOCK, QUIET, WIDE, Moments, coefficients, is_safe, moments, product, tree
 
 if TYPE_CHECKING:
     from simparallel.comm.group import Group
 
-CACHED = 1 << 15  # elements that go through a step together: four blocks of float64 fit the cache of a core
+CACHED = 1 << 16  # elements that go through a step together
 _HALF = SLOT_BYTES // 2 // WIDE.itemsize
 _SUM = reduction("sum", WIDE)
 
@@ -50,14 +50,20 @@ def large(layers: Layers) -> BodySteps:
             return x
         me, parts = group.position, call.payloads().flat
         mine = group.bounds(x.size, me)
-        slices = SliceTree([part[mine] for part in parts], list(segments(layers, mine)))
-        rounds = _Rounds(group, call)
-        found = slices.first_moments(len(layers))
+        slices = SliceTree([part[mine] for part in parts], list(segments(layers, mine)), len(layers))
+        rounds, checks = _Rounds(group, call), x.dtype.itemsize == WIDE.itemsize
         while len(slices.rows) > 1:
-            total = yield from rounds.sum(found)
-            if x.dtype.itemsize == WIDE.itemsize and not _all_safe(total):
+            total = yield from rounds.sum(slices.products())
+            if checks and not _all_safe(total[..., _SQUARES]):
                 return (yield from _one_by_one(group, parts, x, layers))
-            found = slices.join(total, parts[me][mine])
+            vague = slices.plan(total)
+            if vague:
+                closer = yield from rounds.sum(slices.closer(vague))
+                if checks and not _all_safe(closer[:, 1:]):
+                    return (yield from _one_by_one(group, parts, x, layers))
+                for join, found in zip(vague, closer.tolist(), strict=True):
+                    join.settle(Moments(*found))
+            slices.join(parts[me][mine])
         yield group.end_phase()
         order()
         target = x.reshape(-1)  # a copy where there are gaps
@@ -94,88 +100,158 @@ def segments(layers: Layers, part: slice) -> Iterator[tuple[int, int, int]]:
 
 
 class SliceTree:
-    """The tree on one slice of the elements, level by level.
+    """The tree on one slice of the elements, two levels at a time.
 
-    Blocks of elements go through a whole step, conversion to float64, joining and the products of the
-    next level, while they are in the cache.
+    Rows go in fours. Of four rows a, b, c, d ten products say all: A(a, b) and A(c, d) are sums of rows, so their
+    products follow from those of the rows, and A(A(a, b), A(c, d)) is a sum of the four rows with known factors.
+    Where A(a, b) or A(c, d) nearly vanishes, the products that follow have lost their digits; of these layers
+    both are made, and measured in one more exchange.
 
     Args:
         rows: the slice of each rank's vector, flat; only read.
         parts: its segments, see `segments`.
+        num_layers: of the whole vector.
 
     Attributes:
         rows: those of the level.
     """
 
-    def __init__(self, rows: list[np.ndarray], parts: list[tuple[int, int, int]]) -> None:
+    def __init__(self, rows: list[np.ndarray], parts: list[tuple[int, int, int]], num_layers: int) -> None:
         self.rows = rows
-        self._parts = parts
+        self._parts, self._num_layers = parts, num_layers
         longest = max((stop - start for _, start, stop in parts), default=0)
-        self._scratch = np.empty((4, min(CACHED, longest)))
+        self._scratch = np.empty((5, min(CACHED, longest)))
+        self._joins: list[list[_Join]] = []  # of each four, of each layer
 
     @QUIET
-    def first_moments(self, num_layers: int) -> np.ndarray:
-        """Partial moments of the pairs: (pairs, layers, 3)."""
-        found = np.zeros((len(self.rows) // 2, num_layers, 3))
-        for pair, sums in enumerate(found):
+    def products(self) -> np.ndarray:
+        """What the slice contributes to the products of each four: (fours, layers, 10)."""
+        found = np.zeros((len(self._fours()), self._num_layers, len(_PAIRS)))
+        for sums, four in zip(found, self._fours(), strict=True):
+            pairs = [(p, i, j) for p, (i, j) in enumerate(_PAIRS) if j < len(four) > 1]
+            apart = np.zeros((len(_PAIRS), CACHED // BLOCK, 1, 1))
             for layer, piece in self._blocks():
-                a, b = (self._load(2 * pair + i, piece, i) for i in (0, 1))
-                sums[layer] += moments(a, b)
-        return found
-
-    @QUIET
-    def join(self, total: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Replace pairs of rows by their Adasum, the last one into `out`; returns the next pairs' moments.
-
-        Args:
-            total: the moments of the pairs over all elements.
-            out: what is made of the last pair; may be the memory of a row.
-        """
-        rows, count = self.rows, len(total)
-        is_last = len(rows) == 2
-        joined = [out] if is_last else [np.empty(out.size) for _ in range(count)]
-        joined += rows[2 * count :]
-        found = np.zeros((len(joined) // 2, total.shape[1], 3))
-        factors = {
-            layer: [coefficients(Moments(*map(float, total[pair, layer]))) for pair in range(count)]
-            for layer, _, _ in self._parts
-        }
-        for first in range(0, len(joined), 2):  # what the next level's pair is made of
-            for layer, piece in self._blocks():
-                pair = []
-                for i, target in enumerate(range(first, min(first + 2, len(joined)))):
-                    if target >= count:  # it had no partner
-                        pair.append(self._load(2 * target, piece, 2 * i))
+                rows = list(self._load(four, piece))
+                if rows[0].size == CACHED:  # in one go, which costs less than `product`
+                    lying = [row.reshape(-1, 1, BLOCK) for row in rows]
+                    standing = [row.reshape(-1, BLOCK, 1) for row in rows]
+                    for p, i, j in pairs:
+                        np.matmul(lying[i], standing[j], out=apart[p])
+                    some = apart.sum(axis=(1, 2, 3))
+                    if some[_SQUARES[: len(rows)]].all():
+                        sums[layer] += some
                         continue
-                    (first_factor, second_factor), row = factors[layer][target], joined[target]
-                    a, b = (self._load(2 * target + j, piece, 2 * i + j) for j in (0, 1))
-                    a = np.multiply(a, first_factor, out=self._room(2 * i, piece))
-                    b = np.multiply(b, second_factor, out=self._room(2 * i + 1, piece))
-                    if is_last:
-                        row[piece] = np.add(a, b, out=a)
-                    else:
-                        pair.append(np.add(a, b, out=row[piece]))
-                if len(pair) == 2:
-                    found[first // 2, layer] += moments(*pair)
-        self.rows = joined
+                for p, i, j in pairs:
+                    sums[layer, p] += product(rows[i], rows[j])
         return found
+
+    def plan(self, total: np.ndarray) -> list[_Join]:
+        """Find the factors of all rows from the products over all elements; returns those that need a closer look."""
+        fours = self._fours()
+        self._joins = [
+            [_Join(len(four), found) for found in sums]
+            for four, sums in zip(fours, total.tolist(), strict=True)
+        ]
+        return [join for joins in self._joins for join in joins if join.is_vague]
+
+    @QUIET
+    def closer(self, vague: list[_Join]) -> np.ndarray:
+        """Partial moments of the two halves of each of these, made for this: (number, 3)."""
+        found = np.zeros((len(vague), 3))
+        number = {id(join): i for i, join in enumerate(vague)}
+        for four, joins in zip(self._fours(), self._joins, strict=True):
+            for layer, piece in self._blocks():
+                if joins[layer].is_vague:
+                    found[number[id(joins[layer])]] += moments(*self._halves(four, joins[layer], piece))
+        return found
+
+    @QUIET
+    def join(self, out: np.ndarray) -> None:
+        """Replace each four by its Adasum, the last one into `out`, which may be the memory of a row."""
+        fours, joined = self._fours(), []
+        for four, joins in zip(fours, self._joins, strict=True):
+            if len(four) == 1:
+                joined.append(four[0])
+                continue
+            target = out if len(fours) == 1 else np.empty(out.size)
+            for layer, piece in self._blocks():
+                target[piece] = self._joined(four, joins[layer], piece)
+            joined.append(target)
+        self.rows = joined
+
+    def _joined(self, four: list[np.ndarray], join: _Join, piece: slice) -> np.ndarray:
+        room = self._scratch[4, : piece.stop - piece.start]
+        if not join.is_vague:
+            return np.dot(join.factors, self._load(four, piece), out=room)
+        first, second = self._halves(four, join, piece)
+        first *= join.halves[0]
+        second *= join.halves[1]
+        return np.add(first, second, out=first)
+
+    def _halves(self, four: list[np.ndarray], join: _Join, piece: slice) -> list[np.ndarray]:
+        """A(a, b) and A(c, d) on a block."""
+        rows, factors = list(self._load(four, piece)), join.first_factors
+        for row, factor in zip(rows, factors, strict=True):
+            row *= factor
+        # Not by `dot`, which rounds once for a product and a sum: g and -g have to give exactly 0.
+        return [rows[0] + rows[1], rows[2] + rows[3] if len(rows) == 4 else rows[2]]
+
+    def _fours(self) -> list[list[np.ndarray]]:
+        return [self.rows[i : i + 4] for i in range(0, len(self.rows), 4)]
 
     def _blocks(self) -> Iterator[tuple[int, slice]]:
         for layer, start, stop in self._parts:
             for begin in range(start, stop, CACHED):
                 yield layer, slice(begin, min(begin + CACHED, stop))
 
-    def _room(self, number: int, piece: slice) -> np.ndarray:
-        return self._scratch[number, : piece.stop - piece.start]
+    def _load(self, rows: list[np.ndarray], piece: slice) -> np.ndarray:
+        """A block of some rows as float64."""
+        block = self._scratch[: len(rows), : piece.stop - piece.start]
+        for target, row in zip(block, rows, strict=True):
+            target[...] = row[piece]
+        return block
 
-    def _load(self, row: int, piece: slice, number: int) -> np.ndarray:
-        """A block as float64: where it lies, or converted into scratch memory."""
-        values = self.rows[row][piece]
-        if values.dtype == WIDE:
-            return values
-        room = self._room(number, piece)
-        room[...] = values
-        return room
+
+_PAIRS = ((0, 0), (0, 1), (1, 1), (2, 2), (2, 3), (3, 3), (0, 2), (0, 3), (1, 2), (1, 3))
+_SQUARES = [0, 2, 3, 5]  # of them, the squared norms
+_VAGUE = 0.125  # of what two rows would give together if they were orthogonal
+
+
+class _Join:
+    """How up to four rows of a layer are joined.
+
+    Args:
+        count: of the rows.
+        found: their products, in the order of `_PAIRS`.
+
+    Attributes:
+        first_factors: of the rows in A(a, b) and A(c, d), or c.
+        factors: of the rows in the whole.
+        is_vague: the factors are not to be trusted; `halves` has to be found by measuring A(a, b) and A(c, d).
+    """
+
+    __slots__ = ("factors", "first_factors", "halves", "is_vague")
+
+    def __init__(self, count: int, found: list[float]) -> None:
+        aa, ab, bb, cc, cd, dd, ac, ad, bc, bd = found
+        self.is_vague, self.halves = False, (1.0, 1.0)
+        a, b = coefficients(Moments(ab, aa, bb))
+        c, d = (1.0, 0.0) if count < 4 else coefficients(Moments(cd, cc, dd))
+        self.first_factors = np.array((a, b, c, d)[: max(count, 2)])
+        self.factors = self.first_factors
+        if count < 3:
+            return
+        first, first_apart = a * a * aa + 2 * a * b * ab + b * b * bb, a * a * aa + b * b * bb
+        second, second_apart = c * c * cc + 2 * c * d * cd + d * d * dd, c * c * cc + d * d * dd
+        self.is_vague = first < _VAGUE * first_apart or second < _VAGUE * second_apart
+        dot = a * (c * ac + d * ad) + b * (c * bc + d * bd)
+        if not self.is_vague:
+            left, right = coefficients(Moments(dot, first, second))
+            self.factors = np.array((left * a, left * b, right * c, right * d)[:count])
+
+    def settle(self, found: Moments) -> None:
+        """Take the moments of A(a, b) and A(c, d)."""
+        self.halves = coefficients(found)
 
 
 class _Rounds:
@@ -202,8 +278,8 @@ class _Rounds:
         return total.reshape(values.shape)
 
 
-def _all_safe(total: np.ndarray) -> bool:
-    return all(is_safe(Moments(*map(float, found))) for found in total.reshape(-1, 3))
+def _all_safe(squares: np.ndarray) -> bool:
+    return all(is_safe(Moments(0.0, value, value)) for value in squares.ravel().tolist())
 
 
 def _one_by_one(group: Group, parts: Sequence[np.ndarray], x: np.ndarray, layers: Layers) -> Any:
