@@ -5,10 +5,17 @@ Tests marked `faults` or `soak` run only where `-m` names the mark.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # each worker looks for leaks in a place of its own
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-of-simparallel-")
+    atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 # No deadline: tests share slow machines, and the time of one example says nothing.
 settings.register_profile(

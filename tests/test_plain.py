@@ -86,7 +86,7 @@ ENDLESS.append(ENDLESS)
 @pytest.mark.parametrize(
     "value",
     [object(), len, Colour.RED, Point(1), OrderedDict(), np.array([None]), {"a": [lambda: 0]}, ENDLESS, slice(1), type],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_what_only_pickle_could_carry_is_refused(value: Any) -> None:
     with pytest.raises(InputError, match="cannot be sent"):
