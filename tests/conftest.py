@@ -12,6 +12,7 @@ import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
+from oracles import TRANSPORTS, World
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker looks for leaks in a place of its own
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-of-simparallel-")
@@ -27,6 +28,18 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="module")
+def inline():
+    with World("inline") as world:
+        yield world
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def world(request):
+    with World(request.param) as world:
+        yield world
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

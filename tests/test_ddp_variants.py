@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from oracles import TRANSPORTS, World
+from oracles import World
 
 import simparallel as sp
 from simparallel.autograd import no_grad
@@ -20,18 +20,6 @@ from simparallel.parallel import DistributedDataParallel, comm_hooks
 from simparallel.parallel.distributed import MIB
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-@pytest.fixture(scope="module")
-def inline():
-    with World("inline") as world:
-        yield world
-
-
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def world(request):
-    with World(request.param) as world:
-        yield world
 
 
 # --- one property for all variants ------------------------------------------------------------------

@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from oracles import TRANSPORTS, World
+from oracles import World
 
 import simparallel as sp
 from simparallel.errors import InputError, RunFailedError, ShapeError
@@ -18,18 +18,6 @@ from simparallel.nn import BatchNorm1d, BatchNorm2d, Linear, ReLU, Sequential
 from simparallel.parallel import DistributedDataParallel, SyncBatchNorm, convert_sync_batchnorm
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-@pytest.fixture(scope="module")
-def inline():
-    with World("inline") as world:
-        yield world
-
-
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def world(request):
-    with World(request.param) as world:
-        yield world
 
 
 def make(c: int, momentum: float | None, dtype: Any, sync: bool, dims: int = 4) -> Any:

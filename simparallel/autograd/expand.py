@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims, unbroadcast
+from simparallel.autograd.shape import AbstractView
 from simparallel.backend import Array
 from simparallel.errors import ShapeError
 from simparallel.rule import dim_names
-
-
-class AbstractView(Op):
-    """The same elements in the same order, under other dims: nothing moves."""
-
-    linear = True
-
-    def forward(self, ctx: Context, x: Array) -> Array:
-        return x.reshape(ctx.plan.output.shape)
-
-    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (dy.reshape(ctx.plan.inputs[0].shape),)
-
-    def work(self, x: Spec) -> Work:
-        return Work(0, 0)
 
 
 class Squeeze(AbstractView):

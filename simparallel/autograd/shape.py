@@ -12,15 +12,28 @@ from simparallel.layout import Layout
 from simparallel.rule import dim_names
 
 
-class Reshape(Op):
+class AbstractView(Op):
+    """The same elements in the same order, under other dims: nothing moves."""
+
+    linear = True
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        return x.reshape(ctx.plan.output.shape)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy.reshape(ctx.plan.inputs[0].shape),)
+
+    def work(self, x: Spec) -> Work:
+        return Work(0, 0)
+
+
+class Reshape(AbstractView):
     """y = x in another shape, row-major; one size may be -1.
 
     The rule says which dims survive: both shapes are split into the smallest runs of equal
     product. One dim on each side is the same dim; a run that merges or splits dims is a factored
     one; a run that does both mixes elements, and its dims may not be cut.
     """
-
-    linear = True
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -63,20 +76,9 @@ class Reshape(Op):
     def infer(self, x: Spec) -> Spec:
         return Spec(self.target(x.shape), x.dtype)
 
-    def forward(self, ctx: Context, x: Array) -> Array:
-        return x.reshape(ctx.plan.output.shape)
 
-    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (dy.reshape(ctx.plan.inputs[0].shape),)
-
-    def work(self, x: Spec) -> Work:
-        return Work(0, 0)
-
-
-class Flatten(Op):
+class Flatten(AbstractView):
     """y = x as a matrix: dim 0 stays, all others become one.   x: (n, ...)   y: (n, k)"""
-
-    linear = True
 
     def rule_for(self, shape: tuple[int, ...]) -> str:
         if not shape:
@@ -84,15 +86,6 @@ class Flatten(Op):
         first, *rest = dim_names(len(shape))
         merged = "1" if not rest else rest[0] if len(rest) == 1 else f"({' '.join(rest)})"
         return f"{' '.join([first, *rest])} -> {first} {merged}"
-
-    def forward(self, ctx: Context, x: Array) -> Array:
-        return x.reshape(ctx.plan.output.shape)
-
-    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (dy.reshape(ctx.plan.inputs[0].shape),)
-
-    def work(self, x: Spec) -> Work:
-        return Work(0, 0)
 
 
 class Redistribute(Op):

@@ -17,6 +17,7 @@ Steps 1, 2 and the groups are worked out once for inputs that lie alike, and kep
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 from time import perf_counter_ns
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -176,17 +177,19 @@ class ShardContext(Context):
         return self._runner.exchange(dims, x, "max")
 
     def offset(self, dim: str) -> int:
-        runner = self._runner
-        return runner.call.sharding.chunk(dim, runner.rank) * self.plan.sizes[dim]
+        return self._runner.chunk(dim) * self.plan.sizes[dim]
 
     def size(self, dim: str) -> int:
-        return self.plan.sizes[dim] * self._runner.call.sharding.cut(dim)
+        return self.plan.sizes[dim] * self._runner.cut(dim)
 
 
 class Runner(Reversible):
     """A call, carried out by this rank with its groups."""
 
     def __init__(self, call: Call, sharder: Sharder) -> None:
+        sharding = call.sharding
+        self._axes, self.cut = cache(sharding.axes), cache(sharding.cut)  # ops ask in every step
+        self.chunk = cache(partial(sharding.chunk, rank=sharder.rank))
         self.call, self.op, self.rank, self._sharder = call, call.op, sharder.rank, sharder
         self.plan = call.plan_of(self.rank)
         self._groups: dict[tuple[str, ...], Group | None] = {}
@@ -243,7 +246,7 @@ class Runner(Reversible):
 
     def exchange(self, dims: str, x: Array, op: str) -> Array:
         """`x` reduced over the ranks among which any of `dims` is cut."""
-        group = self.group(self.call.sharding.axes(dims))
+        group = self.group(self._axes(dims))
         return x if group is None else collectives.all_reduce(get_namespace(x).array(x), op, group)
 
     def group(self, axes: tuple[str, ...]) -> Group | None:
