@@ -252,8 +252,12 @@ def test_every_op_on_every_dtype(world, num_elements):
                 assert_same(result[dtype.str, op], oracles.reduced(xs, op))
 
 
-def all_reduce_again_and_again(piece_bytes: int, pair_bytes: int, sizes: list[int], shared: int) -> list[Any]:
+def all_reduce_again_and_again(
+    piece_bytes: int, pair_bytes: int, sizes: list[int], shared: int, at_once: int
+) -> list[Any]:
     direct.PIECE_BYTES, direct.PAIR_BYTES = piece_bytes, pair_bytes
+    # Every rank chooses for itself, and what it finds faster: here by its bit, on threads for all of them.
+    direct._Choice.all_at_once = lambda choice: bool(at_once >> sp.get_rank() & 1)
     me, results = sp.get_rank(), []
     for number, num_elements in enumerate(sizes):
         x = sp.empty(num_elements, np.int64, shared=bool(shared >> me & 1))
@@ -265,20 +269,22 @@ def all_reduce_again_and_again(piece_bytes: int, pair_bytes: int, sizes: list[in
 @given(st.data())
 @settings(max_examples=40)
 def test_large_arrays_in_pieces(data):
-    """Sizes change from call to call, pieces are uneven, and arrays may lie in the arena on some ranks only."""
+    """Sizes change from call to call, pieces are uneven, and some ranks show all at once, or their own array."""
     item_bytes, least = 8, SLOT_BYTES // 8 + 1
     sizes = data.draw(st.lists(st.integers(least, 4 * least), min_size=1, max_size=6))
     piece_bytes = item_bytes * data.draw(st.integers(least // 8, 2 * least))
     pair_bytes = data.draw(st.sampled_from([0, item_bytes * 2 * least]))
     shared, size = data.draw(st.integers(0, 7)), data.draw(st.sampled_from([2, 2, 3]))
+    at_once = data.draw(st.integers(0, 3))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             direct, "PIECE_BYTES", piece_bytes
         )  # threads change the same module, and it is put back
         patch.setattr(direct, "PAIR_BYTES", pair_bytes)
+        patch.setattr(direct._Choice, "all_at_once", None)
         program = all_reduce_again_and_again
         results = sp.launch(
-            program, (piece_bytes, pair_bytes, sizes, shared), world_size=size, transport="inline"
+            program, (piece_bytes, pair_bytes, sizes, shared, at_once), world_size=size, transport="inline"
         )
     for number, num_elements in enumerate(sizes):
         xs = [values(rank + number, (num_elements,), np.dtype(np.int64)) for rank in range(size)]
@@ -286,14 +292,29 @@ def test_large_arrays_in_pieces(data):
             assert_same(result[number], oracles.reduced(xs, "sum"))
 
 
-@pytest.mark.process
-def test_large_arrays_in_pieces_between_processes():
-    sizes, limits = [20_000, 70_001, 5_000, 70_001, 33_333] * 4, (40_008, 60_000)
-    results = sp.launch(all_reduce_again_and_again, (*limits, sizes, 2), world_size=2)
+@pytest.mark.parametrize("shared", range(4))
+@pytest.mark.parametrize("at_once", range(4))
+def test_two_ranks_show_large_arrays_in_any_two_ways(world, monkeypatch, shared, at_once):
+    sizes, limits = [20_000, 70_001, 5_000, 70_001, 33_333], (40_008, 60_000)
+    for name in ("PIECE_BYTES", "PAIR_BYTES"):
+        monkeypatch.setattr(direct, name, None)  # threads change the same module, and it is put back
+    monkeypatch.setattr(direct._Choice, "all_at_once", None)
+    results = world.run(2, all_reduce_again_and_again, *limits, sizes, shared, at_once)
     for number, num_elements in enumerate(sizes):
         xs = [values(rank + number, (num_elements,), np.dtype(np.int64)) for rank in range(2)]
         for result in results:
             assert_same(result[number], oracles.reduced(xs, "sum"))
+
+
+def test_what_took_less_time_is_done_again():
+    """Both ways are tried, twice each, and again after a while."""
+    choice, ways = direct._Choice(), []
+    for call in range(2 * direct.TRY_EVERY):
+        ways.append(choice.all_at_once())
+        choice.took(2 if ways[-1] == (call < direct.TRY_EVERY) else 1, ways[-1])
+    tried = [False, False, True, True]
+    rest = direct.TRY_EVERY - len(tried)
+    assert ways == [*tried, *[False] * rest, *tried, *[True] * rest]
 
 
 def move_everything(shape: tuple[int, ...]) -> list[Any]:

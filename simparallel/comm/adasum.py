@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simparallel.comm.call import Body, BodySteps, Call, Payloads
+from simparallel.comm.call import Body, BodySteps, Call
 from simparallel.comm.reduction import reduce_stack, reduction
 from simparallel.comm.segment import SLOT_BYTES, order
+from simparallel.comm.staging import Payloads
 from simparallel.summation import BLOCK, QUIET, WIDE, Moments, coefficients, is_safe, moments, product, tree
 
 if TYPE_CHECKING:
@@ -264,17 +265,16 @@ class _Rounds:
     def sum(self, values: np.ndarray) -> Any:
         """The sum of the ranks' values, in the order of the group: equal on all ranks, bit for bit."""
         flat, total = values.reshape(-1), np.empty(values.size)
-        _, slots, rows = self._slots
+        slots = self._slots
         for start in range(0, flat.size, _HALF):
             stop = min(start + _HALF, flat.size)
             half = (self._number & 1) * _HALF
             place = slice(half, half + stop - start)
-            slots[self._group.position][place] = flat[start:stop]
+            slots.flat[self._group.position][place] = flat[start:stop]
             self._number += 1
             yield self._group.end_phase()
             order()
-            parts = [slot[place] for slot in slots]
-            reduce_stack(_SUM, parts, None if rows is None else rows[:, place], total[start:stop])
+            reduce_stack(_SUM, slots.part(place), total[start:stop])
         return total.reshape(values.shape)
 
 

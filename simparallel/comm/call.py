@@ -10,16 +10,17 @@ communications can go on where it waits; `Group.run` takes small ones through th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from inspect import isgeneratorfunction
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simparallel.cluster import Traffic
 from simparallel.comm import header as h
 from simparallel.comm.segment import SLOT_BYTES, order
+from simparallel.comm.staging import Payloads
 from simparallel.comm.transport import Condition
 from simparallel.comm.work import Steps, Work
 from simparallel.events import Recorder
@@ -34,19 +35,7 @@ ARRIVE, PHASE, DONE_MARK = (
 )  # the marks of a rank; it arrives at ARRIVE + (number of the collective & 1)
 
 
-class Payloads(NamedTuple):
-    """What the members of a group expose, where it lies, in the order of the group.
-
-    `flat` has the same arrays with one dim; `rows` all of them as (P, n), n at least 2, or None where they
-    are not evenly spaced.
-    """
-
-    arrays: Sequence[np.ndarray]
-    flat: Sequence[np.ndarray]
-    rows: np.ndarray | None
-
-
-NO_PAYLOADS = Payloads((), (), None)
+IN_PIECES, OWN_ARRAY, ALL_COPIED = range(3)  # how a payload is shown; small ones are one piece
 Body = Callable[[Payloads, Any], Any]  # of the payloads and this rank's argument
 BodySteps = Callable[["Call"], Generator[Condition, None, Any]]  # where the body itself has to wait
 
@@ -55,8 +44,8 @@ class CallPlan:
     """What calls with the same arguments share: header, body, views of slots, and the price once it is known."""
 
     __slots__ = (
-        "body", "copied", "cost", "expected", "expose", "exposes", "has_steps", "header", "in_slot", "kind", "op",
-        "own", "payload", "root", "seen", "vector_bytes",
+        "at_once", "body", "copied", "cost", "expected", "expose", "exposes", "has_steps", "header", "in_slot",
+        "kind", "op", "own", "payload", "place_bytes", "root", "shown", "vector_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -78,11 +67,11 @@ class CallPlan:
         # Nobody reads the user's arrays themselves, even where they could.
         self.copied = self.in_slot or getattr(body, "copied", False)
         self.expected = b""  # the headers of all ranks in shared memory, if they agree
-        self.own: list[Any] = [None, None]  # where this rank's payload goes: (offset, view), by parity
-        self.seen: list[tuple[Any, Any]] = [
-            (None, None),
-            (None, None),
-        ]  # (where, views), by parity
+        self.at_once = False  # needs none of the steps of `Call`
+        self.place_bytes = 0  # of the ring; 0 for a room
+        # By offset, in slots by parity: where this rank's payload goes, and what all ranks show.
+        self.own: dict[int, np.ndarray] = {}
+        self.shown: dict[int, Payloads] = {}
 
 
 class Call(Work):
@@ -94,11 +83,16 @@ class Call(Work):
         self.plan = plan
         self.x = x
         self.seq = -1
-        self.zero_copy = False
+        self.shown = IN_PIECES
         self.kept: Any = None  # what a body keeps from exposing
-        self.other_offset = 0  # of the second buffer, where the payload comes in pieces
+        self.ring_at = 0  # of this rank, where the payload comes in pieces
         self._site = group.transport.call_site()
         self._issued_ps = group.recorder.now_ps if group.recorder else 0
+
+    @property
+    def zero_copy(self) -> bool:
+        """Peers read the user's own array, where it lies."""
+        return self.shown == OWN_ARRAY
 
     def _life(self) -> Steps:
         group, recorder = self.group, self.group.recorder
@@ -150,11 +144,11 @@ class Call(Work):
         note = plan.header[h.COMPARED :]
         for word, value in (
             (h.SITE, self._site), (h.SIM_PS, sim_ps), (h.OFFSET, offset), (h.NBYTES, size_bytes),
-            (h.ZERO_COPY, self.zero_copy), (h.SEQ, self.seq),
+            (h.SHOWN, self.shown), (h.SEQ, self.seq),
         ):  # fmt: skip
             note[word - h.COMPARED] = value
-        if self.other_offset:
-            note[h.OTHER_OFFSET - h.COMPARED] = self.other_offset
+        if self.ring_at:
+            note[h.RING_AT - h.COMPARED] = self.ring_at
         group.publish(plan, parity)
         start = group.notes[parity][group.position]
         group.transport.words[start : start + len(note)] = note
@@ -170,13 +164,11 @@ class Call(Work):
         if not plan.copied:
             in_place = group.transport.arena.offset_of(x)
             if in_place is not None:
-                self.zero_copy = True
+                self.shown = OWN_ARRAY
                 return in_place, size_bytes
             if plan.expose is not None:
                 return plan.expose(self)
-        offset, own = group.own_room(plan, parity)
-        own[...] = x
-        return offset, size_bytes
+        return group.show(plan, parity, x), size_bytes
 
     def _compare(self) -> bool:
         """All headers equal? Returns whether someone's own array is read.
@@ -186,7 +178,7 @@ class Call(Work):
         """
         group, plan, parity = self.group, self.plan, self.seq & 1
         group.compare(plan, parity)
-        return not plan.copied and any(self.notes(h.ZERO_COPY))
+        return not plan.copied and OWN_ARRAY in self.notes(h.SHOWN)
 
     # --- what bodies read --------------------------------------------------------------------------
 
@@ -202,8 +194,8 @@ class Call(Work):
     def payloads(self) -> Payloads:
         """What the members expose."""
         if self.group.size == 1 and self.x is not None:
-            return Payloads([self.x], [self.x.reshape(-1)], None)
-        return self.group.payloads(self.plan, self.seq & 1)
+            return Payloads.of([self.x])
+        return self.group.payloads(self.plan, self.seq & 1, self.notes(h.OFFSET))
 
     def peer(self, position: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """The payload of a member, where it lies."""

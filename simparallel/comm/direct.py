@@ -8,23 +8,32 @@ A body that has to wait in between is a generator of conditions over its `Call`.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simparallel.comm import adasum, header as h
-from simparallel.comm.call import Body, BodySteps, Call, Payloads
+from simparallel.comm.call import ALL_COPIED, IN_PIECES, Body, BodySteps, Call
 from simparallel.comm.reduction import Reduction, reduce_arrays, reduce_into, reduce_stack, reduction
-from simparallel.comm.segment import LINE, SLOT_BYTES, order, round_up
+from simparallel.comm.segment import SLOT_BYTES, order
+from simparallel.comm.staging import Payloads, Staging
 from simparallel.comm.transport import Condition
+from simparallel.errors import SharedMemoryError
+
+if TYPE_CHECKING:
+    from simparallel.comm.group import Group
 
 # Measured with two ranks on two cores; with more ranks than cores pieces do not pay, each of their waits is a turn.
 PAIR_BYTES = 1 << 20  # up to this, two ranks both reduce everything
-PIECE_BYTES = 2 << 20
+PIECE_BYTES = 1 << 20
+MAX_VIEWS = 64
+TRY_EVERY = 128  # calls
+MOST_AT_ONCE_BYTES = 64 << 20  # more is shown in pieces only, which takes less memory
 Steps = Generator[Condition, None, Any]
 
 
-_Views = tuple[list[np.ndarray], list[np.ndarray]]
+_Views = tuple[list[np.ndarray], list[np.ndarray], list[slice]]
 
 
 class _SmallAllReduce:
@@ -34,7 +43,7 @@ class _SmallAllReduce:
         self.rule = rule
 
     def __call__(self, payloads: Payloads, x: np.ndarray) -> np.ndarray:
-        reduce_stack(self.rule, payloads.flat, payloads.rows, x)
+        reduce_stack(self.rule, payloads, x)
         return x
 
 
@@ -57,58 +66,114 @@ class _PairAllReduce:
         return x
 
 
+class _Choice:
+    """In pieces or all at once: what took less time lately.
+
+    Pieces stay in the cache. That is three times faster where the ranks' cores share one, and twice slower
+    where they do not: there, lines that the other core has are dearer than memory. Which cores a process gets
+    is nobody's choice here, and changes, so both ways are tried again from time to time.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._times_ns = [0, 0]  # of the last call in pieces, and all at once
+
+    def all_at_once(self) -> bool:
+        """For the next call."""
+        turn = self._calls % TRY_EVERY
+        self._calls += 1
+        # Two calls each way: the first one may have to fetch what the other way has pushed out of the cache.
+        return turn >= 2 if turn < 4 else self._times_ns[1] < self._times_ns[0]
+
+    def took(self, time_ns: int, all_at_once: bool) -> None:
+        """How long a call took that every rank made in the same way."""
+        self._times_ns[all_at_once] = time_ns
+
+
 class _LargeAllReduce:
     """Every rank reduces its part, and copies those of the others.
 
-    A rank exposes only the parts that others reduce, and its result, side by side. It does that piece by piece,
-    so that what it exposes stays in the cache; each piece takes one wait, for results and for the next piece at once.
+    A rank shows the parts that others reduce; its result takes the place of its own part. Piece by piece where that
+    pays: what it shows stays in the cache then, and each piece takes one wait, for results and for the next
+    piece at once.
+
+    Args:
+        rule: how to reduce.
+        x: arrays look like this.
+        staging: where this rank shows it.
+        piece_bytes: of the pieces; None for one of everything.
     """
 
-    def __init__(self, rule: Reduction, x: np.ndarray, size: int, piece_bytes: int | None) -> None:
+    def __init__(self, rule: Reduction, x: np.ndarray, staging: Staging, piece_bytes: int | None) -> None:
         self.rule = rule
+        if piece_bytes is None or not staging.place_bytes(piece_bytes):
+            piece_bytes = x.nbytes
+        self.step = max(1, min(x.nbytes, piece_bytes) // x.itemsize)  # elements of a piece
+        self.place_bytes = staging.place_bytes(self.step * x.itemsize)
+        self._choice = _Choice() if piece_bytes < x.nbytes <= MOST_AT_ONCE_BYTES else None
         self._kept: dict[Any, _Views] = {}
-        self.step = max(1, min(x.nbytes, piece_bytes or x.nbytes) // x.itemsize)  # elements of a piece
-        self.result_at = round_up(self.step * x.itemsize, LINE)
-        # Always the same where there may be several pieces, see `Group.next_piece`.
-        self.room_bytes = (
-            2 * piece_bytes + LINE if piece_bytes else self.result_at + -(-x.size // size) * x.itemsize
-        )
 
     def expose(self, call: Call) -> tuple[int, int]:
-        """Show the first piece, and where the second one will be: (offset of the first, bytes)."""
-        flat = call.kept = call.x.reshape(-1)  # a copy where there are gaps
-        offset = call.group.next_piece(self.room_bytes)
-        if flat.size > self.step:
-            call.other_offset = call.group.other_piece(self.room_bytes)
-        self._show(call, flat[: self.step], offset)
-        return offset, flat[: self.step].nbytes
+        """Show the first piece, and where the next ones will be, or all: (offset of the first, bytes)."""
+        start_ns = perf_counter_ns()
+        flat = call.x.reshape(-1)  # a copy where there are gaps
+        staging, offset = call.group.staging, -1
+        if self._choice and self._choice.all_at_once():
+            try:
+                offset = staging.next(0, flat.nbytes)
+                call.shown, piece = ALL_COPIED, flat
+            except SharedMemoryError:
+                self._choice = None
+        if offset < 0:
+            piece = flat[: self.step]
+            offset = staging.next(self.place_bytes, self.step * flat.itemsize)
+            if flat.size > self.step:
+                call.ring_at = staging.ring_at
+        self._show(call, piece, offset)
+        call.kept = flat, perf_counter_ns() - start_ns
+        return offset, piece.nbytes
+
+    def _show(self, call: Call, own: np.ndarray, offset: int) -> None:
+        """Copy the parts of a piece that others reduce."""
+        group = call.group
+        room = group.arenas(own.dtype).one(group.position, offset, own.size)
+        mine = group.bounds(own.size, group.position)
+        for others in (slice(0, mine.start), slice(mine.stop, own.size)):
+            room[others] = own[others]
 
     def __call__(self, call: Call) -> Steps:
         group, x, me = call.group, call.x, call.group.position
         if group.size == 1:
             return x
-        in_place = call.notes(h.ZERO_COPY)
-        first, second = call.notes(h.OFFSET), call.notes(h.OTHER_OFFSET)
-        flat = x.reshape(-1) if call.zero_copy else call.kept
-        step = flat.size if all(in_place) else self.step
+        ways, first, rings = call.notes(h.SHOWN), call.notes(h.OFFSET), call.notes(h.RING_AT)
+        flat, spent_ns = (x.reshape(-1), 0) if call.zero_copy else call.kept
+        start_ns = perf_counter_ns() - spent_ns
+        step = flat.size if all(ways) else self.step
+        staging, place_bytes = group.staging, self.place_bytes
+        if (
+            IN_PIECES in ways and ALL_COPIED in ways
+        ):  # what is nobody's part of the whole may be one of a piece
+            if call.shown == ALL_COPIED:
+                mine = group.bounds(flat.size, me)
+                group.arenas(flat.dtype).one(me, first[me], flat.size)[mine] = flat[mine]
+            yield group.end_phase()
+            order()
         for i, start in enumerate(range(0, flat.size, step)):
             own = flat[start : start + step]
-            parts = [group.bounds(own.size, position) for position in range(group.size)]
-            mine = parts[me]
-            if any(in_place):
-                sources, results = self._mixed(
-                    group, first, second if i & 1 else first, in_place, flat, start, parts
-                )
-            else:
-                sources, results = self._copies(group, tuple(second if i & 1 else first), own, parts)
-            sources = [*sources[:me], own[mine], *sources[me + 1 :]]
-            if call.zero_copy:
-                reduce_into(self.rule, sources, own[mine])
-            else:
-                reduce_into(self.rule, sources, results[me], is_apart=True)
-                own[mine] = results[me]
-                if start + step < flat.size:
-                    self._show(call, flat[start + step : start + 2 * step], group.next_piece(self.room_bytes))
+            offsets = tuple(
+                at + start * own.itemsize if way or not start else staging.nth(at, ring, place_bytes, i)
+                for way, at, ring in zip(ways, first, rings, strict=True)
+            )
+            sources, results, parts = self._views(group, offsets, own)
+            mine, result = own[parts[me]], results[me]
+            sources = [*sources[:me], mine, *sources[me + 1 :]]
+            reduce_into(self.rule, sources, result, is_apart=not call.zero_copy)
+            if not call.zero_copy:
+                mine[...] = result
+                if start + step < flat.size and call.shown == IN_PIECES:
+                    following = staging.nth(first[me], rings[me], place_bytes, i + 1)
+                    self._show(call, flat[start + step : start + 2 * step], following)
+                    staging.take(following, place_bytes)
             yield group.end_phase()
             order()
             for position, part in enumerate(parts):
@@ -116,51 +181,22 @@ class _LargeAllReduce:
                     own[part] = results[position]
         if not x.flags.c_contiguous:
             x[...] = flat.reshape(x.shape)
+        if self._choice and ways.count(ways[0]) == group.size and not call.zero_copy:
+            self._choice.took(perf_counter_ns() - start_ns, call.shown == ALL_COPIED)
         return x
 
-    def _show(self, call: Call, own: np.ndarray, offset: int) -> None:
-        """Copy the parts of a piece that others reduce."""
-        group = call.group
-        room = group.view(group.position, offset, own.shape, own.dtype)
-        mine = group.bounds(own.size, group.position)
-        for others in (slice(0, mine.start), slice(mine.stop, own.size)):
-            room[others] = own[others]
-
-    def _copies(self, group: Any, offsets: tuple[int, ...], own: np.ndarray, parts: list[slice]) -> _Views:
-        """What members show of this rank's part, and their results; kept, as pieces come to the same places again."""
+    def _views(self, group: Group, offsets: tuple[int, ...], own: np.ndarray) -> _Views:
+        """What members show of this rank's part, their results, and the parts; kept, as places come again."""
         key = offsets, own.size
         views = self._kept.get(key)
         if views is None:
-            if len(self._kept) >= 8:
+            if len(self._kept) >= MAX_VIEWS:
                 self._kept.clear()
-            views = self._kept[key] = [], []
-            for position, offset in enumerate(offsets):
-                self._add_copy(views, group, position, offset, own, parts)
-        return views
-
-    def _add_copy(
-        self, views: _Views, group: Any, position: int, offset: int, own: np.ndarray, parts: list[slice]
-    ) -> None:
-        shape = (parts[position].stop - parts[position].start,)
-        views[0].append(group.view(position, offset, own.shape, own.dtype)[parts[group.position]])
-        views[1].append(group.view(position, offset + self.result_at, shape, own.dtype))
-
-    def _mixed(
-        self, group: Any, arrays: list[int], copies: list[int], in_place: list[int], flat: np.ndarray, start: int,
-        parts: list[slice],
-    ) -> _Views:  # fmt: skip
-        """The same where some members' own arrays are read."""
-        own = flat[start : start + parts[-1].stop]
-        views: _Views = [], []
-        for position, part in enumerate(parts):
-            if in_place[position]:
-                there = group.view(position, arrays[position], flat.shape, flat.dtype)[
-                    start : start + own.size
-                ]
-                views[0].append(there[parts[group.position]])
-                views[1].append(there[part])
-            else:
-                self._add_copy(views, group, position, copies[position], own, parts)
+            parts = [group.bounds(own.size, position) for position in range(group.size)]
+            shown = group.arenas(own.dtype).flat(offsets, own.size)
+            sources = [array[parts[group.position]] for array in shown]
+            results = [array[part] for array, part in zip(shown, parts, strict=True)]
+            views = self._kept[key] = sources, results, parts
         return views
 
 
@@ -169,6 +205,7 @@ class Direct:
 
     size: int
     rank: int | None
+    staging: Staging
 
     def all_reduce(self, x: np.ndarray, op: str) -> Any:
         rule = reduction(op, x.dtype)
@@ -176,7 +213,7 @@ class Direct:
             return _SmallAllReduce(rule)
         if self.size == 2 and x.nbytes <= PAIR_BYTES:
             return _PairAllReduce(rule, self.rank or 0)
-        return _LargeAllReduce(rule, x, self.size, PIECE_BYTES if self.size == 2 else None)
+        return _LargeAllReduce(rule, x, self.staging, PIECE_BYTES if self.size == 2 else None)
 
     def adasum(self, x: np.ndarray, layers: adasum.Layers) -> Body | BodySteps:
         return adasum.small(layers) if x.nbytes <= SLOT_BYTES else adasum.large(layers)
@@ -186,7 +223,7 @@ class Direct:
 
         def body(payloads: Payloads, x: np.ndarray) -> np.ndarray:
             if x.nbytes <= SLOT_BYTES:
-                reduce_stack(rule, payloads.flat, payloads.rows, x)
+                reduce_stack(rule, payloads, x)
             elif x.flags.c_contiguous:
                 reduce_into(rule, payloads.flat, x.reshape(-1))
             else:
@@ -197,7 +234,7 @@ class Direct:
 
     def broadcast(self, root: int) -> Body:
         def body(payloads: Payloads, x: np.ndarray) -> np.ndarray:
-            x[...] = payloads.arrays[root]
+            x[...] = payloads.one(root)
             return x
 
         return _unchanged if self.rank == root else body

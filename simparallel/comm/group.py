@@ -9,8 +9,12 @@ in the arena; then its owner also waits for `done` of all before it returns.
 
 from __future__ import annotations
 
-import sys
+import math
 from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from sys import byteorder
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -18,12 +22,13 @@ import numpy as np
 
 from simparallel.cluster import Traffic
 from simparallel.comm import header as h
-from simparallel.comm.call import ARRIVE, NO_PAYLOADS, PHASE, Body, BodySteps, Call, CallPlan, Payloads
+from simparallel.comm.call import ARRIVE, PHASE, Body, BodySteps, Call, CallPlan
 from simparallel.comm.direct import Direct
 from simparallel.comm.segment import WORD, ControlMap, order
+from simparallel.comm.staging import MAX_PLACES, Arenas, Payloads, Staging
 from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.work import Lane
-from simparallel.events import Recorder
+from simparallel.events import COMPUTE, Recorder
 
 MAX_PLANS = 1024  # kept for calls that may come again
 _ZERO = bytes(WORD)
@@ -42,6 +47,8 @@ class _Desk(NamedTuple):
     arrive: int
     arrivals: slice
     headers: slice
+    offsets: Callable[[memoryview], tuple[int, ...]]
+    sims: Callable[[memoryview], tuple[int, ...]]
 
 
 class Group(Direct):
@@ -74,10 +81,7 @@ class Group(Direct):
         self._seq = 0
         self._shown: list[CallPlan | None] = [None, None]  # whose header is in shared memory, by parity
         self._phase = 0
-        self._staging: list[tuple[int, int]] = [(0, 0), (0, 0)]  # (offset, bytes) by parity
-        self._pieces: list[tuple[int, int]] = [(0, 0), (0, 0)]  # the same, for payloads in pieces, by turns
-        self._turn = 0
-        self._slot_views: dict[Any, Payloads] = {}
+        self._arenas: dict[np.dtype, Arenas] = {}
         if self.rank is not None:
             self._prepare()
 
@@ -91,8 +95,9 @@ class Group(Direct):
         self._own_marks = [control.mark(slot, me, which) for which in range(4)]
         self._own_headers = [control.header(slot, parity, me) for parity in both]
         self.notes = [[control.note(slot, parity, rank) for rank in ranks] for parity in both]
-        self._slots = transport.arena.reserve_slots(slot)
+        self.staging = Staging(transport.arena, slot, self.size)
         self._span = range(min(ranks), max(ranks) + 1)
+        self._is_dense = len(self._span) == self.size
         self._desks = [self._desk(control, parity) for parity in both]
 
     def _desk(self, control: ControlMap, parity: int) -> _Desk:
@@ -104,7 +109,13 @@ class Group(Direct):
             note + h.SITE, note + h.SIM_PS, note + h.OFFSET, note + h.SEQ, control.mark(slot, me, ARRIVE + parity),
             slice(WORD * arrivals[0], WORD * (arrivals[1] + 1)),
             slice(WORD * headers[0], WORD * (headers[1] + h.COMPARED)),
+            self._reader(h.OFFSET, parity), self._reader(h.SIM_PS, parity),
         )  # fmt: skip
+
+    def _reader(self, word: int, parity: int) -> Callable[[memoryview], tuple[int, ...]]:
+        """What takes one word of the notes of all members out of the shared words."""
+        indices = [note + word - h.COMPARED for note in self.notes[parity]]
+        return itemgetter(*indices) if len(indices) > 1 else lambda words: (words[indices[0]],)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         """Itself: a copy of a model that has a group has the same one."""
@@ -144,68 +155,64 @@ class Group(Direct):
             vector_bytes,
             root,
         )
+        plan.at_once = self.size > 1 and plan.copied and plan.kind is Call
         compared = header[: h.COMPARED].tobytes()
         plan.expected = b"".join(
             compared if rank in self.ranks else bytes(len(compared)) for rank in self._span
         )
-        if plan.in_slot:
-            for parity, offset in enumerate(self._slots):
-                views = NO_PAYLOADS if x is None else self.views([offset] * self.size, x.shape, x.dtype)
-                plan.seen[parity] = [], views
+        if not plan.in_slot:
+            plan.place_bytes = self.staging.place_bytes(plan.payload[2])
         plans[key] = plan
         return plan
 
     def run(self, plan: CallPlan, x: Any, async_op: bool = False) -> Any:
         """Run one collective with this rank's argument: its result, or with `async_op` its `Work`."""
-        if async_op or self._busy or self.size == 1 or not plan.copied or plan.kind is not Call:
+        if async_op or self._busy or not plan.at_once:
             work = plan.kind(self, plan, x)
             self.lane.submit(work)
             return work if async_op else work.wait()
-        return self._run_now(plan, x)
-
-    def _run_now(self, plan: CallPlan, x: Any) -> Any:
-        """What `Call` does, in one go: nobody else has to be advanced meanwhile, and nothing is looked up twice."""
-        self.lane.check()
+        # What `Call` does, in one go: nobody else has to be advanced meanwhile, and nothing is looked up twice.
         start_ns = perf_counter_ns()
         transport, recorder = self.transport, self.recorder
-        words, memory = transport.words, transport.memory
-        site = transport.call_site()
+        words, memory, site = transport.words, transport.memory, transport.call_site()
         seq = self._seq = self._seq + 1
         parity = seq & 1
-        desk = self._desks[parity]
+        site_at, sim_at, offset_at, seq_at, arrive_at, arrivals, headers, offsets, sims = self._desks[parity]
         try:
             if plan.exposes:
-                offset, own = self.own_room(plan, parity)
-                own[...] = x
-                words[desk.offset] = offset
+                words[offset_at] = self.show(plan, parity, x)
             if self._shown[parity] is not plan:
                 self.publish(plan, parity)
-            words[desk.site] = site
+            words[site_at] = site
             if recorder is not None:
-                words[desk.sim_ps] = max(recorder.now_ps, recorder.clock_ps.get(self.stream, 0))
-            words[desk.seq] = seq
+                now_ps, until_ps = recorder.clock_ps[COMPUTE], recorder.clock_ps.get(self.stream, 0)
+                words[sim_at] = now_ps if now_ps > until_ps else until_ps
+            words[seq_at] = seq
             order()
-            words[desk.arrive] = seq
-            transport.notify(desk.arrive)
-            arrived = self._all_arrived(seq)
-            if memory[desk.arrivals] != arrived and not transport.sees(desk.arrivals, arrived):
-                transport.wait(
-                    (self.condition(ARRIVE + parity, seq),), lambda: self.describe(plan, seq, site)
-                )
+            words[arrive_at] = seq
+            transport.notify(arrive_at)
+            # Nobody can be further: the other parity comes next.
+            arrived = seq.to_bytes(WORD, byteorder)
+            arrived = arrived * self.size if self._is_dense else self._spread(arrived)
+            if memory[arrivals] != arrived and not transport.sees(arrivals, arrived):
+                describe = partial(self.describe, plan, seq, site)
+                transport.wait((self.condition(ARRIVE + parity, seq),), describe)
             order()
-            if memory[desk.headers] != plan.expected:
+            if memory[headers] != plan.expected:
                 self.compare(plan, parity)
-            result = plan.body(self.payloads(plan, parity), x)
+            shown = plan.shown.get(parity) if plan.in_slot else None
+            if shown is None:
+                shown = self.payloads(plan, parity, offsets(words))
+            result = plan.body(shown, x)
         except BaseException as error:
             self.lane.fail(error)
             if isinstance(error, KeyboardInterrupt):
-                transport.interrupted(
-                    self.condition(ARRIVE + parity, seq), lambda: self.describe(plan, seq, site)
-                )
+                describe = partial(self.describe, plan, seq, site)
+                transport.interrupted(self.condition(ARRIVE + parity, seq), describe)
             raise
         if recorder is not None:
             cost = plan.cost or self.price(plan, recorder, plan.vector_bytes)
-            sim_start_ps = self.sim_start_ps(seq)
+            sim_start_ps = max(sims(words))
             sim_end_ps = sim_start_ps + cost.time_ps
             recorder.communicate(
                 plan.op, "collective", self.stream, start_ns, perf_counter_ns(),
@@ -220,11 +227,8 @@ class Group(Direct):
         self.transport.words[start : start + h.COMPARED] = plan.header[: h.COMPARED]
         self._shown[parity] = plan
 
-    def _all_arrived(self, seq: int) -> bytes:
-        """What the arrivals show when everyone is here. Nobody can be further: the other parity comes next."""
-        word = seq.to_bytes(WORD, sys.byteorder)
-        if len(self._span) == self.size:
-            return word * self.size
+    def _spread(self, word: bytes) -> bytes:
+        """A word for each rank of the span: this one for the members."""
         return b"".join(word if rank in self.ranks else _ZERO for rank in self._span)
 
     def condition(self, which: int, seq: int) -> Condition:
@@ -260,7 +264,7 @@ class Group(Direct):
 
     def sim_start_ps(self, seq: int) -> int:
         """When the last member was ready for a collective, in simulated time."""
-        return max(self.words_of(h.SIM_PS, seq & 1))
+        return max(self._desks[seq & 1].sims(self.transport.words))
 
     def price(self, plan: CallPlan, recorder: Recorder, size_bytes: int) -> Traffic:
         """What the described network takes for a call."""
@@ -279,101 +283,65 @@ class Group(Direct):
 
     # --- memory --------------------------------------------------------------------------------------
 
-    def own_room(self, plan: CallPlan, parity: int) -> tuple[int, np.ndarray]:
-        """Where this rank's payload is copied to: offset and view."""
-        shape, dtype, size_bytes = plan.payload
-        offset = self._slots[parity] if plan.in_slot else self.staging(parity, size_bytes)
-        own = plan.own[parity]
-        if own is None or own[0] != offset:
-            if size_bytes == dtype.itemsize and plan.in_slot:
-                shape = (2, *shape)  # see `reduce_stack`
-            segment = self.transport.segment
-            own = plan.own[parity] = offset, segment.array(self.transport.rank, offset, shape, dtype)
-        return own
+    def show(self, plan: CallPlan, parity: int, x: np.ndarray) -> int:
+        """Copy this rank's payload to where peers read it: its offset."""
+        slots, next_place = self.staging.slots, self.staging.next
+        offset = slots[parity] if plan.in_slot else next_place(plan.place_bytes, plan.payload[2])
+        own = plan.own.get(offset)
+        if own is None:
+            if len(plan.own) == MAX_PLACES:
+                plan.own.clear()
+            # A lone element goes to its slot twice, see `reduce_stack`.
+            size, shape = (2, (2, *x.shape)) if x.size == 1 and plan.in_slot else (x.size, x.shape)
+            own = self.arenas(x.dtype).one(self.position, offset, size).reshape(shape)
+            plan.own[offset] = own
+        own[...] = x
+        return offset
 
-    def payloads(self, plan: CallPlan, parity: int) -> Payloads:
-        """What the members expose; views are kept for the next call that finds it in the same place."""
-        offsets, views = plan.seen[parity]
-        if not plan.in_slot:
-            found = self.words_of(h.OFFSET, parity)
-            if found != offsets:
-                views = self.views(found, *plan.payload[:2])
-                plan.seen[parity] = found, views
-        return views
+    def payloads(self, plan: CallPlan, parity: int, offsets: Sequence[int]) -> Payloads:
+        """What the members show; kept, as places come again.
+
+        Args:
+            plan: of the collective.
+            parity: of its number.
+            offsets: where their payloads are, unless they are in slots.
+        """
+        shape, dtype, _ = plan.payload
+        if plan.in_slot:
+            key, offsets = parity, [self.staging.slots[parity]] * self.size
+        else:
+            key = offsets[0]
+            if key in plan.shown and offsets.count(key) == self.size:
+                return plan.shown[key]
+        shown = Payloads.of([])
+        if dtype is not None:
+            shown = Payloads(self.arenas(dtype), offsets, math.prod(shape), shape)
+        if plan.in_slot or offsets.count(key) == self.size:
+            if len(plan.shown) == MAX_PLACES:
+                plan.shown.clear()
+            plan.shown[key] = shown
+        return shown
+
+    def arenas(self, dtype: np.dtype) -> Arenas:
+        """The members' arenas as arrays of a dtype."""
+        found = self._arenas.get(dtype)
+        if found is None:
+            found = self._arenas[dtype] = Arenas(self.transport.segment, self.ranks, dtype)
+        return found
 
     def words_of(self, word: int, parity: int) -> list[int]:
         """One word of the notes of all members."""
         words, at = self.transport.words, word - h.COMPARED
         return [words[note + at] for note in self.notes[parity]]
 
-    def view(self, position: int, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """What lies at this place of a member's arena."""
-        return self.transport.segment.array(self.ranks[position], offset, shape, dtype)
-
-    def views(self, offsets: list[int], shape: tuple[int, ...], dtype: np.dtype) -> Payloads:
-        """What lies at these places of the members' arenas."""
-        segment = self.transport.segment
-        arrays = [
-            segment.array(r, offset, shape, dtype) for r, offset in zip(self.ranks, offsets, strict=True)
-        ]
-        flat = [array.reshape(-1) for array in arrays]
-        starts = [segment.arena_at(rank) + offset for rank, offset in zip(self.ranks, offsets, strict=True)]
-        spacings = {b - a for a, b in zip(starts, starts[1:], strict=False)}
-        rows = None
-        if len(spacings) == 1 and flat[0].size:
-            width = max(2, flat[0].size)  # a lone element lies there twice, see `reduce_stack`
-            rows = np.lib.stride_tricks.as_strided(
-                flat[0], (self.size, width), (spacings.pop(), dtype.itemsize), writeable=False
-            )
-        return Payloads(arrays, flat, rows)
-
     def slots(self, parity: int, size: int, dtype: np.dtype) -> Payloads:
         """The members' slots, for what a body exchanges beside its payload, which must not lie there itself."""
-        key = parity, size, dtype
-        found = self._slot_views.get(key)
-        if found is None:
-            found = self._slot_views[key] = self.views([self._slots[parity]] * self.size, (size,), dtype)
-        return found
-
-    def staging(self, parity: int, size_bytes: int) -> int:
-        """Offset of memory for a large payload."""
-        return self._grown(self._staging, parity, size_bytes)
-
-    def next_piece(self, room_bytes: int) -> int:
-        """Offset of memory for the next piece of a payload.
-
-        There are two, by turns: who begins piece n+2 has waited for the results of piece n+1, so
-        everyone has read those of piece n.
-
-        Args:
-            room_bytes: its size. Always the same where payloads have several pieces: peers may still read the
-                memory that the piece after this one will have.
-        """
-        self._turn += 1
-        return self._grown(self._pieces, self._turn & 1, room_bytes)
-
-    def other_piece(self, room_bytes: int) -> int:
-        """Offset of the memory that `next_piece` gives next."""
-        return self._grown(self._pieces, (self._turn + 1) & 1, room_bytes)
-
-    def _grown(self, kept: list[tuple[int, int]], which: int, size_bytes: int) -> int:
-        offset, room = kept[which]
-        if room < size_bytes:
-            arena = self.transport.arena
-            if room:
-                arena.free(offset)
-                kept[which] = (0, 0)
-            offset = arena.allocate(size_bytes)
-            kept[which] = (offset, size_bytes)
-        return offset
+        return Payloads(self.arenas(dtype), [self.staging.slots[parity]] * self.size, size, (size,))
 
     def release(self) -> None:
         """Give the staging memory back. Only when no rank can read it any more."""
-        for kept in (self._staging, self._pieces):
-            for which, (offset, size_bytes) in enumerate(kept):
-                if size_bytes:
-                    self.transport.arena.free(offset)
-                kept[which] = (0, 0)
+        if self.rank is not None:
+            self.staging.release()
 
     def end_phase(self) -> Condition:
         """Mark the end of a part of a collective; when the condition is met, all have ended it."""

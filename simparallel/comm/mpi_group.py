@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.comm import adasum, header as h
-from simparallel.comm.call import ARRIVE, PHASE, Body, BodySteps, Call, Payloads
+from simparallel.comm.call import ARRIVE, PHASE, Body, BodySteps, Call
 from simparallel.comm.communicator import Communicator
 from simparallel.comm.direct import Steps
 from simparallel.comm.group import Group
 from simparallel.comm.plain import decode, encode
 from simparallel.comm.reduction import reduce_arrays, reduce_into, reduction
 from simparallel.comm.segment import SLOT_BYTES
+from simparallel.comm.staging import Payloads
 
 if TYPE_CHECKING:
     from simparallel.comm.mpi import MpiTransport
@@ -52,10 +53,9 @@ class MpiCall(Call):
         """What each member gave to this rank; empty where it gave nothing."""
         shape, dtype, _ = self.plan.payload
         if dtype is None:
-            return Payloads((), (), None)
+            return Payloads.of([])
         shape = self.group.shape_of_share(self) or shape
-        arrays = [self.peer(position, shape, dtype) for position in range(self.group.size)]
-        return Payloads(arrays, [array.reshape(-1) for array in arrays], None)
+        return Payloads.of([self.peer(position, shape, dtype) for position in range(self.group.size)])
 
     def peer(self, position: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """What a member gave to this rank."""

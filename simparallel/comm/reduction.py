@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simparallel.comm.staging import Payloads
 from simparallel.errors import DTypeError, InputError
 
 _UFUNCS = {
@@ -67,22 +68,24 @@ def reduction(op: str, dtype: np.dtype) -> Reduction:
     return Reduction(ufunc, accumulate, loop, op == "mean", accumulate == dtype)
 
 
-def reduce_stack(
-    rule: Reduction, flat: Sequence[np.ndarray], rows: np.ndarray | None, out: np.ndarray
-) -> None:
-    """out = reduction of the 1-D arrays `flat`, which are also the rows of `rows`.
+def reduce_stack(rule: Reduction, shown: Payloads, out: np.ndarray) -> None:
+    """out = reduction of what the ranks show, which has as many elements as `out`, in any shape.
 
-    `out` has as many elements, in any shape. For few elements, where calls of ufuncs are what it costs.
-    Rows of one element have it twice: of a single column, `reduce` would add the ranks in pairs.
+    For few elements, where calls of ufuncs are what it costs. `shown.rows` of one element have it twice: of a
+    single column, `reduce` would add the ranks in pairs.
     """
     if out.size == 0:
         return
     ufunc, loop = rule.ufunc, rule.loop
     is_plain = rule.is_plain and out.flags.c_contiguous
     target = out.reshape(-1) if is_plain else np.empty(out.size, rule.accumulate)
-    if len(flat) == 2 and is_plain:
+    count = len(shown)
+    rows = shown.rows if count > 2 else None
+    if count == 2 and is_plain:
+        flat = shown.flat
         ufunc(flat[0], flat[1], out=target)
-    elif rows is None or len(flat) == 2:
+    elif rows is None:
+        flat = shown.flat
         target[...] = flat[0]
         for part in flat[1:]:
             ufunc(target, part, out=target, dtype=loop)
@@ -91,7 +94,7 @@ def reduce_stack(
     else:
         ufunc.reduce(rows, 0, loop, target)
     if rule.is_mean:
-        target /= len(flat)
+        target /= count
     if not is_plain:
         out[...] = target.reshape(out.shape)
 
