@@ -153,6 +153,24 @@ def test_the_head_gives_scaled_cosines_and_its_scale_is_trained():
     assert head.multiplier.item() != before
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_head_gives_zeros_for_zeros(dtype):
+    head = NormalizedLinear(mlp(dtype=dtype)[4])
+    x = sp.Tensor(np.zeros((2, 4), dtype), requires_grad=True)
+    y = head(x)
+    y.sum().backward()
+    assert not y.numpy().any()
+    assert np.isfinite(x.grad.numpy()).all()
+
+
+def test_the_head_is_no_less_exact_with_mixed_precision():
+    """Squares of 300 leave float16."""
+    model = sp.nn.Sequential(sp.nn.Identity(), NormalizedLinear(mlp(dtype=np.float32)[4]))
+    x = np.full((1, 4), 300.0, np.float32)
+    alone = model(sp.Tensor(x)).numpy()
+    np.testing.assert_allclose(sp.nn.auto_mixed_precision(model, "O2")(sp.Tensor(x)).numpy(), alone, rtol=2e-3)
+
+
 def test_centred_gradients():
     grad = np.random.default_rng(0).normal(size=(3, 2, 5, 5)) + 1
     expected = grad - grad.mean(axis=(1, 2, 3), keepdims=True)

@@ -31,7 +31,7 @@ WHITE_LIST: tuple[str, ...] = (
 )  # fmt: skip
 NORMS: tuple[str, ...] = (
     "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LayerNorm", "GroupNorm",
-    "InstanceNorm1d", "InstanceNorm2d", "RMSNorm",
+    "InstanceNorm1d", "InstanceNorm2d", "RMSNorm", "NormalizedLinear",
 )  # fmt: skip
 LOSSES: tuple[str, ...] = (
     "CrossEntropyLoss", "CrossEntropySmooth", "MSELoss", "L1Loss", "NLLLoss", "BCELoss", "BCEWithLogitsLoss",

@@ -235,7 +235,7 @@ class AdasumOptimizer:
     def exchange(self) -> None:
         """Sum what was done since the last exchange, now. Collective: yes."""
         steps, self.steps_since_exchange = self.steps_since_exchange, 0
-        if (self.group or current().world).size == 1 or not steps:
+        if self._num_ranks == 1 or not steps:
             return
         works = []
         for start, delta in zip(self._starts, self._deltas, strict=True):
@@ -252,6 +252,10 @@ class AdasumOptimizer:
             start.flat += delta.flat
             start.store()
 
+    @property
+    def _num_ranks(self) -> int:
+        return (self.group or current().world).size
+
     # --- saving and loading ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -261,16 +265,17 @@ class AdasumOptimizer:
         )
         return {
             "optimizer": self.optimizer.state_dict(), "steps_since_exchange": self.steps_since_exchange,
-            "starts": starts,
+            "starts": starts, "ranks": self._num_ranks,
         }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state of this rank; load the model's parameters before.
 
         Raises:
-            StateDictError: of another optimizer, or of other parameters.
+            StateDictError: of another optimizer, of other parameters, or from between two exchanges of another
+                number of ranks.
         """
-        if set(state_dict) != {"optimizer", "steps_since_exchange", "starts"}:
+        if set(state_dict) != {"optimizer", "steps_since_exchange", "starts", "ranks"}:
             raise StateDictError(
                 f"AdasumOptimizer: state with {', '.join(sorted(state_dict))}; another was saved."
             )
@@ -278,6 +283,12 @@ class AdasumOptimizer:
         sizes, wanted = [len(start) for start in starts], [bucket.flat.size for bucket in self._starts]
         if starts and sizes != wanted:
             raise StateDictError(f"AdasumOptimizer: saved weights of {sizes} elements, need {wanted}.")
+        steps, ranks = state_dict["steps_since_exchange"], state_dict["ranks"]
+        if steps and ranks != self._num_ranks:
+            raise StateDictError(
+                f"AdasumOptimizer: saved {steps} steps after an exchange, when {ranks} ranks had weights of their own; "
+                f"these are {self._num_ranks} ranks. Use {ranks} ranks, or call exchange() before saving."
+            )
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.steps_since_exchange = int(state_dict["steps_since_exchange"])
         for bucket, start in zip(self._starts, starts, strict=False):
@@ -285,7 +296,7 @@ class AdasumOptimizer:
 
     def __repr__(self) -> str:
         count = sum(len(bucket.tensors) for bucket in self._starts)
-        where = f"over {(self.group or current().world).size} ranks"
+        where = f"over {self._num_ranks} ranks"
         if self.nodes is not None:
             where = f"across {len(self.nodes.nodes)} nodes, averaged over the {self.nodes.node.size} ranks of each"
         steps = f"{self.local_steps} steps" if self.local_steps > 1 else "each step"

@@ -10,7 +10,8 @@ import numpy as np
 
 from simparallel import collectives
 from simparallel.autograd import Tensor, no_grad
-from simparallel.errors import InputError
+from simparallel.backend import get_namespace, to_host
+from simparallel.errors import InputError, StateDictError
 from simparallel.nn import Module
 from simparallel.optim import LossScaleManager, Optimizer
 from simparallel.optim.loss_scale import all_finite
@@ -88,7 +89,7 @@ class BoostedStep(TrainStep):
 
     grad_accumulation sums k gradients / k and reduces and steps every k-th time. grad_freeze chooses what is
     trained anew for each of these. adasum lets every node step by itself with the mean of its gradients, and
-    sums by Adasum what the steps did. Their counters are not part of a checkpoint: after resuming they start anew.
+    sums by Adasum what the steps did. What they remember is in `state_dict`, so a checkpoint has it.
     """
 
     def __init__(
@@ -99,7 +100,6 @@ class BoostedStep(TrainStep):
         self.config = config
         self._all = list(optimizer.parameters)
         self._fields: tuple[Any, ...] = ()
-        self._loss = 0.0
         settings = config.settings
         wants_centred = "less_bn" in config and settings["less_bn"]["gc_flag"]
         self._centred = {id(p) for p in centred(network)} if wants_centred else set()
@@ -112,7 +112,8 @@ class BoostedStep(TrainStep):
         self._adasum = self._make_adasum(optimizer, is_parallel)
         self._dim_reduce: DimReduce | None = None
         if "dim_reduce" in config:
-            trained = [p for p in self._all if p.requires_grad]
+            there = set(network.parameters())  # less_bn may have taken out some
+            trained = [p for p in self._all if p.requires_grad and p in there]
             names = ("rho", "gamma", "alpha", "sigma")
             values = {name: settings["dim_reduce"][name] for name in names}
             self._dim_reduce = DimReduce(
@@ -157,6 +158,88 @@ class BoostedStep(TrainStep):
         count = min(count, world)
         nodes = [list(range(start, start + count)) for start in range(0, world, count)]
         return AdasumOptimizer(optimizer, nodes=nodes)
+
+    # --- saving and loading -----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, gradients that wait for their step, the optimizers of frozen steps, and what dim_reduce knows.
+
+        The optimizer of whole steps and the loss scale have states of their own. Differs by rank between two steps
+        of grad_accumulation, and with adasum.
+        """
+        return {
+            "on": sorted(self.config.on),
+            "settings": self._compared,
+            "ranks": get_world_size(),
+            "micro_steps": self._micro_steps,
+            "steps": self._steps,
+            "sums": {i: np.array(to_host(total)) for i, total in self._sums.items()},
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers[1:]],
+            "dim_reduce": None if self._dim_reduce is None else self._dim_reduce.state_dict(),
+        }
+
+    @property
+    def _compared(self) -> dict[str, dict[str, Any]]:
+        """The settings without which a state has another meaning. Directions are compared themselves."""
+        return {
+            name: {
+                key: value for key, value in section.items() if key not in ("pca_mat_path", "weight_load_dir")
+            }
+            for name, section in self.config.settings.items()
+            if name in self.config
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state; the optimizer's and the loss scale's are loaded apart.
+
+        Raises:
+            StateDictError: of other switches or settings, of another network, or from the middle of an
+                accumulation of another number of ranks.
+        """
+        self._check(state_dict)
+        for optimizer, saved in zip(self._optimizers[1:], state_dict["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        if self._dim_reduce is not None:
+            self._dim_reduce.load_state_dict(state_dict["dim_reduce"])
+        self._micro_steps, self._steps = state_dict["micro_steps"], state_dict["steps"]
+        self._sums = {
+            int(i): get_namespace(self._all[int(i)].data).array(total)
+            for i, total in state_dict["sums"].items()
+        }
+
+    def _check(self, state_dict: Mapping[str, Any]) -> None:
+        if not state_dict:
+            raise StateDictError(
+                f"boost: the state of a training without boost, and this one has {', '.join(sorted(self.config.on))}; "
+                "switch it off, or begin anew."
+            )
+        if state_dict["on"] != sorted(self.config.on):
+            raise StateDictError(
+                f"boost: {', '.join(state_dict['on'])} were on when this was saved, and now "
+                f"{', '.join(sorted(self.config.on))}; give boost_level and boost_config_dict as then."
+            )
+        then, now = state_dict["settings"], self._compared
+        differ = [
+            f"{name}.{key} was {then[name].get(key)!r}, is {value!r}"
+            for name, section in now.items()
+            for key, value in section.items()
+            if then[name].get(key) != value
+        ]
+        if differ:
+            raise StateDictError(f"boost: {'; '.join(differ)}. Give boost_config_dict as when it was saved.")
+        ranks, world = state_dict["ranks"], get_world_size()
+        if state_dict["sums"] and ranks != world:
+            done = state_dict["micro_steps"] % self._every
+            raise StateDictError(
+                f"boost: saved after {done} of {self._every} steps of an accumulation, whose gradients {ranks} ranks "
+                f"hold apart; these are {world} ranks. Use {ranks} ranks, or save after a multiple of "
+                f"{self._every} steps."
+            )
+        for i, total in state_dict["sums"].items():
+            if int(i) >= len(self._all) or self._all[int(i)].shape != total.shape:
+                raise StateDictError(
+                    f"boost: a gradient of shape {total.shape} fits no parameter {i} of this network."
+                )
 
     # --- a step -----------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ a step     g_k = P g;   d = -B g_k, B a k x k approximation of the inverse Hessi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace, to_host
-from simparallel.errors import DataError, InputError
+from simparallel.errors import DataError, InputError, StateDictError
 from simparallel.nn import Module
 
 _LAST_TRY = 2
@@ -143,3 +144,28 @@ class DimReduce:
         for p in self.parameters:
             p.data[...] = flat[start : start + p.size].reshape(p.shape)
             start += p.size
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the steps before have taught, and the SHA-256 of the directions it is about."""
+        return {
+            "directions": sha256(np.ascontiguousarray(to_host(self._p)).tobytes()).hexdigest(),
+            "inverse_hessian": self.inverse_hessian.copy(),
+            "before": None if self._before is None else [part.copy() for part in self._before],
+            "v": np.array(to_host(self._v)),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state.
+
+        Raises:
+            StateDictError: it is about other directions.
+        """
+        if state_dict["directions"] != self.state_dict()["directions"]:
+            raise StateDictError(
+                "dim_reduce: the state is about other directions than these; give pca_mat_path or weight_load_dir "
+                "with what was there then."
+            )
+        before, v = state_dict["before"], np.array(state_dict["v"])
+        self.inverse_hessian = np.array(state_dict["inverse_hessian"])
+        self._before = None if before is None else (np.array(before[0]), np.array(before[1]))
+        self._v = get_namespace(self._p).asarray(v) if v.ndim else float(v)

@@ -37,7 +37,8 @@ class NormalizedLinear(nn.Module):
 
 
 def _unit_rows(x: Tensor) -> Tensor:
-    return x / ((x * x).sum(-1, keepdim=True) + EPSILON) ** 0.5
+    epsilon = max(EPSILON, float(np.finfo(x.dtype).tiny))  # a row of zeros stays zeros, in float16 too
+    return x / ((x * x).sum(-1, keepdim=True) + epsilon) ** 0.5
 
 
 def remove_norms(network: nn.Module) -> list[str]:

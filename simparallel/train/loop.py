@@ -134,7 +134,7 @@ class Training:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is, and the states of all callbacks."""
+        """Where it is, what its steps remember, and the states of all callbacks."""
         return {
             "epoch": self.epoch,
             "step_in_epoch": self.step_in_epoch,
@@ -142,6 +142,7 @@ class Training:
             "step": self.params.cur_step_num,
             "data": [self.stream.epoch, self.stream.offset],
             "losses": self.losses.copy(),
+            "boost": self.step.state_dict(),
             "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks().items()},
         }
 
@@ -149,7 +150,8 @@ class Training:
         """Go to a place; callbacks that were not there then begin afresh.
 
         Raises:
-            CheckpointError: in the middle of an epoch that had another number of steps.
+            CheckpointError: in the middle of an epoch that had another number of steps; StateDictError: of other
+                steps than these.
         """
         steps, done = state_dict["steps_per_epoch"], state_dict["step_in_epoch"]
         if done and steps != self.steps_per_epoch:
@@ -157,6 +159,7 @@ class Training:
                 f"Model: the checkpoint was saved after {done} of {steps} steps of an epoch, which has "
                 f"{self.steps_per_epoch} steps now. Use the dataset, batch size and sink_size of then."
             )
+        self.step.load_state_dict(state_dict.get("boost", {}))
         self.epoch, self.step_in_epoch = state_dict["epoch"], done
         self.params.cur_step_num = state_dict["step"]
         self.stream.seek(*state_dict["data"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from simparallel import collectives
 from simparallel.autograd import Tensor
 from simparallel.backend import random_state
-from simparallel.errors import InputError
+from simparallel.errors import InputError, StateDictError
 from simparallel.nn import Module
 from simparallel.optim import GradScaler, LossScaleManager, Optimizer
 from simparallel.parallel import DistributedGradReducer
@@ -88,6 +88,22 @@ class TrainStep:
             (loss if self._scale == 1.0 else loss * self._scale).backward()
         self._update(loss)
         return loss.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a step remembers besides network, optimizer and scaler: here nothing."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state.
+
+        Raises:
+            StateDictError: of another kind of step.
+        """
+        if state_dict:
+            raise StateDictError(
+                f"Model: the state of a training with boost ({', '.join(state_dict['on'])}), and this one has none; "
+                "give boost_level and boost_config_dict as then."
+            )
 
     def _update(self, loss: Tensor) -> None:
         """What is done with the gradients."""
