@@ -28,7 +28,7 @@ WIDE = np.dtype(np.float64)
 BLOCK = 1 << 13
 # Squared norms in this range have lost nothing to underflow or overflow, nor can their quotients.
 _LOW, _HIGH = 2.0**-900, 2.0**900
-_LEAST = 2.0**-1074
+LEAST = 2.0**-1074  # stands for the sum of squares that underflowed
 QUIET = np.errstate(over="ignore", invalid="ignore")  # infinities come out as NaN, as of any sum
 
 
@@ -130,7 +130,7 @@ def product(a: Array, b: Array) -> float:
         blocks = a[:end].reshape(-1, 1, BLOCK) @ b[:end].reshape(-1, BLOCK, 1)
         values = [*blocks.ravel().tolist(), float(a[end:].dot(b[end:]))]
         total = math.fsum(values) if math.isfinite(sum(values)) else sum(values)
-    return total or _LEAST * bool(a is b and a.any())
+    return total or LEAST * bool(a is b and a.any())
 
 
 def _far_pair(a: Array, b: Array) -> Array:

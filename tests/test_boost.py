@@ -168,7 +168,9 @@ def test_the_head_is_no_less_exact_with_mixed_precision():
     model = sp.nn.Sequential(sp.nn.Identity(), NormalizedLinear(mlp(dtype=np.float32)[4]))
     x = np.full((1, 4), 300.0, np.float32)
     alone = model(sp.Tensor(x)).numpy()
-    np.testing.assert_allclose(sp.nn.auto_mixed_precision(model, "O2")(sp.Tensor(x)).numpy(), alone, rtol=2e-3)
+    np.testing.assert_allclose(
+        sp.nn.auto_mixed_precision(model, "O2")(sp.Tensor(x)).numpy(), alone, rtol=2e-3
+    )
 
 
 def test_centred_gradients():

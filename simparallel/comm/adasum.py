@@ -20,16 +20,22 @@ from simparallel.comm.call import Body, BodySteps, Call
 from simparallel.comm.reduction import reduce_stack, reduction
 from simparallel.comm.segment import SLOT_BYTES, order
 from simparallel.comm.staging import Payloads
-from simparallel.summation import BLOCK, QUIET, WIDE, Moments, coefficients, is_safe, moments, product, tree
+from simparallel.summation import LEAST, QUIET, WIDE, Moments, coefficients, is_safe, moments, tree
 
 if TYPE_CHECKING:
     from simparallel.comm.group import Group
 
-CACHED = 1 << 16  # elements that go through a step together
+CACHED = 1 << 16  # elements that go through a step together, of which
+STRIP = (
+    1 << 11
+)  # so many of each row lie side by side; so few that BLAS does not share them out among threads
 _HALF = SLOT_BYTES // 2 // WIDE.itemsize
 _SUM = reduction("sum", WIDE)
 
 Layers = tuple[int, ...]  # sizes of the parts of a flat vector, each summed by itself
+Segment = tuple[
+    int, int, int
+]  # what a part of a vector has of a layer: its number, start and stop in the part
 
 
 def small(layers: Layers) -> Body:
@@ -44,39 +50,70 @@ def small(layers: Layers) -> Body:
 
 def large(layers: Layers) -> BodySteps:
     """Everybody takes a slice through the tree."""
+    return _Large(layers)
 
-    def steps(call: Call) -> Any:
+
+class _Large:
+    """A rank shows the slices that others work on, and its result; its own slice it reads from its own array."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers = layers
+        # This rank's slice, and what it has of the layers.
+        self._mine: tuple[slice, list[Segment]] = slice(0), []
+
+    def expose(self, call: Call) -> tuple[int, int]:
+        """Show this rank's vector, but for its own slice: (offset, bytes)."""
+        flat = call.kept = call.x.reshape(-1)  # a copy where there are gaps
+        offset = call.group.staging.next(call.plan.place_bytes, flat.nbytes)
+        call.group.show_to_others(flat, offset)
+        return offset, flat.nbytes
+
+    def __call__(self, call: Call) -> Any:
         group, x = call.group, call.x
         if group.size == 1:
             return x
-        me, parts = group.position, call.payloads().flat
-        mine = group.bounds(x.size, me)
-        slices = SliceTree([part[mine] for part in parts], list(segments(layers, mine)), len(layers))
+        me, shown = group.position, call.payloads().flat
+        flat = x.reshape(-1) if call.zero_copy else call.kept
+        mine = group.bounds(flat.size, me)
+        if self._mine[0] != mine:
+            self._mine = mine, list(segments(self.layers, mine))
+        rows = [flat[mine] if position == me else part[mine] for position, part in enumerate(shown)]
+        slices = SliceTree(rows, self._mine[1], len(self.layers))
         rounds, checks = _Rounds(group, call), x.dtype.itemsize == WIDE.itemsize
         while len(slices.rows) > 1:
             total = yield from rounds.sum(slices.products())
             if checks and not _all_safe(total[..., _SQUARES]):
-                return (yield from _one_by_one(group, parts, x, layers))
+                return (yield from self._one_by_one(call, flat, shown))
             vague = slices.plan(total)
             if vague:
                 closer = yield from rounds.sum(slices.closer(vague))
                 if checks and not _all_safe(closer[:, 1:]):
-                    return (yield from _one_by_one(group, parts, x, layers))
+                    return (yield from self._one_by_one(call, flat, shown))
                 for join, found in zip(vague, closer.tolist(), strict=True):
                     join.settle(Moments(*found))
-            slices.join(parts[me][mine])
+            slices.join(shown[me][mine], None if call.zero_copy else flat[mine])
         yield group.end_phase()
         order()
-        target = x.reshape(-1)  # a copy where there are gaps
-        for position, part in enumerate(parts):
-            if not (call.zero_copy and position == me):
-                piece = group.bounds(x.size, position)
-                target[piece] = part[piece]
+        for position, part in enumerate(shown):
+            if position != me:
+                piece = group.bounds(flat.size, position)
+                flat[piece] = part[piece]
         if not x.flags.c_contiguous:
-            x[...] = target.reshape(x.shape)
+            x[...] = flat.reshape(x.shape)
         return x
 
-    return steps
+    def _one_by_one(self, call: Call, flat: np.ndarray, shown: Sequence[np.ndarray]) -> Any:
+        """Where squares leave the range of float64, on every rank alike: everybody makes the whole result."""
+        group, x = call.group, call.x
+        if not call.zero_copy:
+            mine = group.bounds(flat.size, group.position)
+            shown[group.position][mine] = flat[mine]
+        yield group.end_phase()  # everything is shown
+        order()
+        result = whole(shown, self.layers)
+        yield group.end_phase()  # nobody reads x any more
+        x[...] = result.reshape(x.shape)
+        return x
 
 
 @QUIET
@@ -90,8 +127,8 @@ def whole(vectors: Sequence[np.ndarray], layers: Layers) -> np.ndarray:
     return out
 
 
-def segments(layers: Layers, part: slice) -> Iterator[tuple[int, int, int]]:
-    """What a part of a vector has of its layers: (number of the layer, start and stop in the part)."""
+def segments(layers: Layers, part: slice) -> Iterator[Segment]:
+    """What a part of a vector has of its layers."""
     start = 0
     for layer, size in enumerate(layers):
         low, high = max(start, part.start), min(start + size, part.stop)
@@ -117,11 +154,12 @@ class SliceTree:
         rows: those of the level.
     """
 
-    def __init__(self, rows: list[np.ndarray], parts: list[tuple[int, int, int]], num_layers: int) -> None:
+    def __init__(self, rows: list[np.ndarray], parts: list[Segment], num_layers: int) -> None:
         self.rows = rows
-        self._parts, self._num_layers = parts, num_layers
-        longest = max((stop - start for _, start, stop in parts), default=0)
-        self._scratch = np.empty((5, min(CACHED, longest)))
+        self._num_layers = num_layers
+        self._blocks = list(_blocks(parts))
+        longest = min(CACHED, max((stop - start for _, start, stop in parts), default=0))
+        self._scratch, self._room = np.empty(longest * min(4, len(rows))), np.empty(longest)
         self._joins: list[list[_Join]] = []  # of each four, of each layer
 
     @QUIET
@@ -129,21 +167,18 @@ class SliceTree:
         """What the slice contributes to the products of each four: (fours, layers, 10)."""
         found = np.zeros((len(self._fours()), self._num_layers, len(_PAIRS)))
         for sums, four in zip(found, self._fours(), strict=True):
-            pairs = [(p, i, j) for p, (i, j) in enumerate(_PAIRS) if j < len(four) > 1]
-            apart = np.zeros((len(_PAIRS), CACHED // BLOCK, 1, 1))
-            for layer, piece in self._blocks():
-                rows = list(self._load(four, piece))
-                if rows[0].size == CACHED:  # in one go, which costs less than `product`
-                    lying = [row.reshape(-1, 1, BLOCK) for row in rows]
-                    standing = [row.reshape(-1, BLOCK, 1) for row in rows]
-                    for p, i, j in pairs:
-                        np.matmul(lying[i], standing[j], out=apart[p])
-                    some = apart.sum(axis=(1, 2, 3))
-                    if some[_SQUARES[: len(rows)]].all():
-                        sums[layer] += some
-                        continue
-                for p, i, j in pairs:
-                    sums[layer, p] += product(rows[i], rows[j])
+            if len(four) == 1:
+                continue
+            known = [p for p, pair in enumerate(_PAIRS) if max(pair) < len(four)]
+            first, second = np.array(_PAIRS)[known].T
+            grams = np.zeros((self._num_layers, len(four), len(four), 1))
+            for layer, piece in self._blocks:
+                strips = self._load(four, piece, STRIP)
+                grams[layer] += np.matmul(strips[:, None], strips[..., None]).sum(0)  # row by row
+            for layer, i in np.argwhere(grams[:, range(len(four)), range(len(four)), 0] == 0.0):
+                if any(four[i][piece].any() for at, piece in self._blocks if at == layer):
+                    grams[layer, i, i] = LEAST  # its squares underflow
+            sums[:, known] = grams[:, first, second, 0]
         return found
 
     def plan(self, total: np.ndarray) -> list[_Join]:
@@ -161,56 +196,69 @@ class SliceTree:
         found = np.zeros((len(vague), 3))
         number = {id(join): i for i, join in enumerate(vague)}
         for four, joins in zip(self._fours(), self._joins, strict=True):
-            for layer, piece in self._blocks():
+            for layer, piece in self._blocks:
                 if joins[layer].is_vague:
                     found[number[id(joins[layer])]] += moments(*self._halves(four, joins[layer], piece))
         return found
 
     @QUIET
-    def join(self, out: np.ndarray) -> None:
-        """Replace each four by its Adasum, the last one into `out`, which may be the memory of a row."""
+    def join(self, out: np.ndarray, copy: np.ndarray | None = None) -> None:
+        """Replace each four by its Adasum.
+
+        Args:
+            out: where the last one goes; may be the memory of a row.
+            copy: where it goes, too.
+        """
         fours, joined = self._fours(), []
         for four, joins in zip(fours, self._joins, strict=True):
             if len(four) == 1:
                 joined.append(four[0])
                 continue
-            target = out if len(fours) == 1 else np.empty(out.size)
-            for layer, piece in self._blocks():
+            is_last = len(fours) == 1
+            target = out if is_last else np.empty(out.size)
+            for layer, piece in reversed(self._blocks):  # the last ones may still be in the cache
                 target[piece] = self._joined(four, joins[layer], piece)
+                if is_last and copy is not None:
+                    copy[piece] = target[piece]
             joined.append(target)
         self.rows = joined
 
     def _joined(self, four: list[np.ndarray], join: _Join, piece: slice) -> np.ndarray:
-        room = self._scratch[4, : piece.stop - piece.start]
+        room = self._room[: piece.stop - piece.start]
         if not join.is_vague:
-            return np.dot(join.factors, self._load(four, piece), out=room)
+            return np.dot(join.factors, self._load(four, piece)[0], out=room)
         first, second = self._halves(four, join, piece)
         first *= join.halves[0]
         second *= join.halves[1]
-        return np.add(first, second, out=first)
+        return np.add(first, second, out=room)
 
-    def _halves(self, four: list[np.ndarray], join: _Join, piece: slice) -> list[np.ndarray]:
+    def _halves(self, four: list[np.ndarray], join: _Join, piece: slice) -> tuple[np.ndarray, np.ndarray]:
         """A(a, b) and A(c, d) on a block."""
-        rows, factors = list(self._load(four, piece)), join.first_factors
-        for row, factor in zip(rows, factors, strict=True):
-            row *= factor
+        rows = self._load(four, piece)[0]
+        rows *= join.first_factors[:, None]
         # Not by `dot`, which rounds once for a product and a sum: g and -g have to give exactly 0.
-        return [rows[0] + rows[1], rows[2] + rows[3] if len(rows) == 4 else rows[2]]
+        return rows[0] + rows[1], rows[2] + rows[3] if len(rows) == 4 else rows[2]
 
     def _fours(self) -> list[list[np.ndarray]]:
         return [self.rows[i : i + 4] for i in range(0, len(self.rows), 4)]
 
-    def _blocks(self) -> Iterator[tuple[int, slice]]:
-        for layer, start, stop in self._parts:
-            for begin in range(start, stop, CACHED):
-                yield layer, slice(begin, min(begin + CACHED, stop))
+    def _load(self, rows: list[np.ndarray], piece: slice, width: int = 0) -> np.ndarray:
+        """A block of some rows as float64, in strips that are so wide, or one: (strips, rows, elements)."""
+        size = piece.stop - piece.start
+        strips = self._scratch[: size * len(rows)].reshape(-1, len(rows), min(width or size, size))
+        for i, row in enumerate(rows):
+            strips[:, i] = row[piece].reshape(len(strips), -1)
+        return strips
 
-    def _load(self, rows: list[np.ndarray], piece: slice) -> np.ndarray:
-        """A block of some rows as float64."""
-        block = self._scratch[: len(rows), : piece.stop - piece.start]
-        for target, row in zip(block, rows, strict=True):
-            target[...] = row[piece]
-        return block
+
+def _blocks(parts: list[Segment]) -> Iterator[tuple[int, slice]]:
+    """(layer, where): up to `CACHED` elements, whole strips or less than one."""
+    for layer, start, stop in parts:
+        end = stop - (stop - start) % STRIP
+        for begin in range(start, end, CACHED):
+            yield layer, slice(begin, min(begin + CACHED, end))
+        if end < stop:
+            yield layer, slice(end, stop)
 
 
 _PAIRS = ((0, 0), (0, 1), (1, 1), (2, 2), (2, 3), (3, 3), (0, 2), (0, 3), (1, 2), (1, 3))
@@ -280,11 +328,3 @@ class _Rounds:
 
 def _all_safe(squares: np.ndarray) -> bool:
     return all(is_safe(Moments(0.0, value, value)) for value in squares.ravel().tolist())
-
-
-def _one_by_one(group: Group, parts: Sequence[np.ndarray], x: np.ndarray, layers: Layers) -> Any:
-    """Where squares leave the range of float64, on every rank alike: everybody makes the whole result."""
-    result = whole(parts, layers)
-    yield group.end_phase()  # nobody reads x any more
-    x[...] = result.reshape(x.shape)
-    return x

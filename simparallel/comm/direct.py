@@ -129,17 +129,9 @@ class _LargeAllReduce:
             offset = staging.next(self.place_bytes, self.step * flat.itemsize)
             if flat.size > self.step:
                 call.ring_at = staging.ring_at
-        self._show(call, piece, offset)
+        call.group.show_to_others(piece, offset)
         call.kept = flat, perf_counter_ns() - start_ns
         return offset, piece.nbytes
-
-    def _show(self, call: Call, own: np.ndarray, offset: int) -> None:
-        """Copy the parts of a piece that others reduce."""
-        group = call.group
-        room = group.arenas(own.dtype).one(group.position, offset, own.size)
-        mine = group.bounds(own.size, group.position)
-        for others in (slice(0, mine.start), slice(mine.stop, own.size)):
-            room[others] = own[others]
 
     def __call__(self, call: Call) -> Steps:
         group, x, me = call.group, call.x, call.group.position
@@ -172,7 +164,7 @@ class _LargeAllReduce:
                 mine[...] = result
                 if start + step < flat.size and call.shown == IN_PIECES:
                     following = staging.nth(first[me], rings[me], place_bytes, i + 1)
-                    self._show(call, flat[start + step : start + 2 * step], following)
+                    group.show_to_others(flat[start + step : start + 2 * step], following)
                     staging.take(following, place_bytes)
             yield group.end_phase()
             order()

@@ -298,6 +298,13 @@ class Group(Direct):
         own[...] = x
         return offset
 
+    def show_to_others(self, flat: np.ndarray, offset: int) -> None:
+        """Copy to this place what others work on: all but the part that is this rank's own."""
+        room = self.arenas(flat.dtype).one(self.position, offset, flat.size)
+        mine = self.bounds(flat.size, self.position)
+        for others in (slice(0, mine.start), slice(mine.stop, flat.size)):
+            room[others] = flat[others]
+
     def payloads(self, plan: CallPlan, parity: int, offsets: Sequence[int]) -> Payloads:
         """What the members show; kept, as places come again.
 
