@@ -75,3 +75,17 @@ def test_adasum_resnet(tmp_path: Path) -> None:
         assert said in done.stdout + done.stderr
         assert "Starting Training" in done.stdout
         assert re.search(r"epoch: 2 step: 8, loss is \d\.\d+", done.stdout)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_adasum_resnet50(tmp_path: Path) -> None:
+    """The seed's network and all that is around it, for four steps of two nodes: amp O2, loss scale 1024, Adasum."""
+    script = TUTORIALS / "adasum_resnet.py"
+    options = "--net resnet50 --devices 2 --device-number 1 --image-size 16 --batch-size 4 --sink-size 2"
+    options += " --test-images 8"
+    done = run_in(tmp_path, sys.executable, str(script), *options.split())
+    assert done.returncode == 0, done.stderr
+    assert "parameters of the devices differ by 0" in done.stdout
+    assert "plain MEAN" not in done.stdout + done.stderr
+    assert re.search(r"epoch: 2 step: 2, loss is \d+\.\d+", done.stdout)

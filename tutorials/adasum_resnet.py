@@ -4,7 +4,10 @@
 # Two nodes, several devices each. Inside a node gradients are averaged; every node makes its own optimizer step,
 # and what the steps did to the weights is summed by Adasum across the nodes. ResNet-18 on the shipped digits
 # by default, some minutes on two cores: `python tutorials/adasum_resnet.py`. A net that takes seconds: `--net small`.
-# All of it: `--net resnet50 --devices 16 --device-number 8`.
+# ResNet-50 needs larger images, for its last stage sees one pixel in 64. A few steps on two nodes of one device, in
+# less than a minute: `--net resnet50 --image-size 16 --devices 2 --device-number 1 --batch-size 4 --sink-size 4
+# --test-images 64`. All of it, for a machine with many cores: `--net resnet50 --image-size 32 --devices 16
+# --device-number 8 --epochs 90`.
 
 # %%
 import argparse
@@ -23,16 +26,22 @@ NUM_CLASSES = 10
 
 
 # %%
-def create_dataset(split: str, batch_size: int) -> sp.data.DataLoader:
-    images = sp.data.digits(split, flatten=False)
-    sampler = sp.data.DistributedSampler(images, shuffle=split == "train")
-    return sp.data.DataLoader(images, batch_size, sampler=sampler, drop_last=split == "train")
+def create_dataset(
+    split: str, batch_size: int, image_size: int, count: int | None = None
+) -> sp.data.DataLoader:
+    """Digits of 8 x 8, enlarged; only the first `count` of them, if given."""
+    images, labels = sp.data.digits(split, flatten=False).arrays
+    times = image_size // images.shape[-1]
+    data = sp.data.TensorDataset(images.repeat(times, 2).repeat(times, 3)[:count], labels[:count])
+    sampler = sp.data.DistributedSampler(data, shuffle=split == "train")
+    return sp.data.DataLoader(data, batch_size, sampler=sampler, drop_last=split == "train")
 
 
 # %% [markdown]
 # ## Learning rate, groups of parameters, evaluation
 #
-# A warm-up in a straight line, then down in a straight line: one rate for every step. No weight decay for biases and
+# A warm-up in a straight line, then down in a straight line: one rate for every step. The highest one goes with the
+# number of images in a step. No weight decay for biases and
 # normalisations. `order_params` keeps the order of the gradients.
 
 
@@ -105,18 +114,35 @@ def make_net(name: str) -> sp.nn.Module:
     return ResNet(BasicBlock, (1,), NUM_CLASSES, "cifar", in_channels=1)  # one block, to try things out
 
 
-def train(net_name: str, epochs: int, batch_size: int, sink_size: int, device_number: int) -> dict:
+def init_weight(net: sp.nn.Module) -> None:
+    """Let the last normalisation of each residual block begin with 0, so that the block gives what it gets.
+
+    A deep net whose blocks all add something from the start has such large gradients that, times the loss scale,
+    they leave float16.
+    """
+    for module in net.modules():
+        last = getattr(module, "bn3", getattr(module, "bn2", None))
+        if last is not None:
+            last.weight.data[...] = 0
+
+
+def train(
+    net_name: str, epochs: int, batch_size: int, sink_size: int, device_number: int, image_size: int,
+    test_images: int | None,
+) -> dict:  # fmt: skip
     sp.init()
     sp.set_seed(1)
     sp.set_auto_parallel_context(
         device_num=sp.get_group_size(), parallel_mode=sp.ParallelMode.DATA_PARALLEL, gradients_mean=True
     )
-    ds_train = create_dataset("train", batch_size)
+    ds_train = create_dataset("train", batch_size, image_size)
     step_size = sink_size if sink_size > 0 else len(ds_train)
     net = make_net(net_name)
+    init_weight(net)
     loss = sp.nn.CrossEntropySmooth(sparse=True, reduction="mean", smooth_factor=0.1, num_classes=NUM_CLASSES)
     loss_scale = FixedLossScaleManager(1024, drop_overflow_update=False)
-    lr = sp.Tensor(get_lr(0.0, 0.0, lr_max=0.05, warmup_steps=step_size // 2, total_steps=epochs * step_size))
+    lr_max = 0.05 * batch_size * sp.get_group_size() / 64
+    lr = sp.Tensor(get_lr(0.0, 0.0, lr_max, warmup_steps=step_size // 2, total_steps=epochs * step_size))
     opt = sp.optim.Momentum(init_group_params(net), lr, 0.9, loss_scale=1024)
     model = sp.Model(
         net, loss_fn=loss, optimizer=opt, loss_scale_manager=loss_scale, amp_level="O2", boost_level="O2",
@@ -129,7 +155,7 @@ def train(net_name: str, epochs: int, batch_size: int, sink_size: int, device_nu
     history = model.train(
         epochs, ds_train, callbacks=cb, sink_size=sink_size, dataset_sink_mode=True, progress=False
     )
-    accuracy = model.eval(create_dataset("test", 16))["accuracy"]
+    accuracy = model.eval(create_dataset("test", 16, image_size, test_images))["accuracy"]
     apart = sp.parallel.max_difference_between_ranks(net)
     sp.reset_auto_parallel_context()
     return {"losses": history.history["loss"], "accuracy": accuracy, "apart": apart}
@@ -138,10 +164,12 @@ def train(net_name: str, epochs: int, batch_size: int, sink_size: int, device_nu
 # %%
 def main(
     net: str = "resnet18", devices: int = 4, device_number: int = 2, epochs: int = 2, batch_size: int = 16,
-    sink_size: int = -1,
+    sink_size: int = -1, image_size: int = 8, test_images: int | None = None,
 ) -> None:  # fmt: skip
     with sp.Cluster(devices, device="ascend910") as cluster:
-        results = cluster.run(train, net, epochs, batch_size, sink_size, device_number)
+        results = cluster.run(
+            train, net, epochs, batch_size, sink_size, device_number, image_size, test_images
+        )
     first = results[0]
     print(
         f"mean loss of each epoch   {', '.join(f'{x:.3f}' for x in first['losses'])}   (ln 10: {math.log(10):.3f})"
@@ -149,7 +177,9 @@ def main(
     print(f"test accuracy             {first['accuracy']:.1%}")
     print(f"parameters of the devices differ by {first['apart']:g}")
     assert first["apart"] == 0
-    assert first["losses"][-1] < first["losses"][0]
+    assert all(map(math.isfinite, first["losses"]))
+    if sink_size < 0 or sink_size >= 8:  # fewer steps need not lower it
+        assert first["losses"][-1] < first["losses"][0]
 
 
 if __name__ == "__main__":
@@ -161,6 +191,8 @@ if __name__ == "__main__":
         ("epochs", 2),
         ("batch-size", 16),
         ("sink-size", -1),
+        ("image-size", 8),
+        ("test-images", None),
     ):
         parser.add_argument(f"--{option}", type=int, default=default)
     main(**vars(parser.parse_args()))
