@@ -299,14 +299,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(runs))
     watched = train("adasum", max(options.workers), 0, setup, watch=True)
     rows = costs()
-    print("\nall_reduce of float32 on 4 ranks, this machine; bytes that a rank sends as published:")
+    print(
+        "\nall_reduce of float32 on 4 ranks, this machine; bytes that a rank sends by halving and doubling:"
+    )
     for row in rows:
         print(
             f"{row['size_bytes'] / (1 << 20):>4.0f} MiB: sum {row['sum_s'] * 1e3:.2f} ms, Adasum "
             f"{row['adasum_s'] * 1e3:.2f} ms ({row['ratio']:.2f} x); {row['sum_bytes']:.0f} and "
             f"{row['adasum_bytes']:.0f} bytes"
         )
-    accuracies = {how: [(n, [run.accuracy for run in runs[n, how]]) for n in options.workers] for how in HOWS}
+    labels = ("mean", "sum", "Adasum, layer by layer", "Adasum of the whole model")
+    accuracies = {
+        label: [(n, [run.accuracy for run in runs[n, how]]) for n in options.workers]
+        for label, how in zip(labels, HOWS, strict=True)
+    }
     figures: dict[str, Any] = {
         "accuracy": view.plot_accuracies(accuracies),
         "orthogonality": view.plot_orthogonality(watched.ratios, workers=max(options.workers)),

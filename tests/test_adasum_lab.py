@@ -117,6 +117,9 @@ def test_pictures():
     figure = view.plot_vectors({"one": lab.vectors((1, 0), (1, 1)), "two": lab.vectors((0, 0), (1, 1))})
     assert [ax.get_title() for ax in figure.axes] == ["one", "two"]
     assert lab.vectors((1, 0), (1, 1))["Adasum"].tolist() == [1.25, 0.75]
+    row = {"size_bytes": 4, "sum_s": 1.0, "adasum_s": 2.0, "ratio": 2.0, "sum_bytes": 6, "adasum_bytes": 78}
+    figure = view.plot_costs([row])
+    assert [[text.get_text() for text in ax.texts] for ax in figure.axes] == [["2.0 x"], ["+ 72 B"]]
     for draw in (view.plot_accuracies, view.plot_vectors, view.plot_costs):
         with pytest.raises(InputError):
             draw({})

@@ -25,7 +25,7 @@ def plot_accuracies(accuracies: Mapping[str, Sequence[tuple[int, Sequence[float]
     """Draw test accuracy over the number of workers: a curve for each way, its mean, and a dot for each seed.
 
     Args:
-        accuracies: way -> (workers, accuracies of the seeds).
+        accuracies: way -> (workers, accuracies of the seeds). Ways stand side by side, for some are nearly equal.
 
     Raises:
         InputError: nothing to draw.
@@ -38,16 +38,18 @@ def plot_accuracies(accuracies: Mapping[str, Sequence[tuple[int, Sequence[float]
     _, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
     counts = sorted({count for points in accuracies.values() for count, _ in points})
     for (way, points), (color, mark) in zip(accuracies.items(), _WAYS, strict=False):
-        xs, means = zip(*((count, float(np.mean(values))) for count, values in points), strict=True)
+        aside = 1.05 ** (list(accuracies).index(way) - (len(accuracies) - 1) / 2)
+        xs, means = zip(*((count * aside, float(np.mean(values))) for count, values in points), strict=True)
         ax.plot(xs, means, label=way, color=color, marker=mark, markersize=7, linewidth=2.2)
-        for count, values in points:
-            ax.plot([count] * len(values), values, mark, color=color, markersize=3.5, alpha=0.6)
+        for x, (_, values) in zip(xs, points, strict=True):
+            ax.plot([x] * len(values), values, mark, color=color, markersize=3.5, alpha=0.6)
     ax.set_xscale("log", base=2)
     ax.set_xticks(counts, [str(count) for count in counts])
     ax.xaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set_xlabel("workers", fontsize=12)
     ax.set_ylabel("test accuracy", fontsize=12)
+    ax.set_title("at the learning rate of a single worker; small marks: each seed", fontsize=12)
     _clean(ax)
     ax.legend(frameon=False, fontsize=11, loc="lower left")
     return ax
@@ -86,6 +88,7 @@ def plot_orthogonality(ratios: Mapping[str, Sequence[float]], workers: int, smoo
             text, (1.0, level), xycoords=("axes fraction", "data"), xytext=(-4, 3), textcoords="offset points",
             ha="right", fontsize=10, color="0.35",
         )  # fmt: skip
+    ax.set_title(f"how orthogonal the gradients of {workers} workers are, layer by layer", fontsize=12)
     ax.set_ylim(0, 1.08)
     ax.set_xlabel("training step", fontsize=12)
     ax.set_ylabel(r"$\|T(g_1 \ldots g_n)\|^2 \;/\; \sum\|g_i\|^2$", fontsize=12)
@@ -145,6 +148,8 @@ def plot_vectors(cases: Mapping[str, Mapping[str, Any]]) -> Figure:
 def plot_costs(rows: Sequence[Mapping[str, float]]) -> Figure:
     """Draw time and bytes of Adasum beside those of a sum, over the size of the vector, all axes logarithmic.
 
+    The bytes are nearly the same: what Adasum sends besides is written at its points.
+
     Args:
         rows: "size_bytes", "sum_s", "adasum_s", "ratio", "sum_bytes", "adasum_bytes".
 
@@ -160,7 +165,10 @@ def plot_costs(rows: Sequence[Mapping[str, float]]) -> Figure:
         raise InputError("plot_costs: no rows.")
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     sizes = [row["size_bytes"] for row in rows]
-    for ax, unit, title in ((left, "s", "time per call"), (right, "bytes", "sent by a rank, as published")):
+    for ax, unit, title in (
+        (left, "s", "time per call"),
+        (right, "bytes", "sent by each rank, halving and doubling"),
+    ):
         for op, label, (color, mark), width in (
             ("sum", "sum", _WAYS[1], 5.0),
             ("adasum", "Adasum", _WAYS[2], 2.0),
@@ -178,14 +186,21 @@ def plot_costs(rows: Sequence[Mapping[str, float]]) -> Figure:
         ax.set_xlabel("size of the vector", fontsize=11)
         _clean(ax)
     for row in rows:
-        left.annotate(
-            f"{row['ratio']:.1f} x", (row["size_bytes"], row["adasum_s"]), xytext=(0, 9),
-            textcoords="offset points", ha="center", fontsize=11,
-        )  # fmt: skip
-    left.margins(y=0.2)
+        more = row["adasum_bytes"] - row["sum_bytes"]
+        for ax, text, height in (
+            (left, f"{row['ratio']:.1f} x", "adasum_s"),
+            (right, f"+ {more:g} B", "adasum_bytes"),
+        ):
+            ax.annotate(
+                text, (row["size_bytes"], row[height]), xytext=(0, 9), textcoords="offset points", ha="center",
+                fontsize=11,
+            )  # fmt: skip
+    for ax in (left, right):
+        ax.margins(x=0.1, y=0.2)
     left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     left.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: format_seconds(seconds)))
-    right.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size / (1 << 20):g} MiB"))
+    sent = [row["sum_bytes"] for row in rows]
+    right.set_yticks(sent, [f"{size / (1 << 20):g} MiB" for size in sent])
     left.legend(frameon=False, fontsize=11, loc="upper left")
     return figure
 
