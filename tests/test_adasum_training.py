@@ -138,6 +138,7 @@ def test_a_parameter_that_one_rank_uses_keeps_its_whole_gradient(inline):
 
 # --- deltas --------------------------------------------------------------------------------------------
 
+SHAPES = [(3, 4), (5,), (1,), ()]
 OPTIMIZERS = {
     "sgd": lambda params: sp.optim.SGD(params, lr=LR),
     "momentum": lambda params: sp.optim.Momentum(params, LR, 0.9),
@@ -201,6 +202,30 @@ def by_gradients(steps: int) -> Any:
         loss_of(model, sp.get_rank(), step).backward()
         optimizer.step()
     return weights(model)
+
+
+def of_arrays(seed: int, lr: float, exponent: int) -> Any:
+    """This rank's (weights before, gradients, weights after a step of SGD whose deltas were summed)."""
+    shared, own = np.random.default_rng(seed), np.random.default_rng([seed, sp.get_rank()])
+    params = [sp.Tensor(shared.normal(size=shape), requires_grad=True) for shape in SHAPES]
+    before = [param.numpy().copy() for param in params]
+    grads = [np.asarray(own.normal(size=shape) * 2.0**exponent) for shape in SHAPES]
+    AdasumOptimizer(sp.optim.SGD(params, lr=lr))(grads)
+    return before, grads, [param.numpy().copy() for param in params]
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_p25_for_sgd_a_step_of_deltas_is_that_of_adasum_of_the_gradients(inline, count):
+    def check(case: Any) -> None:
+        seed, lr, exponent = case
+        results = inline.run(count, of_arrays, seed, lr, exponent)
+        total = sp.adasum([grads for _, grads, _ in results])
+        for before, _, after in results:
+            for w, t, found in zip(before, total, after, strict=True):
+                size = np.linalg.norm(w) + lr * np.linalg.norm(t)
+                assert np.linalg.norm(found - (w - lr * t)) <= 1e-14 * size
+
+    inline.check(st.tuples(st.integers(0, 2**20), st.floats(1e-3, 1.0), st.integers(-6, 6)), check, parts=4)
 
 
 def test_p25_for_sgd_deltas_give_what_gradients_give_and_for_others_not(world):

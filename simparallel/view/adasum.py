@@ -192,7 +192,7 @@ def plot_costs(rows: Sequence[Mapping[str, float]]) -> Figure:
             (right, f"+ {more:g} B", "adasum_bytes"),
         ):
             ax.annotate(
-                text, (row["size_bytes"], row[height]), xytext=(0, 9), textcoords="offset points", ha="center",
+                text, (row["size_bytes"], row[height]), xytext=(-6, 5), textcoords="offset points", ha="right",
                 fontsize=11,
             )  # fmt: skip
     for ax in (left, right):
