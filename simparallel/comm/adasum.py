@@ -160,6 +160,7 @@ class SliceTree:
         self._blocks = list(_blocks(parts))
         longest = min(CACHED, max((stop - start for _, start, stop in parts), default=0))
         self._scratch, self._room = np.empty(longest * min(4, len(rows))), np.empty(longest)
+        self._held: tuple[tuple[int, int, int], np.ndarray] | None = None  # what is in the scratch
         self._joins: list[list[_Join]] = []  # of each four, of each layer
 
     @QUIET
@@ -216,17 +217,21 @@ class SliceTree:
                 continue
             is_last = len(fours) == 1
             target = out if is_last else np.empty(out.size)
-            for layer, piece in reversed(self._blocks):  # the last ones may still be in the cache
+            for layer, piece in reversed(
+                self._blocks
+            ):  # the last one is loaded, some may still be in the cache
                 target[piece] = self._joined(four, joins[layer], piece)
                 if is_last and copy is not None:
                     copy[piece] = target[piece]
             joined.append(target)
-        self.rows = joined
+        self.rows, self._held = joined, None
 
     def _joined(self, four: list[np.ndarray], join: _Join, piece: slice) -> np.ndarray:
         room = self._room[: piece.stop - piece.start]
         if not join.is_vague:
-            return np.dot(join.factors, self._load(four, piece)[0], out=room)
+            strips = self._load(four, piece)
+            np.matmul(join.factors[None], strips, out=room.reshape(len(strips), 1, -1))
+            return room
         first, second = self._halves(four, join, piece)
         first *= join.halves[0]
         second *= join.halves[1]
@@ -234,20 +239,28 @@ class SliceTree:
 
     def _halves(self, four: list[np.ndarray], join: _Join, piece: slice) -> tuple[np.ndarray, np.ndarray]:
         """A(a, b) and A(c, d) on a block."""
-        rows = self._load(four, piece)[0]
-        rows *= join.first_factors[:, None]
-        # Not by `dot`, which rounds once for a product and a sum: g and -g have to give exactly 0.
-        return rows[0] + rows[1], rows[2] + rows[3] if len(rows) == 4 else rows[2]
+        strips, self._held = self._load(four, piece), None
+        strips *= join.first_factors[:, None]
+        # Not by `matmul`, which rounds once for a product and a sum: g and -g have to give exactly 0.
+        first, second = strips[:, 0] + strips[:, 1], strips[:, 2]
+        return first.reshape(-1), (second + strips[:, 3] if len(four) == 4 else second).reshape(-1)
 
     def _fours(self) -> list[list[np.ndarray]]:
         return [self.rows[i : i + 4] for i in range(0, len(self.rows), 4)]
 
     def _load(self, rows: list[np.ndarray], piece: slice, width: int = 0) -> np.ndarray:
-        """A block of some rows as float64, in strips that are so wide, or one: (strips, rows, elements)."""
-        size = piece.stop - piece.start
+        """A block of some rows as float64: (strips, rows, elements).
+
+        Args:
+            width: of a strip; 0 for one that is the whole block, or the strips that are loaded.
+        """
+        key, size = (id(rows[0]), piece.start, piece.stop), piece.stop - piece.start
+        if self._held is not None and self._held[0] == key and not width:
+            return self._held[1]
         strips = self._scratch[: size * len(rows)].reshape(-1, len(rows), min(width or size, size))
         for i, row in enumerate(rows):
             strips[:, i] = row[piece].reshape(len(strips), -1)
+        self._held = key, strips
         return strips
 
 
