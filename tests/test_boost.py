@@ -443,6 +443,23 @@ def test_dim_reduce_from_checkpoints_or_a_file(inline, tmp_path, count):
     assert mean_loss(end) < mean_loss(start)
 
 
+def test_directions_of_what_less_bn_left(tmp_path):
+    """The optimizer has parameters of norms that are gone; no checkpoint has them."""
+    block, settings = sp.models.resnet.BasicBlock, {"n_components": 2, "weight_load_dir": str(tmp_path)}
+    boost = Boost("O1", {"boost": manual(less_bn=True, dim_reduce=True), "dim_reduce": settings})
+    network = sp.models.resnet.ResNet(block, (1,), 3, "cifar", in_channels=1)
+    optimizer = sp.optim.SGD(network.parameters(), lr=LR)
+    boost.change(network, optimizer)
+    for number in range(4):
+        sp.save_checkpoint(network, tmp_path / f"{number}.safetensors")
+        for param in network.parameters():
+            param.data += np.random.default_rng(number).normal(size=param.shape).astype(np.float32) / 100
+    before = weights(network)
+    step = boost.make_step(network, sp.functions.cross_entropy, optimizer, None, False)
+    step((np.random.default_rng(9).normal(size=(4, 1, 4, 4)).astype(np.float32), np.arange(4) % 3))
+    assert any((now != was).any() for now, was in zip(weights(network), before, strict=True))
+
+
 def test_directions_that_do_not_fit(tmp_path):
     model = mlp()
     optimizer = sp.optim.SGD(model.parameters(), lr=LR)
