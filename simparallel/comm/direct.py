@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Measured with two ranks on two cores; with more ranks than cores pieces do not pay, each of their waits is a turn.
 PAIR_BYTES = 1 << 20  # up to this, two ranks both reduce everything
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 2 << 20
 MAX_VIEWS = 64
 TRY_EVERY = 128  # calls
 MOST_AT_ONCE_BYTES = 64 << 20  # more is shown in pieces only, which takes less memory
@@ -151,9 +151,9 @@ class _LargeAllReduce:
             yield group.end_phase()
             order()
         for i, start in enumerate(range(0, flat.size, step)):
-            own = flat[start : start + step]
+            own, turn = flat[start : start + step], self._turn(i, flat.size)
             offsets = tuple(
-                at + start * own.itemsize if way or not start else staging.nth(at, ring, place_bytes, i)
+                at + start * own.itemsize if way or not start else staging.nth(at, ring, place_bytes, turn)
                 for way, at, ring in zip(ways, first, rings, strict=True)
             )
             sources, results, parts = self._views(group, offsets, own)
@@ -163,7 +163,7 @@ class _LargeAllReduce:
             if not call.zero_copy:
                 mine[...] = result
                 if start + step < flat.size and call.shown == IN_PIECES:
-                    following = staging.nth(first[me], rings[me], place_bytes, i + 1)
+                    following = staging.nth(first[me], rings[me], place_bytes, self._turn(i + 1, flat.size))
                     group.show_to_others(flat[start + step : start + 2 * step], following)
                     staging.take(following, place_bytes)
             yield group.end_phase()
@@ -176,6 +176,14 @@ class _LargeAllReduce:
         if self._choice and ways.count(ways[0]) == group.size and not call.zero_copy:
             self._choice.took(perf_counter_ns() - start_ns, call.shown == ALL_COPIED)
         return x
+
+    def _turn(self, number: int, size: int) -> int:
+        """Which place a piece takes: two by turns, and a shorter last one another.
+
+        When a piece is shown, peers may still read the results of the one before the last. Those lie where equal
+        pieces show nothing, and are written when everybody has the results in between.
+        """
+        return number & 1 if (number + 1) * self.step <= size else 2
 
     def _views(self, group: Group, offsets: tuple[int, ...], own: np.ndarray) -> _Views:
         """What members show of this rank's part, their results, and the parts; kept, as places come again."""

@@ -25,7 +25,7 @@ from simparallel.comm.segment import LINE, Arena, Segment
 
 # Measured with 2, 4 and 8 ranks on two cores that share a cache of 32 MiB: more ranks than cores gain little from a
 # ring, and nothing from one that leaves less of that cache to their data.
-PAIR_RING_BYTES, RING_BYTES = 4 << 20, 512 << 10
+PAIR_RING_BYTES, RING_BYTES = 8 << 20, 1 << 20
 SMALLEST_PLACE_BYTES = 16 << 10
 MAX_PLACES = 64  # views of a place are kept for when it comes again
 
@@ -76,7 +76,8 @@ class Staging:
         if self._ring_at < 0:
             self._ring_at = self._arena.allocate(self.ring_bytes)
         start = (self._end + place_bytes - 1) & -place_bytes
-        if start >= min(self.ring_bytes, MAX_PLACES * place_bytes):
+        # Small ones take half of the ring, which is large for those that are shown in pieces.
+        if start >= min(max(self.ring_bytes // 2, 4 * place_bytes), MAX_PLACES * place_bytes):
             start = 0 if self._start >= place_bytes else start % self.ring_bytes
         self._start, self._end = start, start + place_bytes
         return self._ring_at + start
@@ -87,16 +88,16 @@ class Staging:
         return self._ring_at
 
     def nth(self, first: int, ring_at: int, place_bytes: int, number: int) -> int:
-        """Where a member goes on, `number` places after the one that `next` gave it: four places by turns.
+        """Where a member goes on after the place that `next` gave it: one of four.
 
         Args:
             first: that one.
             ring_at: where the ring of that member begins.
             place_bytes: of each of them.
-            number: how many places later.
+            number: which, 0 for the first.
         """
-        turns_at = (first - ring_at) // (4 * place_bytes) * 4 * place_bytes + ring_at
-        return turns_at + (first - turns_at + number * place_bytes) % (4 * place_bytes)
+        four_at = ring_at + (first - ring_at) // (4 * place_bytes) * (4 * place_bytes)
+        return four_at + (first - four_at + number * place_bytes) % (4 * place_bytes)
 
     def take(self, offset: int, place_bytes: int) -> None:
         """This rank has gone on to this place."""
