@@ -13,7 +13,7 @@ import simparallel as sp
 from simparallel.errors import LayoutError
 from simparallel.layout import Layout, from_strategy
 from simparallel.parallel import distribute_tensor
-from simparallel.parallel.sharded import carry
+from simparallel.parallel.sharded import carry, sharder
 from simparallel.plan import plan_redistribution
 from simparallel.plan.boxes import box_of, meet, size_of
 from simparallel.sharding import placement
@@ -185,3 +185,17 @@ def test_the_same_between_processes():
     layouts = layouts_over((2, 2))
     pairs = list(product(layouts, layouts))[::7]
     assert sp.launch(run_all, ((2, 2), pairs), world_size=4)
+
+
+def test_a_mesh_of_many_axes_has_all_its_groups():
+    """One for each position on the other axes: 80 of them for the axes and the pairs of axes of 16 ranks."""
+    mesh = Layout((2, 2, 2, 2), ("a", "b", "c", "d")).mesh
+
+    def device():
+        groups = sharder().groups
+        mine = [groups.mine(mesh.groups(axes)) for n in (1, 2) for axes in permutations("abcd", n)]
+        return [(group.ranks, sp.all_reduce(np.ones(1), group=group)[0]) for group in mine]
+
+    for rank, found in enumerate(sp.launch(device, world_size=16, transport="inline")):
+        wanted = [mesh.group(axes, rank) for n in (1, 2) for axes in permutations("abcd", n)]
+        assert found == [(ranks, len(ranks)) for ranks in wanted]

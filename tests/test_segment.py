@@ -16,7 +16,6 @@ from simparallel.comm.segment import (
     HEADER_WORDS,
     LETTER_WORDS,
     LINE,
-    MAX_GROUPS,
     NOTE_WORDS,
     NUM_MARKS,
     RECORD_BYTES,
@@ -32,7 +31,8 @@ from simparallel.errors import SharedMemoryError
 from simparallel.testing.strategies import world_sizes
 
 ARENA_BYTES = 4 << 20
-HEAP_BYTES = ARENA_BYTES - MAX_GROUPS * 2 * SLOT_BYTES
+HEAP_AT = ControlMap(2).max_groups * 2 * SLOT_BYTES
+HEAP_BYTES = ARENA_BYTES - HEAP_AT
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_every_word_has_one_meaning(size):
     for rank in ranks:
         for name in ("exit_of", "state", "pid", "sleeping", "record_length", "wait_epoch"):
             take(getattr(control, name)(rank))
-        for group in range(MAX_GROUPS):
+        for group in range(control.max_groups):
             for which in range(NUM_MARKS):
                 take(control.mark(group, rank, which))
             for parity in (0, 1):
@@ -152,7 +152,7 @@ def test_allocations_never_overlap_and_merge_again(steps):
             continue
         offset = arena.allocate(size)
         assert offset % LINE == 0
-        assert offset >= MAX_GROUPS * 2 * SLOT_BYTES
+        assert offset >= segment.map.max_groups * 2 * SLOT_BYTES
         assert offset + size <= segment.arena_bytes
         assert all(offset + size <= start or start + length <= offset for start, length in live.items())
         live[offset] = size
@@ -167,7 +167,7 @@ def test_arrays_give_their_memory_back_with_their_last_view(segment):
     x = arena.empty((40, 50), np.dtype(np.float32))
     assert x.flags.c_contiguous
     assert x.flags.aligned
-    assert arena.offset_of(x) == MAX_GROUPS * 2 * SLOT_BYTES
+    assert arena.offset_of(x) == HEAP_AT
     assert arena.offset_of(x[3:]) == arena.offset_of(x) + 3 * 200
     assert arena.offset_of(x[:, 1:]) is None
     assert arena.offset_of(np.ones(3)) is None
@@ -175,9 +175,9 @@ def test_arrays_give_their_memory_back_with_their_last_view(segment):
     view = x[1:][2]
     del x
     assert len(arena._free) == 1
-    assert arena._free[0][0] > MAX_GROUPS * 2 * SLOT_BYTES
+    assert arena._free[0][0] > HEAP_AT
     del view
-    assert arena._free == [(MAX_GROUPS * 2 * SLOT_BYTES, HEAP_BYTES)]
+    assert arena._free == [(HEAP_AT, HEAP_BYTES)]
 
 
 def test_an_array_outlives_its_segment():
@@ -220,16 +220,17 @@ def test_garbage_collection_in_the_middle_of_an_allocation(segment):
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
-    assert arena._free == [(MAX_GROUPS * 2 * SLOT_BYTES, HEAP_BYTES)]
+    assert arena._free == [(HEAP_AT, HEAP_BYTES)]
 
 
 def test_the_smallest_arena_holds_the_slots_of_all_groups():
     segment = Segment(3, arena_bytes=1)
-    assert segment.arena_bytes >= MAX_GROUPS * 2 * SLOT_BYTES
+    num_groups = segment.map.max_groups
+    assert segment.arena_bytes >= num_groups * 2 * SLOT_BYTES
     for rank in range(3):
         arena = Arena(segment, rank)
-        offsets = [offset for group in range(MAX_GROUPS) for offset in arena.reserve_slots(group)]
-        assert offsets == list(range(0, MAX_GROUPS * 2 * SLOT_BYTES, SLOT_BYTES))
+        offsets = [offset for group in range(num_groups) for offset in arena.reserve_slots(group)]
+        assert offsets == list(range(0, num_groups * 2 * SLOT_BYTES, SLOT_BYTES))
         arena.allocate(1)
     segment.close_fd()
 

@@ -16,7 +16,6 @@ from simparallel.comm.contract import AbstractCommunicator
 from simparallel.comm.faulty import FaultyGroup
 from simparallel.comm.group import Group
 from simparallel.comm.p2p import Inbox, Outbox
-from simparallel.comm.segment import MAX_GROUPS
 from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.work import Lane, Work
 from simparallel.errors import CommError, DTypeError, InputError, ShapeError
@@ -215,8 +214,13 @@ class Communicator(AbstractCommunicator):
             )
         members = tuple(int(rank) for rank in members)  # NumPy integers have another repr
         number = len(self._groups)
-        if number == MAX_GROUPS:
-            raise CommError(f"new_group: a world has at most {MAX_GROUPS} groups; keep and reuse them.")
+        most = self.transport.segment.map.max_groups
+        if number == most:
+            raise CommError(
+                f"new_group: a world of {self.world_size} ranks has at most {most} groups, and all are taken. Keep the "
+                "groups that you make and use them again; sharded ops make one for each group of ranks that their "
+                "strategies and Layouts name, so fewer different device matrices need fewer. A new run begins with none."
+            )
         world, key = self.world, ("new_group", members)
         world.run(world.add_plan(key, h.encode("new_group", members=members), world.nothing()), None)
         group = self._group_type(self.transport, self.recorder, self._lanes, number, members)

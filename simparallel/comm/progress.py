@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simparallel.comm import header as h
-from simparallel.comm.segment import MAX_GROUPS, RING, Segment
+from simparallel.comm.segment import RING, Segment
 from simparallel.errors import CommError, DeadlockError
 
 
@@ -30,7 +30,7 @@ def last_calls(segment: Segment, rank: int) -> str:
     """The last collective of `rank` in each of its groups, in words."""
     found = [
         f"{group_name(slot)} {text}"
-        for slot in range(MAX_GROUPS)
+        for slot in range(segment.map.max_groups)
         for seq, text in [last_call(segment, rank, slot)]
         if seq
     ]

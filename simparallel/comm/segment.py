@@ -33,7 +33,6 @@ PAGE = 4096
 LINE = 64  # bytes in a cache line
 WORD = 8
 
-MAX_GROUPS = 64
 SLOT_BYTES = 16 * 1024  # payloads up to this size travel in a group's double-buffered slot
 HEADER_WORDS = 16  # what must be equal on all ranks
 NOTE_WORDS = 16  # what tells peers where things are
@@ -65,15 +64,22 @@ class ControlMap:
     taken      P x P x 8        messages from q taken by r     written by r
     letters    P x P x 16 x 32  headers of the messages        written by r (sender)
     waits      P x 4 (P + 2)    what rank r waits for          written by rank r
+
+    G is the number of groups that a world may have, itself included: it grows with the ranks, because a
+    device matrix of P ranks has up to P / 2 groups along each axis.
     """
 
     world_size: int
 
     @property
+    def max_groups(self) -> int:
+        return 64 + 4 * self.world_size
+
+    @property
     def _starts(self) -> tuple[int, ...]:
-        p = self.world_size
-        sizes = (8, 8 * p, 8 * p, round_up(p, 8), MAX_GROUPS * NUM_MARKS * p, MAX_GROUPS * 2 * p * HEADER_WORDS,
-                 MAX_GROUPS * 2 * p * NOTE_WORDS, p * p * 8, p * p * 8, p * p * RING * LETTER_WORDS,
+        p, g = self.world_size, self.max_groups
+        sizes = (8, 8 * p, 8 * p, round_up(p, 8), g * NUM_MARKS * p, g * 2 * p * HEADER_WORDS,
+                 g * 2 * p * NOTE_WORDS, p * p * 8, p * p * 8, p * p * RING * LETTER_WORDS,
                  4 * p * (p + 2))  # fmt: skip
         starts = [0]
         for size in sizes:
@@ -182,7 +188,8 @@ class Segment:
         self.address = self._bytes.__array_interface__["data"][0]
 
     def _create(self, arena_bytes: int) -> int:
-        wanted = max(round_up(arena_bytes or DEFAULT_ARENA_BYTES, PAGE), MAX_GROUPS * 2 * SLOT_BYTES + PAGE)
+        least = self.map.max_groups * 2 * SLOT_BYTES + PAGE
+        wanted = max(round_up(arena_bytes or DEFAULT_ARENA_BYTES, PAGE), least)
         at_once = self._arenas_at
         while True:
             total = self._arenas_at + self.world_size * wanted
@@ -197,7 +204,7 @@ class Segment:
                 if fd >= 0:
                     os.close(fd)
                 wanted //= 4
-                if arena_bytes or wanted < SMALLEST_ARENA_BYTES:
+                if arena_bytes or wanted < max(SMALLEST_ARENA_BYTES, least):
                     raise SharedMemoryError(
                         f"{self.world_size} ranks need {total} bytes of address space and {at_once} "
                         f"bytes of shared memory at once: {error}. Use fewer ranks, raise the limit "
@@ -283,7 +290,7 @@ class Arena:
     def __init__(self, segment: Segment, rank: int) -> None:
         self.segment = segment
         self.rank = rank
-        self._heap_at = MAX_GROUPS * 2 * SLOT_BYTES
+        self._heap_at = segment.map.max_groups * 2 * SLOT_BYTES
         self._free: list[tuple[int, int]] = [(self._heap_at, segment.arena_bytes - self._heap_at)]
         self._reserved_to = 0
         self._sizes: dict[int, int] = {}

@@ -44,7 +44,8 @@ def compile_moves(plan: Redistribution, rank: int, groups: Groups) -> list[Move]
     moves, layout = [], plan.source
     for step in plan.steps:
         have, need = box_of(layout, rank, plan.shape), box_of(step.layout, rank, plan.shape)
-        moves.append(_compile(step, rank, groups.mine(step.groups), have, need))
+        group = None if step.kind == "messages" else groups.mine(step.groups)
+        moves.append(_compile(step, rank, group, have, need))
         layout = step.layout
     return moves
 
@@ -52,7 +53,7 @@ def compile_moves(plan: Redistribution, rank: int, groups: Groups) -> list[Move]
 def _compile(step: Step, rank: int, group: Group | None, have: Box, need: Box) -> Move:
     if not size_of(need):
         return lambda x: get_namespace(x).empty(shape_of(need), x.dtype)
-    if step.kind == "slice" or group is None:
+    if step.kind == "slice" or (group is None and step.kind != "messages"):
         return partial(_slice, index=within(need, have))
     if step.kind == "all_reduce":
         return lambda x: collectives.all_reduce(x.copy(), "sum", group)
