@@ -159,7 +159,7 @@ class Placement:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether every rank holds the whole tensor, nothing cut and no sum left to do."""
+        """Whether every rank of the layout holds the whole tensor, nothing cut and no sum left to do."""
         return not self.layout.partial and all(cut == 1 for cut in self.layout.cuts)
 
     @cached_property

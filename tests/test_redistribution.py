@@ -15,7 +15,7 @@ from simparallel.layout import Layout, from_strategy
 from simparallel.parallel import distribute_tensor
 from simparallel.parallel.sharded import carry, sharder
 from simparallel.plan import plan_redistribution
-from simparallel.plan.boxes import box_of, meet, size_of
+from simparallel.plan.boxes import Moves, box_of, meet, size_of
 from simparallel.sharding import placement
 
 SHAPE = (8, 8)
@@ -52,6 +52,44 @@ def test_every_plan_receives_just_what_is_lacking(sizes):
         total += sum(expected) // 4
     if sizes == (2, 2, 2):
         assert (len(layouts), total) == (49, 195_648)  # the known lower bound over these pairs
+
+
+@pytest.mark.parametrize("sizes", [(2,), (2, 2), (3, 2), (2, 2, 2)])
+def test_what_one_rank_moves_is_its_part_of_the_list(sizes):
+    """Groups, counts and a rank's own moves come from arithmetic; here they are beside the list of all moves."""
+    layouts = layouts_over(sizes)
+    shape = (24, 24)
+    for source, target in list(product(layouts, layouts))[:: 1 if len(layouts) < 40 else 5]:
+        needs = {rank: box_of(target, rank, shape) for rank in target.mesh.ranks}
+        moves = Moves(source, needs, shape)
+        everything = moves.all()
+        linked = {rank: {rank} for rank in needs}
+        for giver, taker, _ in everything:
+            joined = linked[giver] | linked[taker]
+            for rank in joined:
+                linked[rank] = joined
+        groups = {tuple(sorted(ranks)) for ranks in linked.values() if len(ranks) > 1}
+        assert groups == set(moves.groups)
+        for rank in needs:
+            others = [move for move in everything if move.target == rank != move.source]
+            assert sorted(moves.of(rank)) == sorted(move for move in everything if rank in move[:2])
+            assert moves.num_sources(rank) == len(others)
+            assert moves.sizes(rank) == {size_of(move.box) for move in others}
+            assert moves.received[rank] == sum(size_of(move.box) for move in others)
+
+
+def test_a_plan_for_many_ranks_lists_no_pairs(monkeypatch):
+    """An all-to-all of 1024 ranks has a million moves; the plan, and one rank's part of it, need none of the others."""
+    asked = []
+    gets = Moves._gets
+    monkeypatch.setattr(Moves, "_gets", lambda self, rank: asked.append(rank) or gets(self, rank))
+    rows, columns = from_strategy((1024, 1), 1024), from_strategy((1, 1024), 1024)
+    plan = plan_redistribution(rows, columns, (1024, 2048))
+
+    assert str(plan.steps[0]).startswith("all_to_all dim 1, 0 over [0, 1, 2,")
+    assert plan.received_bytes(4) == (1023 * 2 * 4,) * 1024
+    assert len(plan.steps[0].exchange.of(7)) == 2 * 1024 - 1
+    assert asked == [7]
 
 
 def test_between_meshes_of_different_shape():
@@ -122,8 +160,10 @@ def test_sums_are_not_split_again():
     layout = Layout((2, 2), ("a", "b"))
     with pytest.raises(LayoutError, match="never split into addends"):
         plan_redistribution(layout("a"), layout("a").with_partial("b"), (4,))
-    with pytest.raises(LayoutError, match="different ranks"):
-        plan_redistribution(layout("a"), Layout((8,), ("a",))("a"), (8,))
+    with pytest.raises(LayoutError, match="never split into addends"):
+        plan_redistribution(
+            layout("a").with_partial("b"), Layout((8,), ("b",))("None").with_partial("b"), (8,)
+        )
     with pytest.raises(LayoutError, match="does not divide"):
         plan_redistribution(layout("a"), layout(("a", "b")), (6,))
 
@@ -199,3 +239,122 @@ def test_a_mesh_of_many_axes_has_all_its_groups():
     for rank, found in enumerate(sp.launch(device, world_size=16, transport="inline")):
         wanted = [mesh.group(axes, rank) for n in (1, 2) for axes in permutations("abcd", n)]
         assert found == [(ranks, len(ranks)) for ranks in wanted]
+
+
+# --- between other ranks ------------------------------------------------------------------------------------
+
+
+def placed_over(ranks):
+    """Layouts of a matrix over these ranks."""
+    size = len(ranks)
+    mesh = Layout((size,), ("a",), list(ranks))
+    return [mesh(*dims) for dims in (("None", "None"), ("a", "None"), ("None", "a"))]
+
+
+SUBSETS = [(0,), (2,), (0, 1), (3, 1), (2, 3), (0, 1, 2, 3), (3, 0, 2, 1)]
+
+
+def run_between_ranks(pairs, shape=SHAPE):
+    x = np.arange(prod(shape), dtype=np.float64).reshape(shape)
+    rank, kinds = sp.get_rank(), []
+    for source, target in pairs:
+        laid = distribute_tensor(x, source, requires_grad=True)
+        held = x[source.slices(rank, shape)] if rank in source.mesh.ranks else np.zeros(0)
+        assert laid.data.size == held.size
+        moved = laid.redistribute(target)
+        if rank in target.mesh.ranks:
+            np.testing.assert_array_equal(moved.data, x[target.slices(rank, shape)])
+        else:
+            assert moved.data.size == 0
+            with pytest.raises(LayoutError, match="holds (nothing|a slice)"):
+                moved.numpy()
+        whole = moved.full_tensor()
+        np.testing.assert_array_equal(whole.numpy(), x)
+        (whole * (x + 1)).sum().backward()
+        assert laid.grad.layout == source
+        np.testing.assert_array_equal(laid.grad.full_tensor().numpy(), x + 1)
+        kinds.append(str(plan_redistribution(source, target, shape)))
+    return kinds
+
+
+def test_some_ranks_give_it_to_others():
+    """Values, gradients and bytes between all pairs of layouts over some of four ranks."""
+    pairs = [(a, b) for s, t in product(SUBSETS, SUBSETS) for a in placed_over(s) for b in placed_over(t)]
+    for source, target in pairs:
+        plan = plan_redistribution(source, target, SHAPE)
+        expected = []
+        for rank in plan.ranks:
+            if rank not in target.mesh.ranks:
+                expected.append(0)
+            elif rank in source.mesh.ranks:
+                expected.append(lacking(source, target, rank))
+            else:
+                expected.append(size_of(box_of(target, rank, SHAPE)))
+        assert plan.received_bytes(1) == tuple(expected)
+        assert set(plan.ranks) == {*source.mesh.ranks, *target.mesh.ranks}
+
+    kinds = sp.launch(run_between_ranks, (pairs[::2],), world_size=4, transport="inline")
+    assert {"broadcast", "slice", "all_gather", "messages", "nothing"} <= set(kinds[0])
+
+
+def test_one_rank_gives_all_it_has_to_everybody():
+    one, all_of_them = Layout((1,), ("a",), [0]), Layout((4,), ("r",))
+    plan = plan_redistribution(one("None", "None"), all_of_them("None", "None"), SHAPE)
+
+    assert (str(plan.steps[0]), plan.received_bytes(8)) == ("broadcast over [0, 1, 2, 3]", (0, 512, 512, 512))
+    back = plan_redistribution(all_of_them("None", "None"), one("None", "None"), SHAPE)
+    assert (str(back), back.is_free) == ("slice", True)
+    scattered = plan_redistribution(one("None", "None"), all_of_them("r", "None"), SHAPE)
+    assert (str(scattered), scattered.received_bytes(8)) == ("messages", (0, 128, 128, 128))
+
+
+def test_a_sum_over_some_ranks_is_finished_among_them():
+    half, other = Layout((2,), ("a",), [1, 3]), Layout((2,), ("b",), [2, 0])
+
+    def device():
+        rank = sp.get_rank()
+        addend = np.full(SHAPE, 10.0**rank) if rank in (1, 3) else np.zeros((0, 0))
+        source = half("None", "None").with_partial("a")
+        y = carry(addend, placement(source, SHAPE), placement(other("b", "None"), SHAPE))
+        return y.tolist() == ([[1010.0] * 8] * 4 if rank in (0, 2) else [])
+
+    assert all(sp.launch(device, world_size=4, transport="inline"))
+
+
+def test_scalars_and_nothing_at_all():
+    one, two = Layout((1,), ("a",), [1]), Layout((2,), ("b",), [0, 2])
+
+    def device():
+        rank = sp.get_rank()
+        x = distribute_tensor(np.float64(7), one()).redistribute(two())
+        empty = distribute_tensor(np.zeros((0, 3)), one("None", "None")).redistribute(two("b", "None"))
+        held = float(x.data[()]) if rank in (0, 2) else x.data.size
+        return held, float(x.full_tensor().numpy()), empty.full_tensor().numpy().shape
+
+    assert list(sp.launch(device, world_size=3, transport="inline")) == [
+        (7.0, 7.0, (0, 3)), (0, 7.0, (0, 3)), (7.0, 7.0, (0, 3)),
+    ]  # fmt: skip
+
+
+def test_ops_say_that_they_need_every_rank():
+    some = Layout((2,), ("a",), [0, 1])
+
+    def device():
+        x = distribute_tensor(np.ones((4, 4)), some("a", "None"))
+        with pytest.raises(
+            LayoutError, match=r"input 0 lies over ranks \[0, 1\] only, but all 3 ranks run the op"
+        ):
+            x * 2.0
+        with pytest.raises(LayoutError, match="rank 9 is not in this run, whose ranks are 0 … 2"):
+            x.redistribute(Layout((1,), ("a",), [9])("None", "None"))
+        return float((x.full_tensor() * 2.0).sum())
+
+    assert list(sp.launch(device, world_size=3, transport="inline")) == [32.0] * 3
+
+
+@pytest.mark.process
+def test_between_ranks_in_processes():
+    pairs = [
+        (a, b) for s, t in product(SUBSETS, SUBSETS) for a in placed_over(s)[:2] for b in placed_over(t)[:2]
+    ]
+    assert sp.launch(run_between_ranks, (pairs[::5],), world_size=4)

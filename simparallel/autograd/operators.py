@@ -71,10 +71,15 @@ class TensorOperators:
         return _functions.abs(self)
 
     def redistribute(self, layout: Layout) -> Tensor:
-        """This sharded tensor, laid out otherwise; on the tape. Collective: yes, where anything moves.
+        """This sharded tensor, laid out otherwise; on the tape.
+
+        The layout may be one over other ranks of the run (`rank_list`), fewer or more: those that it leaves out hold
+        nothing. Such a tensor can be kept and redistributed again; ops take tensors that lie over all ranks.
+
+        Collective: yes, where anything moves; every rank of the run makes the call.
 
         Raises:
-            LayoutError: a plain tensor, or a layout that does not fit.
+            LayoutError: a plain tensor, a layout that does not fit, or ranks that are not in the run.
         """
         return _functions.redistribute(self, layout)
 

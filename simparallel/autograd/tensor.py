@@ -150,10 +150,18 @@ class Tensor(TensorOperators):
         self._wait()
         return self.data.item()
 
+    @property
+    def _is_whole(self) -> bool:
+        """Whether this rank holds all of the tensor; one that is not among its layout's ranks holds nothing."""
+        return self.placement is None or (self.placement.is_whole and self.data.shape == self.placement.shape)
+
     def _check_whole(self, what: str) -> None:
         """Refuse to hand out a slice as if it were the tensor."""
-        if self.placement is not None and not self.placement.is_whole:
-            held = "an addend" if self.placement.layout.partial else "a slice"
+        if not self._is_whole:
+            assert self.placement is not None
+            held = (
+                "an addend" if self.placement.layout.partial else "a slice" if self.data.size else "nothing"
+            )
             raise LayoutError(
                 f"{what}: this rank holds {held} of this tensor of shape {self.shape}, laid out as {self.layout!r}. "
                 "Use full_tensor() (every rank calls it) for the whole, .data for what is here."
@@ -196,8 +204,7 @@ class Tensor(TensorOperators):
         return Tensor._slice(self.data.copy(), self.placement, None, self._device)
 
     def __str__(self) -> str:
-        whole = self.placement is None or self.placement.is_whole
-        return str(to_host(self.data)) if whole else repr(self)
+        return str(to_host(self.data)) if self._is_whole else repr(self)
 
     def __repr__(self) -> str:
         text = np.array2string(to_host(self.data), separator=", ", threshold=20, edgeitems=2)

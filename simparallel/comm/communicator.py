@@ -217,9 +217,9 @@ class Communicator(AbstractCommunicator):
         most = self.transport.segment.map.max_groups
         if number == most:
             raise CommError(
-                f"new_group: a world of {self.world_size} ranks has at most {most} groups, and all are taken. Keep the "
-                "groups that you make and use them again; sharded ops make one for each group of ranks that their "
-                "strategies and Layouts name, so fewer different device matrices need fewer. A new run begins with none."
+                f"new_group: a world of {self.world_size} ranks has at most {most} groups, and all are taken. Keep "
+                "the groups that you make and use them again; sharded ops make one for each group of ranks that their "
+                "strategies and Layouts name, so fewer device matrices need fewer. A new run begins with none."
             )
         world, key = self.world, ("new_group", members)
         world.run(world.add_plan(key, h.encode("new_group", members=members), world.nothing()), None)

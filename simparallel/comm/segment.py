@@ -64,9 +64,7 @@ class ControlMap:
     taken      P x P x 8        messages from q taken by r     written by r
     letters    P x P x 16 x 32  headers of the messages        written by r (sender)
     waits      P x 4 (P + 2)    what rank r waits for          written by rank r
-
-    G is the number of groups that a world may have, itself included: it grows with the ranks, because a
-    device matrix of P ranks has up to P / 2 groups along each axis.
+    G is `max_groups`, the world included; a device matrix of P ranks has up to P / 2 groups along each axis.
     """
 
     world_size: int
@@ -78,9 +76,8 @@ class ControlMap:
     @property
     def _starts(self) -> tuple[int, ...]:
         p, g = self.world_size, self.max_groups
-        sizes = (8, 8 * p, 8 * p, round_up(p, 8), g * NUM_MARKS * p, g * 2 * p * HEADER_WORDS,
-                 g * 2 * p * NOTE_WORDS, p * p * 8, p * p * 8, p * p * RING * LETTER_WORDS,
-                 4 * p * (p + 2))  # fmt: skip
+        sizes = (8, 8 * p, 8 * p, round_up(p, 8), g * NUM_MARKS * p, g * 2 * p * HEADER_WORDS, g * 2 * p * NOTE_WORDS,
+                 p * p * 8, p * p * 8, p * p * RING * LETTER_WORDS, 4 * p * (p + 2))  # fmt: skip
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + size)

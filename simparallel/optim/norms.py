@@ -48,7 +48,10 @@ def _over_slices(values: list[float], tensors: list[Tensor], op: str = "sum") ->
     communicator = current()
     if op == "sum":
         parts = [1 if t.placement is None else math.prod(t.placement.layout.cuts) for t in tensors]
-        values = [v * part / communicator.world_size for v, part in zip(values, parts, strict=True)]
+        sizes = [
+            communicator.world_size if t.placement is None else t.placement.layout.mesh.size for t in tensors
+        ]
+        values = [v * part / size for v, part, size in zip(values, parts, sizes, strict=True)]
     return communicator.all_reduce(np.array(values), op).tolist()
 
 

@@ -115,6 +115,7 @@ class Call:
 def decide(op: Op, inputs: Sequence[Any], device_num: int) -> Sharding:
     """The cuts of the op's dims: by its strategy, by how its inputs lie, or the default."""
     shapes = tuple(x.shape for x in inputs)
+    _check_everywhere(op, inputs, device_num)
     rule = op.rule_for(*shapes)
     try:
         if op.in_strategy is not None:
@@ -182,6 +183,25 @@ def slice_plan(whole: Plan, sharding: Sharding) -> Plan:
 @lru_cache(maxsize=4096)
 def uncut(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
     return Layout(mesh.shape, mesh.axis_names, list(mesh.ranks))(*["None"] * len(shape))
+
+
+def check_ranks(layout: Layout, world_size: int) -> None:
+    """Raises LayoutError for ranks that are not in the run."""
+    strangers = [rank for rank in layout.mesh.ranks if rank >= world_size]
+    if strangers:
+        raise LayoutError(
+            f"{layout!r}: rank {strangers[0]} is not in this run, whose ranks are 0 … {world_size - 1}."
+        )
+
+
+def _check_everywhere(op: Op, inputs: Sequence[Any], device_num: int) -> None:
+    """Raises LayoutError for an input that lies over some of the ranks only: all of them run the op."""
+    for i, x in enumerate(inputs):
+        if x.layout is not None and x.layout.mesh.size != device_num:
+            raise LayoutError(
+                f"{op.described}: input {i} lies over ranks {list(x.layout.mesh.ranks)} only, but all {device_num} "
+                "ranks run the op. Bring it there first: x.redistribute(layout over all ranks), or full_tensor()."
+            )
 
 
 def check_mixing(op: Op, inputs: Sequence[Any]) -> None:

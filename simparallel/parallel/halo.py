@@ -85,7 +85,7 @@ def compile_halo(cut: WindowCut, rank: int) -> HaloMoves:
     """The rank's part of the exchange."""
     halo = cut.halo
     have, need = box_of(halo.layout, rank, halo.shape), halo.needs[rank]
-    own, others = meet(have, need), [move for move in halo.moves if move.source != move.target]
+    own, others = meet(have, need), [move for move in halo.moves.of(rank) if move.source != move.target]
     gets = {move.source: within(move.box, need) for move in others if move.target == rank}
     gives = {move.target: within(move.box, have) for move in others if move.source == rank}
     own_in_need, own_in_have = within(own, need), within(own, have)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from simparallel import collectives
 from simparallel.backend import Array, get_namespace
 from simparallel.comm import Communicator, Group
+from simparallel.layout import Layout
 from simparallel.plan import Redistribution, Step
 from simparallel.plan.boxes import Box, box_of, shape_of, size_of, within
 
@@ -43,36 +45,69 @@ def compile_moves(plan: Redistribution, rank: int, groups: Groups) -> list[Move]
     """What the rank does, one function of its slice for each step. Collective: yes (groups are made)."""
     moves, layout = [], plan.source
     for step in plan.steps:
-        have, need = box_of(layout, rank, plan.shape), box_of(step.layout, rank, plan.shape)
         group = None if step.kind == "messages" else groups.mine(step.groups)
-        moves.append(_compile(step, rank, group, have, need))
+        have, need = held(layout, rank, plan.shape), held(step.layout, rank, plan.shape)
+        moves.append(_compile(step, rank, group, have, need, len(plan.shape)))
         layout = step.layout
     return moves
 
 
-def _compile(step: Step, rank: int, group: Group | None, have: Box, need: Box) -> Move:
-    if not size_of(need):
+def held(layout: Layout, rank: int, shape: tuple[int, ...]) -> Box | None:
+    """What the rank holds; None if it is none of the layout's ranks, which hold nothing."""
+    return box_of(layout, rank, shape) if rank in layout.mesh.ranks else None
+
+
+def nothing(x: Array, ndim: int) -> Array:
+    """What a rank has of a tensor that others hold."""
+    return get_namespace(x).zeros((0,) * max(ndim, 1), x.dtype)  # not even a scalar
+
+
+def _compile(
+    step: Step, rank: int, group: Group | None, have: Box | None, need: Box | None, ndim: int
+) -> Move:  # fmt: skip
+    if need is not None and not size_of(need):
         return lambda x: get_namespace(x).empty(shape_of(need), x.dtype)
-    if step.kind == "slice" or (group is None and step.kind != "messages"):
-        return partial(_slice, index=within(need, have))
-    if step.kind == "all_reduce":
-        return lambda x: collectives.all_reduce(x.copy(), "sum", group)
-    if step.kind == "reduce_scatter":
+    if step.exchange is None:
+        if group is None:  # the sum is among others
+            return lambda x: x
+        if step.kind == "all_reduce":
+            return lambda x: collectives.all_reduce(x.copy(), "sum", group)
         return lambda x: collectives.reduce_scatter(x, step.dims[0], "sum", group)
+    if not any(step.received) or (group is None and step.kind != "messages"):
+        if need is None:
+            return partial(nothing, ndim=ndim)
+        assert have is not None
+        return partial(_slice, index=within(need, have))
+    if step.kind == "broadcast" and group is not None:
+        return partial(_broadcast, shape=shape_of(have or need or ()), keeps=need is not None, group=group)
+    assert group is not None or step.kind == "messages"
     if step.kind == "all_gather" and step.dims:
         return lambda x: collectives.all_gather(x, step.dims[0], group)
     if step.kind == "all_to_all" and step.dims:
         return lambda x: collectives.all_to_all(x, step.dims[0], step.dims[1], group)
-    mine = [move for move in step.moves if rank in (move.source, move.target)]
-    gets = {move.source: within(move.box, need) for move in mine if move.target == rank}
-    own = next((within(move.box, have) for move in mine if move.source == move.target), None)
-    gives = {move.target: within(move.box, have) for move in mine if move.source == rank != move.target}
-    exchange = {"all_gather": _gathered, "all_to_all": _exchanged, "messages": _sent}[step.kind]
+    mine = step.exchange.of(rank)
+    gets = {move.source: within(move.box, need) for move in mine if need is not None and move.target == rank}
+    own = next(
+        (within(move.box, have) for move in mine if have is not None and move.source == move.target), None
+    )
+    gives = {
+        move.target: within(move.box, have)
+        for move in mine
+        if have is not None and move.source == rank != move.target
+    }
+    exchange: Any = {"all_gather": _gathered, "all_to_all": _exchanged, "messages": _sent}[step.kind]
     count = next((size_of(move.box) for move in mine if move.source != move.target), 0)
     return partial(
-        _assemble, shape=shape_of(need), rank=rank, own=own, gets=gets,
+        _assemble, shape=(0,) * max(ndim, 1) if need is None else shape_of(need), rank=rank, own=own, gets=gets,
         exchange=partial(exchange, group=group, rank=rank, gives=gives, count=count),
     )  # fmt: skip
+
+
+def _broadcast(x: Array, shape: tuple[int, ...], keeps: bool, group: Group) -> Array:
+    """The first of the group has it."""
+    y = x.copy() if group.rank == 0 else get_namespace(x).empty(shape, x.dtype)
+    y = collectives.broadcast(y, group.ranks[0], group)
+    return y if keeps else nothing(y, len(shape))
 
 
 def _slice(x: Array, index: tuple[slice, ...]) -> Array:

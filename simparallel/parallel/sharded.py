@@ -28,9 +28,11 @@ from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.comm import Communicator, Group, current
 from simparallel.events import Recorder, current_recorder
+from simparallel.layout import Layout
 from simparallel.memory import ACTIVATIONS, PARAMETERS
+from simparallel.mesh import Mesh
 from simparallel.nn.deferred import is_deferred, materialize
-from simparallel.parallel.call import Call, check_mixing, mode, uncut
+from simparallel.parallel.call import Call, check_mixing, check_ranks, mode, uncut
 from simparallel.parallel.halo import compile_halo
 from simparallel.parallel.mover import Groups, Move, compile_moves
 from simparallel.plan import Redistribution, plan_redistribution
@@ -50,6 +52,8 @@ class Sharder:
         """The way from one placement to another. Collective: yes, the first time."""
         found = self._ways.get((source, target))
         if found is None:
+            for layout in (source.layout, target.layout):
+                check_ranks(layout, self.world_size)
             plan = plan_redistribution(source.layout, target.layout, source.shape)
             found = self._ways[source, target] = Way(plan, compile_moves(plan, self.rank, self.groups))
         return found
@@ -60,9 +64,8 @@ class Way:
 
     def __init__(self, plan: Redistribution, moves: list[Move]) -> None:
         self._moves = moves
-        self._is_shown = any(
-            step.moves for step in plan.steps
-        )  # finishing a sum is a collective, and no more
+        # Finishing a sum is a collective, and no more.
+        self._is_shown = any(step.exchange is not None for step in plan.steps)
 
     def __call__(self, x: Array, phase: str) -> Array:
         recorder = current_recorder()
@@ -318,12 +321,19 @@ def shard_parameter(x: Tensor, target: Placement) -> Tensor:
     return x
 
 
+def whole_place(layout: Layout, shape: tuple[int, ...]) -> Placement:
+    """Where a tensor of this shape lies if every rank of the run holds it whole; on the mesh of `layout` if it can."""
+    world_size = sharder().world_size
+    mesh = layout.mesh if layout.mesh.size == world_size else Mesh((world_size,), ("rank",))
+    return placement(uncut(mesh, shape), shape)
+
+
 def _redistribute(op: Redistribute, x: Tensor) -> Tensor | None:
     if x.placement is None:
         return None
     if op.layout is not None:
         return move_tensor(x, placement(op.layout, x.shape))
-    y = move_tensor(x, x.placement.uncut)
+    y = move_tensor(x, whole_place(x.placement.layout, x.shape))
     on_tape = grad_mode.enabled and y.requires_grad
     node = Node(_Plain(), _Needs(), (y,)) if on_tape else None  # type: ignore[arg-type]
     return Tensor._result(y.data, node)

@@ -12,8 +12,7 @@ from simparallel.comm import current
 from simparallel.errors import LayoutError, StrategyError
 from simparallel.layout import Layout, from_strategy
 from simparallel.nn import Module
-from simparallel.parallel.call import uncut
-from simparallel.parallel.sharded import carry, move_tensor, shard_parameter
+from simparallel.parallel.sharded import carry, move_tensor, shard_parameter, whole_place
 from simparallel.sharding import placement
 
 
@@ -22,11 +21,11 @@ def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None)
 
     Args:
         x: array or plain Tensor, the same on every rank.
-        layout: a called Layout over all ranks of the run.
+        layout: a called Layout; ranks of the run that it leaves out hold nothing.
         requires_grad: collect a gradient for it; None takes that of x.
 
     Raises:
-        LayoutError: the layout does not fit, has other ranks, or x is sharded already.
+        LayoutError: the layout does not fit, has ranks that are not in the run, or x is sharded already.
 
     Collective: no.
 
@@ -43,9 +42,7 @@ def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None)
             f"distribute_tensor: {layout!r} is an unfinished sum; a whole value is not split into addends."
         )
     target = placement(layout, whole.shape)
-    y = Tensor._slice(
-        carry(whole.data, placement(uncut(layout.mesh, whole.shape), whole.shape), target).copy(), target
-    )
+    y = Tensor._slice(carry(whole.data, whole_place(layout, whole.shape), target).copy(), target)
     return y.requires_grad_(whole.requires_grad if requires_grad is None else requires_grad)
 
 

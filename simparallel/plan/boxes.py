@@ -4,11 +4,19 @@ A layout cuts a tensor into a grid of equal boxes; each rank holds one, and rank
 one are replicas. Going from one layout to another, a rank needs one box; what of it lies outside of
 the box it holds comes, box by box of the old grid, from one replica each. So it receives every
 element it lacks exactly once, and nothing else: no plan can move less.
+
+Of several replicas a rank asks the one that has its own number among its replicas, so that
+neighbours ask different ones. The ranks thus fall into lines, one for each number, that exchange only
+among themselves, each the whole tensor; and who moves what is arithmetic: all that is asked about one
+rank, or about how many elements everybody gets, is worked out without a list of all moves, of
+which an all-to-all of 1024 ranks has a million.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -17,6 +25,7 @@ from simparallel.layout import Layout
 from simparallel.mesh import Group
 
 Box = tuple[tuple[int, int], ...]  # (start, stop) of every dim
+Chunk = tuple[int, ...]  # number of a box in the grid of a layout, along every dim
 
 
 class Transfer(NamedTuple):
@@ -51,60 +60,141 @@ def within(box: Box, whole: Box) -> tuple[slice, ...]:
     return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(box, whole, strict=True))
 
 
-def transfers(source: Layout, needs: Mapping[int, Box], shape: tuple[int, ...]) -> list[Transfer]:
-    """Who gives what to whom, own parts included, in the order of receiving and then sending ranks.
-
-    Of several replicas a rank asks the one that has its own number among its replicas, so that
-    neighbours ask different ones, and all ranks work out the same answer.
+class Moves:
+    """Who gives what to whom so that each rank has the box that it needs.
 
     Args:
         source: how the tensor lies.
-        needs: for each rank the box it needs; boxes may overlap.
+        needs: for each rank that needs something its box; boxes may overlap. A rank that holds nothing,
+            because `source` has other ranks, may need something, too.
         shape: of the tensor.
     """
-    cut = source.local_shape(shape)
-    holders: dict[Box, list[int]] = {}
-    for rank in source.mesh.ranks:
-        holders.setdefault(box_of(source, rank, shape), []).append(rank)
-    found = []
-    for rank, need in needs.items():
-        have = box_of(source, rank, shape)
-        number = holders[have].index(rank)
-        ranges = [
-            range(start // size, -(-stop // size)) if start < stop else range(0)
-            for (start, stop), size in zip(need, cut, strict=True)
-        ]
-        for chunk in product(*ranges):
-            box = tuple((i * size, (i + 1) * size) for i, size in zip(chunk, cut, strict=True))
-            owners = holders[box]
-            owner = rank if box == have else owners[number % len(owners)]
-            found.append(Transfer(owner, rank, meet(need, box)))
-    return found
 
+    def __init__(self, source: Layout, needs: Mapping[int, Box], shape: tuple[int, ...]) -> None:
+        self.source, self.needs, self.shape = source, needs, shape
+        self.cut = source.local_shape(shape)
+        self._holders: dict[Chunk, list[int]] = {}
+        self._number: dict[int, int] = {}  # of a rank among its replicas: its line
+        self._chunk: dict[int, Chunk] = {}
+        for rank in source.mesh.ranks:
+            chunk = tuple(source.chunk(rank, dim) for dim in range(len(shape)))
+            holders = self._holders.setdefault(chunk, [])
+            self._chunk[rank], self._number[rank] = chunk, len(holders)
+            holders.append(rank)
+        lines = len(source.mesh.ranks) // max(len(self._holders), 1)
+        for i, rank in enumerate(rank for rank in needs if rank not in self._number):
+            self._number[rank] = i % lines
 
-def received(moves: Iterable[Transfer], ranks: Iterable[int]) -> tuple[int, ...]:
-    """Number of elements that each of the ranks receives from others."""
-    counts = dict.fromkeys(ranks, 0)
-    for move in moves:
-        if move.source != move.target:
-            counts[move.target] += size_of(move.box)
-    return tuple(counts.values())
+    def have(self, rank: int) -> Box | None:
+        """What the rank holds; None if it is none of the layout's."""
+        chunk = self._chunk.get(rank)
+        return None if chunk is None else self._box(chunk)
 
+    def of(self, rank: int) -> list[Transfer]:
+        """What the rank gets, its own part included, then what it gives, in the order of the ranks that need it."""
+        mine = self._chunk.get(rank)
+        given = []
+        if mine is not None:
+            box, number = self._box(mine), self._number[rank]
+            for other, need in self.needs.items():
+                if other != rank and self._number[other] == number and size_of(part := meet(need, box)):
+                    given.append(Transfer(rank, other, part))
+        return [*self._gets(rank), *given]
 
-def partners(moves: Sequence[Transfer]) -> tuple[Group, ...]:
-    """Ranks that give each other something, directly or through others."""
-    leader: dict[int, int] = {}
+    def all(self) -> list[Transfer]:
+        """Every move, in the order of receiving ranks; as many as pairs of ranks, at worst."""
+        return [move for rank in self.needs for move in self._gets(rank)]
 
-    def find(rank: int) -> int:
-        while leader.setdefault(rank, rank) != rank:
-            rank = leader[rank]
-        return rank
+    @cached_property
+    def received(self) -> dict[int, int]:
+        """For each rank that needs something, the number of elements that it receives from others."""
+        counts = {}
+        for rank, need in self.needs.items():
+            have = self.have(rank)
+            counts[rank] = size_of(need) - (size_of(meet(need, have)) if have else 0)
+        return counts
 
-    for move in moves:
-        if move.source != move.target:
-            a, b = find(move.source), find(move.target)
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Ranks that give each other something, directly or through others; () if nobody does."""
+        leader: dict[int, int] = {}
+
+        def find(rank: int) -> int:
+            while leader.setdefault(rank, rank) != rank:
+                leader[rank] = rank = leader[leader[rank]]
+            return rank
+
+        def join(a: int, b: int) -> None:
+            a, b = find(a), find(b)
             leader[max(a, b)] = min(a, b)
-    members: dict[int, list[int]] = {}
-    for rank in sorted(leader):
-        members.setdefault(find(rank), []).append(rank)
-    return tuple(tuple(group) for group in members.values())
+
+        seen = set()
+        for rank, need in self.needs.items():
+            spans, number = self._spans(need), self._number[rank]
+            if not self.num_sources(rank):
+                continue
+            first = self._holders[tuple(span[0] for span in spans)][number]
+            join(rank, first)
+            if (number, spans) not in seen:  # whoever needs the same chunks joins the same ranks
+                seen.add((number, spans))
+                for chunk in product(*spans):
+                    join(self._holders[chunk][number], first)
+        members: dict[int, list[int]] = {}
+        for rank in sorted(leader):
+            members.setdefault(find(rank), []).append(rank)
+        return tuple(tuple(group) for group in members.values())
+
+    def num_sources(self, rank: int) -> int:
+        """From how many other ranks it gets something; 0 if it needs nothing."""
+        need = self.needs.get(rank)
+        return 0 if need is None else sum(self._counts(rank, need).values())
+
+    def sizes(self, rank: int) -> set[int]:
+        """Numbers of elements of what it gets from others."""
+        need = self.needs.get(rank)
+        return set() if need is None else {size for size, count in self._counts(rank, need).items() if count}
+
+    def _counts(self, rank: int, need: Box) -> Counter[int]:
+        """Size of a part -> how many of that size it gets from others."""
+        counts = Counter({1: 1})
+        for (start, stop), size, span in zip(need, self.cut, self._spans(need), strict=True):
+            lengths = Counter(min(stop, (i + 1) * size) - max(start, i * size) for i in _ends(span))
+            if len(span) > 2:
+                lengths[size] += len(span) - 2  # those between the ends are needed whole
+            counts = _products(counts, lengths)
+        have = self.have(rank)
+        if have is not None and size_of(own := meet(need, have)):
+            counts[size_of(own)] -= 1
+        return counts
+
+    def _gets(self, rank: int) -> list[Transfer]:
+        need = self.needs.get(rank)
+        if need is None:
+            return []
+        number = self._number[rank]
+        return [
+            Transfer(self._holders[chunk][number], rank, meet(need, self._box(chunk)))
+            for chunk in product(*self._spans(need))
+        ]
+
+    def _spans(self, need: Box) -> tuple[range, ...]:
+        """For each dim the chunks that the box reaches over."""
+        return tuple(
+            range(start // size, -(-stop // size)) if start < stop else range(0)
+            for (start, stop), size in zip(need, self.cut, strict=True)
+        )
+
+    def _box(self, chunk: Chunk) -> Box:
+        return tuple((i * size, (i + 1) * size) for i, size in zip(chunk, self.cut, strict=True))
+
+
+def _ends(span: range) -> tuple[int, ...]:
+    return tuple(span) if len(span) < 3 else (span[0], span[-1])
+
+
+def _products(a: Counter[int], b: Counter[int]) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for x, m in a.items():
+        for y, n in b.items():
+            found[x * y] += m * n
+    return found

@@ -4,7 +4,7 @@ An op that looks through sliding windows, cut along a dim that they slide over, 
 of its neighbours: the halo. Each row comes once, from the rank that holds it. In backward the
 same boxes go the other way, and whoever gave a row adds up what comes back for it.
 
-Among replicas everybody asks the one that has its own number (`boxes.transfers`). So the ranks fall
+Among replicas everybody asks the one that has its own number (`boxes.Moves`). So the ranks fall
 into lines that exchange only among themselves, each the whole tensor, and what comes back in
 one line is one whole gradient.
 """
@@ -12,14 +12,12 @@ one line is one whole gradient.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from simparallel.layout import Layout
 from simparallel.mesh import Group
-from simparallel.plan.boxes import Box, Transfer, partners, received, transfers
+from simparallel.plan.boxes import Box, Moves, size_of
 
 
-@dataclass(frozen=True)
 class Halo:
     """The exchange for a tensor of global `shape` that lies as `layout`.
 
@@ -28,26 +26,28 @@ class Halo:
         moves: who gives what to whom in forward, own parts included.
     """
 
-    layout: Layout
-    shape: tuple[int, ...]
-    needs: Mapping[int, Box]
-    moves: tuple[Transfer, ...]
+    def __init__(self, layout: Layout, needs: Mapping[int, Box], shape: tuple[int, ...]) -> None:
+        self.layout, self.needs, self.shape = layout, needs, shape
+        self.moves = Moves(layout, needs, shape)
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """Ranks that give each other something, directly or through others; () if nobody does."""
-        return partners(self.moves)
+        return self.moves.groups
 
     def received_bytes(self, itemsize: int) -> tuple[int, ...]:
         """Bytes that each rank receives in forward, in the order of the mesh."""
-        return tuple(count * itemsize for count in received(self.moves, self.layout.mesh.ranks))
+        return tuple(self.moves.received[rank] * itemsize for rank in self.layout.mesh.ranks)
 
     def returned_bytes(self, itemsize: int) -> tuple[int, ...]:
         """Bytes that each rank receives in backward: as many as it gave."""
-        back = [Transfer(move.target, move.source, move.box) for move in self.moves]
-        return tuple(count * itemsize for count in received(back, self.layout.mesh.ranks))
+        counts = dict.fromkeys(self.layout.mesh.ranks, 0)
+        for move in self.moves.all():
+            if move.source != move.target:
+                counts[move.source] += size_of(move.box)
+        return tuple(count * itemsize for count in counts.values())
 
 
 def plan_halo(layout: Layout, needs: Mapping[int, Box], shape: tuple[int, ...]) -> Halo:
     """Who gives what to whom so that each rank has the box it needs: every missing element once."""
-    return Halo(layout, shape, needs, tuple(transfers(layout, needs, shape)))
+    return Halo(layout, needs, shape)
