@@ -188,6 +188,36 @@ def test_value_and_grad_passes_aux_on():
     assert (loss.item(), more, dx.item()) == (4.0, "more", 4.0)
 
 
+def test_value_and_grad_of_several_results_is_that_of_their_sum():
+    """As MindSpore has it where has_aux is left out: a cotangent of ones for every result, said once."""
+    x, w = leaf(2.0, 3.0), leaf(5.0, 7.0)
+    grad_fn = value_and_grad(lambda: ((x * x).sum(), x * w, w, Tensor([1]), x.detach()), [x, w])
+
+    with pytest.warns(UserWarning, match=r"5 Tensors, of shapes \(\), \(2,\), .*write has_aux=True"):
+        (loss, _, same, count, _), (dx, dw) = grad_fn()
+    assert (loss.item(), count.item(), same is w) == (13.0, 1, True)
+    assert (dx.numpy().tolist(), dw.numpy().tolist()) == ([4.0 + 5.0, 6.0 + 7.0], [2.0 + 1.0, 3.0 + 1.0])
+    assert [g.numpy().tolist() for g in grad_fn()[1]] == [[9.0, 13.0], [3.0, 4.0]]  # no second warning
+
+    (loss, twice), (dx,) = value_and_grad(lambda: [(x * x).sum(), x.sum()], [x], has_aux=True)()
+    assert dx.numpy().tolist() == [4.0, 6.0]
+    (alone,), (dx,) = value_and_grad(lambda: ((x * x).sum(),), [x])()
+    assert dx.numpy().tolist() == [4.0, 6.0]
+
+
+def test_several_results_have_to_be_tensors_and_to_depend_on_something():
+    x = leaf(2.0)
+    with pytest.raises(AutogradError, match="returned tuple, .*has_aux=True"):
+        value_and_grad(lambda: ((x * x).sum(), "more"), [x])()
+    with (
+        pytest.warns(UserWarning, match="has_aux=True"),
+        pytest.raises(AutogradError, match="does not depend"),
+    ):
+        value_and_grad(lambda: (Tensor(1.0), Tensor(2.0)), [x])()
+    with pytest.warns(UserWarning, match="has_aux=True"), pytest.raises(NonFiniteLossError):
+        value_and_grad(lambda: (x * 1.0, (x * np.inf).sum()), [x])()
+
+
 def test_value_and_grad_takes_both_spellings():
     x, y = leaf(2.0), leaf(3.0)
 

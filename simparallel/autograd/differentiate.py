@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from simparallel.autograd.tape import run_backward
+from simparallel.autograd.tape import Node, Reversible, run_backward
 from simparallel.autograd.tensor import Tensor, as_tensor, seed_of
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import AutogradError, InputError
@@ -23,11 +24,13 @@ def value_and_grad(
     with the parameters in second place, `value_and_grad(fn, params, has_aux=True)`.
 
     Args:
-        fn: returns a scalar Tensor, or a tuple whose first entry is one when `has_aux`.
+        fn: returns a scalar Tensor; or a tuple, whose first entry is one when `has_aux`. A tuple of Tensors
+            without `has_aux` is differentiated as MindSpore does it: the gradient is that of the sum of all
+            elements of all of them. This is seldom what is meant, so the first call warns.
         grad_position: which positional arguments to differentiate by: a number, a tuple of numbers,
             or None for none of them. Or the parameters: a Tensor or several.
         weights: leaves with `requires_grad`, a Tensor or several. Those that `fn` does not use get zeros.
-        has_aux: `fn` returns further values beside the loss; they are passed on.
+        has_aux: `fn` returns further values beside the loss; they are passed on and have no part in the gradient.
         params: another name of `weights`.
 
     Returns:
@@ -64,10 +67,19 @@ def value_and_grad(
             f"{WHO}: nothing to differentiate by: give the numbers of arguments, or parameters as weights."
         )
 
+    has_warned = False
+
     def value_and_gradients(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        nonlocal has_warned
         inputs = _fresh_leaves(args, positions)
         value = fn(*(inputs.get(i, arg) for i, arg in enumerate(args)), **kwargs)
-        loss = value[0] if has_aux and isinstance(value, (tuple, list)) and value else value
+        several = isinstance(value, (tuple, list)) and len(value) > 0
+        loss = value[0] if several and has_aux else value
+        if several and not has_aux and all(isinstance(entry, Tensor) for entry in value):
+            if len(value) > 1 and not has_warned:
+                has_warned = True
+                warnings.warn(_of_all(fn, value), stacklevel=2)
+            loss = _together(value)
         if not isinstance(loss, Tensor):
             raise AutogradError(
                 f"{WHO}: fn returned {type(loss).__name__}, not a Tensor"
@@ -78,7 +90,7 @@ def value_and_grad(
         def keep(leaf: Tensor, gradient: Array) -> None:
             found[id(leaf)] = gradient
 
-        run_backward(loss, seed_of(loss, None, True), keep)
+        run_backward(loss, seed_of(loss, None, not several or has_aux), keep)
         xp = get_namespace(loss.data)
 
         def gradient_of(leaf: Tensor) -> Tensor:
@@ -95,6 +107,39 @@ def value_and_grad(
         return value, (of_arguments, by_weights) if given else of_arguments
 
     return value_and_gradients
+
+
+class _Together(Reversible):
+    """On the tape: several results of a function, each with the cotangent 1 for every element."""
+
+    def __init__(self, outputs: Sequence[Tensor]) -> None:
+        self.needs = tuple(output.requires_grad for output in outputs)
+        self._outputs = tuple(outputs)
+
+    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
+        return [get_namespace(y.data).ones_like(y.data) if y.requires_grad else None for y in self._outputs]
+
+    def __repr__(self) -> str:
+        return f"{WHO} of {len(self._outputs)} results"
+
+
+def _together(outputs: Sequence[Tensor]) -> Tensor:
+    """A Tensor whose gradients are those of the sum of all elements of all outputs; they are not added up."""
+    for output in outputs:
+        if output.requires_grad and not output.shape:
+            seed_of(output, None, True)  # refuses a loss that is not finite
+    first, all_of_them = outputs[0].data, _Together(outputs)
+    node = Node(all_of_them, all_of_them, tuple(outputs)) if any(all_of_them.needs) else None  # type: ignore[arg-type]
+    return Tensor._result(get_namespace(first).zeros((), "float32"), node)
+
+
+def _of_all(fn: Any, value: Sequence[Any]) -> str:
+    shapes = ", ".join(str(entry.shape) for entry in value)
+    return (
+        f"{WHO}: {getattr(fn, '__name__', 'fn')} returns {len(value)} Tensors, of shapes {shapes}, and has_aux is "
+        "False: the gradient is that of the sum of all their elements, as in MindSpore. If only the first one is the "
+        "loss, write has_aux=True."
+    )
 
 
 def _is_position(value: Any) -> bool:
