@@ -336,6 +336,29 @@ def test_what_a_network_explains_is_what_it_sends():
     assert all(summed == sizes[3:] for _, summed in results)
 
 
+@pytest.mark.parametrize("cuts", [(1, 1, 2, 1), (1, 1, 4, 1), (1, 1, 2, 2), (2, 2, 1, 1), (1, 2, 1, 2)])
+@pytest.mark.parametrize("size", [(4, 6), (8, 2), (12, 10)])
+def test_adaptive_windows_stay_inside_of_slices(cuts, size):
+    """12 x 10 pixels: the windows overlap where the sizes do not divide, but not where both are cut. No exchange."""
+    x, dy = integers(2, 2, 12, 10), integers(2, 2, *size)
+    whole = Tensor(x, requires_grad=True)
+    expected = ops.AdaptiveAvgPool2d(size)(whole)
+    expected.backward(dy)
+
+    def device():
+        op = ops.AdaptiveAvgPool2d(size).shard((cuts,))
+        assert not op.plan(x.shape, device_num=4).forward
+        leaf = distribute_tensor(x, Layout((4,), ("a",))(*["None"] * 4), requires_grad=True)
+        y = op(leaf)
+        assert y.layout.cuts == cuts
+        y.full_tensor().backward(dy)
+        return y.full_tensor().numpy(), leaf.grad.full_tensor().numpy()
+
+    for found, gradient in sp.launch(device, world_size=4, transport="inline"):
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(gradient, whole.grad.numpy(), rtol=1e-12, atol=1e-12)
+
+
 CONV, IMAGE, KERNEL = ops.Conv2d(1, 1), (1, 1, 8, 8), (1, 1, 3, 3)
 
 
@@ -346,7 +369,8 @@ CONV, IMAGE, KERNEL = ops.Conv2d(1, 1), (1, 1, 8, 8), (1, 1, 3, 3)
         (ops.Conv2d(2), [IMAGE, KERNEL], ((1, 1, 2, 1), (1,) * 4), "'h' has size 3 in the output, which its cut 2"),
         (ops.MaxPool2d(3, 1), [IMAGE], ((1, 1, 1, 4),), "'w' has size 6 in the output, which its cut 4"),
         (CONV, [IMAGE, (1, 1, 4, 4)], ((1, 1, 1, 1), (1, 1, 2, 1)), "'kh'. may not be cut"),
-        (ops.AdaptiveAvgPool2d(2), [IMAGE], ((1, 1, 2, 1),), "may not be cut"),
+        (ops.AdaptiveAvgPool2d(3), [IMAGE], ((1, 1, 2, 1),), "'h' has size 3 in the output, which its cut 2"),
+        (ops.AdaptiveAvgPool2d((3, 1)), [IMAGE], ((1, 1, 2, 2),), "'h' has size 3 in the output, which its cut 2"),
     ],
 )  # fmt: skip
 def test_what_does_not_divide_is_refused(op, shapes, strategy, text):

@@ -143,6 +143,10 @@ class AdaptiveAvgPool2d(Op):
     x: (N, C, H, W)   y: (N, C, P, Q). A mean over rows and columns is two small matrix products,
     with a matrix of one row for a window.
 
+    Rows may be cut as often as divides both H and P: window i P / cut then begins at row i H / cut, as slice i
+    does, so no window reaches out of its slice, and the formula is the same on it. A mean over all rows
+    (P = 1) may be cut as often as divides H, and is added up. Columns likewise.
+
     Args:
         output_size: (P, Q), or one integer for both; 1 is the global average.
     """
@@ -158,15 +162,26 @@ class AdaptiveAvgPool2d(Op):
             raise ShapeError(f"the mean over no pixels is not defined, got shape {shape}")
         if self.output_size == (1, 1):
             return self.rule
-        return f"n c {{h}} {{w}} -> n c {self.output_size[0]} {self.output_size[1]}"
+        (p, q), dims = self.output_size, (("[h]", "<h>"), ("[w]", "<w>"))
+        (h, w) = (whole if out == 1 else window for out, (whole, window) in zip((p, q), dims, strict=True))
+        return f"n c {h} {w} -> n c {1 if p == 1 else f'{h}={p}'} {1 if q == 1 else f'{w}={q}'}"
+
+    @property
+    def _means(self) -> str:
+        """The dims of which all pixels are averaged."""
+        return " ".join(dim for dim, out in zip("hw", self.output_size, strict=True) if out == 1)
 
     def infer(self, x: Spec) -> Spec:
         return Spec(super().infer(x).shape, _mean_dtype(x.dtype))
 
     def _weights(self, ctx: Context, dtype: np.dtype) -> list[Array]:
-        """(P, H) and (Q, W): row p holds 1 / size over window p, and 0 elsewhere."""
+        """(P, H) and (Q, W) of the slice: row p holds 1 / size over window p, and 0 elsewhere."""
         matrices = []
-        for out, size in zip(self.output_size, ctx.plan.inputs[0].shape[2:], strict=True):
+        outs, sizes = ctx.plan.output.shape[2:], ctx.plan.inputs[0].shape[2:]
+        for dim, out, size in zip("hw", outs, sizes, strict=True):
+            if dim in self._means:
+                matrices.append(ctx.xp.full((1, size), 1 / ctx.size(dim), dtype))
+                continue
             window, pixel = ctx.xp.arange(out)[:, None], ctx.xp.arange(size)
             is_in = (pixel >= window * size // out) & (pixel < -(-(window + 1) * size // out))
             matrices.append((is_in / is_in.sum(axis=1, keepdims=True)).astype(dtype))
@@ -180,6 +195,8 @@ class AdaptiveAvgPool2d(Op):
         else:
             rows, columns = self._weights(ctx, x.dtype)
             y = xp.einsum("nchw,ph,qw->ncpq", x, rows, columns, optimize=True)
+            if self._means:
+                y = ctx.sum_over(self._means, y)
         return y.astype(dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:

@@ -59,8 +59,8 @@ def _pool(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
 @calls_of("AdaptiveAvgPool2d")
 @st.composite
 def _adaptive_pool(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
-    num, channels, height, width = (draw(st.integers(least, 5)) for least in (0, 1, 1, 1))
-    output_size = draw(st.sampled_from((1, 2, (1, 3), (7, 2))))
+    num, channels, height, width = (draw(st.integers(least, 6)) for least in (0, 1, 1, 1))
+    output_size = draw(st.sampled_from((1, 2, (1, 3), (7, 2), (4, 1))))
     x = draw(arrays((num, channels, height, width), dtype, values=INTEGERS if exact else FLOATS))
     return cast(Any, Op.registry[name])(output_size), [x]
 
