@@ -26,8 +26,11 @@ class Layout:
 
     Args:
         device_matrix: size of each axis; rank to coordinate is row-major, last axis fastest.
-        alias_name: one name per axis. An axis named "interleaved_parallel" must come last; it is
-            virtual: it needs no devices, but splits each device's slice into that many pieces.
+        alias_name: one name per axis. An axis named "interleaved_parallel" must come last; it is virtual:
+            it needs no devices, but splits each device's slice into that many pieces. MindSpore sends these
+            through the network one behind the other, so that the communication of one overlaps the computation
+            of the next. The numbers are those of the slice, and that is what is computed here: in one go,
+            with nothing overlapped. `pieces` and `table` say where the pieces lie.
         rank_list: the rank at each row-major position; 0 … n-1 by default.
 
     Attributes:
@@ -214,12 +217,24 @@ class Layout:
         return self.mesh.groups([axis for axis in self.mesh.axis_names if axis not in used])
 
     def table(self, shape: tuple[int, ...], name: str = "x") -> str:
-        """Text: a line for each rank, with its device coordinates and its slice of `shape`."""
-        rows = [("rank", f"({', '.join(self.mesh.axis_names)})", "slice")]
+        """Text: a line for each rank, with its device coordinates and its slice of `shape`.
+
+        Where a dim is interleaved, the pieces of the slice one after the other.
+        """
+        is_interleaved = any(INTERLEAVED in axes for axes in self.axes_by_dim)
+        rows = [
+            (
+                "rank",
+                f"({', '.join(self.mesh.axis_names)})",
+                "interleaved pieces" if is_interleaved else "slice",
+            )
+        ]
         for rank in self.rank_list:
-            parts = ", ".join(f"{part.start}:{part.stop}" for part in self.slices(rank, shape))
+            pieces = [", ".join(f"{p.start}:{p.stop}" for p in piece) for piece in self.pieces(rank, shape)]
             coordinate = f"({', '.join(map(str, self.mesh.coordinate(rank)))})"
-            rows.append((str(rank), coordinate, f"{name}[{parts}]" if shape else name))
+            rows.append(
+                (str(rank), coordinate, " | ".join(f"{name}[{p}]" for p in pieces) if shape else name)
+            )
         widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:2]]
         return "\n".join(f"{r:>{widths[0]}}  {c:<{widths[1]}}  {part}" for r, c, part in rows)
 

@@ -125,6 +125,19 @@ def test_table_of_one_matrix():
     assert Layout((1,), ("dp",))().table((), "loss").splitlines()[1] == "   0  (0)   loss"
 
 
+def test_table_shows_interleaved_pieces():
+    layout = Layout((2, 2), ("dp", "interleaved_parallel"))
+    assert layout(("dp", "interleaved_parallel"), "None").table((8, 3)) == (
+        "rank  (dp)  interleaved pieces\n"
+        "   0  (0)   x[0:2, 0:3] | x[2:4, 0:3]\n"
+        "   1  (1)   x[4:6, 0:3] | x[6:8, 0:3]"
+    )  # fmt: skip
+    assert layout("dp", "None").table((8, 3)).splitlines()[::2] == [
+        "rank  (dp)  slice",
+        "   1  (1)   x[4:8, 0:3]",
+    ]
+
+
 def test_row_blocks_of_three_axes():
     """A reduce-scatter over dp and sp has to order its groups as these row blocks lie."""
     output = CUBE(("mp", "sp", "dp"), "None")
