@@ -43,12 +43,13 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
 
     bench = commands.add_parser("bench", help="measure beside peers, in one interleaved run")
-    bench.add_argument("what", choices=("step", "ddp", "collectives", "adasum", "shard"), nargs="?",
+    bench.add_argument("what", choices=("step", "ddp", "collectives", "adasum", "shard", "redistribution"), nargs="?",
                        help="step: a training step of each model, beside PyTorch; "
                             "ddp: a data-parallel one on several ranks, beside torch DDP; "
                             "collectives: each of them, beside gloo, Open MPI, MPICH and memcpy; "
                             "adasum: beside a sum, and Horovod's algorithm over MPI; "
-                            "shard: a network cut over 8 devices, beside the same slicing by hand")  # fmt: skip
+                            "shard: a network cut over 8 devices, beside the same slicing by hand; "
+                            "redistribution: plans of few bytes beside plans of few waits")  # fmt: skip
     bench.add_argument("--setup", action="store_true",
                        help="first make the environments of the peers that collectives stand beside")  # fmt: skip
     bench.add_argument("--rounds", type=int, default=7, help="turns of each contender (default %(default)s)")
@@ -58,7 +59,8 @@ def parser() -> argparse.ArgumentParser:
         "--peers", type=_names, metavar="NAME,…", help="setup, collectives, adasum: only these"
     )
     bench.add_argument("--ranks", type=_numbers, metavar="N,…",
-                       help="ddp, collectives, adasum: numbers of ranks (default 1,2,4,8; 2,4,8; 4)")  # fmt: skip
+                       help="ddp, collectives, adasum, redistribution: numbers of ranks (default 1,2,4,8; 2,4,8; 4; "
+                            "4,8)")  # fmt: skip
     bench.add_argument(
         "--ops", type=_names, metavar="NAME,…", help="collectives: only these, e.g. all_reduce"
     )
@@ -189,6 +191,10 @@ def _bench(options: argparse.Namespace) -> int:
         from simparallel.bench import shard
 
         shard.main(rounds=options.rounds, as_json=options.json)
+    elif options.what == "redistribution":
+        from simparallel.bench import redistribution
+
+        redistribution.main(ranks=tuple(options.ranks or (4, 8)), rounds=options.rounds, as_json=options.json)
     elif options.what == "ddp":
         from simparallel.bench import ddp
 
@@ -206,7 +212,9 @@ def _bench(options: argparse.Namespace) -> int:
             adasum.main(ranks=ranks, sizes=options.sizes, peers=options.peers, rounds=options.rounds,
                         as_json=options.json)  # fmt: skip
     elif not options.setup:
-        raise InputError("bench: say what to measure: step, ddp, collectives, adasum or shard; or --setup.")
+        raise InputError(
+            "bench: say what to measure: step, ddp, collectives, adasum, shard or redistribution; or --setup."
+        )
     return 0
 
 

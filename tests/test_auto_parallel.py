@@ -18,6 +18,7 @@ from simparallel.parallel import (
     explicit_redistribution,
     implicit_redistributions,
     no_init_parameters,
+    quick_redistribution,
 )
 
 SIZES = (64, 32, 32, 10)
@@ -139,11 +140,18 @@ def test_between_processes_and_with_log_files(tmp_path):
         )
 
 
+@pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("kind", ["tuples", "layouts"])
-def test_what_is_explained_is_what_is_sent(kind):
-    explained = Network(kind).explain((32, 8, 8), device_num=8)
+def test_what_is_explained_is_what_is_sent(kind, quick):
+    way = quick_redistribution if quick else nullcontext
+    with way():
+        explained = Network(kind).explain((32, 8, 8), device_num=8)
 
     def program():
+        with way():
+            return steps()
+
+    def steps():
         net = Network(kind)
         run = AutoParallel(lambda x: net(x))
         run(batches()[0][0].astype(np.float32))  # the first step cuts the parameters

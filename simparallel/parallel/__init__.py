@@ -8,6 +8,7 @@ from simparallel.parallel.auto import (
     implicit_redistributions,
     implicit_replication,
     no_init_parameters,
+    quick_redistribution,
 )
 from simparallel.parallel.buckets import GradBucket
 from simparallel.parallel.comm_hooks import PowerSGDState
@@ -39,5 +40,5 @@ __all__ = [
     "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding", "broadcast_parameters",
     "comm_hooks", "convert_sync_batchnorm", "distribute_module", "distribute_tensor", "explicit_redistribution",
     "gather", "implicit_redistributions", "implicit_replication", "max_difference_between_ranks",
-    "no_init_parameters", "parallel_apply", "replicate", "scatter", "shard",
+    "no_init_parameters", "parallel_apply", "quick_redistribution", "replicate", "scatter", "shard",
 ]  # fmt: skip

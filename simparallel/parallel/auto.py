@@ -36,6 +36,7 @@ __all__ = [
     "implicit_redistributions",
     "implicit_replication",
     "no_init_parameters",
+    "quick_redistribution",
 ]
 
 
@@ -138,6 +139,21 @@ def explicit_redistribution() -> Iterator[None]:
         yield
     finally:
         mode.strict = before
+
+
+@contextmanager
+def quick_redistribution() -> Iterator[None]:
+    """Inside the block, tiny tensors are redistributed by the plan that takes the least time, not the fewest bytes.
+
+    One collective in place of several messages, at most 64 KB to a rank; `plan.quick` says how it is chosen.
+    Gradients go back as it is where backward runs. All ranks enter the block. It pays between processes; on a described
+    cluster the clock is the cluster's, and the fewest bytes are most often best.
+    """
+    before, mode.quick = mode.quick, True
+    try:
+        yield
+    finally:
+        mode.quick = before
 
 
 @contextmanager

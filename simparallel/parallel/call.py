@@ -14,7 +14,7 @@ from simparallel.errors import LayoutError, SimParallelError, StrategyError
 from simparallel.layout import Layout
 from simparallel.mesh import Mesh
 from simparallel.parallel.halo import window_cut
-from simparallel.plan import Redistribution, plan_redistribution
+from simparallel.plan import Redistribution, plan_quick_redistribution, plan_redistribution
 from simparallel.sharding import Placement, Sharding, placement
 
 
@@ -25,6 +25,7 @@ class Mode(threading.local):
         automatic: plain tensors are sharded as ops need them, and ops without strategy have the default one.
         replicating: plain tensors beside sharded ones are taken as whole on every rank.
         strict: a redistribution that nobody asked for is an error.
+        quick: tiny tensors are redistributed by the plan that takes the least time.
         noted: where implicit redistributions are noted, or None.
         planned: what calls go to instead of being run, or None.
     """
@@ -32,11 +33,19 @@ class Mode(threading.local):
     automatic = False
     replicating = False
     strict = False
+    quick = False
     noted: list[Implicit] | None = None
     planned: Any = None
 
 
 mode = Mode()
+
+
+def plan_way(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int) -> Redistribution:
+    """The plan of a redistribution, by bytes or by time as the mode says."""
+    if mode.quick:
+        return plan_quick_redistribution(source, target, shape, itemsize)
+    return plan_redistribution(source, target, shape)
 
 
 class Implicit:
@@ -94,7 +103,7 @@ class Call:
         self.implicit: list[Implicit] = []
         for i, (x, target) in enumerate(zip(inputs, self.inputs, strict=True)):
             if target is not None and x.placement is not None and x.placement is not target:
-                plan = plan_redistribution(x.placement.layout, target.layout, x.shape)
+                plan = plan_way(x.placement.layout, target.layout, x.shape, x.dtype.itemsize)
                 if plan.steps:
                     self.implicit.append(Implicit(op, i, plan, x.dtype.itemsize))
 

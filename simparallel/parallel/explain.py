@@ -14,8 +14,8 @@ from simparallel.backend import Array
 from simparallel.comm import current
 from simparallel.layout import Layout
 from simparallel.mesh import Group, Mesh
-from simparallel.parallel.call import Call
-from simparallel.plan import Redistribution, plan_redistribution
+from simparallel.parallel.call import Call, plan_way
+from simparallel.plan import Redistribution
 from simparallel.prices import price
 from simparallel.sharding import Placement, Sharding
 from simparallel.strategy import axis_name
@@ -190,7 +190,9 @@ def explain_call(call: Call) -> OpPlan:
     """The plan of one call, without what its inputs need to come where it wants them."""
     op, sharding, local = call.op, call.sharding, call.local
     made, target, shape = call.made.layout, call.output.layout, call.made.shape
-    finish = exchanges_of(plan_redistribution(made, target, shape), local.output.dtype, "finish the sum")
+    finish = exchanges_of(
+        plan_way(made, target, shape, local.output.dtype.itemsize), local.output.dtype, "finish the sum"
+    )
     inside, inside_backward = _inside(op, call.plan_of(sharding.mesh.ranks[0]), sharding)
     fetch, give_back = _halo(call)
     gradients = []

@@ -14,9 +14,8 @@ from simparallel.nn.deferred import placeholder
 from simparallel.nn.module import Module
 from simparallel.parallel import sharded as _sharded  # noqa: F401  it asks `mode.planned`
 from simparallel.parallel.auto import input_layout
-from simparallel.parallel.call import Call, mode
+from simparallel.parallel.call import Call, mode, plan_way
 from simparallel.parallel.explain import Exchange, OpPlan, exchanges_of, explain_call, explain_op
-from simparallel.plan import plan_redistribution
 from simparallel.sharding import Placement, placement
 from simparallel.units import format_bytes
 
@@ -141,16 +140,15 @@ class _Planning:
             where = f"input {i} of {op.described}"
             self._note(where, "forward", exchanges_of(way, dtype, "redistribute"))
             if inputs[i].requires_grad:
-                back = plan_redistribution(
-                    way.target.with_partial(()), way.source.with_partial(()), way.shape
+                back = plan_way(
+                    way.target.with_partial(()), way.source.with_partial(()), way.shape, dtype.itemsize
                 )
                 self._note(where, "backward", exchanges_of(back, dtype, "redistribute"))
         self._note(op.described, "forward", plan.forward)
         needs = [x.requires_grad for x in inputs]
         if any(needs):
-            back = plan_redistribution(
-                call.output.gradient.layout, call.made.gradient.layout, call.made.shape
-            )
+            itemsize = call.local.output.dtype.itemsize
+            back = plan_way(call.output.gradient.layout, call.made.gradient.layout, call.made.shape, itemsize)
             gradients = [e for need, grads in zip(needs, plan.backward, strict=True) if need for e in grads]
             # Noted from the last to the first: the list is read backwards.
             self._note(op.described, "backward", gradients[::-1])

@@ -96,6 +96,9 @@ def _compile(
         if have is not None and move.source == rank != move.target
     }
     exchange: Any = {"all_gather": _gathered, "all_to_all": _exchanged, "messages": _sent}[step.kind]
+    if step.kind == "all_gather":  # everybody gives all it has: which part of it is wanted
+        held_by = {source: step.exchange.have(source) or () for source in gets}
+        gives = {move.source: within(move.box, held_by[move.source]) for move in mine if move.target == rank}
     count = next((size_of(move.box) for move in mine if move.source != move.target), 0)
     return partial(
         _assemble, shape=(0,) * max(ndim, 1) if need is None else shape_of(need), rank=rank, own=own, gets=gets,
@@ -132,7 +135,7 @@ def _gathered(
 ) -> None:  # fmt: skip
     parts = collectives.all_gather(x[None], 0, group)
     for source, index in gets.items():
-        y[index] = parts[group.ranks.index(source)]
+        y[index] = parts[group.ranks.index(source)][gives[source]]
 
 
 def _exchanged(

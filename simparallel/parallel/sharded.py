@@ -32,10 +32,10 @@ from simparallel.layout import Layout
 from simparallel.memory import ACTIVATIONS, PARAMETERS
 from simparallel.mesh import Mesh
 from simparallel.nn.deferred import is_deferred, materialize
-from simparallel.parallel.call import Call, check_mixing, check_ranks, mode, uncut
+from simparallel.parallel.call import Call, check_mixing, check_ranks, mode, plan_way, uncut
 from simparallel.parallel.halo import compile_halo
 from simparallel.parallel.mover import Groups, Move, compile_moves
-from simparallel.plan import Redistribution, plan_redistribution
+from simparallel.plan import Redistribution
 from simparallel.sharding import Placement, placement
 
 
@@ -45,17 +45,18 @@ class Sharder:
     def __init__(self, communicator: Communicator) -> None:
         self.rank, self.world_size = communicator.rank, communicator.world_size
         self.groups = Groups(communicator)
-        self._ways: dict[tuple[Placement, Placement], Way] = {}
+        self._ways: dict[tuple[Placement, Placement, int], Way] = {}
         self.calls: dict[Any, Runner] = {}
 
-    def way(self, source: Placement, target: Placement) -> Way:
+    def way(self, source: Placement, target: Placement, itemsize: int) -> Way:
         """The way from one placement to another. Collective: yes, the first time."""
-        found = self._ways.get((source, target))
+        key = source, target, itemsize if mode.quick else 0
+        found = self._ways.get(key)
         if found is None:
             for layout in (source.layout, target.layout):
                 check_ranks(layout, self.world_size)
-            plan = plan_redistribution(source.layout, target.layout, source.shape)
-            found = self._ways[source, target] = Way(plan, compile_moves(plan, self.rank, self.groups))
+            plan = plan_way(source.layout, target.layout, source.shape, itemsize)
+            found = self._ways[key] = Way(plan, compile_moves(plan, self.rank, self.groups))
         return found
 
 
@@ -137,7 +138,7 @@ class _Needs:
 
 def carry(x: Array, source: Placement, target: Placement, phase: str = "forward") -> Array:
     """This rank's slice, laid out otherwise. Collective: yes, where anything moves."""
-    return x if source is target else sharder().way(source, target)(x, phase)
+    return x if source is target else sharder().way(source, target, x.dtype.itemsize)(x, phase)
 
 
 def move_tensor(x: Tensor, target: Placement, source: Placement | None = None) -> Tensor:
@@ -289,6 +290,7 @@ def interpret(op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
     key = (
         op,
         mode.automatic,
+        mode.quick,
         *[x.placement or x.data.shape for x in inputs],
         *[x.data.dtype for x in inputs],
     )

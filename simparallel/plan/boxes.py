@@ -85,6 +85,11 @@ class Moves:
         for i, rank in enumerate(rank for rank in needs if rank not in self._number):
             self._number[rank] = i % lines
 
+    @property
+    def num_elements(self) -> int:
+        """Of what each rank of the source holds."""
+        return prod(self.cut)
+
     def have(self, rank: int) -> Box | None:
         """What the rank holds; None if it is none of the layout's."""
         chunk = self._chunk.get(rank)

@@ -116,6 +116,15 @@ def plan_redistribution(source: Layout, target: Layout, shape: tuple[int, ...]) 
 
     Cost: ring volumes of the reductions, and the lower bound of what moves.
     """
+    return _plan(source, target, shape, True)
+
+
+def plan_with_whole_sums(source: Layout, target: Layout, shape: tuple[int, ...]) -> Redistribution:
+    """As the direct plan, but the sum is all-reduced, never scattered: fewer steps, and more bytes."""
+    return _plan(source, target, shape, False)
+
+
+def _plan(source: Layout, target: Layout, shape: tuple[int, ...], scatters: bool) -> Redistribution:
     source.local_shape(shape), target.local_shape(shape)  # they raise if they do not fit
     if target.partial and (target.mesh != source.mesh or not set(target.partial) <= set(source.partial)):
         raise LayoutError(
@@ -123,7 +132,7 @@ def plan_redistribution(source: Layout, target: Layout, shape: tuple[int, ...]) 
             "into addends."
         )
     steps: list[Step] = []
-    layout = _finish_sums(source, target, shape, steps)
+    layout = _finish_sums(source, target, shape, steps, scatters)
     if layout.with_partial(()) != target.with_partial(()):
         step = _move(layout, target, shape)
         if step is not None:
@@ -134,13 +143,15 @@ def plan_redistribution(source: Layout, target: Layout, shape: tuple[int, ...]) 
 # --- sums -------------------------------------------------------------------------------------------------
 
 
-def _finish_sums(source: Layout, target: Layout, shape: tuple[int, ...], steps: list[Step]) -> Layout:
+def _finish_sums(
+    source: Layout, target: Layout, shape: tuple[int, ...], steps: list[Step], scatters: bool
+) -> Layout:  # fmt: skip
     """Reduce along all partial axes that the target does not keep; how the tensor lies then."""
     mesh = source.mesh
     left = [axis for axis in source.partial if axis not in target.partial]
     layout = source
     num_others = len(_all_ranks(source, target)) - mesh.size
-    while left and set(target.mesh.ranks) == set(mesh.ranks):
+    while scatters and left and set(target.mesh.ranks) == set(mesh.ranks):
         found = _scatter(layout, target, shape, left)
         if found is None:
             break
