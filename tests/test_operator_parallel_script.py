@@ -148,11 +148,7 @@ def assert_close(found, expected):
 
 
 def test_the_script_on_one_device_is_the_hand_computation():
-    with pytest.warns(
-        UserWarning, match=r"forward_fn returns 2 Tensors, of shapes \(\), \(32, 10\), and has_aux is F"
-    ):
-        found = run(ALONE)
-    expected = by_hand()
+    found, expected = sp.launch(run, (ALONE,), world_size=1, transport="inline")[0], by_hand()
     assert_close(found, expected)
     assert expected[0][0] == pytest.approx(np.log(10), abs=0.1)
     without_logits = abs(found[1][2] - sp.nn.init.initializer("normal", (512, 10)).numpy()).max()
