@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from simparallel import rule as rules
-from simparallel.autograd import Mean, Op, Sigmoid, Spec, Tensor, functions as F
+from simparallel.autograd import Mean, Op, Sigmoid, Spec, Tensor, functions as F, run_backward
 from simparallel.autograd.op import AbstractConstant
 from simparallel.errors import DTypeError, InputError, LabelError, ShapeError
 from simparallel.testing import check_gradients
@@ -160,6 +160,32 @@ def test_new_gradients_are_memory_that_nothing_else_uses(name, data):
 
     assert not any(np.shares_memory(g, other) for g in new for other in others)
     assert sum(np.shares_memory(g, other) for g in new for other in gradients) == sum(g.size > 0 for g in new)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, op in Op.registry.items() if op.fills_rooms))
+@given(data=st.data())
+def test_gradients_of_parameters_are_made_in_their_rooms(name, data):
+    """What lay there before does not matter, and what comes is what would come elsewhere, bit for bit."""
+    op, inputs = data.draw(op_calls(name, data.draw(st.sampled_from((np.float16, np.float32, np.float64)))))
+    leaves = [Tensor(array, requires_grad=array.dtype.kind == "f") for array in inputs]
+
+    def backward(rooms):
+        found = {}
+        y = op(*leaves)
+        dy = np.arange(y.size, dtype=y.dtype).reshape(y.shape) % 5
+        run_backward(
+            y, dy, lambda leaf, grad: found.update({id(leaf): grad}), room=lambda leaf: rooms.get(id(leaf))
+        )
+        return found
+
+    rooms = {id(leaf): np.full(leaf.shape, 7, leaf.dtype) for leaf in leaves[1:] if leaf.requires_grad}
+    expected, found = backward({}), backward(rooms)
+
+    assert expected.keys() == found.keys()
+    for leaf, gradient in expected.items():
+        np.testing.assert_array_equal(found[leaf], gradient)
+    if inputs[0].dtype != np.float16 and (name != "MatMul" or inputs[0].ndim == inputs[1].ndim == 2):
+        assert all(found[leaf] is room for leaf, room in rooms.items())
 
 
 @every_op

@@ -30,6 +30,8 @@ class BatchNorm(Op):
             the number of elements a channel. The variance is the biased one, divided by `count`.
     """
 
+    fills_rooms = True
+
     def __init__(self, eps: float = 1e-5, observe: Callable[[Array, Array, int], None] | None = None) -> None:
         self.eps = eps
         self._observe = observe
@@ -78,7 +80,10 @@ class BatchNorm(Op):
             work = xp.multiply(centered, along_channels(scale * r * mean_dy_x, dy.ndim), out=work)
             work += along_channels(scale * mean_dy, dy.ndim)
             dx -= work
-        return (dx, sums[1], sums[0])[: len(ctx.needs)]
+        grads = [ctx.gradient(i, sums.dtype) for i in range(1, len(ctx.needs))]
+        for grad, values in zip(grads, sums[::-1], strict=False):  # of w, of b
+            grad[...] = values
+        return (dx, *grads)
 
     def work(self, x: Spec, *affine: Spec) -> Work:
         return Work(7 * prod(x.shape), 9 * x.size_bytes)

@@ -48,6 +48,7 @@ class Conv2d(Op):
     """
 
     rule = "n c <h> <w>, o c {kh} {kw}, o -> n o <h> <w>"
+    fills_rooms = True
 
     def __init__(
         self, stride: int | Pair = 1, padding: int | Pair | str = 0, dilation: int | Pair = 1,
@@ -124,20 +125,21 @@ class Conv2d(Op):
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, x, w = ctx.xp, ctx.x, ctx.w
         at = ctx.windows
-        needs = ctx.needs[0], ctx.needs[1]
-        dx = dw = None
+        dx = None
+        dw = ctx.gradient(1, w.dtype) if ctx.needs[1] else None
         is_pixels = dy.transpose(_PIXELS).flags.c_contiguous
         if ctx.in_pixels:
             dy = xp.ascontiguousarray(dy.transpose(_PIXELS), dtype=x.dtype)
-            if True in needs:
+            if True in ctx.needs[:2]:
                 method = winograd.backward if ctx.by_winograd else gathered.pixels_backward
-                dx, dw = method(xp, x, w, dy, at, needs)
+                dx = method(xp, x, w, dy, at, ctx.needs[0], dw)
         else:
             dy = dy.transpose(_PLANES).astype(x.dtype, order="K", copy=False)
             if not (is_pixels and self.groups == 1):
                 dy = xp.ascontiguousarray(dy)
-            if True in needs:
-                dx, dw = gathered.planes_backward(xp, x, w, dy, at, ctx.plan.sizes.get("g", 1), needs)
+            if True in ctx.needs[:2]:
+                groups = ctx.plan.sizes.get("g", 1)
+                dx = gathered.planes_backward(xp, x, w, dy, at, groups, ctx.needs[0], dw)
         if dx is not None:
             dx = dx.transpose(_FROM_PIXELS if ctx.in_pixels else _FROM_PLANES)
         if len(ctx.needs) == 2:
@@ -146,12 +148,15 @@ class Conv2d(Op):
 
     def _bias_gradient(self, ctx: Context, dy: Array) -> Array:
         """Sum over all but the channels.   dy: (P, Q, N, O) for pixels, (O, P, Q, N) for planes"""
+        db = ctx.gradient(2, dy.dtype)
         if ctx.offset("c"):
-            return ctx.xp.zeros(ctx.plan.inputs[2].shape, dy.dtype)
-        if not ctx.in_pixels:
-            return dy.sum(axis=(1, 2, 3))
-        dy_MO = dy.reshape(prod(dy.shape[:3]), dy.shape[3])
-        return ctx.xp.ones(len(dy_MO), dy.dtype) @ dy_MO  # several times as fast as a sum over rows
+            db[...] = 0
+        elif not ctx.in_pixels:
+            dy.sum(axis=(1, 2, 3), out=db)
+        else:  # several times as fast as a sum over rows
+            dy_MO = dy.reshape(prod(dy.shape[:3]), dy.shape[3])
+            ctx.xp.matmul(ctx.xp.ones(len(dy_MO), dy.dtype), dy_MO, out=db)
+        return db
 
     def work(self, x: Spec, w: Spec, *b: Spec) -> Work:
         y = self.infer(x, w, *b)

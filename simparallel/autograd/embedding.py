@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ class Embedding(Op):
     """
 
     rule = "..., v e -> ... e"
+    fills_rooms = True
 
     def __init__(self, padding_idx: int | None = None) -> None:
         self.padding_idx = padding_idx
@@ -58,12 +58,12 @@ class Embedding(Op):
         xp, shape = ctx.xp, ctx.plan.inputs[1].shape
         if ctx.inside is not None:
             dy = dy * ctx.inside[..., None]
-        dtable = xp.zeros(prod(shape), dtype=dy.dtype)
+        dtable = ctx.gradient(1, dy.dtype)
+        dtable[...] = 0
         # A one-dimensional `add.at` adds a number in about 1 ns; by rows it is five times slower,
         # and sorting the ids first is slower too unless there are few different ones.
         first = ctx.ids.reshape(-1, 1).astype("int64", copy=False) * shape[1]
-        xp.add.at(dtable, (first + xp.arange(shape[1])).reshape(-1), dy.reshape(-1))
-        dtable = dtable.reshape(shape)
+        xp.add.at(dtable.reshape(-1), (first + xp.arange(shape[1])).reshape(-1), dy.reshape(-1))
         if self.padding_idx is not None:
             padding = self.padding_idx % ctx.size("v") - ctx.offset("v")
             if 0 <= padding < shape[0]:

@@ -86,13 +86,13 @@ def pixels_forward(xp: ModuleType, x: Array, w: Array, at: Windows) -> Array:
 
 
 def pixels_backward(
-    xp: ModuleType, x: Array, w: Array, dy: Array, at: Windows, needs: tuple[bool, bool]
-) -> tuple[Array | None, Array | None]:
-    """(dx, dw), None where not needed.   dy: (P, Q, N, O), x and w as in `pixels_forward`"""
+    xp: ModuleType, x: Array, w: Array, dy: Array, at: Windows, needs_dx: bool, dw: Array | None
+) -> Array | None:
+    """dx, None if not needed; fills `dw` if there is one.   dy: (P, Q, N, O), x and w as in `pixels_forward`"""
     (kh, kw), (num, channels), out_channels = at.kernel, x.shape[2:], len(w)
     num_taps = kh * kw * channels
-    dw_OK = xp.zeros((out_channels, num_taps), w.dtype) if needs[1] else None
-    dx = xp.zeros((*at.padded, num, channels), x.dtype) if needs[0] else None
+    dw_OK = None if dw is None else xp.zeros((out_channels, num_taps), w.dtype)
+    dx = xp.zeros((*at.padded, num, channels), x.dtype) if needs_dx else None
     taps = w.transpose(2, 3, 0, 1)  # (kh, kw, O, C)
     for rows in _chunks(at, at.out[1] * num * num_taps * x.itemsize, w.nbytes):
         dy_MO = dy[rows[0] : rows[1]].reshape((rows[1] - rows[0]) * at.out[1] * num, out_channels)
@@ -109,18 +109,9 @@ def pixels_backward(
             for i, j in at.taps():
                 xp.matmul(dy_bLO, taps[i, j], out=part.reshape(*cut, channels))  # (b, L, O) @ (O, C)
                 dx[at.slices(i, j, rows)] += part
-    return (
-        None if dx is None else _crop(xp, dx, at, 0),
-        None if dw_OK is None else _as_weight(xp, dw_OK, w),
-    )
-
-
-def _as_weight(xp: ModuleType, dw_OK: Array, w: Array) -> Array:
-    """(O, C, kh, kw), in memory of its own, from (O, kh kw C)."""
-    out_channels, channels, kh, kw = w.shape
-    dw = xp.empty(w.shape, w.dtype)
-    dw[...] = dw_OK.reshape(out_channels, kh, kw, channels).transpose(0, 3, 1, 2)
-    return dw
+    if dw is not None and dw_OK is not None:
+        dw[...] = dw_OK.reshape(out_channels, kh, kw, channels).transpose(0, 3, 1, 2)
+    return None if dx is None else _crop(xp, dx, at, 0)
 
 
 def _crop(xp: ModuleType, padded: Array, at: Windows, axis: int) -> Array:
@@ -173,23 +164,27 @@ def planes_forward(xp: ModuleType, x: Array, w: Array, at: Windows, groups: int,
 
 
 def planes_backward(
-    xp: ModuleType, x: Array, w: Array, dy: Array, at: Windows, groups: int, needs: tuple[bool, bool]
-) -> tuple[Array | None, Array | None]:
-    """(dx, dw), None where not needed.   dy: (O, P, Q, N), any strides, x and w as in `planes_forward`"""
+    xp: ModuleType, x: Array, w: Array, dy: Array, at: Windows, groups: int, needs_dx: bool, dw: Array | None
+) -> Array | None:
+    """dx, None if not needed; fills `dw` if there is one.   dy: (O, P, Q, N), any strides, x and w as in
+    `planes_forward`"""
     row, out_group, channels = at.out[1] * x.shape[3], len(w) // groups, x.shape[0]
     w_gKo = w.reshape(groups, 1, out_group, prod(w.shape[1:])).transpose(0, 1, 3, 2)
     num_taps = w_gKo.shape[2]
     # A view for planes, and for pixels of one group.
     dy_goM = dy.reshape(groups, out_group, at.out[0] * row)
-    dw = xp.zeros((groups, out_group, num_taps), w.dtype) if needs[1] else None
-    dx = xp.zeros((channels, *at.padded, x.shape[3]), x.dtype) if needs[0] else None
+    dw_goK = None
+    if dw is not None:
+        dw_goK = dw.reshape(groups, out_group, num_taps)
+        dw_goK[...] = 0
+    dx = xp.zeros((channels, *at.padded, x.shape[3]), x.dtype) if needs_dx else None
     for rows in _chunks(at, row * groups * num_taps * x.itemsize, w.nbytes):
         part = slice(rows[0] * row, rows[1] * row)
         cut = pieces(part.stop - part.start, num_taps * out_group)
         dy_gboL = dy_goM[:, :, part].reshape(groups, out_group, *cut).transpose(0, 2, 1, 3)
-        if dw is not None:
+        if dw_goK is not None:
             gathered = _plane_windows(xp, x, at, rows, groups).reshape(groups, num_taps, *cut)
-            _add_product(xp, dw, dy_gboL, gathered.transpose(0, 2, 3, 1))  # (g, b, o, L) @ (g, b, L, K)
+            _add_product(xp, dw_goK, dy_gboL, gathered.transpose(0, 2, 3, 1))  # (g, b, o, L) @ (g, b, L, K)
         if dx is not None:
             shape = (channels, *at.kernel, rows[1] - rows[0], at.out[1], x.shape[3])
             gathered = scratch.get(xp, "conv.gathered", shape, x)
@@ -198,7 +193,4 @@ def planes_backward(
             product(w_gKo, dy_gboL, out=out)  # (g, 1, K, o) @ (g, b, o, L)
             for i, j in at.taps():
                 dx[(slice(None), *at.slices(i, j, rows))] += gathered[:, i, j]
-    return (
-        None if dx is None else _crop(xp, dx, at, 1),
-        None if dw is None else dw.reshape(w.shape),
-    )
+    return None if dx is None else _crop(xp, dx, at, 1)

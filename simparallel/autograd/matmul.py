@@ -9,25 +9,33 @@ import numpy as np
 
 from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast
 from simparallel.autograd.pieces import matrix_product
-from simparallel.backend import Array
+from simparallel.backend import Array, get_namespace
 
 FEW_ROWS = 128
 
 
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
-    """a @ b, perhaps in `out`. Where there is no float16 product (BLAS has none), in float32, rounded once."""
+    """a @ b, in `out` if that is given: contiguous, of the product's shape and dtype.
+
+    Where there is no float16 product (BLAS has none), in float32, rounded once.
+    """
     if isinstance(a, np.ndarray) and a.dtype == b.dtype:
         if a.dtype == np.float16:
-            return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16)
+            wide = a.astype(np.float32) @ b.astype(np.float32)
+            if out is None:
+                return wide.astype(np.float16)
+            out[...] = wide
+            return out
         if a.dtype == np.float32 and a.ndim == b.ndim == 2:
             return matrix_product(a, b, out)
-    return a @ b
+    return a @ b if out is None else get_namespace(a).matmul(a, b, out=out)
 
 
 class MatMul(Op):
     """y = x @ w.   x: (..., m, k)   w: (..., k, n)   y: (..., m, n), leading dims broadcast"""
 
     rule = "... m k, ... k n -> ... m n"
+    fills_rooms = True
 
     def forward(self, ctx: Context, x: Array, w: Array) -> Array:
         ctx.x, ctx.w = x, w
@@ -36,7 +44,11 @@ class MatMul(Op):
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         x, w = ctx.x, ctx.w
         dx = unbroadcast(ctx.xp, product(dy, w.swapaxes(-1, -2)), x.shape) if ctx.needs[0] else None
-        dw = unbroadcast(ctx.xp, product(x.swapaxes(-1, -2), dy), w.shape) if ctx.needs[1] else None
+        dw = None
+        if ctx.needs[1]:
+            is_plain = x.ndim == w.ndim == 2 and x.dtype == dy.dtype
+            dw = product(x.swapaxes(-1, -2), dy, ctx.gradient(1, dy.dtype) if is_plain else None)
+            dw = unbroadcast(ctx.xp, dw, w.shape)
         return dx, dw
 
     def work(self, x: Spec, w: Spec) -> Work:
@@ -79,11 +91,18 @@ class Linear(Op):
         dx = product(dy_MN, w).reshape(x.shape) if ctx.needs[0] else None
         dw = None
         if ctx.needs[1]:  # (n, M) @ (M, k)
-            dw = product(dy_MN.T, x.reshape(num_rows, x.shape[-1]), ctx.rooms[1])
+            out = ctx.gradient(1, dy.dtype) if x.dtype == dy.dtype else None
+            dw = product(dy_MN.T, x.reshape(num_rows, x.shape[-1]), out)
         if len(ctx.needs) == 2:
             return dx, dw
-        db = dy_MN.sum(axis=0) if ctx.needs[2] else None
-        return dx, dw, db if db is None or not ctx.offset("k") else ctx.xp.zeros_like(db)
+        db = None
+        if ctx.needs[2]:
+            db = ctx.gradient(2, dy.dtype)
+            if ctx.offset("k"):
+                db[...] = 0
+            else:
+                dy_MN.sum(axis=0, out=db)
+        return dx, dw, db
 
     def work(self, x: Spec, w: Spec, *b: Spec) -> Work:
         y = self.infer(x, w, *b)

@@ -22,6 +22,8 @@ class AbstractRowNorm(Op):
         eps: added under the square root.
     """
 
+    fills_rooms = True
+
     def __init__(self, num_dims: int = 1, eps: float | None = 1e-5) -> None:
         if num_dims < 1:
             raise InputError(f"{self.name}: num_dims={num_dims!r} must be 1 or more.")
@@ -93,9 +95,13 @@ class LayerNorm(AbstractRowNorm):
         w = ctx.w if affine else xp.ones(x_hat.shape[1], x_hat.dtype)
         work = dy_RE * x_hat
         ones = xp.ones(x_hat.shape[0], x_hat.dtype)
-        shape = dy.shape[dy.ndim - self.num_dims :]
-        dw = (ones @ work).reshape(shape) if affine and ctx.needs[1] else None
-        db = (ones @ dy_RE).reshape(shape) if len(ctx.needs) == 3 and ctx.needs[2] else None
+        dw = db = None
+        if affine and ctx.needs[1]:
+            dw = ctx.gradient(1, work.dtype)
+            xp.matmul(ones, work, out=dw.reshape(-1))
+        if len(ctx.needs) == 3 and ctx.needs[2]:
+            db = ctx.gradient(2, dy_RE.dtype)
+            xp.matmul(ones, dy_RE, out=db.reshape(-1))
         dx = None
         if ctx.needs[0]:
             means = ctx.sum_over(ctx.dims, xp.stack([dy_RE @ w, work @ w])) / ctx.count
@@ -147,7 +153,8 @@ class RMSNorm(AbstractRowNorm):
         work = dy_RE * x_RE
         dx = dw = None
         if affine and ctx.needs[1]:
-            dw = (r[:, 0] @ work).reshape(dy.shape[dy.ndim - self.num_dims :])
+            dw = ctx.gradient(1, work.dtype)
+            xp.matmul(r[:, 0], work, out=dw.reshape(-1))
         if ctx.needs[0]:
             mean = ctx.sum_over(ctx.dims, work @ w) / ctx.count
             dx = dy_RE * w
@@ -167,6 +174,8 @@ class GroupNorm(Op):
         num_groups: divides the number of channels.
         eps: added under the square root.
     """
+
+    fills_rooms = True
 
     def __init__(self, num_groups: int, eps: float = 1e-5) -> None:
         if num_groups < 1:
@@ -233,7 +242,10 @@ class GroupNorm(Op):
             dx -= work
             dx *= ctx.r
             dx = dx.reshape(dy.shape)
-        return (dx, sums_NC[1].sum(axis=0), sums_NC[0].sum(axis=0))[: len(ctx.needs)]
+        affine_grads = [
+            sums_NC[2 - i].sum(axis=0, out=ctx.gradient(i, sums_NC.dtype)) for i in range(1, len(ctx.needs))
+        ]
+        return (dx, *affine_grads)
 
     def work(self, x: Spec, *affine: Spec) -> Work:
         return Work(7 * prod(x.shape), 9 * x.size_bytes)

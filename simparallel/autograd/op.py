@@ -77,12 +77,12 @@ class Context:
         onto: in the backward of an op that `adds_onto`, what other uses of its input have contributed to
             the gradient, to be added to and returned; None: there is nothing, return a new array.
         rooms: in the backward of an op that `fills_rooms`, for each input an array where its gradient may be
-            written, or None.
+            written, or None; see `gradient`.
         device: which one the inputs are on.
     """
 
     onto: Array | None = None
-    rooms: Sequence[Array | None] = (None, None, None)
+    rooms: Sequence[Array | None] = ()
     device: Device = FIRST  # of the class, because it is nearly always this one
 
     def __init__(self, xp: ModuleType, needs: tuple[bool, ...], plan: Plan) -> None:
@@ -101,6 +101,16 @@ class Context:
         """Where the windows lie in the image at hand; for ops that have some."""
         assert self.plan.windows is not None
         return self.plan.windows
+
+    def gradient(self, i: int, dtype: np.dtype) -> Array:
+        """An array for the gradient of input `i`, to be filled and returned as it is; its content is arbitrary.
+
+        It is the input's room where there is one of this dtype, so that nobody has to copy it there; else new.
+        """
+        room = self.rooms[i] if self.rooms else None
+        if room is not None and room.dtype == dtype:
+            return room
+        return self.xp.empty(self.plan.inputs[i].shape, dtype)
 
     def sum_over(self, dims: str, x: Array) -> Array:
         """`x` summed over the ranks among which any of `dims` is cut."""

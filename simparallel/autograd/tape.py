@@ -55,7 +55,7 @@ class Reversible:
 
     Attributes:
         adds_onto: it has one input, contributes to a part of its gradient, and looks at `ctx.onto`.
-        fills_rooms: it looks at `ctx.rooms`.
+        fills_rooms: it asks for `ctx.gradient`, or looks at `ctx.rooms`.
     """
 
     adds_onto = False

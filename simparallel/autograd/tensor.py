@@ -74,7 +74,9 @@ class Tensor(TensorOperators):
         self.placement: Placement | None = None
         self._node: Node | None = None
         self._hooks: list[Callable[[Tensor], None]] | None = None
-        self._room: Array | None = None  # where backward may write the gradient while `.grad` is None
+        self._room: Array | None = (
+            None  # contiguous; backward may write the gradient there while `.grad` is None
+        )
 
     @classmethod
     def _result(cls, data: Array, node: Node | None, device: Device | None = None) -> Tensor:

@@ -99,15 +99,14 @@ def forward(xp: ModuleType, x: Array, w: Array, at: Windows) -> Array:
 
 
 def backward(
-    xp: ModuleType, x: Array, w: Array, dy: Array, at: Windows, needs: tuple[bool, bool]
-) -> tuple[Array | None, Array | None]:
-    """(dx, dw), None where not needed.   dy: (P, Q, N, O), x and w as in `forward`"""
+    xp: ModuleType, x: Array, w: Array, dy: Array, at: Windows, needs_dx: bool, dw: Array | None
+) -> Array | None:
+    """dx, None if not needed; fills `dw` if there is one.   dy: (P, Q, N, O), x and w as in `forward`"""
     num, channels, out_channels = x.shape[2], x.shape[3], w.shape[0]
     wide = _num_tiles(at)[1]
-    dx = xp.empty(x.shape, x.dtype) if needs[0] else None
-    dw = xp.empty(w.shape, w.dtype) if needs[1] else None
+    dx = xp.empty(x.shape, x.dtype) if needs_dx else None
     filters = _Filters(xp, w, channels, out_channels)
-    gradients = _FilterGradients(xp, w, len(_chunks(at, num))) if needs[1] else None
+    gradients = None if dw is None else _FilterGradients(xp, w, len(_chunks(at, num)))
     for first, last in _chunks(at, num):
         dm = _cotangents(xp, dy, at, first, last)
         if gradients is not None and dw is not None:
@@ -119,7 +118,7 @@ def backward(
                 u = filters.transformed(w[:, block])
                 multiply(xp, dm, u, dv[:, :, block])  # (36, T, O) @ (36, O, B)
             _scatter(xp, dv, dx, at, first, last)
-    return dx, dw
+    return dx
 
 
 def _num_tiles(at: Windows) -> Pair:
