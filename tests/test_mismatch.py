@@ -320,8 +320,6 @@ def full_ring() -> None:
 )
 def test_ranks_that_wait_for_each_other(world, program, call, offset):
     """Known at once where ranks take turns; where they are processes, long before the timeout."""
-    if world.transport == "mpi":
-        pytest.skip("not searched for over MPI; the timeout ends it")
     error, reports = reports_of(world, 2, program)
     assert set(reports) == {0, 1}
     assert isinstance(error.__cause__, DeadlockError)

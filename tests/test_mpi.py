@@ -159,6 +159,11 @@ FAILING = {
     "leaves": ("import sys\nif me == 1: sys.exit(0)", 1, "rank 1 left its function normally"),
     "other shape": ("sp.all_reduce(np.ones(2 + (me == 1)))", 1, "rank 1 called all_reduce(sum) float64 (3,)"),
     "unreceived": ("if me == 1: sp.send(np.ones(3), 0, 5)", 1, "rank 0 ended without receiving 1 message"),
+    "each other": (
+        "sp.recv(np.ones(3), src=(me + 1) % 3)",
+        1,
+        "every rank waits for another one, so none can go on",
+    ),
     "object": ("sp.all_gather_object(lambda: 0)", 1, "class function cannot be sent over MPI"),
 }
 

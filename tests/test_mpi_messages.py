@@ -57,6 +57,17 @@ def test_ranks_that_leave_or_fail(world):
     mismatch.test_others_are_stopped_and_the_cause_comes_first(world, 2, "é" * 4000)
 
 
+@pytest.mark.parametrize(
+    ("program", "call", "offset"),
+    [
+        (mismatch.lonely_recv, "recv", 1), (mismatch.lonely_calls, "all_reduce", 2),
+        (mismatch.wrong_tag, "recv", 3), (mismatch.full_ring, "send", 2),
+    ],
+)  # fmt: skip
+def test_ranks_that_wait_for_each_other(world, program, call, offset):
+    mismatch.test_ranks_that_wait_for_each_other(world, program, call, offset)
+
+
 def test_a_message_that_nobody_received(world):
     with pytest.raises(RunFailedError, match="rank 1 ended without receiving 1 message"):
         world.run(2, lambda: sp.send(np.ones(3), 1 - sp.get_rank()) if sp.get_rank() == 0 else None)

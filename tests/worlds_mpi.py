@@ -61,7 +61,7 @@ def main(folder: str, *arguments: str) -> int:
     here = Path(__file__).parent
     files = [str(here / file) for file in FILES]
     print(MPI.Get_library_version().splitlines()[0])
-    return int(pytest.main(["-q", "-p", "no:cacheprovider", "-k", CHOSEN, *files, *arguments]))
+    return int(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", "-k", CHOSEN, *files, *arguments]))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ collective and what is given with it, a letter and its payload, the place of a c
 Messages between two ranks arrive in order, so what a rank reads here is what it would have read in shared
 memory, a little later. All checks, groups, messages and algorithms are therefore the same code.
 
-What there is not: the search for ranks that wait for each other (their waits end by the timeout), faults
-on purpose, and pickle.
+What there is not: faults on purpose, and pickle.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ import numpy as np
 
 from simparallel.cluster import describe
 from simparallel.comm import header as h, join_run
+from simparallel.comm.mpi_deadlock import Vigil
 from simparallel.comm.mpi_group import MpiCommunicator
 from simparallel.comm.progress import last_calls, unreceived
 from simparallel.comm.segment import DONE, FAILED, FAILED_BY_OTHERS, Arena, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, LEFT, AbstractTransport, Condition
-from simparallel.errors import DeadlineError, RankFailedError
+from simparallel.errors import DeadlineError, DeadlockError, RankFailedError
 from simparallel.events import Recorder, set_recorder
 
 ARENA_BYTES = 4 << 30  # address space for the messages of each rank
@@ -42,7 +42,7 @@ TAG = 1
 # A message is words, then bytes. The words: index and new value of the word to set; what the bytes are (see below);
 # start and length of two blocks of words to copy; these words, `h.USED` at most.
 HEAD_WORDS, _COPIED_AT = 40, 7
-NOTHING, PARCEL, LETTER, SITE, RECORD = range(5)
+NOTHING, PARCEL, LETTER, SITE, RECORD, WAIT = range(6)
 
 
 def is_available() -> bool:
@@ -94,6 +94,7 @@ class MpiTransport(AbstractTransport):
         control = self.segment.map
         self._sent = {control.sent(self.rank, rank): rank for rank in peers}
         self._taken = {control.taken(self.rank, rank): rank for rank in peers}
+        self._vigil = Vigil(self)
 
     # --- words out -----------------------------------------------------------------------------------
 
@@ -130,6 +131,12 @@ class MpiTransport(AbstractTransport):
     def _tell_all(self, index: int, value: int, text: str, kind: int) -> None:
         for rank in self._copies:
             self.tell(rank, index, value, (), np.frombuffer(text.encode(), np.uint8), kind)
+
+    def tell_wait(self, epoch: int, payload: np.ndarray | None) -> None:
+        """Tell everyone for whom this rank waits, see `mpi_deadlock`; None: it has gone on."""
+        index = self.segment.map.wait_epoch(self.rank)
+        for rank in self._copies:
+            self.tell(rank, index, epoch, (), payload, WAIT)
 
     def set_state(self, state: int) -> None:
         super().set_state(state)
@@ -181,11 +188,24 @@ class MpiTransport(AbstractTransport):
             return
         elif kind == RECORD:
             self.segment.write_record(src, payload.tobytes().decode())
+        elif index == self.segment.map.wait_epoch(src):
+            self._vigil.heard(src, value, payload if kind == WAIT else None)
         self.words[index] = value
 
     # --- waiting ---------------------------------------------------------------------------------------
 
     def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
+        self._vigil.begin()
+        try:
+            self._wait(conditions, describe)
+        except DeadlockError:
+            raise  # what was told stays true, so that the others find the same
+        except BaseException:
+            self._vigil.end()
+            raise
+        self._vigil.end()
+
+    def _wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         deadline = time.monotonic() + self.timeout_s
         looks, next_check = 0, 0.0
         while True:
@@ -195,6 +215,7 @@ class MpiTransport(AbstractTransport):
             looks = self._pause(looks)
             if looks == YIELDS and (now := time.monotonic()) >= next_check:
                 self.check_health(conditions[0], describe)
+                self._vigil.look(conditions, describe)
                 next_check = now + HEALTH_S
                 if now > deadline:
                     raise self._late_error(conditions[0], describe)
@@ -209,10 +230,14 @@ class MpiTransport(AbstractTransport):
 
     def _late_error(self, needed: Condition, describe: Callable[[], str]) -> DeadlineError:
         missing = self.lagging(needed)
-        told = "; ".join(f"rank {rank}, {last_calls(self.segment, rank)}" for rank in missing)
+        waits = {rank: self._vigil.text_of(rank) for rank in missing}
+        told = "; ".join(
+            f"rank {rank}, {f'which waits in {text}; ' if text else ''}{last_calls(self.segment, rank)}"
+            for rank, text in waits.items()
+        )
         return DeadlineError(
-            f"rank {self.rank} waited {self.timeout_s:g} s in {describe()}. Missing: {told}. Ranks that wait for each "
-            "other are not searched for over MPI. Raise timeout_s if that rank legitimately works that long.",
+            f"rank {self.rank} waited {self.timeout_s:g} s in {describe()}. Missing: {told}. Raise timeout_s if that "
+            "rank legitimately works that long.",
             rank=self.rank, missing=missing, timeout_s=self.timeout_s,
         )  # fmt: skip
 

@@ -32,7 +32,7 @@ from simparallel.trace import Trace
 STOP_LIMIT_S = 5.0
 # What the PyPI builds of Open MPI need to run more ranks than cores, and in a container; MPICH has no such rules.
 OPEN_MPI = {
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

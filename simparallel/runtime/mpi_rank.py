@@ -151,7 +151,7 @@ def _fields(outcome: Outcome) -> dict[str, Any]:
 def outcome_of(fields: Mapping[str, Any]) -> Outcome:
     """The outcome that `_fields` was given, but for its value and its exception."""
     report = fields["report"] and {**fields["report"], "exception": None}
-    events = [Event(*row)._replace(group=tuple(row[-2])) for row in fields["events"]]
+    events = [event._replace(group=tuple(event.group)) for event in (Event(*row) for row in fields["events"])]
     metrics = [(step, name, value) for step, name, value in fields["metrics"]]
     return Outcome(fields["rank"], None, report, events, metrics, fields["memory"])
 
