@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -106,6 +109,29 @@ def _add_device_option(command: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     options = parser().parse_args(arguments)
+    try:
+        code = _code_of(options)
+        sys.stdout.flush()  # here, where it can be told what became of it
+        return code
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        return 128 + signal.SIGPIPE  # what a shell says of a program that nobody reads any more
+
+
+def _reader_is_gone() -> bool:
+    """Has the program that our output is piped to ended, as `head` does?"""
+    watch = select.poll()
+    try:
+        watch.register(sys.stdout.fileno(), 0)
+    except OSError:  # not a file at all
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in watch.poll(0))
+
+
+def _code_of(options: argparse.Namespace) -> int:
+    """Run a command and tell its errors; returns the exit code."""
     try:
         commands = {
             "demo": _demo, "run": _run, "bench": _bench, "trace": _trace, "rank-table": rank_table.main,

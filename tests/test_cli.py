@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -159,6 +160,44 @@ def test_failing_script_gives_root_cause_and_code(case: str, capsys: pytest.Capt
     records = [json.loads(path.read_text()) for path in Path("runs/train").glob("error_rank*.json")]
     assert any(text.split("failed: ")[-1] in record["summary"] for record in records)
     assert Path("runs/train/trace.json").exists()
+
+
+READERS = {
+    "run": (["run", "-n", "2", "train.py"], 1),
+    "doctor": (["doctor"], 0),
+    "help": (["run", "--help"], 0),
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("case", READERS, ids=str)
+def test_a_reader_that_leaves_ends_the_command_quietly(case: str) -> None:
+    """As `simparallel run train.py | head -1` does: also in the middle of a run, whose ranks are stopped."""
+    write(
+        "train.py",
+        "import simparallel as sp\nsp.init()\nwhile True:\n    print('on and on')\n    sp.barrier()\n",
+    )
+    words, lines = READERS[case]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "simparallel.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with command:
+        for _ in range(lines):
+            assert command.stdout.readline().endswith(b"on and on\n")
+        command.stdout.close()
+        assert command.wait(60) == (0 if case == "help" else 128 + signal.SIGPIPE)
+        assert command.stderr.read() == b""
+
+
+def test_a_broken_pipe_of_another_kind_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red control: only the reader's end is quiet."""
+
+    def broken(options: object) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(cli, "_code_of", broken)
+    with pytest.raises(BrokenPipeError):
+        cli.main(["doctor"])
 
 
 def test_script_runs_alone_too() -> None:
