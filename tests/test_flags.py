@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,8 +27,8 @@ open(f"rank{sp.get_rank()}.txt", "w").write(" ".join(os.environ[name] for name i
 """
 
 
-def request(*words: str) -> flags.Request:
-    return flags.request(cli.parser().parse_args(["run", *words, "train.py"]))
+def request(*words: str, script: Sequence[str] = ("train.py",)) -> flags.Request:
+    return flags.request(cli.parser().parse_args(["run", *words, *script]))
 
 
 @given(st.integers(1, 8), st.integers(1, 8))
@@ -97,6 +99,17 @@ def test_what_is_not_done_is_said() -> None:
     assert "waits for its ranks all the same" in request("--join=False").notes[0]
     assert "all 2 nodes" in request("--nnodes=2", "--node-rank=0").notes[0]
     assert request("--join=True", "--node-rank=0").notes == ()
+
+
+def test_one_command_for_each_node_is_refused_with_the_one_that_does_the_same() -> None:
+    words = ["--worker_num=8", "--local_worker_num=4", "--log_dir=my logs", "train.py", "--lr", "0.1 0.2"]
+    with pytest.raises(InputError) as caught:
+        request("--node_rank=1", *words[:-3], script=words[-3:])
+    lines = [line.strip() for line in str(caught.value).splitlines()]
+    assert lines[1] == "simparallel run --nodes 2 -n 8 --log-dir 'my logs' train.py --lr '0.1 0.2'"
+    same = request(*shlex.split(lines[1])[2:-3], script=words[-3:])
+    assert (same.world_size, same.nodes, str(same.log_dir)) == (8, 2, "my logs")
+    assert lines[3].startswith("simparallel run --transport mpi -n 8 --log-dir 'my logs' --mpiexec 'mpiexec ")
 
 
 # --- commands as published, on processes ------------------------------------------------------------------

@@ -7,6 +7,7 @@ starts all nodes: simulated ones on this machine, or over MPI real ones.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -127,9 +128,14 @@ def request(options: argparse.Namespace) -> Request:
             "--nodes N, the command of node 0 starts all of them."
         )
     if options.node_rank is not None and options.node_rank > 0:
+        rest = shlex.join([options.script, *options.arguments])
+        where = f" --log-dir {shlex.quote(options.log_dir)}" if options.log_dir else ""
         raise InputError(
-            f"--node-rank {options.node_rank}: one command starts all {nodes} nodes, and that of node 0 does it; leave "
-            "this one out. Real machines are joined by --transport mpi."
+            f"--node-rank {options.node_rank}: one command starts all {nodes} nodes, for unrelated commands share no "
+            "memory and nothing listens here. Start, in place of all of them, the same without --node-rank:\n"
+            f"    simparallel run --nodes {nodes} -n {world_size}{where} {rest}\n"
+            "or, for real machines:\n"
+            f"    simparallel run --transport mpi -n {world_size}{where} --mpiexec 'mpiexec -hosts A,B' {rest}"
         )
     if options.node_rank == 0 and nodes > 1:
         notes.append(f"all {nodes} nodes are started by this command")
