@@ -178,6 +178,68 @@ def test_variants_on_processes():
                 assert_equal(got, expected)
 
 
+# --- layers of every kind with parameters ---------------------------------------------------------------
+
+
+class Layers(Module):
+    """Images to numbers, through a layer of every kind whose gradients are made where they travel from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wide: dict[str, Any] = {"dtype": np.float64}
+        self.image = Sequential(
+            sp.nn.Conv2d(2, 4, 3, padding=1, **wide), sp.nn.GroupNorm(2, 4, **wide), ReLU()
+        )
+        self.grouped = sp.nn.Conv2d(4, 4, 3, groups=2, **wide)
+        self.many = sp.nn.Conv2d(4, 18, 2, **wide)  # enough channels for another order in memory
+        self.last = sp.nn.Conv2d(18, 2, 1, bias=False, **wide)
+        self.words = sp.nn.Embedding(5, 6, **wide)
+        self.norms = Sequential(sp.nn.LayerNorm(6, **wide), sp.nn.RMSNorm(6, **wide), Linear(6, 3, **wide))
+
+    def forward(self, images: Any, words: Any) -> sp.Tensor:
+        h = self.last(self.many(self.grouped(self.image(images))))
+        return h.sum() + self.norms(self.words(words)).sum()
+
+
+def layers_data(rank: int, step: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng((rank, step))
+    return rng.standard_normal((rows, 2, 5, 5)), rng.integers(0, 5, (rows, 2))
+
+
+def train_layers(rows: tuple[int, ...], as_view: bool | None) -> list[Any]:
+    """Two steps on this rank's rows; on all rows where `as_view` is None."""
+    sp.manual_seed(4)
+    model = Layers()
+    optimizer = sp.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+    net, rank, scale = model, 0, 1.0
+    if as_view is not None:
+        rank, scale = sp.get_rank(), float(len(rows))
+        net = DistributedDataParallel(model, bucket_cap_mb=2000 / MIB, gradient_as_bucket_view=as_view)
+    for step in range(2):
+        parts = [layers_data(r, step, count) for r, count in enumerate(rows)]
+        images, words = map(np.concatenate, zip(*parts, strict=True)) if as_view is None else parts[rank]
+        optimizer.zero_grad()
+        (net(images, words) * scale).backward()
+        if as_view:  # nobody had to copy them there
+            for bucket in net._reducer.buckets:
+                assert all(p.grad.data is view for p, view in zip(bucket.tensors, bucket.views, strict=True))
+        optimizer.step()
+    return state_of(model, optimizer)
+
+
+def test_layers_of_every_kind_equal_one_device(inline):
+    """Within rounding; on 1 to 8 ranks, with any parts, none included."""
+    parts = st.lists(st.integers(0, 2), min_size=1, max_size=8).filter(any).map(tuple)
+
+    def body(case: tuple[tuple[int, ...], bool]) -> None:
+        expected = train_layers(case[0], None)
+        for got in inline.run(len(case[0]), train_layers, *case):
+            for a, b in zip(got, expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9 * max(1, abs(b).max()))
+
+    inline.check(st.tuples(parts, st.booleans()), body, parts=2)
+
+
 # --- accumulation -------------------------------------------------------------------------------------
 
 

@@ -115,10 +115,12 @@ def test_the_functional_loop_equals_one_device_exactly(world):
             assert loss.shape == ()
             optimizer(reducer(grads))
         assert all(parameter.grad is None for parameter in net.parameters())
-        return net.state_dict()
+        moments = optimizer.state_dict()["state"].items()
+        return net.state_dict() | {(i, name): value for i, state in moments for name, value in state.items()}
 
     (whole,) = world.run(1, program, 1)
-    for size in (2, 3, 4):
+    assert len(whole) == 4
+    for size in range(2, 9) if world.transport == "inline" else (2, 4):  # 12 rows: uneven on 5, 7 and 8
         for state in world.run(size, program, size):
             assert all(np.array_equal(state[name], value) for name, value in whole.items())
 

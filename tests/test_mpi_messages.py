@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
@@ -13,6 +14,8 @@ from oracles import World
 
 import simparallel as sp
 from simparallel.errors import InputError, RunFailedError
+from simparallel.runtime import mpi_rank
+from simparallel.runtime.reports import Outcome
 
 
 @pytest.fixture
@@ -113,3 +116,17 @@ def test_objects_without_pickle(world):
         return sp.gather_object({"rank": sp.get_rank()}, dst=1)
 
     assert list(world.run(2, program)) == [None, [{"rank": 0}, {"rank": 1}]]
+
+
+def test_what_a_rank_tells_of_its_end_comes_back_whole(world):
+    """As JSON, which has lists for tuples; what kinds of events there are may grow."""
+
+    def program():
+        sp.all_reduce(np.ones(3))
+        sp.Tensor(np.ones(2)) * 2.0
+        sp.log(loss=1.5)
+
+    events = [event for event in world.run(2, program).trace.events if event.rank == 1]
+    assert {len(event.group) for event in events} == {0, 2}
+    outcome = Outcome(1, None, None, events, [(0, "loss", 1.5)], {})
+    assert mpi_rank.outcome_of(json.loads(json.dumps(mpi_rank._fields(outcome)))) == outcome

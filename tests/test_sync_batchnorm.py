@@ -267,6 +267,19 @@ def test_training_equals_one_device(world, settings):
                 np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
 
 
+def test_training_equals_one_device_for_any_parts(inline):
+    """The same on 1 to 8 ranks with any parts of the batch, none included."""
+
+    def body(rows):
+        expected = train(network(), rows, None)
+        for got in inline.run(len(rows), lambda: train(network(), rows, sp.get_rank(), bucket_cap_mb=1e-4)):
+            for a, b in zip(got, expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
+
+    parts = st.lists(st.integers(0, 4), min_size=1, max_size=8).map(tuple)
+    inline.check(parts.filter(lambda rows: sum(rows) > 2), body, parts=2)
+
+
 def test_statistics_in_a_group_of_their_own(inline):
     def device():
         rank, rows = sp.get_rank(), (2, 3)
