@@ -18,7 +18,7 @@ from oracles import OPS, TRANSPORTS, World
 
 import simparallel as sp
 from simparallel.cluster import describe
-from simparallel.comm import direct, shm
+from simparallel.comm import direct, large, shm
 from simparallel.comm.segment import SLOT_BYTES, Segment
 from simparallel.comm.transport import Condition
 from simparallel.errors import CommError, DTypeError, RunFailedError
@@ -256,8 +256,10 @@ def all_reduce_again_and_again(
     piece_bytes: int, pair_bytes: int, sizes: list[int], shared: int, at_once: int
 ) -> list[Any]:
     direct.PIECE_BYTES, direct.PAIR_BYTES = piece_bytes, pair_bytes
-    # Every rank chooses for itself, and what it finds faster: here by its bit, on threads for all of them.
-    direct._Choice.all_at_once = lambda choice: bool(at_once >> sp.get_rank() & 1)
+    # By a bit for each rank, as where one of them lacks the memory; on threads for all of them.
+    large.LargeAllReduce._all_at_once = property(
+        lambda body: bool(at_once >> sp.get_rank() & 1), lambda *_: None
+    )
     me, results = sp.get_rank(), []
     for number, num_elements in enumerate(sizes):
         x = sp.empty(num_elements, np.int64, shared=bool(shared >> me & 1))
@@ -281,7 +283,7 @@ def test_large_arrays_in_pieces(data):
             direct, "PIECE_BYTES", piece_bytes
         )  # threads change the same module, and it is put back
         patch.setattr(direct, "PAIR_BYTES", pair_bytes)
-        patch.setattr(direct._Choice, "all_at_once", None)
+        patch.setattr(large.LargeAllReduce, "_all_at_once", None, raising=False)
         program = all_reduce_again_and_again
         results = sp.launch(
             program, (piece_bytes, pair_bytes, sizes, shared, at_once), world_size=size, transport="inline"
@@ -298,7 +300,7 @@ def test_two_ranks_show_large_arrays_in_any_two_ways(world, monkeypatch, shared,
     sizes, limits = [20_000, 70_001, 5_000, 70_001, 33_333], (40_008, 60_000)
     for name in ("PIECE_BYTES", "PAIR_BYTES"):
         monkeypatch.setattr(direct, name, None)  # threads change the same module, and it is put back
-    monkeypatch.setattr(direct._Choice, "all_at_once", None)
+    monkeypatch.setattr(large.LargeAllReduce, "_all_at_once", None, raising=False)
     results = world.run(2, all_reduce_again_and_again, *limits, sizes, shared, at_once)
     for number, num_elements in enumerate(sizes):
         xs = [values(rank + number, (num_elements,), np.dtype(np.int64)) for rank in range(2)]
@@ -307,14 +309,15 @@ def test_two_ranks_show_large_arrays_in_any_two_ways(world, monkeypatch, shared,
 
 
 def test_what_took_less_time_is_done_again():
-    """Both ways are tried, twice each, and again after a while."""
-    choice, ways = direct._Choice(), []
-    for call in range(2 * direct.TRY_EVERY):
+    """Both ways are tried, twice each, and again after a while; a slow moment changes nothing."""
+    choice, ways = large.Choice(), [False]
+    for call in range(2 * large.TRY_EVERY):
         ways.append(choice.all_at_once())
-        choice.took(2 if ways[-1] == (call < direct.TRY_EVERY) else 1, ways[-1])
+        better = call >= large.TRY_EVERY  # the way that is better from here on
+        choice.took((1 if ways[call] == better else 2) + 9 * (call % 5 == 0 and call % 128 > 8), ways[call])
     tried = [False, False, True, True]
-    rest = direct.TRY_EVERY - len(tried)
-    assert ways == [*tried, *[False] * rest, *tried, *[True] * rest]
+    rest = large.TRY_EVERY - len(tried)
+    assert ways[:-1] == [*tried, *[False] * rest, *tried, *[True] * rest]
 
 
 def move_everything(shape: tuple[int, ...]) -> list[Any]:

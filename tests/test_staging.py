@@ -79,10 +79,10 @@ def test_large_payloads_have_two_rooms_that_grow():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.complex128, np.dtype("S3"), np.dtype("f4, i8")])
 def test_what_members_show_is_what_lies_there(dtype):
-    dtype, segment = np.dtype(dtype), Segment(4, arena_bytes=1 << 22)
-    offsets = [2 << 20, 3 << 20, (3 << 20) + 64, (2 << 20) + 640]
+    dtype, segment = np.dtype(dtype), Segment(4, arena_bytes=1 << 24)
+    offsets = [5 << 20, 6 << 20, (6 << 20) + 64, (5 << 20) + 640]
     for rank, offset in enumerate(offsets):
-        Arena(segment, rank).allocate(1 << 21)
+        Arena(segment, rank).allocate(1 << 22)
         assert offset + 256 <= segment.arena_bytes
     for ranks in ((0, 1, 2, 3), (3, 1), (2, 0, 3)):
         for places in (offsets, [offsets[0]] * 4):

@@ -1,0 +1,166 @@
+"""all_reduce of large arrays: every rank reduces its part, and copies those of the others."""
+
+from __future__ import annotations
+
+from collections import deque
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simparallel.comm import header as h
+from simparallel.comm.call import ALL_COPIED, IN_PIECES, Call
+from simparallel.comm.reduction import Reduction, reduce_into
+from simparallel.comm.segment import order
+from simparallel.comm.staging import Staging
+from simparallel.comm.work import Steps
+from simparallel.errors import SharedMemoryError
+
+if TYPE_CHECKING:
+    from simparallel.comm.group import Group
+
+MAX_VIEWS = 64
+TRY_EVERY = 128  # calls
+MOST_AT_ONCE_BYTES = 64 << 20  # more is shown in pieces only, which takes less memory
+
+_Views = tuple[list[np.ndarray], list[np.ndarray], list[slice]]
+
+
+class Choice:
+    """In pieces or all at once: what took less time lately. The first rank of the group chooses for all.
+
+    Pieces stay in the cache. That is twice as fast where the ranks' cores share one, and half as fast where they do
+    not: there, taking lines from the other core is dearer than memory. Which cores a process gets is
+    nobody's choice here, and changes, so both ways are tried again from time to time.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+        # Of the last calls in pieces, and all at once. The least counts: the rest is what else the machine did.
+        self._times_ns: tuple[deque[int], deque[int]] = deque([0], maxlen=8), deque([0], maxlen=8)
+
+    def all_at_once(self) -> bool:
+        """For the call after this one."""
+        self._calls += 1
+        turn = self._calls % TRY_EVERY
+        # Two calls each way: the first one may have to fetch what the other way has pushed out of the cache.
+        return turn >= 2 if turn < 4 else min(self._times_ns[1]) < min(self._times_ns[0])
+
+    def took(self, time_ns: int, all_at_once: bool) -> None:
+        """How long a call took."""
+        times_ns = self._times_ns[all_at_once]
+        if self._calls % TRY_EVERY <= 4:  # what was measured long ago is no longer true
+            times_ns.clear()
+        times_ns.append(time_ns)
+
+
+class LargeAllReduce:
+    """The body, for arrays of one shape.
+
+    A rank shows the parts that others reduce; its result takes the place of its own part. Piece by piece where that
+    pays: what it shows stays in the cache then, and each piece takes one wait, for results and for the next
+    piece at once.
+
+    Args:
+        rule: how to reduce.
+        x: arrays look like this.
+        staging: where this rank shows it.
+        piece_bytes: of the pieces; None for one of everything.
+    """
+
+    def __init__(self, rule: Reduction, x: np.ndarray, staging: Staging, piece_bytes: int | None) -> None:
+        self.rule = rule
+        if piece_bytes is None or not staging.place_bytes(piece_bytes):
+            piece_bytes = x.nbytes
+        self.step = max(1, min(x.nbytes, piece_bytes) // x.itemsize)  # elements of a piece
+        self.place_bytes = staging.place_bytes(self.step * x.itemsize)
+        self._choice = Choice() if piece_bytes < x.nbytes <= MOST_AT_ONCE_BYTES else None
+        self._all_at_once = False
+        self._kept: dict[Any, _Views] = {}
+
+    def expose(self, call: Call) -> tuple[int, int]:
+        """Show the first piece, and where the next ones will be, or all: (offset of the first, bytes)."""
+        start_ns = perf_counter_ns()
+        group, flat = call.group, call.x.reshape(-1)  # a copy where there are gaps
+        staging, piece = group.staging, flat[: self.step]
+        if self._choice is not None and group.position == 0:
+            call.wish = int(self._choice.all_at_once())
+        try:
+            if self._all_at_once:
+                offset, piece, call.shown = staging.next(0, flat.nbytes), flat, ALL_COPIED
+        except SharedMemoryError:
+            pass  # pieces need less
+        if call.shown == IN_PIECES:
+            offset = staging.next(self.place_bytes, self.step * flat.itemsize)
+            if flat.size > self.step:
+                call.ring_at = staging.ring_at
+        group.show_to_others(piece, offset)
+        call.kept = flat, perf_counter_ns() - start_ns
+        return offset, piece.nbytes
+
+    def __call__(self, call: Call) -> Steps:
+        group, x, me = call.group, call.x, call.group.position
+        if group.size == 1:
+            return x
+        ways, first, rings = call.notes(h.SHOWN), call.notes(h.OFFSET), call.notes(h.RING_AT)
+        self._all_at_once = bool(call.notes(h.WISH)[0])
+        flat, spent_ns = (x.reshape(-1), 0) if call.zero_copy else call.kept
+        start_ns = perf_counter_ns() - spent_ns
+        step = flat.size if all(ways) else self.step
+        staging, place_bytes = group.staging, self.place_bytes
+        if (
+            IN_PIECES in ways and ALL_COPIED in ways
+        ):  # what is nobody's part of the whole may be one of a piece
+            if call.shown == ALL_COPIED:
+                mine = group.bounds(flat.size, me)
+                group.arenas(flat.dtype).one(me, first[me], flat.size)[mine] = flat[mine]
+            yield group.end_phase()
+            order()
+        for i, start in enumerate(range(0, flat.size, step)):
+            own, turn = flat[start : start + step], self._turn(i, flat.size)
+            offsets = tuple(
+                at + start * own.itemsize if way or not start else staging.nth(at, ring, place_bytes, turn)
+                for way, at, ring in zip(ways, first, rings, strict=True)
+            )
+            sources, results, parts = self._views(group, offsets, own)
+            mine, result = own[parts[me]], results[me]
+            sources = [*sources[:me], mine, *sources[me + 1 :]]
+            reduce_into(self.rule, sources, result, is_apart=not call.zero_copy)
+            if not call.zero_copy:
+                mine[...] = result
+                if start + step < flat.size and call.shown == IN_PIECES:
+                    following = staging.nth(first[me], rings[me], place_bytes, self._turn(i + 1, flat.size))
+                    group.show_to_others(flat[start + step : start + 2 * step], following)
+                    staging.take(following, place_bytes)
+            yield group.end_phase()
+            order()
+            for position, part in enumerate(parts):
+                if position != me:
+                    own[part] = results[position]
+        if not x.flags.c_contiguous:
+            x[...] = flat.reshape(x.shape)
+        if self._choice is not None and ways.count(ways[0]) == group.size and not call.zero_copy:
+            self._choice.took(perf_counter_ns() - start_ns, call.shown == ALL_COPIED)
+        return x
+
+    def _turn(self, number: int, size: int) -> int:
+        """Which place a piece takes: two by turns, and a shorter last one another.
+
+        When a piece is shown, peers may still read the results of the one before the last. Those lie where equal
+        pieces show nothing, and are written when everybody has the results in between.
+        """
+        return number & 1 if (number + 1) * self.step <= size else 2
+
+    def _views(self, group: Group, offsets: tuple[int, ...], own: np.ndarray) -> _Views:
+        """What members show of this rank's part, their results, and the parts; kept, as places come again."""
+        key = offsets, own.size
+        views = self._kept.get(key)
+        if views is None:
+            if len(self._kept) >= MAX_VIEWS:
+                self._kept.clear()
+            parts = [group.bounds(own.size, position) for position in range(group.size)]
+            shown = group.arenas(own.dtype).flat(offsets, own.size)
+            sources = [array[parts[group.position]] for array in shown]
+            results = [array[part] for array, part in zip(shown, parts, strict=True)]
+            views = self._kept[key] = sources, results, parts
+        return views
