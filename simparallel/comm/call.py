@@ -85,7 +85,7 @@ class Call(Work):
         self.seq = -1
         self.shown = IN_PIECES
         self.kept: Any = None  # what a body keeps from exposing
-        self.ring_at = 0  # of this rank, where the payload comes in pieces
+        self.other_offset = 0  # of the second piece, where the payload comes in pieces
         self.wish = 0  # how this rank wants the next call of this kind to be
         self._site = group.transport.call_site()
         self._issued_ps = group.recorder.now_ps if group.recorder else 0
@@ -148,7 +148,7 @@ class Call(Work):
             (h.SHOWN, self.shown), (h.SEQ, self.seq),
         ):  # fmt: skip
             note[word - h.COMPARED] = value
-        for word, value in ((h.RING_AT, self.ring_at), (h.WISH, self.wish)):
+        for word, value in ((h.OTHER_OFFSET, self.other_offset), (h.WISH, self.wish)):
             if value:  # of a scatter, these words say something else
                 note[word - h.COMPARED] = value
         group.publish(plan, parity)

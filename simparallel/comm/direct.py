@@ -67,7 +67,7 @@ class Direct:
             return _SmallAllReduce(rule)
         if self.size == 2 and x.nbytes <= PAIR_BYTES:
             return _PairAllReduce(rule, self.rank or 0)
-        return LargeAllReduce(rule, x, self.staging, PIECE_BYTES if self.size == 2 else None)
+        return LargeAllReduce(rule, x, self.size, self.staging, PIECE_BYTES if self.size == 2 else None)
 
     def adasum(self, x: np.ndarray, layers: adasum.Layers) -> Body | BodySteps:
         return adasum.small(layers) if x.nbytes <= SLOT_BYTES else adasum.large(layers)

@@ -9,7 +9,7 @@ In shared memory the headers of all ranks lie together, so that one comparison o
     16 call site   17 simulated time at the call [ps]   18 offset of the payload in the arena
     19 payload [bytes]   20 1 if the payload is the user's own array, 2 if all of it lies there at once   21 seq
     22 dtype   23 ndim   24 … 31 shape of what the root of a scatter gives to each; in an all_reduce
-    22 where the ring begins, if the payload comes in pieces   23 1 if the next one is to be shown all at once
+    22 offset of the second piece, if the payload comes in pieces   23 1 if the next one is to be shown all at once
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALGORITHM = MEMBERS
 COMPARED = 16
 SITE, SIM_PS, OFFSET, NBYTES, SHOWN, SEQ = 16, 17, 18, 19, 20, 21
 GIVEN_DTYPE, GIVEN_NDIM, GIVEN_SHAPE = 22, 23, 24
-RING_AT, WISH = 22, 23
+OTHER_OFFSET, WISH = 22, 23
 USED = 32
 MAX_GIVEN_DIMS = USED - GIVEN_SHAPE
 _SHAPE_WORDS = MEMBERS - SHAPE

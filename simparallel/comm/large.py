@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.comm import header as h
-from simparallel.comm.call import ALL_COPIED, IN_PIECES, Call
+from simparallel.comm.call import ALL_COPIED, IN_PIECES, OWN_ARRAY, Call
 from simparallel.comm.reduction import Reduction, reduce_into
-from simparallel.comm.segment import order
+from simparallel.comm.segment import LINE, order, round_up
 from simparallel.comm.staging import Staging
 from simparallel.comm.work import Steps
 from simparallel.errors import SharedMemoryError
@@ -57,43 +57,55 @@ class Choice:
 class LargeAllReduce:
     """The body, for arrays of one shape.
 
-    A rank shows the parts that others reduce; its result takes the place of its own part. Piece by piece where that
-    pays: what it shows stays in the cache then, and each piece takes one wait, for results and for the next
-    piece at once.
+    A rank shows the parts that others reduce, and its result behind them. Piece by piece where that pays: what it
+    shows stays in the cache then, and each piece takes one wait, for results and for the next piece at once.
 
     Args:
         rule: how to reduce.
         x: arrays look like this.
+        size: number of ranks.
         staging: where this rank shows it.
         piece_bytes: of the pieces; None for one of everything.
     """
 
-    def __init__(self, rule: Reduction, x: np.ndarray, staging: Staging, piece_bytes: int | None) -> None:
+    def __init__(
+        self, rule: Reduction, x: np.ndarray, size: int, staging: Staging, piece_bytes: int | None
+    ) -> None:
         self.rule = rule
-        if piece_bytes is None or not staging.place_bytes(piece_bytes):
-            piece_bytes = x.nbytes
-        self.step = max(1, min(x.nbytes, piece_bytes) // x.itemsize)  # elements of a piece
-        self.place_bytes = staging.place_bytes(self.step * x.itemsize)
-        self._choice = Choice() if piece_bytes < x.nbytes <= MOST_AT_ONCE_BYTES else None
-        self._all_at_once = False
+        self.step = max(1, min(x.nbytes, piece_bytes or x.nbytes) // x.itemsize)  # elements of a piece
+        in_pieces = self.step < x.size
+        self._choice = Choice() if in_pieces and x.nbytes <= MOST_AT_ONCE_BYTES else None
+        self._all_at_once = not in_pieces
+        # Where the result lies behind what is shown, by how it is shown; two results where pieces go on beside it.
+        self.results_at = {
+            IN_PIECES: round_up(self.step * x.itemsize, LINE),
+            ALL_COPIED: round_up(x.nbytes, LINE),
+        }
+        self.result_bytes = round_up(-(-self.step // size) * x.itemsize, LINE)
+        whole_result_bytes = max(-(-x.size // size) * x.itemsize, 2 * self.result_bytes)
+        self.room_bytes = {
+            IN_PIECES: self.results_at[IN_PIECES] + self.result_bytes,
+            ALL_COPIED: self.results_at[ALL_COPIED] + whole_result_bytes,
+        }
         self._kept: dict[Any, _Views] = {}
 
     def expose(self, call: Call) -> tuple[int, int]:
-        """Show the first piece, and where the next ones will be, or all: (offset of the first, bytes)."""
+        """Show the first piece, and where the second one will be, or all: (offset of the first, bytes)."""
         start_ns = perf_counter_ns()
         group, flat = call.group, call.x.reshape(-1)  # a copy where there are gaps
         staging, piece = group.staging, flat[: self.step]
         if self._choice is not None and group.position == 0:
             call.wish = int(self._choice.all_at_once())
-        try:
-            if self._all_at_once:
-                offset, piece, call.shown = staging.next(0, flat.nbytes), flat, ALL_COPIED
-        except SharedMemoryError:
-            pass  # pieces need less
-        if call.shown == IN_PIECES:
-            offset = staging.next(self.place_bytes, self.step * flat.itemsize)
-            if flat.size > self.step:
-                call.ring_at = staging.ring_at
+        if self._all_at_once:
+            try:
+                room_bytes = self.room_bytes[ALL_COPIED]
+                offset = staging.next(staging.place_bytes(room_bytes), room_bytes)
+                call.shown, piece = ALL_COPIED, flat
+            except SharedMemoryError:
+                if self._choice is None:
+                    raise
+        if call.shown == IN_PIECES:  # takes less memory, too
+            offset, call.other_offset = staging.next_piece(self.room_bytes[IN_PIECES])
         group.show_to_others(piece, offset)
         call.kept = flat, perf_counter_ns() - start_ns
         return offset, piece.nbytes
@@ -102,12 +114,12 @@ class LargeAllReduce:
         group, x, me = call.group, call.x, call.group.position
         if group.size == 1:
             return x
-        ways, first, rings = call.notes(h.SHOWN), call.notes(h.OFFSET), call.notes(h.RING_AT)
-        self._all_at_once = bool(call.notes(h.WISH)[0])
+        ways, first, second = (tuple(call.notes(word)) for word in (h.SHOWN, h.OFFSET, h.OTHER_OFFSET))
+        if self._choice is not None:
+            self._all_at_once = bool(call.notes(h.WISH)[0])
         flat, spent_ns = (x.reshape(-1), 0) if call.zero_copy else call.kept
         start_ns = perf_counter_ns() - spent_ns
         step = flat.size if all(ways) else self.step
-        staging, place_bytes = group.staging, self.place_bytes
         if (
             IN_PIECES in ways and ALL_COPIED in ways
         ):  # what is nobody's part of the whole may be one of a piece
@@ -117,21 +129,20 @@ class LargeAllReduce:
             yield group.end_phase()
             order()
         for i, start in enumerate(range(0, flat.size, step)):
-            own, turn = flat[start : start + step], self._turn(i, flat.size)
+            own = flat[start : start + step]
             offsets = tuple(
-                at + start * own.itemsize if way or not start else staging.nth(at, ring, place_bytes, turn)
-                for way, at, ring in zip(ways, first, rings, strict=True)
+                at + start * own.itemsize if way else other if i & 1 else at
+                for way, at, other in zip(ways, first, second, strict=True)
             )
-            sources, results, parts = self._views(group, offsets, own)
+            sources, results, parts = self._views(group, ways, offsets, i, own)
             mine, result = own[parts[me]], results[me]
             sources = [*sources[:me], mine, *sources[me + 1 :]]
             reduce_into(self.rule, sources, result, is_apart=not call.zero_copy)
             if not call.zero_copy:
                 mine[...] = result
                 if start + step < flat.size and call.shown == IN_PIECES:
-                    following = staging.nth(first[me], rings[me], place_bytes, self._turn(i + 1, flat.size))
+                    following, _ = group.staging.next_piece(self.room_bytes[IN_PIECES])
                     group.show_to_others(flat[start + step : start + 2 * step], following)
-                    staging.take(following, place_bytes)
             yield group.end_phase()
             order()
             for position, part in enumerate(parts):
@@ -143,24 +154,26 @@ class LargeAllReduce:
             self._choice.took(perf_counter_ns() - start_ns, call.shown == ALL_COPIED)
         return x
 
-    def _turn(self, number: int, size: int) -> int:
-        """Which place a piece takes: two by turns, and a shorter last one another.
-
-        When a piece is shown, peers may still read the results of the one before the last. Those lie where equal
-        pieces show nothing, and are written when everybody has the results in between.
-        """
-        return number & 1 if (number + 1) * self.step <= size else 2
-
-    def _views(self, group: Group, offsets: tuple[int, ...], own: np.ndarray) -> _Views:
-        """What members show of this rank's part, their results, and the parts; kept, as places come again."""
-        key = offsets, own.size
+    def _views(
+        self, group: Group, ways: tuple[int, ...], offsets: tuple[int, ...], number: int, own: np.ndarray
+    ) -> _Views:
+        """What members show of this rank's part in a piece, their results, and the parts; kept for the next call."""
+        key = ways, offsets, number, own.size
         views = self._kept.get(key)
         if views is None:
             if len(self._kept) >= MAX_VIEWS:
                 self._kept.clear()
-            parts = [group.bounds(own.size, position) for position in range(group.size)]
-            shown = group.arenas(own.dtype).flat(offsets, own.size)
-            sources = [array[parts[group.position]] for array in shown]
-            results = [array[part] for array, part in zip(shown, parts, strict=True)]
+            arenas, parts = group.arenas(own.dtype), [group.bounds(own.size, i) for i in range(group.size)]
+            sources = [array[parts[group.position]] for array in arenas.flat(offsets, own.size)]
+            results = []
+            for position, (way, offset, part) in enumerate(zip(ways, offsets, parts, strict=True)):
+                if way == OWN_ARRAY:
+                    at = offset + part.start * own.itemsize
+                elif way == IN_PIECES:
+                    at = offset + self.results_at[way]
+                else:
+                    begin = offset - number * self.step * own.itemsize
+                    at = begin + self.results_at[way] + (number & 1) * self.result_bytes
+                results.append(arenas.one(position, at, part.stop - part.start))
             views = self._kept[key] = sources, results, parts
         return views

@@ -3,6 +3,7 @@
     slots   two fixed places of SLOT_BYTES: small payloads lie there, and no peer has to be told where
     ring    larger ones take the next place, and begin again at the start where the end is reached
     rooms   two, as large as needed, by turns: for what is too large for the ring
+    pieces  two places by turns: for what is shown piece by piece, see `large`
 
 Writing a cache line that another core has just read means taking it away from there, which costs up to
 ten times what writing one costs that nobody holds. So the ring is larger than the caches that belong to one core:
@@ -25,7 +26,7 @@ from simparallel.comm.segment import LINE, Arena, Segment
 
 # Measured with 2, 4 and 8 ranks on two cores that share a cache of 32 MiB: more ranks than cores gain little from a
 # ring, and nothing from one that leaves less of that cache to their data.
-PAIR_RING_BYTES, RING_BYTES = 8 << 20, 1 << 20
+PAIR_RING_BYTES, RING_BYTES = 4 << 20, 512 << 10
 SMALLEST_PLACE_BYTES = 16 << 10
 MAX_PLACES = 64  # views of a place are kept for when it comes again
 
@@ -51,7 +52,8 @@ class Staging:
         self._ring_at = -1
         self._start = self._end = 0  # of the last place in the ring
         self._rooms = [(0, 0), (0, 0)]  # (offset, bytes)
-        self._turn = 0
+        self._turn = self._piece = 0
+        self._pairs: dict[int, int] = {}  # for pieces, by their size
 
     def place_bytes(self, size_bytes: int) -> int:
         """The places that so many bytes take in the ring, or 0 if they are too many for it.
@@ -76,33 +78,23 @@ class Staging:
         if self._ring_at < 0:
             self._ring_at = self._arena.allocate(self.ring_bytes)
         start = (self._end + place_bytes - 1) & -place_bytes
-        # Small ones take half of the ring, which is large for those that are shown in pieces.
-        if start >= min(max(self.ring_bytes // 2, 4 * place_bytes), MAX_PLACES * place_bytes):
+        if start >= min(self.ring_bytes, MAX_PLACES * place_bytes):
             start = 0 if self._start >= place_bytes else start % self.ring_bytes
         self._start, self._end = start, start + place_bytes
         return self._ring_at + start
 
-    @property
-    def ring_at(self) -> int:
-        """Where the ring begins; only after a place of it was taken."""
-        return self._ring_at
+    def next_piece(self, room_bytes: int) -> tuple[int, int]:
+        """Offsets of the two places of pieces: of the next piece, and of the one after it.
 
-    def nth(self, first: int, ring_at: int, place_bytes: int, number: int) -> int:
-        """Where a member goes on after the place that `next` gave it: one of four.
-
-        Args:
-            first: that one.
-            ring_at: where the ring of that member begins.
-            place_bytes: of each of them.
-            number: which, 0 for the first.
+        What is shown in a piece must not lie where another one of this size has results: when it is shown,
+        peers may still read the results of the piece before the last.
         """
-        four_at = ring_at + (first - ring_at) // (4 * place_bytes) * (4 * place_bytes)
-        return four_at + (first - four_at + number * place_bytes) % (4 * place_bytes)
-
-    def take(self, offset: int, place_bytes: int) -> None:
-        """This rank has gone on to this place."""
-        self._start = offset - self._ring_at
-        self._end = self._start + place_bytes
+        first_at = self._pairs.get(room_bytes)
+        if first_at is None:
+            first_at = self._pairs[room_bytes] = self._arena.allocate(2 * room_bytes)
+        self._piece = 1 - self._piece
+        places = first_at, first_at + room_bytes
+        return places[self._piece], places[1 - self._piece]
 
     def _next_room(self, size_bytes: int) -> int:
         which = self._turn = 1 - self._turn
@@ -121,6 +113,9 @@ class Staging:
             if size_bytes:
                 self._arena.free(offset)
             self._rooms[which] = (0, 0)
+        for offset in self._pairs.values():
+            self._arena.free(offset)
+        self._pairs.clear()
         if self._ring_at >= 0:
             self._arena.free(self._ring_at)
         self._ring_at, self._start, self._end = -1, 0, 0
