@@ -14,9 +14,10 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -67,6 +68,11 @@ class Case(NamedTuple):
     @property
     def rank(self) -> int:
         return 0 if self.victim == "first" else self.world_size - 1
+
+    @property
+    def call(self) -> tuple[Any, ...]:
+        """The function that meets the fault, and its arguments."""
+        return rounds, self.op, self.payload
 
     @property
     def fault(self) -> str:
@@ -139,12 +145,12 @@ class Runner:
         self.cluster = FaultyCluster(world_size, timeout_s=timeout_s, echo=False, log_dir=folder)
         self.delays_ms: list[float] = []
 
-    def check(self, case: Case) -> None:
+    def check(self, case: Any) -> None:
         cluster = self.cluster
         cluster.fault = case.fault
         start = time.monotonic()
         with pytest.raises(RunFailedError) as caught:
-            cluster.run(rounds, case.op, case.payload)
+            cluster.run(*case.call)
         assert time.monotonic() - start < LIMIT_S
         error = caught.value
         survivors = set(range(case.world_size)) - {case.rank}
@@ -167,9 +173,10 @@ class Runner:
             pids = [report["pid"] for report in error.reports.values()]
             wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 2)
 
-    def check_survivor(self, case: Case, summary: str) -> None:
+    def check_survivor(self, case: Any, summary: str) -> None:
         assert re.search(f"rank {case.rank} {HOW[case.action]}", summary), summary
-        place = r"at [^ ]*test_fault_matrix\.py:\d+ in rounds"
+        function = case.call[0]
+        place = rf"at [^ ]*{Path(function.__code__.co_filename).name}:\d+ in {function.__name__}"
         collective = rf"world, collective #\d \w+.*? {place}"
         message = rf"(send|recv)\(float32 .*\) {place}"
         assert re.search(f"{collective}|{message}", summary), summary
@@ -185,7 +192,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "LADDER", ladder)
 
 
-def run_all(cases: list[Case], folder: Path, side_by_side: int = 2 * len(SIZES)) -> list[float]:
+def run_all(cases: Sequence[Any], folder: Path, side_by_side: int = 2 * len(SIZES)) -> list[float]:
     """Run the cases, each world size on its own, and apart those that wait long; delays of survivors in ms."""
 
     def of_kind(kind: tuple[int, bool]) -> tuple[list[float], list[str]]:

@@ -11,8 +11,8 @@ from simparallel.comm.group import Group
 from simparallel.comm.work import Steps
 
 
-class FaultyCall(Call):
-    """One collective, phase by phase."""
+class AskingCall(Call):
+    """One collective that asks in the phases that all have, whatever way the payload goes."""
 
     def __init__(self, group: Group, plan: CallPlan, x: Any) -> None:
         super().__init__(group, plan, x)
@@ -22,10 +22,21 @@ class FaultyCall(Call):
         if phase in self._passed:
             return
         self._passed.add(phase)
-        group, faults = self.group, self.group.transport.faults
+        faults = self.group.transport.faults
         if faults is not None:
-            seq = self.seq if self.seq > 0 else group._seq + 1
-            faults.at(phase, "world" if group._slot == 0 else str(group._slot), self.plan.op, seq)
+            faults.at(phase, *self.place())
+
+    def place(self) -> tuple[str, str, int]:
+        """Group, op and number, as `Faults` takes them."""
+        group = self.group
+        seq = self.seq if self.seq > 0 else group._seq + 1
+        return "world" if group._slot == 0 else str(group._slot), self.plan.op, seq
+
+    def _publish(self) -> None:
+        super()._publish()
+        group, faults = self.group, self.group.transport.faults
+        if faults is not None:  # before it arrives: nobody has looked yet
+            faults.corrupt(group.transport.words, group._own_headers[self.seq & 1], *self.place())
 
     def _life(self) -> Steps:
         self._at("enter")
@@ -38,6 +49,16 @@ class FaultyCall(Call):
                 return end.value
             self._at("published")  # the first thing to wait for is the arrival of the others
             yield condition
+
+    def _compare(self) -> bool:
+        self._at("published")  # where nobody had to be waited for
+        found = super()._compare()
+        self._at("reduce")
+        return found
+
+
+class FaultyCall(AskingCall):
+    """One collective in shared memory, phase by phase."""
 
     def _expose(self) -> tuple[int, int]:
         place = super()._expose()
@@ -55,12 +76,6 @@ class FaultyCall(Call):
         second_half[...] = saved
         return place
 
-    def _compare(self) -> bool:
-        self._at("published")  # where nobody had to be waited for
-        found = super()._compare()
-        self._at("reduce")
-        return found
-
     def _body(self) -> Steps:
         steps = super()._body()
         while True:
@@ -75,6 +90,6 @@ class FaultyCall(Call):
 
 
 class FaultyGroup(Group):
-    """A group of a rank that has faults. Calls whose payload travels as messages have those of `send`."""
+    """A group of a rank that has faults. Calls whose payload travels as messages are in `faulty_messages`."""
 
     call_type = FaultyCall

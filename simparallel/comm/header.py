@@ -57,7 +57,10 @@ def encode_dtype(dtype: np.dtype) -> int:
 def decode_dtype(code: int) -> str:
     if code <= 0:
         return f"a dtype with a long name [{-code:x}]" if code else "-"
-    return np.dtype(_dtype_text(code)).name
+    try:
+        return np.dtype(_dtype_text(code)).name
+    except (TypeError, ValueError, SyntaxError):
+        return _damaged(code)
 
 
 def _dtype_text(code: int) -> str:
@@ -104,10 +107,10 @@ def decode_given(words: Sequence[int]) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def describe(words: Sequence[int]) -> str:
-    """A header in words: `all_reduce(sum) float32 (20, 2)`."""
-    text = OPS[words[OP]]
+    """A header in words: `all_reduce(sum) float32 (20, 2)`. Never raises: it may have been overwritten."""
+    text = _name(OPS, words[OP])
     if words[REDUCE]:
-        text += f"({REDUCE_OPS[words[REDUCE]]})"
+        text += f"({_name(REDUCE_OPS, words[REDUCE])})"
     if words[DTYPE]:
         sizes = [str(size) for size in words[SHAPE : SHAPE + min(words[NDIM], _SHAPE_WORDS)]]
         if words[NDIM] > _SHAPE_WORDS:
@@ -118,8 +121,16 @@ def describe(words: Sequence[int]) -> str:
     if words[DIMS]:
         text += f" dim {' -> '.join(map(str, decode_dims(words[DIMS])))}"
     if words[ALGORITHM] and words[OP] != OP_CODES["new_group"]:
-        text += f" by {ALGORITHMS[words[ALGORITHM]]}"
+        text += f" by {_name(ALGORITHMS, words[ALGORITHM])}"
     return text
+
+
+def _name(names: Sequence[str], code: int) -> str:
+    return names[code] if 0 <= code < len(names) else _damaged(code)
+
+
+def _damaged(code: int) -> str:
+    return f"<damaged: {code:#x}>"
 
 
 def encode_dims(*dims: int) -> int:
@@ -128,7 +139,7 @@ def encode_dims(*dims: int) -> int:
 
 
 def decode_dims(word: int) -> list[int]:
-    return [byte - 1 for byte in word.to_bytes(8, "little").rstrip(b"\0")]
+    return [byte - 1 for byte in word.to_bytes(8, "little", signed=word < 0).rstrip(b"\0")]
 
 
 _FIELDS = {"op": (OP,), "reduce op": (REDUCE,), "root": (ROOT,), "dtype": (DTYPE,),
@@ -157,6 +168,12 @@ def mismatch_error(
     if len(ops) == 1 and len({words[MEMBERS] for words in headers.values()}) > 1:
         differing.append("ranks" if ops == {OP_CODES["new_group"]} else "algorithm")
     told = [f"  {_ranks(ranks)} called {call}" for call, ranks in calls.items()]
+    if len(calls) == 1:  # the difference does not show in a call: memory was overwritten
+        for place in range(COMPARED):
+            values = {rank: words[place] for rank, words in headers.items()}
+            if len(set(values.values())) > 1:
+                differing.append(f"word {place} of the header")
+                told += [f"  rank {rank} has {value:#x} in word {place}" for rank, value in values.items()]
     seq = headers[me][SEQ]
     return CollectiveMismatchError(
         f"{group_name}, collective #{seq}: ranks made different calls.\n"

@@ -55,6 +55,8 @@ class Letters(PointToPoint):
 class MessageCall(Call):
     """A collective whose payload travels in messages, and that knows what it sent."""
 
+    letters_type = Letters
+
     def __init__(self, group: Group, plan: CallPlan, x: Any) -> None:
         super().__init__(group, plan, x)
         self.sent_bytes = 0
@@ -86,6 +88,11 @@ class ByMessages:
         self._communicator = communicator
         self._group = group
         self._algorithm = algorithm
+        self._kind = MessageCall
+        if group.transport.faults is not None:
+            from simparallel.comm.faulty_messages import FaultyMessageCall
+
+            self._kind = FaultyMessageCall
         self.plans: dict[Any, CallPlan] = {}
 
     def add_plan(
@@ -94,7 +101,7 @@ class ByMessages:
     ) -> CallPlan:  # fmt: skip
         header[h.ALGORITHM] = ALGORITHMS.index(self._algorithm)
         return self._group.add_plan(
-            key, header, body, x, vector_bytes, root, exposes=exposes, plans=self.plans, kind=MessageCall
+            key, header, body, x, vector_bytes, root, exposes=exposes, plans=self.plans, kind=self._kind
         )
 
     def run(self, plan: CallPlan, x: Any, async_op: bool = False) -> Any:
@@ -192,7 +199,7 @@ class ByMessages:
 
     def _run(self, call: Call, *arguments: Any) -> Steps:
         assert isinstance(call, MessageCall)
-        letters = Letters(self._communicator, call)
+        letters = call.letters_type(self._communicator, call)
         yield from find(self._algorithm, call.plan.op)(letters, *arguments)
         group = self._group
         entry = Entry(

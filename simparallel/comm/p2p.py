@@ -66,6 +66,8 @@ class Outbox(Lane):
         letter = h.encode("send", dtype=x.dtype, shape=x.shape)
         letter[h.SEQ], letter[h.SITE], letter[h.SIM_PS] = number, site, start_ps
         letter[h.OFFSET], letter[h.NBYTES], letter[h.TAG] = offset, x.nbytes, tag
+        if faults is not None:
+            faults.corrupt(letter, 0, "p2p", "send", number + 1)
         start = transport.segment.map.letter(transport.rank, self.dst, number)
         words[start : start + h.USED] = letter
         order()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from simparallel.comm.deadlock import PATIENCE_S, Vigil
+from simparallel.comm.progress import last_calls
 from simparallel.comm.segment import ABORT_INTERRUPT, WORD, Arena, Segment, fence
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.comm.unnamed import is_disabled
@@ -158,7 +159,10 @@ class ShmTransport(AbstractTransport):
         self.check_health(needed, describe)
         if time.monotonic() > deadline:
             missing = self.lagging(needed)
-            told = "; ".join(f"rank {rank} {self._process_state(rank)}" for rank in missing)
+            told = "; ".join(
+                f"rank {rank} {self._process_state(rank)}, {last_calls(self.segment, rank)}"
+                for rank in missing
+            )
             raise DeadlineError(
                 f"rank {self.rank} waited {self.timeout_s:g} s in {describe()}. Missing: {told}. "
                 "Raise timeout_s if that rank legitimately works that long.",
