@@ -480,7 +480,7 @@ def test_without(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the launcher --------------------------------------------------------------------------------
 
 RANKS = """
-import os, sys, time
+import ctypes, os, sys, time
 from pathlib import Path
 import simparallel as sp
 mode = sys.argv[1]
@@ -491,6 +491,7 @@ def work():
     try:
         if mode == "collective" and rank > 0: sp.barrier()
         while mode == "compute": pass
+        if mode == "hold the interpreter": ctypes.PyDLL(None).sleep(60)
         while mode != "stubborn": time.sleep(60)
         while True:
             try: time.sleep(60)
@@ -504,13 +505,16 @@ def started(folder: Path, what: str = "started") -> None:
     wait_for(lambda: len(list(folder.glob(f"{what}?"))) == 2)
 
 
-def test_killed_launcher(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sleep", "compute", "collective", "hold the interpreter"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_killed_launcher(tmp_path: Path, mode: str, how: signal.Signals) -> None:
+    """SIGHUP is what it gets when its terminal is closed."""
     script = start_script(
-        tmp_path, RANKS + "sp.launch(work, world_size=2)", "sleep", SIMPARALLEL_TEST_MARK="killed"
+        tmp_path, RANKS + "sp.launch(work, world_size=2)", mode, SIMPARALLEL_TEST_MARK="killed"
     )
     started(tmp_path)
     assert len(marked("killed")) == 4  # launcher, host, two devices
-    script.kill()
+    script.send_signal(how)
     script.communicate(timeout=10)
     wait_for(lambda: not marked("killed"), 2)
     assert not list(tmp_path.glob("finally?"))

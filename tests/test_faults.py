@@ -67,6 +67,11 @@ def test_parse() -> None:
         ("rank=0;action=sigkill", "action must be one of SIGKILL"),
         ("rank=0;action=sleep", "action must be"),
         ("rank=0;action=sleep(-1)", "action must be"),
+        ("rank=0;action=hold_gil", "action must be"),
+        ("rank=0;action=corrupt(16)", "action must be corrupt(WORD) of a word 0 … 15"),
+        ("rank=0;action=corrupt(x)", "action must be one of"),
+        ("rank=0;action=corrupt(1);phase=published", "a header is made wrong at phase=enter"),
+        ("rank=0;action=corrupt(1);op=recv", "recv has none"),
     ],
 )
 def test_bad_text_is_refused_before_anything_starts(
@@ -148,7 +153,7 @@ def test_a_loop_is_called_user_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("action", ["sleep(0.3)", "slow(0.3)"])
+@pytest.mark.parametrize("action", ["sleep(0.3)", "slow(0.3)", "hold_gil(0.3)"])
 @pytest.mark.parametrize("phase", ["copy_in", "published", "leave"])
 def test_slowness_changes_nothing(
     warm: sp.Cluster, action: str, phase: str, monkeypatch: pytest.MonkeyPatch
