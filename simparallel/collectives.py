@@ -21,8 +21,9 @@ from simparallel.events import current_recorder
 
 
 def all_reduce(
-    x: Any, op: str = "sum", group: Group | None = None, async_op: bool = False, algorithm: str | None = None
-) -> Any:
+    x: Any, op: str = "sum", group: Group | None = None, async_op: bool = False, algorithm: str | None = None,
+    *, out: Any = None,
+) -> Any:  # fmt: skip
     """Replace x on every rank by the reduction of the ranks' x, in the order of the group
     (by "direct"; each algorithm on messages states its own).
 
@@ -36,9 +37,11 @@ def all_reduce(
         async_op: return a `Work` at once; `work.wait()` returns x.
         algorithm: "direct", or on messages: "naive", "ring", "tree", "halving_doubling", which all
             collectives with this keyword take where they have it. None: that of the `Cluster`.
+        out: array or Tensor like x that gets the result instead; x is left as it is. Of the other collectives
+            with this keyword too, it may be x or overlap it: the result is as if x had been copied before.
 
     Returns:
-        x; bitwise equal on all ranks.
+        x, or out; bitwise equal on all ranks.
 
     Collective: yes - every rank of the group, in the same order.
     Cost: 2 (P-1)/P * x.nbytes [bytes] per rank; of others than "direct" and "ring", see `comm.algorithms`.
@@ -48,6 +51,10 @@ def all_reduce(
         CollectiveMismatchError: ranks made different calls; no data was changed.
         RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
     """
+    if out is not None:
+        if isinstance(x, (list, tuple)):
+            raise InputError("all_reduce: a list is reduced in place; call it for each array to give an out.")
+        return _into(x, out, lambda a, b: current().all_reduce(a, op, group, async_op, algorithm, out=b))
     if type(x) is np.ndarray:  # the shortest way for the most frequent call
         return current().all_reduce(x, op, group, async_op, algorithm)
     if isinstance(x, (list, tuple)):
@@ -72,48 +79,83 @@ def broadcast(
 
 def reduce(
     x: Any, dst: int = 0, op: str = "sum", group: Group | None = None, async_op: bool = False,
-    algorithm: str | None = None,
+    algorithm: str | None = None, *, out: Any = None,
 ) -> Any:  # fmt: skip
-    """Replace x on rank `dst` by the reduction of the ranks' x; returns x. Collective: yes."""
+    """Replace x on rank `dst` by the reduction of the ranks' x; returns x. Collective: yes.
+
+    With `out`, which only `dst` passes, the result goes there, and x is left as it is.
+    """
+    if out is not None:
+        return _into(x, out, lambda a, b: current().reduce(a, dst, op, group, async_op, algorithm, out=b))
     return _in_place(x, lambda a: current().reduce(a, dst, op, group, async_op, algorithm))
 
 
 def all_gather(
-    x: Any, dim: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None
-) -> Any:
-    """A new array: the ranks' x concatenated along `dim`. Collective: yes."""
+    x: Any, dim: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None,
+    *, out: Any = None,
+) -> Any:  # fmt: skip
+    """A new array, or `out`: the ranks' x concatenated along `dim`. Collective: yes.
+
+    x may be its own part of out; then it is not copied anywhere.
+    """
+    if out is not None:
+        return _into(x, out, lambda a, b: current().all_gather(a, dim, group, async_op, algorithm, out=b))
     return _new(x, lambda a: current().all_gather(a, dim, group, async_op, algorithm))
 
 
 def reduce_scatter(
     x: Any, dim: int = 0, op: str = "sum", group: Group | None = None, async_op: bool = False,
-    algorithm: str | None = None,
+    algorithm: str | None = None, *, out: Any = None,
 ) -> Any:  # fmt: skip
-    """A new array: this rank's equal part, along `dim`, of the reduction. Collective: yes."""
+    """A new array, or `out`: this rank's equal part, along `dim`, of the reduction. Collective: yes.
+
+    Out may be that part of x.
+    """
+    if out is not None:
+        return _into(
+            x, out, lambda a, b: current().reduce_scatter(a, dim, op, group, async_op, algorithm, out=b)
+        )
     return _new(x, lambda a: current().reduce_scatter(a, dim, op, group, async_op, algorithm))
 
 
 def all_to_all(
     x: Any, split_dim: int = 0, concat_dim: int = 0, group: Group | None = None, async_op: bool = False,
-    algorithm: str | None = None,
+    algorithm: str | None = None, *, out: Any = None,
 ) -> Any:  # fmt: skip
-    """A new array: part `rank` of every rank's x, joined along `concat_dim`. Collective: yes."""
+    """A new array, or `out`: part `rank` of every rank's x, joined along `concat_dim`. Collective: yes."""
+    if out is not None:
+        return _into(
+            x, out,
+            lambda a, b: current().all_to_all(a, split_dim, concat_dim, group, async_op, algorithm, out=b),
+        )  # fmt: skip
     return _new(x, lambda a: current().all_to_all(a, split_dim, concat_dim, group, async_op, algorithm))
 
 
 def gather(
-    x: Any, dst: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None
-) -> Any:
-    """On rank `dst` a list of the ranks' x, elsewhere None. Collective: yes."""
+    x: Any, dst: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None,
+    *, out: Any = None,
+) -> Any:  # fmt: skip
+    """On rank `dst` a list of the ranks' x, elsewhere None. Collective: yes.
+
+    `out`, which only `dst` passes: a list of arrays or Tensors that get them, or an array whose rows they become.
+    """
+    if out is not None:
+        return _into(x, out, lambda a, b: current().gather(a, dst, group, async_op, algorithm, out=b))
     return _new(x, lambda a: current().gather(a, dst, group, async_op, algorithm))
 
 
 def scatter(
     arrays: Sequence[Any] | None = None, src: int = 0, group: Group | None = None, async_op: bool = False,
-    algorithm: str | None = None,
+    algorithm: str | None = None, *, out: Any = None,
 ) -> Any:  # fmt: skip
-    """A new array: entry `rank` of the list on rank `src`; the others pass None. Collective: yes."""
+    """A new array, or `out`: entry `rank` of the list on rank `src`; the others pass None. Collective: yes.
+
+    Raises:
+        CollectiveMismatchError: also where out has another shape or dtype than what comes.
+    """
     parts = None if arrays is None else [to_host(_array("scatter", part)) for part in arrays]
+    if out is not None:
+        return _filled(out, lambda b: current().scatter(parts, src, group, async_op, algorithm, out=b))
     return current().scatter(parts, src, group, async_op, algorithm)
 
 
@@ -245,6 +287,31 @@ def _in_place(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
     return copy_back()
 
 
+def _into(x: Any, out: Any, communicate: Callable[[np.ndarray, Any], Any]) -> Any:
+    """Communicate x, which is only read, and have the result in `out`."""
+    array = _array("this call", x)
+    wait_for(_device(x))
+    return _filled(out, lambda host: communicate(to_host(array), host))
+
+
+def _filled(out: Any, communicate: Callable[[Any], Any]) -> Any:
+    """`out`, an array or Tensor or a list of them, after `communicate` has filled its host memory."""
+    is_list = isinstance(out, (list, tuple))
+    outs = out if is_list else [out]
+    arrays = [_array("out of this call", one) for one in outs]
+    hosts = [array if isinstance(array, np.ndarray) else np.array(to_host(array)) for array in arrays]
+    result = communicate(hosts if is_list else hosts[0])
+
+    def give(_: Any) -> Any:
+        for one, array, host in zip(outs, arrays, hosts, strict=True):
+            if host is not array:
+                array[...] = to_device_like(host, array)
+            go_on(_device(one))
+        return out
+
+    return result.then(give) if isinstance(result, Work) else give(None)
+
+
 def _together(xs: Sequence[Any], op: str, group: Group | None, async_op: bool, algorithm: str | None) -> Any:
     """All-reduce several arrays as one vector."""
     arrays = [x.data if isinstance(x, Tensor) else x for x in xs]
@@ -262,6 +329,9 @@ def _together(xs: Sequence[Any], op: str, group: Group | None, async_op: bool, a
             )
         if isinstance(array, np.ndarray) and not array.flags.writeable:
             raise InputError(f"all_reduce: array {i} of the list is read-only, but would be written.")
+    devices = dict.fromkeys(map(_device, xs))
+    for device in devices:
+        wait_for(device)
     flat = np.concatenate([to_host(array).reshape(-1) for array in arrays])
     sizes = [array.size for array in arrays]
     if op == "adasum":
@@ -272,6 +342,8 @@ def _together(xs: Sequence[Any], op: str, group: Group | None, async_op: bool, a
     def copy_back(_: Any = None) -> Any:
         for array, part in zip(arrays, np.split(flat, np.cumsum(sizes)[:-1]), strict=True):
             array[...] = to_device_like(part.reshape(array.shape), array)
+        for device in devices:
+            go_on(device)
         return xs
 
     return result.then(copy_back) if isinstance(result, Work) else copy_back()

@@ -477,6 +477,34 @@ def test_split_model_under_data_parallelism(transport):
     assert min(e.sim_start_ps for e in reduced) >= min(e.sim_end_ps for e in made)
 
 
+CALLS_OF_TWO_DEVICES = {
+    "a list": lambda x, y: sp.all_reduce([x, y])[1],
+    "a list, later": lambda x, y: sp.all_reduce([x, y], async_op=True).wait()[1],
+    "an array": lambda x, y: sp.all_reduce(y),
+    "a result elsewhere": lambda x, y: sp.all_reduce(y, out=x.to("sim:2")),
+    "a list of results": lambda x, y: sp.gather(y, out=[x.to("sim:2")])[0],
+}
+
+
+@pytest.mark.parametrize("call", CALLS_OF_TWO_DEVICES)
+def test_a_collective_waits_for_all_devices_whose_arrays_it_takes(call):
+    """And these go on when they have its result."""
+
+    def program():
+        x = sp.Tensor(np.zeros((40, 40)))
+        y = x.to("sim:1")
+        for _ in range(5):
+            y = y @ y
+        F.exp(CALLS_OF_TWO_DEVICES[call](x, y))
+
+    events = sp.launch(program, world_size=1, transport="inline", devices_per_rank=3).trace.events
+    made = max(e.sim_end_ps for e in events if e.name == "MatMul")
+    (communicated,) = [e for e in events if e.kind == "collective"]
+    used = next(e for e in events if e.name == "Exp")
+    assert communicated.sim_start_ps >= made > 0
+    assert used.sim_start_ps >= communicated.sim_end_ps
+
+
 # --- what is shown ----------------------------------------------------------------------------------
 
 

@@ -504,6 +504,59 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         ShapeError,
         "part 1",
     ),
+    "out of another shape": (
+        lambda: sp.all_gather(ONES, out=np.empty((4, 18))),
+        ShapeError,
+        r"out has shape \(4, 18\), but the result has \(12, 6\)",
+    ),
+    "out of another dtype": (
+        lambda: sp.all_reduce(ONES, out=np.empty((4, 6), "f4")),
+        DTypeError,
+        "out has dtype float32, but the result has float64",
+    ),
+    "out is read-only": (lambda: sp.reduce_scatter(np.ones(6), out=read_only()), InputError, "read-only"),
+    "out is no array": (lambda: sp.all_to_all(np.ones(3), out=[0.0] * 3), InputError, "out.* got"),
+    "out at others": (
+        lambda: sp.reduce(ONES, dst=(sp.get_rank() + 1) % 3, out=ONES.copy()),
+        InputError,
+        r"only rank \d gets the result; rank \d must pass out=None",
+    ),
+    "out of a list": (lambda: sp.all_reduce([ONES], out=[ONES]), InputError, "a list is reduced in place"),
+    "gather into too few": (
+        lambda: sp.gather(ONES, dst=sp.get_rank(), out=[ONES.copy()]),
+        InputError,
+        "one array for each of the 3 ranks.* got 1 of them",
+    ),
+    "gather into one": (
+        lambda: sp.gather(ONES, dst=sp.get_rank(), out=ONES.copy()),
+        InputError,
+        r"got an array of shape \(4, 6\)",
+    ),
+    "gather into a scalar": (
+        lambda: sp.gather(ONES, dst=sp.get_rank(), out=np.array(1.0)),
+        InputError,
+        r"got an array of shape \(\)",
+    ),
+    "gather into rows of another shape": (
+        lambda: sp.gather(ONES, dst=sp.get_rank(), out=np.ones((3, 4, 5))),
+        ShapeError,
+        r"out\[0\] has shape \(4, 5\)",
+    ),
+    "gather into one again": (
+        lambda: sp.gather(ONES, dst=sp.get_rank(), out=[np.empty((4, 6))] * 3),
+        InputError,
+        r"out\[0\] and out\[1\] share memory",
+    ),
+    "scatter into another shape": (
+        lambda: sp.scatter([ONES] * 3, src=sp.get_rank(), out=np.empty(3)),
+        ShapeError,
+        r"out has shape \(3,\), but the result has \(4, 6\)",
+    ),
+    "scatter into a number": (
+        lambda: sp.scatter([ONES] * 3, src=sp.get_rank(), out=1.0),
+        InputError,
+        "float",
+    ),
     "scatter from others": (
         lambda: sp.scatter([ONES] * 3, src=(sp.get_rank() + 1) % 3),
         InputError,

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import test_collectives as contract
+import test_collectives_out as into
 import test_mismatch as mismatch
 from fake_mpi import MODULE
 from oracles import World
@@ -34,9 +35,16 @@ def test_gives_what_numpy_gives(world, name):
     contract.test_gives_what_numpy_gives(world, name)
 
 
+@pytest.mark.parametrize("name", into.NAMES)
+def test_gives_what_numpy_gives_into_out(world, name):
+    into.test_gives_what_numpy_gives(world, name)
+
+
 @pytest.mark.parametrize(
     "test",
     [
+        into.test_large_arrays_in_every_place, into.test_every_dtype_moves, into.test_adasum,
+        into.test_nothing_is_written_where_calls_differ, into.test_tensors,
         contract.test_messages_arrive_by_tag_and_in_order, contract.test_scalars_come_as_arrays,
         contract.test_objects, contract.test_every_collective_is_one_event_on_every_rank,
         contract.test_a_collective_starts_when_its_last_rank_is_ready,

@@ -19,7 +19,13 @@ from simparallel.runtime.launch import Results
 from simparallel.runtime.rank import play_rank
 from simparallel.runtime.reports import failure_report, run_failed
 
-FILES = ("test_collectives.py", "test_mismatch.py", "test_algorithms.py", "test_distributed.py")
+FILES = (
+    "test_collectives.py",
+    "test_collectives_out.py",
+    "test_mismatch.py",
+    "test_algorithms.py",
+    "test_distributed.py",
+)
 CHOSEN = "mpi and not a_cluster_has_a_default"  # no cluster has this transport
 
 

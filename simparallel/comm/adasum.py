@@ -41,9 +41,10 @@ Segment = tuple[
 def small(layers: Layers) -> Body:
     """Everybody does the whole tree."""
 
-    def body(payloads: Payloads, x: np.ndarray) -> np.ndarray:
-        x[...] = whole(payloads.flat, layers).reshape(x.shape)
-        return x
+    def body(payloads: Payloads, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        target = x if out is None else out
+        target[...] = whole(payloads.flat, layers).reshape(x.shape)
+        return target
 
     return body
 
@@ -69,11 +70,11 @@ class _Large:
         return offset, flat.nbytes
 
     def __call__(self, call: Call) -> Any:
-        group, x = call.group, call.x
+        group, x = call.group, call.moved()
         if group.size == 1:
             return x
         me, shown = group.position, call.payloads().flat
-        flat = x.reshape(-1) if call.zero_copy else call.kept
+        flat = x.reshape(-1) if call.zero_copy or call.out is not None else call.kept
         mine = group.bounds(flat.size, me)
         if self._mine[0] != mine:
             self._mine = mine, list(segments(self.layers, mine))

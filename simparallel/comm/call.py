@@ -36,7 +36,7 @@ ARRIVE, PHASE, DONE_MARK = (
 
 
 IN_PIECES, OWN_ARRAY, ALL_COPIED = range(3)  # how a payload is shown; small ones are one piece
-Body = Callable[[Payloads, Any], Any]  # of the payloads and this rank's argument
+Body = Callable[..., Any]  # of the payloads, this rank's argument, and where the result goes if that was said
 BodySteps = Callable[["Call"], Generator[Condition, None, Any]]  # where the body itself has to wait
 
 
@@ -85,6 +85,8 @@ class Call(Work):
         self.seq = -1
         self.shown = IN_PIECES
         self.kept: Any = None  # what a body keeps from exposing
+        self.out: Any = None  # where the result goes, if it was said
+        self.is_apart = False  # peers may not read x itself, because it changes before they are done
         self.other_offset = 0  # of the second piece, where the payload comes in pieces
         self.wish = 0  # how this rank wants the next call of this kind to be
         self._site = group.transport.call_site()
@@ -112,7 +114,7 @@ class Call(Work):
             group.mark(DONE_MARK, seq)
             if self.zero_copy:
                 yield group.condition(DONE_MARK, seq)
-        self.x = self.kept = None
+        self.x = self.kept = self.out = None
         if recorder is not None:
             size_bytes, cost = self._price(recorder)
             self.sim_end_ps = sim_start_ps + cost.time_ps
@@ -126,7 +128,9 @@ class Call(Work):
         body = self.plan.body
         if self.plan.has_steps:
             return (yield from body(self))
-        return body(self.payloads(), self.x)
+        if self.out is None:
+            return body(self.payloads(), self.x)
+        return body(self.payloads(), self.x, self.out)
 
     def _price(self, recorder: Recorder) -> tuple[int, Traffic]:
         """Bytes of the vector, and what the described network takes for it."""
@@ -164,7 +168,7 @@ class Call(Work):
         if size_bytes == 0 or group.size == 1:  # a group of one reads its own array
             return 0, size_bytes
         if not plan.copied:
-            in_place = group.transport.arena.offset_of(x)
+            in_place = None if self.is_apart else group.transport.arena.offset_of(x)
             if in_place is not None:
                 self.shown = OWN_ARRAY
                 return in_place, size_bytes
@@ -181,6 +185,20 @@ class Call(Work):
         group, plan, parity = self.group, self.plan, self.seq & 1
         group.compare(plan, parity)
         return not plan.copied and OWN_ARRAY in self.notes(h.SHOWN)
+
+    # --- what bodies write ---------------------------------------------------------------------------
+
+    @property
+    def target(self) -> np.ndarray:
+        """Where the result of a call goes that works in place unless it is told otherwise."""
+        return self.x if self.out is None else self.out
+
+    def moved(self) -> np.ndarray:
+        """x, with its values in the place of the result. Only after the comparison, as all that changes data."""
+        target = self.target
+        if target is not self.x:
+            target[...] = self.x
+        return target
 
     # --- what bodies read --------------------------------------------------------------------------
 

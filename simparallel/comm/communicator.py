@@ -12,13 +12,28 @@ from typing import Any
 import numpy as np
 
 from simparallel.comm import header as h
+from simparallel.comm.arguments import (
+    check_array,
+    check_dim,
+    check_layers,
+    check_only_at,
+    check_out,
+    check_parts,
+    check_rows,
+    is_integer,
+    is_same_place,
+    own_part,
+    position_of,
+    rows_of,
+)  # fmt: skip
+from simparallel.comm.call import CallPlan
 from simparallel.comm.contract import AbstractCommunicator
 from simparallel.comm.faulty import FaultyGroup
 from simparallel.comm.group import Group
 from simparallel.comm.p2p import Inbox, Outbox
 from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.work import Lane, Work
-from simparallel.errors import CommError, DTypeError, InputError, ShapeError
+from simparallel.errors import CommError, InputError
 from simparallel.events import Recorder
 from simparallel.summation import check_dtype
 
@@ -57,34 +72,38 @@ class Communicator(AbstractCommunicator):
 
     def all_reduce(
         self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
         if op == "adasum":
-            return self.adasum(x, None, group, async_op, algorithm)
+            return self.adasum(x, None, group, async_op, algorithm, out=out)
         group = self._group("all_reduce", group, algorithm)
-        _check_array("all_reduce", x, written=True)
+        check_array("all_reduce", x, written=out is None)
         key = "all_reduce", op, x.dtype, x.shape
         plan = group.plans.get(key)
         if plan is None:
             body = group.all_reduce(x, op)
             header = h.encode("all_reduce", op, dtype=x.dtype, shape=x.shape)
             plan = group.add_plan(key, header, body, x, x.nbytes)
+        if out is not None:
+            return _instead(group, plan, x, async_op, out)
         return group.run(plan, x, async_op)
 
     def adasum(
         self, x: np.ndarray, layers: Sequence[int] | None = None, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
         group = self._group("adasum", group, algorithm)
-        _check_array("adasum", x, written=True)
+        check_array("adasum", x, written=out is None)
         check_dtype("x", x.dtype)
-        sizes = (x.size,) if layers is None else _check_layers(x, layers)
+        sizes = (x.size,) if layers is None else check_layers(x, layers)
         op, shape = ("adasum", x.shape) if layers is None else ("adasum of layers", sizes)
         key = "adasum", op, x.dtype, shape
         plan = group.plans.get(key)
         if plan is None:
             header = h.encode("all_reduce", op, dtype=x.dtype, shape=shape)
             plan = group.add_plan(key, header, group.adasum(x, sizes), x, x.nbytes)
+        if out is not None:
+            return _instead(group, plan, x, async_op, out)
         return group.run(plan, x, async_op)
 
     def broadcast(
@@ -92,8 +111,8 @@ class Communicator(AbstractCommunicator):
         algorithm: str | None = None,
     ) -> Any:  # fmt: skip
         group = self._group("broadcast", group, algorithm)
-        root = _root("broadcast", group, src)
-        _check_array("broadcast", x, written=root != group.rank)
+        root = position_of("broadcast", group, src)
+        check_array("broadcast", x, written=root != group.rank)
         key = "broadcast", root, x.dtype, x.shape
         plan = group.plans.get(key)
         if plan is None:
@@ -104,87 +123,111 @@ class Communicator(AbstractCommunicator):
 
     def reduce(
         self, x: np.ndarray, dst: int = 0, op: str = "sum", group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
         group = self._group("reduce", group, algorithm)
-        root = _root("reduce", group, dst)
-        _check_array("reduce", x, written=root == group.rank)
+        root = position_of("reduce", group, dst)
+        check_array("reduce", x, written=root == group.rank and out is None)
+        check_only_at("reduce", root, group, out)
         key = "reduce", op, root, x.dtype, x.shape
         plan = group.plans.get(key)
         if plan is None:
             body = group.reduce(x, root, op)
             header = h.encode("reduce", op, root=dst, dtype=x.dtype, shape=x.shape)
             plan = group.add_plan(key, header, body, x, x.nbytes, root)
+        if out is not None:
+            return _instead(group, plan, x, async_op, out)
         return group.run(plan, x, async_op)
 
     def all_gather(
         self, x: np.ndarray, dim: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
         group = self._group("all_gather", group, algorithm)
-        _check_array("all_gather", x)
-        dim = _check_dim("all_gather", x, dim)
+        check_array("all_gather", x)
+        dim = check_dim("all_gather", x, dim)
         key = "all_gather", dim, x.dtype, x.shape
         plan = group.plans.get(key)
         if plan is None:
             header = h.encode("all_gather", dtype=x.dtype, shape=x.shape, dims=h.encode_dims(dim))
             plan = group.add_plan(key, header, group.all_gather(dim), x, x.nbytes * group.size)
+        if out is not None:
+            shape = (*x.shape[:dim], x.shape[dim] * group.size, *x.shape[dim + 1 :])
+            check_out("all_gather", out, shape, x.dtype)
+            is_apart = np.may_share_memory(x, out) and not is_same_place(x, own_part(out, dim, group))
+            return group.run_into(plan, x, async_op, out, is_apart=is_apart)
         return group.run(plan, x, async_op)
 
     def reduce_scatter(
         self, x: np.ndarray, dim: int = 0, op: str = "sum", group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
         group = self._group("reduce_scatter", group, algorithm)
-        _check_array("reduce_scatter", x)
-        dim = _check_dim("reduce_scatter", x, dim, divided_by=group.size)
+        check_array("reduce_scatter", x)
+        dim = check_dim("reduce_scatter", x, dim, divided_by=group.size)
         key = "reduce_scatter", op, dim, x.dtype, x.shape
         plan = group.plans.get(key)
         if plan is None:
             body = group.reduce_scatter(x, dim, op)
             header = h.encode("reduce_scatter", op, dtype=x.dtype, shape=x.shape, dims=h.encode_dims(dim))
             plan = group.add_plan(key, header, body, x, x.nbytes)
+        if out is not None:
+            part = own_part(x, dim, group)
+            check_out("reduce_scatter", out, part.shape, x.dtype)
+            is_apart = np.may_share_memory(x, out) and not is_same_place(part, out)
+            return group.run_into(plan, x, async_op, out, is_apart=is_apart)
         return group.run(plan, x, async_op)
 
     def all_to_all(
         self, x: np.ndarray, split_dim: int = 0, concat_dim: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
         group = self._group("all_to_all", group, algorithm)
-        _check_array("all_to_all", x)
-        split = _check_dim("all_to_all", x, split_dim, divided_by=group.size)
-        concat = _check_dim("all_to_all", x, concat_dim)
+        check_array("all_to_all", x)
+        split = check_dim("all_to_all", x, split_dim, divided_by=group.size)
+        concat = check_dim("all_to_all", x, concat_dim)
         key = "all_to_all", split, concat, x.dtype, x.shape
         plan = group.plans.get(key)
         if plan is None:
             dims = h.encode_dims(split, concat)
             header = h.encode("all_to_all", dtype=x.dtype, shape=x.shape, dims=dims)
             plan = group.add_plan(key, header, group.all_to_all(x, split, concat), x, x.nbytes)
+        if out is not None:
+            sizes = list(x.shape)
+            sizes[split] //= group.size
+            sizes[concat] *= group.size
+            check_out("all_to_all", out, tuple(sizes), x.dtype)
+            return group.run_into(plan, x, async_op, out, is_apart=np.may_share_memory(x, out))
         return group.run(plan, x, async_op)
 
     def gather(
         self, x: np.ndarray, dst: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
         group = self._group("gather", group, algorithm)
-        root = _root("gather", group, dst)
-        _check_array("gather", x)
+        root = position_of("gather", group, dst)
+        check_array("gather", x)
+        check_only_at("gather", root, group, out)
         key = "gather", root, x.dtype, x.shape
         plan = group.plans.get(key)
         if plan is None:
             header = h.encode("gather", root=dst, dtype=x.dtype, shape=x.shape)
             plan = group.add_plan(key, header, group.gather(root), x, x.nbytes * group.size, root)
+        if out is not None:
+            check_rows("gather", out, group.size, x.shape, x.dtype)
+            is_apart = any(np.may_share_memory(x, row) for row in rows_of(out))
+            return group.run_into(plan, x, async_op, out, is_apart=is_apart)
         return group.run(plan, x, async_op)
 
     def scatter(
         self, arrays: Sequence[np.ndarray] | None, src: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
         group = self._group("scatter", group, algorithm)
-        root = _root("scatter", group, src)
+        root = position_of("scatter", group, src)
         x = None
         if root == group.rank:
-            x = _check_parts(arrays, group.size)
+            x = check_parts(arrays, group.size)
         elif arrays is not None:
             raise InputError(f"scatter: only rank {src} gives a list; rank {self.rank} must pass None.")
         key = ("scatter", root) if x is None else ("scatter", root, x.dtype, x.shape)
@@ -196,6 +239,11 @@ class Communicator(AbstractCommunicator):
             # The receivers learn the size from the root, so the network model prices it at the end.
             vector_bytes = -1 if x is None else x.nbytes
             plan = group.add_plan(key, header, group.scatter(root), x, vector_bytes, root)
+        if out is not None:
+            check_array("scatter", out, written=True, name="out")
+            if x is not None:  # the others learn what it has to look like from the source
+                check_out("scatter", out, x.shape[1:], x.dtype)
+            return group.run_into(plan, x, async_op, out, is_apart=False)
         return group.run(plan, x, async_op)
 
     def barrier(self, group: Any = None, async_op: bool = False) -> Any:
@@ -207,7 +255,7 @@ class Communicator(AbstractCommunicator):
 
     def new_group(self, ranks: Sequence[int]) -> Group:
         members = tuple(ranks)
-        outside = [rank for rank in members if not _is_integer(rank) or not 0 <= rank < self.world_size]
+        outside = [rank for rank in members if not is_integer(rank) or not 0 <= rank < self.world_size]
         if not members or outside or len(set(members)) != len(members):
             raise InputError(
                 f"new_group: ranks={members} must be different ranks of 0 … {self.world_size - 1}, at least one."
@@ -249,7 +297,7 @@ class Communicator(AbstractCommunicator):
 
     def irecv(self, x: np.ndarray, src: int, tag: int = 0) -> Work:
         self._check_message("recv", x, "src", src, tag)
-        _check_array("recv", x, written=True)
+        check_array("recv", x, written=True)
         return self.inbox(src).receive(x, tag)
 
     def outbox(self, dst: int) -> Outbox:
@@ -309,64 +357,18 @@ class Communicator(AbstractCommunicator):
         return choose(self, group, op, algorithm)
 
     def _check_message(self, op: str, x: np.ndarray, what: str, rank: int, tag: int) -> None:
-        _check_array(op, x)
-        if not _is_integer(rank) or not 0 <= rank < self.world_size:
+        check_array(op, x)
+        if not is_integer(rank) or not 0 <= rank < self.world_size:
             raise InputError(f"{op}: {what}={rank!r} is not a rank of 0 … {self.world_size - 1}.")
-        if not _is_integer(tag) or not 0 <= tag < 2**62:
+        if not is_integer(tag) or not 0 <= tag < 2**62:
             raise InputError(f"{op}: tag={tag!r} must be an integer of 0 or more.")
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _check_array(op: str, x: Any, *, written: bool = False) -> None:
-    if not isinstance(x, np.ndarray):
-        raise InputError(f"{op}: needs an array, got {type(x).__name__}; use np.asarray(...).")
-    if x.dtype.hasobject:
-        raise DTypeError(f"{op}: arrays of Python objects cannot be shared; use the _object version.")
-    if written and not x.flags.writeable:
-        raise InputError(f"{op}: writes its result into the array, but this one is read-only; pass a copy.")
-
-
-def _check_dim(op: str, x: np.ndarray, dim: int, divided_by: int = 1) -> int:
-    if not _is_integer(dim):
-        raise InputError(f"{op}: dim={dim!r} is not an integer.")
-    if not -x.ndim <= dim < x.ndim:
-        raise ShapeError(f"{op}: dim {dim} does not fit shape {x.shape}; a scalar needs reshape(1) first.")
-    dim = int(dim) % x.ndim
-    if x.shape[dim] % divided_by:
-        raise ShapeError(
-            f"{op}: dim {dim} of shape {x.shape} has size {x.shape[dim]}, which the {divided_by} ranks of the "
-            f"group do not divide; pad it to {-(-x.shape[dim] // divided_by) * divided_by}."
-        )
-    return dim
-
-
-def _check_layers(x: np.ndarray, layers: Sequence[int]) -> tuple[int, ...]:
-    sizes = tuple(layers)
-    if not all(_is_integer(size) and size >= 0 for size in sizes):
-        raise InputError(f"adasum: layers={sizes} must be sizes, integers of 0 or more.")
-    if x.ndim != 1 or sum(sizes) != x.size:
-        raise ShapeError(f"adasum: layers of {sum(sizes)} elements do not fill x of shape {x.shape}.")
-    return tuple(map(int, sizes))
-
-
-def _root(op: str, group: Group, rank: int) -> int:
-    if not _is_integer(rank) or rank not in group.ranks:
-        raise InputError(f"{op}: rank {rank!r} is not a member of {group.name} (ranks {group.ranks}).")
-    return group.ranks.index(rank)
-
-
-def _check_parts(arrays: Sequence[np.ndarray] | None, size: int) -> np.ndarray:
-    if arrays is None or len(arrays) != size:
-        count = "None" if arrays is None else f"{len(arrays)} arrays"
-        raise InputError(f"scatter: the source gives one array for each of the {size} ranks, got {count}.")
-    for i, part in enumerate(arrays):
-        _check_array("scatter", part)
-        if (part.shape, part.dtype) != (arrays[0].shape, arrays[0].dtype):
-            raise ShapeError(
-                f"scatter: all parts need one shape and dtype; part 0 is {arrays[0].dtype} {arrays[0].shape}, "
-                f"part {i} is {part.dtype} {part.shape}."
-            )
-    return np.stack(list(arrays))
+def _instead(group: Any, plan: CallPlan, x: np.ndarray, async_op: bool, out: np.ndarray) -> Any:
+    """Run what works in place, with another place for its result."""
+    check_out(plan.op, out, x.shape, x.dtype)
+    if is_same_place(x, out):
+        return group.run(plan, out, async_op)
+    # An all_reduce in place shows others its results in x.
+    is_apart = plan.op != "reduce" or np.may_share_memory(x, out)
+    return group.run_into(plan, x, async_op, out, is_apart=is_apart)

@@ -21,6 +21,11 @@ class AbstractCommunicator:
     `comm.algorithms`; None takes the communicator's own where that has the collective, else `direct`.
     Algorithms on messages reduce in an order of their own, which each of them states.
 
+    `out`: where the result goes, and what is returned: an array of the result's shape and dtype, with any strides,
+    that belongs to this rank alone; others need not give theirs. x then stays as it is, unless out is x or overlaps
+    it: that is allowed, and the result is as if x had been copied before. Nothing is written before the calls of
+    all ranks were found to agree. (A broadcast needs none: it only reads x on `src` and only writes it elsewhere.)
+
     Raises (every collective):
         InputError, ShapeError, DTypeError: this rank's arguments, before anything is changed.
         CollectiveMismatchError: ranks made different calls; no data was changed.
@@ -34,14 +39,14 @@ class AbstractCommunicator:
 
     def all_reduce(
         self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
-        """x = op over the ranks' x, in place on every rank; returns x."""
+        """x = op over the ranks' x, in place on every rank; returns x. Or in `out`."""
         raise NotImplementedError
 
     def adasum(
         self, x: np.ndarray, layers: Sequence[int] | None = None, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
         """x = Adasum over the ranks' x, in place on every rank; returns x. `layers`: sizes of the parts of a
         flat x that are summed each by itself; None takes x as a whole."""
@@ -56,44 +61,51 @@ class AbstractCommunicator:
 
     def reduce(
         self, x: np.ndarray, dst: int = 0, op: str = "sum", group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
-        """x = op over the ranks' x, in place on rank `dst` only; returns x."""
+        """x = op over the ranks' x, in place on rank `dst` only; returns x. Or in `out`, which only `dst` has."""
         raise NotImplementedError
 
     def all_gather(
         self, x: np.ndarray, dim: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
-        """A new array: the ranks' x, concatenated along `dim` in the order of the group."""
+        """A new array, or `out`: the ranks' x, concatenated along `dim` in the order of the group. x may be its own
+        part of out."""
         raise NotImplementedError
 
     def reduce_scatter(
         self, x: np.ndarray, dim: int = 0, op: str = "sum", group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
-        """A new array: this rank's equal part, along `dim`, of op over the ranks' x."""
+        """A new array, or `out`: this rank's equal part, along `dim`, of op over the ranks' x. Out may be that part
+        of x."""
         raise NotImplementedError
 
     def all_to_all(
         self, x: np.ndarray, split_dim: int = 0, concat_dim: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
-        """A new array: part `rank` (along `split_dim`) of every rank's x, joined along `concat_dim`."""
+        """A new array, or `out`: part `rank` (along `split_dim`) of every rank's x, joined along `concat_dim`."""
         raise NotImplementedError
 
     def gather(
         self, x: np.ndarray, dst: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
-        """On `dst` a list of every rank's x, in the order of the group; None elsewhere."""
+        """On `dst` a list of every rank's x, in the order of the group; None elsewhere. `out`, which only `dst`
+        has, is a list of arrays, or an array whose rows they are."""
         raise NotImplementedError
 
     def scatter(
         self, arrays: Sequence[np.ndarray] | None, src: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None,
+        algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
-        """A new array: entry `rank` of the list that `src` gives; the others give None."""
+        """A new array, or `out`: entry `rank` of the list that `src` gives; the others give None.
+
+        Raises:
+            CollectiveMismatchError: also where this rank's out looks otherwise than what comes.
+        """
         raise NotImplementedError
 
     def send(self, x: np.ndarray, dst: int, tag: int = 0) -> None:

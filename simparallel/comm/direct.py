@@ -7,17 +7,20 @@ A body that has to wait in between is a generator of conditions over its `Call`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from simparallel.comm import adasum, header as h
+from simparallel.comm.arguments import rows_of
 from simparallel.comm.call import Body, BodySteps, Call
 from simparallel.comm.large import LargeAllReduce
 from simparallel.comm.reduction import Reduction, reduce_arrays, reduce_into, reduce_stack, reduction
 from simparallel.comm.segment import SLOT_BYTES
 from simparallel.comm.staging import Payloads, Staging
 from simparallel.comm.work import Steps
+from simparallel.errors import CollectiveMismatchError
 
 # Measured with two ranks on two cores; with more ranks than cores pieces do not pay, each of their waits is a turn.
 PAIR_BYTES = 1 << 20  # up to this, two ranks both reduce everything
@@ -30,9 +33,10 @@ class _SmallAllReduce:
     def __init__(self, rule: Reduction) -> None:
         self.rule = rule
 
-    def __call__(self, payloads: Payloads, x: np.ndarray) -> np.ndarray:
-        reduce_stack(self.rule, payloads, x)
-        return x
+    def __call__(self, payloads: Payloads, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        target = x if out is None else out
+        reduce_stack(self.rule, payloads, target)
+        return target
 
 
 class _PairAllReduce:
@@ -44,14 +48,16 @@ class _PairAllReduce:
         self.rule = rule
         self.position = position
 
-    def __call__(self, payloads: Payloads, x: np.ndarray) -> np.ndarray:
-        out = x.reshape(-1)  # a copy where there are gaps
+    def __call__(self, payloads: Payloads, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        target = x if out is None else out
+        flat = target.reshape(-1)  # a copy where there are gaps
         sources = list(payloads.flat)
-        sources[self.position] = out  # less to read than what was exposed of it
-        reduce_into(self.rule, sources, out)
-        if not x.flags.c_contiguous:
-            x[...] = out.reshape(x.shape)
-        return x
+        if out is None:
+            sources[self.position] = flat  # less to read than what was exposed of it
+        reduce_into(self.rule, sources, flat)
+        if not target.flags.c_contiguous:
+            target[...] = flat.reshape(target.shape)
+        return target
 
 
 class Direct:
@@ -75,14 +81,15 @@ class Direct:
     def reduce(self, x: np.ndarray, root: int, op: str) -> Body:
         rule = reduction(op, x.dtype)
 
-        def body(payloads: Payloads, x: np.ndarray) -> np.ndarray:
+        def body(payloads: Payloads, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+            target = x if out is None else out
             if x.nbytes <= SLOT_BYTES:
-                reduce_stack(rule, payloads, x)
-            elif x.flags.c_contiguous:
-                reduce_into(rule, payloads.flat, x.reshape(-1))
+                reduce_stack(rule, payloads, target)
+            elif target.flags.c_contiguous:
+                reduce_into(rule, payloads.flat, target.reshape(-1))
             else:
-                x[...] = reduce_arrays(rule, payloads.arrays, x.dtype)
-            return x
+                reduce_arrays(rule, payloads.arrays, x.dtype, target)
+            return target
 
         return body if self.rank == root else _unchanged
 
@@ -94,37 +101,37 @@ class Direct:
         return _unchanged if self.rank == root else body
 
     def all_gather(self, dim: int) -> Body:
-        return lambda payloads, x: np.concatenate(payloads.arrays, axis=dim)
+        return lambda payloads, x, out=None: np.concatenate(payloads.arrays, dim, out)
 
     def reduce_scatter(self, x: np.ndarray, dim: int, op: str) -> Body:
         rule, piece = reduction(op, x.dtype), self._piece(x, dim)
 
-        def body(payloads: Payloads, x: np.ndarray) -> np.ndarray:
+        def body(payloads: Payloads, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
             parts = [array[piece] for array in payloads.arrays]
-            if dim == 0:
-                out = np.empty(parts[0].shape, x.dtype)
-                reduce_into(rule, [part.reshape(-1) for part in parts], out.reshape(-1))
-                return out
-            return reduce_arrays(rule, parts, x.dtype)
+            if dim == 0 and (out is None or out.flags.c_contiguous):
+                target = np.empty(parts[0].shape, x.dtype) if out is None else out
+                reduce_into(rule, [part.reshape(-1) for part in parts], target.reshape(-1))
+                return target
+            return reduce_arrays(rule, parts, x.dtype, out)
 
         return body
 
     def all_to_all(self, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:
         piece = self._piece(x, split_dim)
-        return lambda payloads, x: np.concatenate(
-            [array[piece] for array in payloads.arrays], axis=concat_dim
+        return lambda payloads, x, out=None: np.concatenate(
+            [array[piece] for array in payloads.arrays], concat_dim, out
         )
 
     def gather(self, root: int) -> Body:
         if self.rank != root:
             return _nothing
-        return lambda payloads, x: [array.copy() for array in payloads.arrays]
+        return lambda payloads, x, out=None: copies(payloads.arrays, out)
 
     def scatter(self, root: int) -> BodySteps:
         def steps(call: Call) -> Steps:
             yield from ()  # the shape is not known before, so it takes the long way
-            shape, dtype = h.decode_given(call.words_of(root))
-            return call.peer(root, (self.size, *shape), dtype)[self.rank or 0, ...].copy()
+            shape, dtype = given(call, root)
+            return into(call.out, call.peer(root, (self.size, *shape), dtype)[self.rank or 0, ...])
 
         return steps
 
@@ -138,6 +145,41 @@ class Direct:
     def _piece(self, x: np.ndarray, dim: int) -> tuple[slice, ...]:
         """This rank's equal part along a dim."""
         return (slice(None),) * dim + (self.bounds(x.shape[dim], self.rank or 0),)
+
+
+def into(out: np.ndarray | None, result: np.ndarray) -> np.ndarray:
+    """A copy of a result: in its place, or as an array of its own if none was said."""
+    if out is None:
+        return result.copy()
+    out[...] = result
+    return out
+
+
+def copies(arrays: Sequence[np.ndarray], out: Any) -> Any:
+    """What a gather gives: a list of arrays, or `out` filled with them."""
+    if out is None:
+        return [array.copy() for array in arrays]
+    for row, array in zip(rows_of(out), arrays, strict=True):
+        row[...] = array
+    return out
+
+
+def given(call: Call, root: int) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of what the root of a scatter gives to each.
+
+    Raises:
+        CollectiveMismatchError: this rank's `out` looks otherwise.
+    """
+    words, group, out = call.words_of(root), call.group, call.out
+    shape, dtype = h.decode_given(words)
+    if out is not None and (out.shape, out.dtype) != (shape, dtype):
+        place = group.transport.site_text(group.ranks[root], words[h.SITE])
+        raise CollectiveMismatchError(
+            f"rank {group.transport.rank}: {call.describe()}: out is {out.dtype} {out.shape}, but rank "
+            f"{group.ranks[root]} gives {dtype} {shape} to each at {place}. No data was changed.",
+            group=group.name, seq=call.seq, calls={group.transport.rank: call.describe()},
+        )  # fmt: skip
+    return shape, dtype
 
 
 def _unchanged(payloads: Payloads, x: np.ndarray) -> np.ndarray:

@@ -221,6 +221,13 @@ class Group(Direct):
             recorder.join(sim_end_ps)
         return result
 
+    def run_into(self, plan: CallPlan, x: Any, async_op: bool, out: Any, *, is_apart: bool) -> Any:
+        """`run` with a place for the result. `is_apart`: peers get a copy of x, because out is in its way."""
+        work = plan.kind(self, plan, x)
+        work.out, work.is_apart = out, is_apart
+        self.lane.submit(work)
+        return work if async_op else work.wait()
+
     def publish(self, plan: CallPlan, parity: int) -> None:
         """Show the header of a plan."""
         start = self._own_headers[parity]

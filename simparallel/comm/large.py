@@ -111,21 +111,23 @@ class LargeAllReduce:
         return offset, piece.nbytes
 
     def __call__(self, call: Call) -> Steps:
-        group, x, me = call.group, call.x, call.group.position
+        group, x, me = call.group, call.moved(), call.group.position
         if group.size == 1:
             return x
         ways, first, second = (tuple(call.notes(word)) for word in (h.SHOWN, h.OFFSET, h.OTHER_OFFSET))
         if self._choice is not None:
             self._all_at_once = bool(call.notes(h.WISH)[0])
         flat, spent_ns = (x.reshape(-1), 0) if call.zero_copy else call.kept
+        if call.out is not None:  # what is shown next, and all results, are there
+            flat = x.reshape(-1)
         start_ns = perf_counter_ns() - spent_ns
         step = flat.size if all(ways) else self.step
         if (
             IN_PIECES in ways and ALL_COPIED in ways
         ):  # what is nobody's part of the whole may be one of a piece
             if call.shown == ALL_COPIED:
-                mine = group.bounds(flat.size, me)
-                group.arenas(flat.dtype).one(me, first[me], flat.size)[mine] = flat[mine]
+                part = group.bounds(flat.size, me)
+                group.arenas(flat.dtype).one(me, first[me], flat.size)[part] = flat[part]
             yield group.end_phase()
             order()
         for i, start in enumerate(range(0, flat.size, step)):

@@ -17,6 +17,7 @@ from simparallel.comm import header as h
 from simparallel.comm.adasum import Layers
 from simparallel.comm.algorithms import ALGORITHMS, PointToPoint, check_algorithm, find, offers
 from simparallel.comm.call import BodySteps, Call, CallPlan
+from simparallel.comm.direct import copies, given, into
 from simparallel.comm.group import Group
 from simparallel.comm.ledger import Entry, open_ledgers
 from simparallel.comm.reduction import Combine
@@ -107,6 +108,9 @@ class ByMessages:
     def run(self, plan: CallPlan, x: Any, async_op: bool = False) -> Any:
         return self._group.run(plan, x, async_op)
 
+    def run_into(self, plan: CallPlan, x: Any, async_op: bool, out: Any, *, is_apart: bool) -> Any:
+        return self._group.run_into(plan, x, async_op, out, is_apart=is_apart)
+
     # --- bodies: flat private copies in, so that a failure in the middle leaves the user's array alone ---
 
     def all_reduce(self, x: np.ndarray, op: str) -> BodySteps:
@@ -115,8 +119,7 @@ class ByMessages:
         def steps(call: Call) -> Steps:
             flat = _flat(call.x)
             yield from self._run(call, flat, combine)
-            call.x[...] = flat.reshape(call.x.shape)
-            return call.x
+            return _filled(call.target, flat)
 
         return steps
 
@@ -124,8 +127,7 @@ class ByMessages:
         def steps(call: Call) -> Steps:
             flat = _flat(call.x)
             yield from self._run(call, flat, layers)
-            call.x[...] = flat.reshape(call.x.shape)
-            return call.x
+            return _filled(call.target, flat)
 
         return steps
 
@@ -133,9 +135,7 @@ class ByMessages:
         def steps(call: Call) -> Steps:
             flat = _flat(call.x)
             yield from self._run(call, flat, root)
-            if self.rank != root:
-                call.x[...] = flat.reshape(call.x.shape)
-            return call.x
+            return call.x if self.rank == root else _filled(call.x, flat)
 
         return steps
 
@@ -145,9 +145,7 @@ class ByMessages:
         def steps(call: Call) -> Steps:
             flat = _flat(call.x)
             yield from self._run(call, flat, root, combine)
-            if self.rank == root:
-                call.x[...] = flat.reshape(call.x.shape)
-            return call.x
+            return _filled(call.target, flat) if self.rank == root else call.x
 
         return steps
 
@@ -156,7 +154,7 @@ class ByMessages:
             parts = np.empty((self.size, *call.x.shape), call.x.dtype)
             parts[self.rank] = call.x
             yield from self._run(call, parts.reshape(-1))
-            return np.concatenate(parts, axis=dim)
+            return np.concatenate(parts, dim, call.out)
 
         return steps
 
@@ -166,7 +164,7 @@ class ByMessages:
         def steps(call: Call) -> Steps:
             parts = np.array(np.split(call.x, self.size, dim), call.x.dtype)  # `stack` changes the byte order
             yield from self._run(call, parts.reshape(-1), combine)
-            return parts[self.rank].copy()
+            return into(call.out, parts[self.rank])
 
         return steps
 
@@ -175,7 +173,7 @@ class ByMessages:
             given = np.split(call.x, self.size, split_dim)
             taken = [np.empty_like(part, order="C") for part in given]
             yield from self._run(call, given, taken)
-            return np.concatenate(taken, axis=concat_dim)
+            return np.concatenate(taken, concat_dim, call.out)
 
         return steps
 
@@ -183,17 +181,19 @@ class ByMessages:
         def steps(call: Call) -> Steps:
             parts = [np.array(call.x, order="C") for _ in range(self.size if self.rank == root else 1)]
             yield from self._run(call, parts if self.rank == root else parts * self.size, root)
-            return parts if self.rank == root else None
+            if self.rank != root:
+                return None
+            return parts if call.out is None else copies(parts, call.out)
 
         return steps
 
     def scatter(self, root: int) -> BodySteps:
         def steps(call: Call) -> Steps:
-            shape, dtype = h.decode_given(call.words_of(root))
+            shape, dtype = given(call, root)
             rows = range(self.size)
             parts = [np.empty(shape, dtype) if call.x is None else call.x[i, ...] for i in rows]
             yield from self._run(call, parts, root)
-            return np.array(parts[self.rank or 0])
+            return into(call.out, parts[self.rank or 0])
 
         return steps
 
@@ -235,6 +235,11 @@ def choose(communicator: Communicator, group: Group, op: str, algorithm: str | N
     if algorithm not in group.by_messages:
         group.by_messages[algorithm] = ByMessages(communicator, group, algorithm)
     return group.by_messages[algorithm]
+
+
+def _filled(target: np.ndarray, flat: np.ndarray) -> np.ndarray:
+    target[...] = flat.reshape(target.shape)
+    return target
 
 
 def _flat(x: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from simparallel.comm import adasum, header as h
 from simparallel.comm.call import ARRIVE, PHASE, Body, BodySteps, Call
 from simparallel.comm.communicator import Communicator
-from simparallel.comm.direct import Steps
+from simparallel.comm.direct import Steps, given, into
 from simparallel.comm.group import Group
 from simparallel.comm.plain import decode, encode
 from simparallel.comm.reduction import reduce_arrays, reduce_into, reduction
@@ -43,7 +43,7 @@ class MpiCall(Call):
         """Nothing lies where peers could read it; the size is for the network model."""
         shares = self.group.shares(self)
         own = shares[self.group.position]
-        if own is not None and own.nbytes <= SLOT_BYTES:
+        if own is not None and (self.is_apart or own.nbytes <= SLOT_BYTES):
             own = own.copy()  # a small reduction writes before it has read all
         self._own = own
         self.group.given = shares
@@ -132,7 +132,7 @@ class MpiGroup(Group):
         rule = reduction(op, x.dtype)
 
         def steps(call: Call) -> Steps:
-            x, everyone = call.x, range(self.size)
+            x, everyone = call.target, range(self.size)
             pieces = [self.bounds(x.size, position) for position in everyone]
             own = np.empty(pieces[self.position].stop - pieces[self.position].start, x.dtype)
             reduce_into(rule, [call.peer(position, own.shape, x.dtype) for position in everyone], own)
@@ -157,15 +157,15 @@ class MpiGroup(Group):
 
     def reduce_scatter(self, x: np.ndarray, dim: int, op: str) -> Body:
         rule = reduction(op, x.dtype)
-        return lambda payloads, x: reduce_arrays(rule, payloads.arrays, x.dtype)
+        return lambda payloads, x, out=None: reduce_arrays(rule, payloads.arrays, x.dtype, out)
 
     def all_to_all(self, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:
-        return lambda payloads, x: np.concatenate(payloads.arrays, axis=concat_dim)
+        return lambda payloads, x, out=None: np.concatenate(payloads.arrays, concat_dim, out)
 
     def scatter(self, root: int) -> BodySteps:
         def steps(call: Call) -> Steps:
             yield from ()
-            return call.peer(root, *h.decode_given(call.words_of(root))).copy()
+            return into(call.out, call.peer(root, *given(call, root)))
 
         return steps
 

@@ -126,14 +126,19 @@ def reduce_into(
             out[start:stop] = total
 
 
-def reduce_arrays(rule: Reduction, parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    """Reduction of arrays of any equal shape, as a new array of `dtype`."""
+def reduce_arrays(
+    rule: Reduction, parts: Sequence[np.ndarray], dtype: np.dtype, out: np.ndarray | None = None
+) -> np.ndarray:
+    """Reduction of arrays of any equal shape, as a new array of `dtype`, or in `out`, also one of them."""
     total = np.array(parts[0], dtype=rule.accumulate, copy=True, order="C", ndmin=0)
     for part in parts[1:]:
         rule.ufunc(total, part, out=total, dtype=rule.loop)
     if rule.is_mean:
         total /= len(parts)
-    return total.astype(dtype, copy=False)
+    if out is None:
+        return total.astype(dtype, copy=False)
+    out[...] = total
+    return out
 
 
 class Combine:

@@ -1,0 +1,127 @@
+"""What callers pass, checked before anything is published: bad input is an error of its rank alone.
+
+Also where results go. `out` may be x, a part of it, or overlap it anyhow: the result is as if x had been copied
+before. Peers then read a copy, except where nobody else reads what is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from simparallel.errors import DTypeError, InputError, ShapeError
+
+
+def is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def check_array(op: str, x: Any, *, written: bool = False, name: str = "") -> None:
+    if not isinstance(x, np.ndarray):
+        what = f"{name} must be" if name else "needs"
+        raise InputError(f"{op}: {what} an array, got {type(x).__name__}; use np.asarray(...).")
+    if x.dtype.hasobject:
+        raise DTypeError(f"{op}: arrays of Python objects cannot be shared; use the _object version.")
+    if written and not x.flags.writeable:
+        raise InputError(f"{op}: writes its result into the array, but this one is read-only; pass a copy.")
+
+
+def check_dim(op: str, x: np.ndarray, dim: int, divided_by: int = 1) -> int:
+    if not is_integer(dim):
+        raise InputError(f"{op}: dim={dim!r} is not an integer.")
+    if not -x.ndim <= dim < x.ndim:
+        raise ShapeError(f"{op}: dim {dim} does not fit shape {x.shape}; a scalar needs reshape(1) first.")
+    dim = int(dim) % x.ndim
+    if x.shape[dim] % divided_by:
+        raise ShapeError(
+            f"{op}: dim {dim} of shape {x.shape} has size {x.shape[dim]}, which the {divided_by} ranks of the "
+            f"group do not divide; pad it to {-(-x.shape[dim] // divided_by) * divided_by}."
+        )
+    return dim
+
+
+def check_layers(x: np.ndarray, layers: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(layers)
+    if not all(is_integer(size) and size >= 0 for size in sizes):
+        raise InputError(f"adasum: layers={sizes} must be sizes, integers of 0 or more.")
+    if x.ndim != 1 or sum(sizes) != x.size:
+        raise ShapeError(f"adasum: layers of {sum(sizes)} elements do not fill x of shape {x.shape}.")
+    return tuple(map(int, sizes))
+
+
+def position_of(op: str, group: Any, rank: int) -> int:
+    if not is_integer(rank) or rank not in group.ranks:
+        raise InputError(f"{op}: rank {rank!r} is not a member of {group.name} (ranks {group.ranks}).")
+    return group.ranks.index(rank)
+
+
+def check_parts(arrays: Sequence[np.ndarray] | None, size: int) -> np.ndarray:
+    if arrays is None or len(arrays) != size:
+        count = "None" if arrays is None else f"{len(arrays)} arrays"
+        raise InputError(f"scatter: the source gives one array for each of the {size} ranks, got {count}.")
+    for i, part in enumerate(arrays):
+        check_array("scatter", part)
+        if (part.shape, part.dtype) != (arrays[0].shape, arrays[0].dtype):
+            raise ShapeError(
+                f"scatter: all parts need one shape and dtype; part 0 is {arrays[0].dtype} {arrays[0].shape}, "
+                f"part {i} is {part.dtype} {part.shape}."
+            )
+    return np.stack(list(arrays))
+
+
+# --- where results go ----------------------------------------------------------------------------------
+
+
+def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: np.dtype, name: str = "out") -> None:
+    check_array(op, out, written=True, name=name)
+    if out.shape != shape:
+        raise ShapeError(f"{op}: {name} has shape {out.shape}, but the result has {shape}.")
+    if out.dtype != dtype:
+        raise DTypeError(
+            f"{op}: {name} has dtype {out.dtype}, but the result has {dtype}; results are not cast."
+        )
+
+
+def check_rows(op: str, out: Any, size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """A list of arrays, or an array whose rows they are."""
+    if not isinstance(out, (list, tuple, np.ndarray)) or np.shape(out)[:1] == () or len(out) != size:
+        found = f"{len(out)} of them" if isinstance(out, (list, tuple)) else f"a {type(out).__name__}"
+        if isinstance(out, np.ndarray):
+            found = f"an array of shape {out.shape}"
+        raise InputError(
+            f"{op}: out takes one array for each of the {size} ranks, as a list or as the rows of one array, got "
+            f"{found}."
+        )
+    rows = rows_of(out)
+    for i, row in enumerate(rows):
+        check_out(op, row, shape, dtype, f"out[{i}]")
+    for (i, first), (j, second) in combinations(enumerate(rows), 2):
+        if np.may_share_memory(first, second) and np.shares_memory(first, second):
+            raise InputError(f"{op}: out[{i}] and out[{j}] share memory, so one would overwrite the other.")
+
+
+def check_only_at(op: str, root: int, group: Any, out: Any) -> None:
+    if out is not None and group.rank != root:
+        raise InputError(
+            f"{op}: only rank {group.ranks[root]} gets the result; rank {group.ranks[group.rank]} must pass out=None."
+        )
+
+
+def rows_of(out: Any) -> Sequence[np.ndarray]:
+    """The places for the ranks' arrays: those of a list, or the rows of an array."""
+    return [out[i, ...] for i in range(len(out))] if isinstance(out, np.ndarray) else out
+
+
+def own_part(x: np.ndarray, dim: int, group: Any) -> np.ndarray:
+    """This rank's equal part of x along a dim."""
+    step = x.shape[dim] // group.size
+    return x[(slice(None),) * dim + (slice(group.rank * step, (group.rank + 1) * step),)]
+
+
+def is_same_place(x: np.ndarray, y: np.ndarray) -> bool:
+    """Are all elements of x at the places of those of y?"""
+    mine, other = x.__array_interface__, y.__array_interface__
+    return mine["data"][0] == other["data"][0] and (x.shape, x.strides) == (y.shape, y.strides)
