@@ -487,6 +487,8 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "rank outside": (lambda: sp.new_group([0, 3]), InputError, "0 … 2"),
     "rank is no integer": (lambda: sp.new_group([0, 1.5]), InputError, "1.5"),
     "ranks as text": (lambda: sp.new_group("01"), InputError, "'0'"),
+    "negative shape": (lambda: sp.empty((2, -3), shared=True), ShapeError, r"shape=\(2, -3\) must be"),
+    "a shape that is none": (lambda: sp.empty(1.5, shared=True), ShapeError, "shape=1.5 must be"),
     "negative tag": (lambda: sp.send(ONES, 0, tag=-1), InputError, "tag=-1"),
     "tag is no integer": (lambda: sp.irecv(ONES, 0, tag="a"), InputError, "tag='a'"),
     "no such receiver": (lambda: sp.send(ONES, 3), InputError, "dst=3"),

@@ -33,7 +33,7 @@ from simparallel.comm.group import Group
 from simparallel.comm.p2p import Inbox, Outbox
 from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.work import Lane, Work
-from simparallel.errors import CommError, InputError
+from simparallel.errors import CommError, InputError, ShapeError
 from simparallel.events import Recorder
 from simparallel.summation import check_dtype
 
@@ -319,9 +319,12 @@ class Communicator(AbstractCommunicator):
 
         Raises:
             SharedMemoryError: no room.
+            ShapeError: shape is none.
         """
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        return self.transport.arena.empty(shape, np.dtype(dtype))
+        sizes: Any = (shape,) if is_integer(shape) else shape
+        if not isinstance(sizes, Sequence) or not all(is_integer(size) and size >= 0 for size in sizes):
+            raise ShapeError(f"empty: shape={shape!r} must be an integer of 0 or more, or a tuple of them.")
+        return self.transport.arena.empty(tuple(map(int, sizes)), np.dtype(dtype))
 
     def progress(self) -> None:
         """Advance what was started with `async_op=True`, without waiting. Not collective."""

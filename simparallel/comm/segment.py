@@ -16,6 +16,7 @@ Order matters wherever two ranks meet: payload first, then header, then the sequ
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import platform
@@ -53,7 +54,7 @@ IDLE, RUNNING, DONE, FAILED, FAILED_BY_OTHERS = range(5)
 class ControlMap:
     """Where each word is. Indices are in words; P is the number of ranks.
 
-    launcher   8                abort                          written by the launcher
+    launcher   8                abort, lost                    written by the launcher
     host       P x 8            exit of rank r                 written by the host process
     status     P x 8            state, pid, length of the record, epoch of the wait, by rank r
     sleeping   P                1 while rank r sleeps
@@ -86,6 +87,9 @@ class ControlMap:
     def abort(self) -> int:
         """0, or the reason why everyone has to stop (see `ABORT_INTERRUPT`)."""
         return self._starts[0]
+
+    def lost(self) -> int:  # 0, or 1 + a rank that ended, and the host process did not say how
+        return self._starts[0] + 1
 
     def exit_of(self, rank: int) -> int:
         """0 while the process lives; 1 + exit code; minus the signal's number."""
@@ -349,7 +353,7 @@ class Arena:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """A new array in the arena; its memory is free again when its last view is gone."""
-        size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size_bytes = math.prod(shape) * dtype.itemsize
         if size_bytes == 0:
             return np.empty(shape, dtype)
         offset = self.allocate(size_bytes)

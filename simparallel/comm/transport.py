@@ -36,7 +36,8 @@ LEFT = "left normally"
 # Levels of the check of collectives, as the number of header words that have to be equal: "full" compares
 # everything that has to match; "light" the number and the op; "off" nothing, and notes no call sites.
 CHECKS = {"full": COMPARED, "light": OP + 1, "off": 0}
-_ENDS = ("was killed by", "exited with")  # causes that are not an exception
+UNKNOWN_END = "ended, and the host process does not say how"
+_ENDS = ("was killed by", "exited with", UNKNOWN_END)  # causes that are not an exception
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
@@ -152,6 +153,9 @@ class AbstractTransport:
             code = self.words[self.segment.map.exit_of(rank)]
             if code:
                 raise self._death_error(rank, code, describe)
+        lost = self.words[self.segment.map.lost()]
+        if lost:
+            raise self._death_error(lost - 1, 0, describe)
         if FAILED_BY_OTHERS in states:
             raise self._failed_error(states.index(FAILED_BY_OTHERS), describe)
 
@@ -166,8 +170,10 @@ class AbstractTransport:
         )  # fmt: skip
 
     def _death_error(self, rank: int, code: int, describe: Callable[[], str]) -> RankFailedError:
-        """`code` as the host notes it: 1 + exit code, or minus the signal's number."""
-        how = f"exited with code {code - 1}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+        """`code` as the host notes it: 1 + exit code, or minus the signal's number; 0 if it does not."""
+        how = f"exited with code {code - 1}" if code > 0 else UNKNOWN_END
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:
             how += " (often the out-of-memory killer)"
         return RankFailedError(

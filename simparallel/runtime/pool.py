@@ -274,6 +274,8 @@ def _hang_up(connection: Connection) -> None:
 
 def _end_host(host: subprocess.Popen[bytes]) -> None:
     try:
+        with contextlib.suppress(ProcessLookupError):  # who is stopped does not see that we have hung up
+            os.killpg(host.pid, signal.SIGCONT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             host.wait(STOP_LIMIT_S)
     finally:  # also after Ctrl-C

@@ -79,12 +79,14 @@ def report_unreceived(segment: Segment, outcomes: list[Outcome]) -> None:
             report["pid"] = segment.words[segment.map.pid(rank)]
 
 
-def death_report(pid: int, exit_code: int, *, by_us: bool = False) -> dict[str, Any]:
-    """A process that ended without a word: `exit_code` is negative for a signal.
+def death_report(pid: int, exit_code: int | None, *, by_us: bool = False) -> dict[str, Any]:
+    """A process that ended without a word: `exit_code` is negative for a signal, None if nobody knows it.
 
     `by_us`: the launcher ended it, because of another rank's failure.
     """
-    if exit_code < 0:
+    if exit_code is None:
+        summary, code = "process ended; the host process, which would know how, does not answer", 1
+    elif exit_code < 0:
         name = signal.Signals(-exit_code).name
         often = ", often the out-of-memory killer" if exit_code == -signal.SIGKILL and not by_us else ""
         summary, code = f"killed by {name}{often}", 128 - exit_code

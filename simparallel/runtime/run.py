@@ -100,8 +100,9 @@ class Run:
         while rank not in self.dead and time.monotonic() < deadline:
             if self.pool.control.poll(0.05):
                 self._note_death()
-        if rank not in self.dead:
-            self._bury(rank, 0)
+        if rank not in self.dead:  # the host is stopped, or it is too busy: tell the others ourselves
+            self.pool.segment.words[self.pool.segment.map.lost()] = rank + 1
+            self._bury(rank, None)
 
     def _note_death(self) -> None:
         try:
@@ -114,7 +115,7 @@ class Run:
             ) from None
         self._bury(told["rank"], told["exit_code"])
 
-    def _bury(self, rank: int, exit_code: int) -> None:
+    def _bury(self, rank: int, exit_code: int | None) -> None:
         self.dead.add(rank)
         connection = self.pool.connections[rank]
         while connection in self.waiting and _has_message(connection):  # what it said before it died counts
@@ -124,7 +125,7 @@ class Run:
             if message["kind"] == "outcome":
                 self._accept(self.waiting.pop(connection), message["outcome"], message["value"])
         if self.waiting.pop(connection, None) is not None:
-            by_us = -exit_code in self._sent
+            by_us = exit_code is not None and -exit_code in self._sent
             self.outcomes[rank].report = death_report(self.pool.pids[rank], exit_code, by_us=by_us)
             self._first_failure_at = self._first_failure_at or time.monotonic()
 
