@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -14,6 +15,7 @@ import pytest
 from oracles import TRANSPORTS, World
 
 import simparallel as sp
+from simparallel.comm import current
 from simparallel.comm.deadlock import Vigil
 from simparallel.comm.segment import WAIT_BYTES, Segment
 from simparallel.comm.transport import Condition
@@ -144,6 +146,20 @@ def test_slow_ranks_are_no_deadlock() -> None:
         return total
 
     assert sp.launch(program, world_size=3, echo=False) == [12.0] * 3
+
+
+@pytest.mark.process
+def test_what_a_rank_waited_for_is_not_told_when_it_goes_on() -> None:
+    def program() -> list[int]:
+        transport = current().transport
+        words, control = transport.words, transport.segment.map
+        if sp.get_rank() == 1:
+            while not words[control.wait_epoch(0)] & 1:
+                os.sched_yield()
+        sp.barrier()
+        return [words[control.wait_epoch(sp.get_rank())] & 1]
+
+    assert sp.launch(program, world_size=2, echo=False)[0] == [0]
 
 
 def test_the_search_itself() -> None:

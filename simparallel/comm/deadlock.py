@@ -58,6 +58,23 @@ class Vigil:
             raise deadlock_error(self._segment, sorted(stuck))
         self._seen = stuck
 
+    def behind(self, ranks: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Who holds up `ranks`: (ranks that wait for nobody, ranks that wait for others, which are told here too)."""
+        found, waiting = list(ranks), []
+        words, control = self._segment.words, self._segment.map
+        for rank in found:  # grows
+            if words[control.wait_epoch(rank)] & 1:
+                try:
+                    needed = self._read(rank)[0]
+                except IndexError:  # read while its owner wrote
+                    continue
+                pairs = zip(needed.indices, needed.ranks, strict=True)
+                lagging = [other for index, other in pairs if words[index] < needed.target]
+                if lagging:
+                    waiting.append(rank)
+                    found += [other for other in lagging if other not in (*found, self._rank)]
+        return [rank for rank in found if rank not in waiting], waiting
+
     def end(self) -> None:
         """The wait is over: what was published is no longer true."""
         if self._published:

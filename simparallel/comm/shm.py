@@ -24,11 +24,15 @@ from simparallel.errors import DeadlineError, DeadlockError
 
 SPINS = 20  # looks before the first yield: two ranks may share a core in spite of free ones
 YIELDS = 300
+YIELD_S = 0.005  # no longer than this: where many programs want the cores, one yield may take a hundred times as long
 SLEEP_S = 0.02
 _SYS_FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # not "private": the word is shared between processes
 _STATES = {"T": "is stopped (SIGSTOP or a debugger)", "t": "is stopped by a debugger",
            "D": "waits for a disk or device", "Z": "has ended", "R": "is running user code"}  # fmt: skip
+
+_SURE = "TtZ"  # of these, a rank does nothing more
+GRACE_S = 0.5  # after the timeout, for ranks that hold up others to tell who holds up them
 
 
 def process_state(pid: int) -> str:
@@ -90,10 +94,13 @@ class ShmTransport(AbstractTransport):
         for _ in range(self._spins):
             if memory[where] == what:
                 return True
-        for _ in range(YIELDS):
+        end = time.monotonic() + YIELD_S
+        for i in range(YIELDS):
             if memory[where] == what:
                 return True
             give_way()
+            if i & 31 == 31 and time.monotonic() > end:
+                break
         return False
 
     def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
@@ -103,11 +110,14 @@ class ShmTransport(AbstractTransport):
             for _ in range(self._spins):
                 if met(first):
                     return
-            for _ in range(YIELDS):
+            end = time.monotonic() + YIELD_S
+            for i in range(YIELDS):
                 for condition in conditions:
                     if met(condition):
                         return
                 os.sched_yield()
+                if i & 31 == 31 and time.monotonic() > end:
+                    break
             self._sleep_until_met(conditions, describe)
         except KeyboardInterrupt:
             self.interrupted(first, describe)
@@ -121,6 +131,7 @@ class ShmTransport(AbstractTransport):
         words, first = self.words, conditions[0]
         deadline = time.monotonic() + self.timeout_s
         self._vigil.end()  # it may still show a wait that ended with an error
+        is_shown = False
         try:
             while True:
                 words[self._own_sleep] = 1
@@ -137,15 +148,13 @@ class ShmTransport(AbstractTransport):
                 self._check(first, describe, deadline)
                 if time.monotonic() > deadline - self.timeout_s + PATIENCE_S:
                     self._vigil.look(conditions, describe)
-        except DeadlockError:
-            raise  # what the vigil shows stays, so that the others find the same
-        except BaseException:
-            self._vigil.end()
+        except (DeadlockError, DeadlineError):
+            is_shown = True  # what the vigil shows stays, so that the others find the same
             raise
-        else:
-            self._vigil.end()
         finally:
             words[self._own_sleep] = 0
+            if not is_shown:
+                self._vigil.end()
 
     def notify(self, index: int) -> None:
         fence()
@@ -157,19 +166,30 @@ class ShmTransport(AbstractTransport):
         if words[control.abort()] == ABORT_INTERRUPT:
             raise KeyboardInterrupt
         self.check_health(needed, describe)
-        if time.monotonic() > deadline:
+        late_s = time.monotonic() - deadline
+        if late_s > 0:
             missing = self.lagging(needed)
-            told = "; ".join(
-                f"rank {rank} {self._process_state(rank)}, {last_calls(self.segment, rank)}"
-                for rank in missing
-            )
+            idle, waiting = self._vigil.behind(missing)
+            if late_s < GRACE_S and not any(self._state(rank) in _SURE for rank in idle):
+                return  # who seems to be busy may be about to tell whom it waits for
+            told = self._told(idle, waiting)
             raise DeadlineError(
                 f"rank {self.rank} waited {self.timeout_s:g} s in {describe()}. Missing: {told}. "
                 "Raise timeout_s if that rank legitimately works that long.",
                 rank=self.rank, missing=missing, timeout_s=self.timeout_s,
             )  # fmt: skip
 
+    def _told(self, idle: list[int], waiting: list[int]) -> str:
+        """Who holds up the others, first those that wait for nobody."""
+        texts = [
+            f"rank {rank} {self._process_state(rank)}, {last_calls(self.segment, rank)}" for rank in idle
+        ]
+        texts += [f"rank {rank} waits in {self.segment.read_wait(rank)}" for rank in waiting[:3]]
+        return "; ".join(texts) + f"; and {len(waiting) - 3} more that wait" * (len(waiting) > 3)
+
+    def _state(self, rank: int) -> str:
+        return process_state(self.words[self.segment.map.pid(rank)])
+
     def _process_state(self, rank: int) -> str:
-        pid = self.words[self.segment.map.pid(rank)]
-        state = process_state(pid)
+        pid, state = self.words[self.segment.map.pid(rank)], self._state(rank)
         return f"(pid {pid}) {_STATES.get(state, 'sleeps or waits')}" if state else "cannot be looked at"
