@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import simparallel as sp
+from simparallel.comm.arena import Arena
 from simparallel.comm.segment import (
     HEADER_WORDS,
     LETTER_WORDS,
@@ -23,7 +24,6 @@ from simparallel.comm.segment import (
     SITE_BYTES,
     SITES,
     SLOT_BYTES,
-    Arena,
     ControlMap,
     Segment,
 )  # fmt: skip

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from simparallel.comm.segment import Arena, Segment
+from simparallel.comm.arena import Arena
+from simparallel.comm.segment import Segment
 from simparallel.comm.staging import PAIR_RING_BYTES, Arenas, Payloads, Staging
 
 

@@ -25,10 +25,11 @@ import numpy as np
 
 from simparallel.cluster import describe
 from simparallel.comm import header as h, join_run
+from simparallel.comm.arena import Arena
 from simparallel.comm.mpi_deadlock import Vigil
 from simparallel.comm.mpi_group import MpiCommunicator
 from simparallel.comm.progress import last_calls, unreceived
-from simparallel.comm.segment import DONE, FAILED, FAILED_BY_OTHERS, Arena, Segment
+from simparallel.comm.segment import DONE, FAILED, FAILED_BY_OTHERS, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, LEFT, AbstractTransport, Condition
 from simparallel.errors import DeadlineError, DeadlockError, RankFailedError
 from simparallel.events import Recorder, set_recorder

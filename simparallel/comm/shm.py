@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from simparallel.comm.arena import Arena
 from simparallel.comm.deadlock import PATIENCE_S, Vigil
 from simparallel.comm.progress import last_calls
-from simparallel.comm.segment import ABORT_INTERRUPT, WORD, Arena, Segment, fence
+from simparallel.comm.segment import ABORT_INTERRUPT, WORD, Segment, fence
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.comm.unnamed import is_disabled
 from simparallel.errors import DeadlineError, DeadlockError

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.comm.segment import LINE, Arena, Segment
+from simparallel.comm.arena import Arena
+from simparallel.comm.segment import LINE, Segment
 
 # Measured with 2, 4 and 8 ranks on two cores that share a cache of 32 MiB: more ranks than cores gain little from a
 # ring, and nothing from one that leaves less of that cache to their data.

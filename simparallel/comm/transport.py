@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simparallel.comm.arena import Arena
 from simparallel.comm.faults import Faults
 from simparallel.comm.header import COMPARED, OP
 from simparallel.comm.progress import counts, deadlock_error, last_calls
@@ -26,7 +27,6 @@ from simparallel.comm.segment import (
     RUNNING,
     SITE_BYTES,
     SITES,
-    Arena,
     Segment,
 )
 from simparallel.errors import CommError, DeadlockError, RankFailedError

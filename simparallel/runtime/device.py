@@ -20,8 +20,9 @@ import cloudpickle
 import numpy as np
 
 from simparallel.comm import Communicator
+from simparallel.comm.arena import Arena
 from simparallel.comm.faults import faults_of
-from simparallel.comm.segment import Arena, Segment
+from simparallel.comm.segment import Segment
 from simparallel.comm.shm import ShmTransport
 from simparallel.errors import LaunchError
 from simparallel.runtime.environment import variables
