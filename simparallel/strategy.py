@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import permutations, product
+from collections.abc import Sequence
+from itertools import permutations
 from math import gcd, prod
 from typing import Any
 
+from simparallel import nearest
 from simparallel.errors import LayoutError, StrategyError
 from simparallel.layout import Layout
 from simparallel.mesh import Mesh, is_int
@@ -53,17 +54,37 @@ def from_strategy(
         raise StrategyError(
             f"one strategy per input: got {len(strategy)}, the op has {len(shapes)} input{'s' * (len(shapes) > 1)}."
         )
-    if all(isinstance(entry, Layout) for entry in strategy):
-        return _from_layouts(rule, shapes, strategy, device_num)
-    if any(isinstance(entry, Layout) for entry in strategy):
+    is_layouts = all(isinstance(entry, Layout) for entry in strategy)
+    if not is_layouts and any(isinstance(entry, Layout) for entry in strategy):
         raise StrategyError(
             "all entries of a strategy are tuples of cuts, or all are Layouts; do not mix them."
         )
-    _check_lengths(strategy, shapes)
+
+    def read(entries: Strategy) -> Sharding:
+        if is_layouts:
+            return _from_layouts(rule, shapes, entries)
+        return _from_tuples(rule, shapes, entries, device_num, repeat)
+
+    def is_legal(entries: Strategy) -> bool:
+        try:
+            read(entries)
+        except StrategyError:
+            return False
+        return True
+
+    if is_layouts:
+        _check_layouts(strategy, shapes, device_num)
+    else:
+        _check_lengths(strategy, shapes)
     try:
-        return _from_tuples(rule, shapes, strategy, device_num, repeat)
+        return read(strategy)
     except StrategyError as error:
-        raise StrategyError(str(error), nearest=_nearest(rule, shapes, strategy, device_num)) from None
+        legal = (
+            nearest.layouts(places(rule, shapes)[0], strategy, is_legal)
+            if is_layouts
+            else nearest.tuples(shapes, strategy, device_num, is_legal)
+        )
+        raise StrategyError(str(error), nearest=legal) from None
 
 
 def _from_tuples(
@@ -144,11 +165,18 @@ def out_layout(out_strategy: Any, made: Layout, shape: Shape, who: str) -> Layou
             except LayoutError as error:
                 raise StrategyError(f"{who}: out_strategy {given!r}: {error}") from None
             return layout
-    legal = ", ".join(dict.fromkeys(str(layout.cuts) for layout in choices))
+    choices = [layout for layout in choices if _divides(layout.cuts, shape)]
+    if isinstance(given, Layout):
+        legal = f"legal: {nearest.words((layout,) for layout in choices)}"
+    else:
+        legal = f"legal cuts: {', '.join(dict.fromkeys(str(layout.cuts) for layout in choices))}"
     raise StrategyError(
-        f"{who}: out_strategy {given!r} is not a way to finish this output, which lies as {made!r}; legal cuts: "
-        f"{legal}."
+        f"{who}: out_strategy {given!r} is not a way to finish this output, which lies as {made!r}; {legal}."
     )
+
+
+def _divides(cuts: Shape, shape: Shape) -> bool:
+    return not any(size % cut for cut, size in zip(cuts, shape, strict=True))
 
 
 def axis_name(dim: str) -> str:
@@ -278,59 +306,6 @@ def _factors(place: Place, cut: int) -> dict[str, int]:
     return found
 
 
-def _nearest(
-    rule: str, shapes: tuple[Shape, ...], strategy: Sequence[Sequence[int]], device_num: int
-) -> list[Strategy]:
-    """The legal strategies that change the fewest cuts, three at most."""
-    choices = [
-        [_closest(cut, [1, *_divisors(size, device_num)]) for cut, size in zip(entry, shape, strict=True)]
-        for entry, shape in zip(strategy, shapes, strict=True)
-    ]
-    flat = [cuts for entry in choices for cuts in entry]
-    if prod(map(len, flat)) > 4096:  # many dims: only make what is cut whole again
-        flat = [sorted({1, cut}, reverse=True) for entry in strategy for cut in entry]
-    lengths = [len(entry) for entry in strategy]
-    old = [cut for entry in strategy for cut in entry]
-
-    def distance(cuts: tuple[int, ...]) -> tuple[int, int]:
-        changed = [(a, b) for a, b in zip(cuts, old, strict=True) if a != b]
-        return len(changed), sum(abs(a - b) for a, b in changed)
-
-    found: list[Strategy] = []
-    for cuts in sorted(product(*flat), key=distance)[:2000]:
-        candidate = tuple(_regroup(cuts, lengths))
-        if _is_legal(rule, shapes, candidate, device_num):
-            found.append(candidate)
-            if len(found) == 3:
-                break
-    return found
-
-
-def _is_legal(
-    rule: str, shapes: tuple[Shape, ...], strategy: Sequence[tuple[int, ...]], device_num: int
-) -> bool:
-    try:
-        _from_tuples(rule, shapes, strategy, device_num, "right")
-    except StrategyError:
-        return False
-    return True
-
-
-def _regroup(flat: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    start = 0
-    for length in lengths:
-        yield tuple(flat[start : start + length])
-        start += length
-
-
-def _closest(cut: int, values: list[int]) -> list[int]:
-    return sorted(set(values), key=lambda value: abs(value - cut))[:4]
-
-
-def _divisors(size: int, device_num: int) -> list[int]:
-    return [cut for cut in range(1, device_num + 1) if device_num % cut == 0 and size % cut == 0]
-
-
 def _listed(cuts: dict[str, int]) -> str:
     return ", ".join(f"{name}: {cut}" for name, cut in cuts.items() if cut > 1)
 
@@ -338,10 +313,8 @@ def _listed(cuts: dict[str, int]) -> str:
 # --- layouts ----------------------------------------------------------------------------------------------
 
 
-def _from_layouts(
-    rule: str, shapes: tuple[Shape, ...], layouts: Sequence[Layout], device_num: int
-) -> Sharding:
-    """Axes per dim of every input; all of one device matrix."""
+def _check_layouts(layouts: Sequence[Layout], shapes: tuple[Shape, ...], device_num: int) -> None:
+    """The checks that need no rule, of what no other axes would mend."""
     first = layouts[0]
     for i, (layout, shape) in enumerate(zip(layouts, shapes, strict=True)):
         if (layout.device_matrix, layout.alias_name, layout.rank_list) != (
@@ -354,15 +327,24 @@ def _from_layouts(
             raise StrategyError(
                 f"input {i}: {layout!r} lays out no tensor yet; call it, an alias or 'None' per dim."
             )
+        if len(layout.tensor_map) != len(shape):
+            raise StrategyError(
+                f"input {i}: {layout!r} lays out {len(layout.tensor_map)} dims, the tensor has shape {shape}."
+            )
+    if first.mesh.size != device_num:
+        raise StrategyError(f"{first!r} has {first.mesh.size} devices, there are {device_num}.")
+
+
+def _from_layouts(rule: str, shapes: tuple[Shape, ...], layouts: Sequence[Layout]) -> Sharding:
+    """Axes per dim of every input; all of one device matrix."""
+    for i, (layout, shape) in enumerate(zip(layouts, shapes, strict=True)):
         if layout.partial:
             raise StrategyError(f"input {i}: {layout!r} is an unfinished sum; an op takes whole values.")
         try:
             layout.local_shape(shape)
         except LayoutError as error:
             raise StrategyError(f"input {i}: {error}") from None
-    mesh = first.mesh
-    if mesh.size != device_num:
-        raise StrategyError(f"{first!r} has {mesh.size} devices, there are {device_num}.")
+    mesh = layouts[0].mesh
     cuts: dict[str, tuple[str, ...]] = {}
     seen: dict[str, tuple[int, int]] = {}
     for i, (tensor, layout) in enumerate(zip(places(rule, shapes)[0], layouts, strict=True)):

@@ -23,7 +23,7 @@ FLOORS = {
         "prices",
         "summation",
     }
-    | {"rule", "mesh", "layout", "sharding", "strategy", "ranktable"},
+    | {"rule", "mesh", "layout", "sharding", "nearest", "strategy", "ranktable"},
     1: {"autograd", "comm", "plan", "view"},
     2: {"nn", "optim", "data", "trace", "collectives", "world", "context"},
     3: {"runtime", "parallel", "models"},
@@ -41,7 +41,8 @@ GROUND = {
     "layout": {"errors", "mesh"},
     "rule": {"errors"},
     "sharding": {"errors", "layout", "mesh", "rule"},
-    "strategy": {"errors", "layout", "mesh", "rule", "sharding"},
+    "nearest": {"layout", "rule"},
+    "strategy": {"errors", "layout", "mesh", "nearest", "rule", "sharding"},
     "prices": set(),
     "cluster": {"errors", "prices"},
     "memory": {"errors", "units"},

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from simparallel import strategy
+from simparallel import nearest, strategy
 from simparallel.autograd import Op, Plan, Spec, Work
 from simparallel.errors import LayoutError, SimParallelError, StrategyError
 from simparallel.layout import Layout
@@ -140,10 +140,10 @@ def _explained(op: Op, rule: str, device_num: int, error: SimParallelError) -> S
     """The error with who, which strategy, which rule, and what would be legal."""
     text = f"{op.described}: {error}"
     if isinstance(error, StrategyError) and op.in_strategy is not None:
-        nearest = " or ".join(map(str, error.facts.get("nearest", ())))
+        legal = nearest.words(error.facts.get("nearest", ()))
         text = (
             f"{op.described}, strategy {op.in_strategy!r} on {device_num} devices: {error} Its dims: {rule}."
-            f"{f' Nearest legal strategies: {nearest}.' if nearest else ''}"
+            f"{f' Nearest legal strategies: {legal}.' if legal else ''}"
         )
         return StrategyError(text, **{"op": op.name, "rule": rule, "nearest": [], **error.facts})
     return type(error)(text, **error.facts)
