@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from simparallel import optim
 from simparallel.autograd import Tensor
-from simparallel.errors import InputError, StateDictError
+from simparallel.errors import InputError, NonFiniteLossError, StateDictError
 
 
 def leaf(values=(1.0,), dtype=np.float64):
@@ -162,3 +162,29 @@ def test_all_finite():
     assert optim.all_finite([])
     assert optim.all_finite([np.ones(3), Tensor([1.0])])
     assert not optim.all_finite([np.ones(3), Tensor(np.array([np.nan], np.float16))])
+
+
+@pytest.mark.parametrize(("value", "scale"), [(np.nan, 1024.0), (60000.0, 1024.0)])
+def test_a_scaled_loss_that_is_not_finite_names_the_scale(value, scale):
+    x = leaf(dtype=np.float16)
+    scaler = optim.GradScaler(optim.FixedLossScaleManager(scale))
+    with np.errstate(over="ignore"), pytest.raises(NonFiniteLossError) as caught:
+        scaler.scale((x * value).sum()).backward()
+
+    text = str(caught.value)
+    assert f"the loss times its loss scale, 1024, is {value if np.isnan(value) else np.inf}." in text
+    assert "Lower the loss scale or the learning rate" in text
+    assert "\n" not in text
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("scale", [None, 1.0])
+def test_a_loss_without_a_scale_says_nothing_of_one(
+    scale,
+):  # the red control: who has none is not told to lower it
+    loss = (leaf() * np.nan).sum()
+    if scale is not None:
+        loss = optim.GradScaler(optim.FixedLossScaleManager(scale)).scale(loss)
+    with pytest.raises(NonFiniteLossError, match="the loss is nan") as caught:
+        loss.backward()
+    assert "scale" not in str(caught.value)

@@ -648,6 +648,21 @@ def test_a_loss_that_is_not_finite_ends_it():
         model().train(1, data, progress=False)
 
 
+def test_weights_that_a_loss_scale_broke_name_it():
+    """Nobody looks for overflow: the float16 gradients of one step are infinite, the next loss is NaN."""
+    network = nn.Linear(3, 2)
+    scale = 2.0**24
+    optimizer = optim.Momentum(network.parameters(), 0.01, 0.9, loss_scale=scale)
+    manager = optim.FixedLossScaleManager(scale, drop_overflow_update=False)
+    trained = Model(network, nn.MSELoss(), optimizer, amp_level="O2", loss_scale_manager=manager)
+    data = [tuple(array.astype(np.float32) for array in batch) for batch in batches(4)]
+    with (
+        np.errstate(over="ignore", invalid="ignore"),
+        pytest.raises(NonFiniteLossError, match="Lower the loss scale or the learning rate"),
+    ):
+        trained.train(1, data, progress=False)
+
+
 def test_a_learning_rate_of_two_masters_is_refused():
     network = linear()
     scheduled = Model(network, nn.MSELoss(), optim.SGD(network.parameters(), lr=[0.1, 0.2]))

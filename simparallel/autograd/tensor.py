@@ -46,8 +46,10 @@ class Tensor(TensorOperators):
 
     # _device is None where an op was given a plain array: that is wherever the other operands are.
     __slots__ = (
-        "__weakref__", "_device", "_hooks", "_node", "_room", "data", "grad", "name", "placement", "requires_grad",
+        "__weakref__", "_device", "_hooks", "_loss_scale", "_node", "_room", "data", "grad", "name", "placement",
+        "requires_grad",
     )  # fmt: skip
+    _loss_scale: float  # only that of `scale_loss` has one
     __array_priority__ = 1000  # numpy_array * tensor asks the tensor first
 
     def __init__(self, data: Any, requires_grad: bool = False, name: str = "", device: Any = None) -> None:
@@ -244,7 +246,7 @@ class Tensor(TensorOperators):
 
         Raises:
             AutogradError: nothing to differentiate, or the graph was consumed before.
-            NonFiniteLossError: the loss is NaN or infinite; names rank and step.
+            NonFiniteLossError: the loss is NaN or infinite; names rank and step, and the loss scale if it has one.
         """
         seed = seed_of(self, grad, check_finite)
         run_backward(self, seed, _accumulate, retain_graph=retain_graph, room=_room_of)
@@ -301,6 +303,13 @@ def common_device(who: str, inputs: Sequence[Tensor]) -> Device | None:
     return devices[0] if devices else None
 
 
+def scale_loss(loss: Tensor, scale: float) -> Tensor:
+    """loss * scale, on the tape; where that is NaN or infinite, backward names the scale."""
+    scaled = loss * scale
+    scaled._loss_scale = scale
+    return scaled
+
+
 def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
     """The cotangent that backward starts with; checks that there is something to differentiate."""
     if not root.requires_grad:
@@ -328,8 +337,12 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
         recorder = current_recorder()
         rank, step = (recorder.rank, recorder.step) if recorder else (0, -1)
         where = f"rank {rank}, step {step}" if recorder else "outside of a run"
+        scale = getattr(root, "_loss_scale", 1.0)  # only a scaled loss has it
+        times, lower = (
+            (f" times its loss scale, {scale:g},", "loss scale or the ") if scale != 1 else ("", "")
+        )
         raise NonFiniteLossError(
-            f"{where}: the loss is {value}. Nothing was updated. Lower the learning rate, clip the "
+            f"{where}: the loss{times} is {value}. Nothing was updated. Lower the {lower}learning rate, clip the "
             "gradients, or look for a division by 0 or a log of 0 in the inputs "
             "(backward(check_finite=False) lets it pass).",
             rank=rank, step=step, value=str(value),

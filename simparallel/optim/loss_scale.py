@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from simparallel.autograd import Tensor
+from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import InputError, StateDictError
 from simparallel.optim.checks import check_number
@@ -165,7 +166,7 @@ class GradScaler:
 
     def scale(self, loss: Tensor) -> Tensor:
         """loss * scale, on the tape."""
-        return loss * self.manager.get_loss_scale()
+        return scale_loss(loss, self.manager.get_loss_scale())
 
     def unscale_(self, optimizer: Optimizer) -> bool:
         """Divide the gradients of the optimizer's parameters by the scale, in place.

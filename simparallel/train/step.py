@@ -9,6 +9,7 @@ import numpy as np
 
 from simparallel import collectives
 from simparallel.autograd import Tensor
+from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import random_state
 from simparallel.errors import InputError, StateDictError
 from simparallel.nn import Module
@@ -85,7 +86,7 @@ class TrainStep:
             with np.errstate(over="ignore", invalid="ignore"):  # looked for below
                 scaler.scale(loss).backward()
         else:
-            (loss if self._scale == 1.0 else loss * self._scale).backward()
+            (loss if self._scale == 1.0 else scale_loss(loss, self._scale)).backward()
         self._update(loss)
         return loss.detach()
 
