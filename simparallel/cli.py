@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         "demo", help="train on real digits on four device processes, and compare with one"
     )
     _add_cluster_options(demo, default=4)
-    demo.add_argument("--epochs", type=int, default=20)
+    demo.add_argument("--epochs", type=int, default=20, help="default %(default)s")
     demo.add_argument(
         "--batch-size", type=int, default=120, help="of all ranks together (default %(default)s)"
     )
@@ -54,29 +54,31 @@ def parser() -> argparse.ArgumentParser:
                             "shard: a network cut over 8 devices, beside the same slicing by hand; "
                             "redistribution: plans of few bytes beside plans of few waits")  # fmt: skip
     bench.add_argument("--setup", action="store_true",
-                       help="first make the environments of the peers that collectives stand beside")  # fmt: skip
+                       help="first make the environments of gloo, Open MPI and MPICH (1.3 GB), once")  # fmt: skip
     bench.add_argument("--rounds", type=int, default=7, help="turns of each contender (default %(default)s)")
-    bench.add_argument("--json", action="store_true", help="print JSON")
+    bench.add_argument("--json", action="store_true", help="print JSON, not tables")
     bench.add_argument("--models", nargs="*", help="step, ddp: only models whose name contains one of these")
     bench.add_argument(
         "--peers", type=_names, metavar="NAME,…", help="setup, collectives, adasum: only these"
     )
     bench.add_argument("--ranks", type=_numbers, metavar="N,…",
-                       help="ddp, collectives, adasum, redistribution: numbers of ranks (default 1,2,4,8; 2,4,8; 4; "
-                            "4,8)")  # fmt: skip
+                       help="numbers of ranks (default of ddp 1,2,4,8, of collectives 2,4,8, of adasum 4, of "
+                            "redistribution 4,8)")  # fmt: skip
     bench.add_argument(
         "--ops", type=_names, metavar="NAME,…", help="collectives: only these, e.g. all_reduce"
     )
     bench.add_argument("--sizes", type=_numbers, metavar="BYTES,…",
-                       help="sizes of the vector (default: up to 32 MiB, from 4 B; adasum: from 1 MiB)")  # fmt: skip
+                       help="collectives, adasum: sizes of the vector (default: up to 32 MiB, from 4 B; adasum: "
+                            "from 1 MiB)")  # fmt: skip
     bench.add_argument("--out", default="figures/collectives.svg",
                        help="collectives: the figure (default %(default)s)")  # fmt: skip
 
     trace = commands.add_parser("trace", help="summarise a trace.json, or draw it")
-    trace.add_argument("file")
+    trace.add_argument("file", help="a trace.json that a run wrote")
     trace.add_argument("--png", help="write the timeline to this picture")
-    trace.add_argument("--clock", choices=("sim", "wall"), default="sim")
-    trace.add_argument("--steps", type=int, nargs="*", help="draw only these steps")
+    trace.add_argument("--clock", choices=("sim", "wall"), default="sim",
+                       help="of the picture: simulated time (default), or as measured on this machine")  # fmt: skip
+    trace.add_argument("--steps", type=int, nargs="*", help="of the picture: only these steps")
 
     rank_table.add_arguments(commands.add_parser("rank-table", help="check, convert or make a rank table"))
 

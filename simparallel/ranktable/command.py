@@ -25,7 +25,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     convert.add_argument("--to", choices=FORMS, help="by default the form that it does not have")
 
     for reading in (check, convert):
-        reading.add_argument("--strict", action="store_true", help="tolerate nothing")
+        reading.add_argument(
+            "--strict", action="store_true", help="an error where otherwise there is a warning"
+        )
 
     make = actions.add_parser("make", help="make one")
     make.add_argument(
