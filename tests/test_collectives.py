@@ -255,7 +255,7 @@ def test_every_op_on_every_dtype(world, num_elements):
 def all_reduce_again_and_again(
     piece_bytes: int, pair_bytes: int, sizes: list[int], shared: int, at_once: int
 ) -> list[Any]:
-    direct.PIECE_BYTES, direct.PAIR_BYTES = piece_bytes, pair_bytes
+    direct.PIECE_BYTES, direct.PAIR_BYTES, direct.SMALL_BYTES = piece_bytes, pair_bytes, pair_bytes
     # By a bit for each rank, as where one of them lacks the memory; on threads for all of them.
     large.LargeAllReduce._all_at_once = property(
         lambda body: bool(at_once >> sp.get_rank() & 1), lambda *_: None
@@ -283,6 +283,7 @@ def test_large_arrays_in_pieces(data):
             direct, "PIECE_BYTES", piece_bytes
         )  # threads change the same module, and it is put back
         patch.setattr(direct, "PAIR_BYTES", pair_bytes)
+        patch.setattr(direct, "SMALL_BYTES", pair_bytes)
         patch.setattr(large.LargeAllReduce, "_all_at_once", None, raising=False)
         program = all_reduce_again_and_again
         results = sp.launch(
@@ -298,7 +299,7 @@ def test_large_arrays_in_pieces(data):
 @pytest.mark.parametrize("at_once", range(4))
 def test_two_ranks_show_large_arrays_in_any_two_ways(world, monkeypatch, shared, at_once):
     sizes, limits = [20_000, 70_001, 5_000, 70_001, 33_333], (40_008, 60_000)
-    for name in ("PIECE_BYTES", "PAIR_BYTES"):
+    for name in ("PIECE_BYTES", "PAIR_BYTES", "SMALL_BYTES"):
         monkeypatch.setattr(direct, name, None)  # threads change the same module, and it is put back
     monkeypatch.setattr(large.LargeAllReduce, "_all_at_once", None, raising=False)
     results = world.run(2, all_reduce_again_and_again, *limits, sizes, shared, at_once)

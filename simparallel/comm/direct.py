@@ -22,13 +22,15 @@ from simparallel.comm.staging import Payloads, Staging
 from simparallel.comm.work import Steps
 from simparallel.errors import CollectiveMismatchError
 
-# Measured with two ranks on two cores; with more ranks than cores pieces do not pay, each of their waits is a turn.
-PAIR_BYTES = 1 << 20  # up to this, two ranks both reduce everything
+# Measured on two cores; with more ranks than cores pieces do not pay, each of their waits is a turn.
+PAIR_BYTES, SMALL_BYTES = 1 << 20, 128 << 10  # up to this, two ranks, or more, all reduce everything
 PIECE_BYTES = 2 << 20
 
 
 class _SmallAllReduce:
-    """Everybody reduces everything."""
+    """Everybody reduces everything, which takes one wait less than to share the work."""
+
+    copied = True
 
     def __init__(self, rule: Reduction) -> None:
         self.rule = rule
@@ -40,7 +42,7 @@ class _SmallAllReduce:
 
 
 class _PairAllReduce:
-    """Two ranks: both reduce everything, which takes one wait less than to share the work."""
+    """The same for two ranks and more bytes: what was shown of the own array need not be read."""
 
     copied = True
 
@@ -69,7 +71,7 @@ class Direct:
 
     def all_reduce(self, x: np.ndarray, op: str) -> Any:
         rule = reduction(op, x.dtype)
-        if x.nbytes <= SLOT_BYTES:
+        if x.nbytes <= (SLOT_BYTES if self.size == 2 else SMALL_BYTES):
             return _SmallAllReduce(rule)
         if self.size == 2 and x.nbytes <= PAIR_BYTES:
             return _PairAllReduce(rule, self.rank or 0)
