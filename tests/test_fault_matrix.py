@@ -232,6 +232,7 @@ def run_all(cases: Sequence[Any], folder: Path, side_by_side: int = 2 * len(SIZE
 
 @pytest.mark.process
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # many launches in a row, on a machine that others may use
 @pytest.mark.usefixtures("hurried")
 def test_pairs(tmp_path: Path) -> None:
     cases = pairwise(150)
