@@ -29,7 +29,7 @@ from test_collectives import (
 import simparallel as sp
 from simparallel.comm import Group, current, direct, header as h
 from simparallel.comm.algorithms import ALGORITHMS, offers
-from simparallel.comm.arguments import own_part
+from simparallel.comm.arguments import own_piece
 from simparallel.comm.segment import SLOT_BYTES
 from simparallel.errors import CollectiveMismatchError, RunFailedError
 
@@ -319,12 +319,12 @@ def test_without_the_copy_an_overlap_would_give_wrong_numbers(monkeypatch: pytes
     assert found != right
 
 
-def test_own_part() -> None:
+def test_own_piece() -> None:
     class Second:
         size, rank = 3, 1
 
     x = np.arange(12).reshape(2, 6)
-    assert own_part(x, 1, Second).tolist() == [[2, 3], [8, 9]]
+    assert x[own_piece(x, 1, Second)].tolist() == [[2, 3], [8, 9]]
 
 
 def test_tensors(world: World) -> None:

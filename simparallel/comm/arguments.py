@@ -115,10 +115,10 @@ def rows_of(out: Any) -> Sequence[np.ndarray]:
     return [out[i, ...] for i in range(len(out))] if isinstance(out, np.ndarray) else out
 
 
-def own_part(x: np.ndarray, dim: int, group: Any) -> np.ndarray:
-    """This rank's equal part of x along a dim."""
-    step = x.shape[dim] // group.size
-    return x[(slice(None),) * dim + (slice(group.rank * step, (group.rank + 1) * step),)]
+def own_piece(x: np.ndarray, dim: int, group: Any) -> tuple[slice, ...]:
+    """Where this rank's equal part of x along a dim lies; of one that is no member, the first one's."""
+    step, rank = x.shape[dim] // group.size, group.rank or 0
+    return (slice(None),) * dim + (slice(rank * step, (rank + 1) * step),)
 
 
 def is_same_place(x: np.ndarray, y: np.ndarray) -> bool:

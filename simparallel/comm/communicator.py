@@ -22,7 +22,7 @@ from simparallel.comm.arguments import (
     check_rows,
     is_integer,
     is_same_place,
-    own_part,
+    own_piece,
     position_of,
     rows_of,
 )  # fmt: skip
@@ -154,7 +154,7 @@ class Communicator(AbstractCommunicator):
         if out is not None:
             shape = (*x.shape[:dim], x.shape[dim] * group.size, *x.shape[dim + 1 :])
             check_out("all_gather", out, shape, x.dtype)
-            is_apart = np.may_share_memory(x, out) and not is_same_place(x, own_part(out, dim, group))
+            is_apart = np.may_share_memory(x, out) and not is_same_place(x, out[own_piece(out, dim, group)])
             return group.run_into(plan, x, async_op, out, is_apart=is_apart)
         return group.run(plan, x, async_op)
 
@@ -172,7 +172,7 @@ class Communicator(AbstractCommunicator):
             header = h.encode("reduce_scatter", op, dtype=x.dtype, shape=x.shape, dims=h.encode_dims(dim))
             plan = group.add_plan(key, header, body, x, x.nbytes)
         if out is not None:
-            part = own_part(x, dim, group)
+            part = x[own_piece(x, dim, group)]
             check_out("reduce_scatter", out, part.shape, x.dtype)
             is_apart = np.may_share_memory(x, out) and not is_same_place(part, out)
             return group.run_into(plan, x, async_op, out, is_apart=is_apart)

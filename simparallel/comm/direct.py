@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.comm import adasum, header as h
-from simparallel.comm.arguments import rows_of
+from simparallel.comm.arguments import own_piece, rows_of
 from simparallel.comm.call import Body, BodySteps, Call
 from simparallel.comm.large import LargeAllReduce
 from simparallel.comm.reduction import Reduction, reduce_arrays, reduce_into, reduce_stack, reduction
@@ -106,7 +106,7 @@ class Direct:
         return lambda payloads, x, out=None: np.concatenate(payloads.arrays, dim, out)
 
     def reduce_scatter(self, x: np.ndarray, dim: int, op: str) -> Body:
-        rule, piece = reduction(op, x.dtype), self._piece(x, dim)
+        rule, piece = reduction(op, x.dtype), own_piece(x, dim, self)
 
         def body(payloads: Payloads, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
             parts = [array[piece] for array in payloads.arrays]
@@ -119,7 +119,7 @@ class Direct:
         return body
 
     def all_to_all(self, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:
-        piece = self._piece(x, split_dim)
+        piece = own_piece(x, split_dim, self)
         return lambda payloads, x, out=None: np.concatenate(
             [array[piece] for array in payloads.arrays], concat_dim, out
         )
@@ -143,10 +143,6 @@ class Direct:
     def bounds(self, size: int, position: int) -> slice:
         """The part of a vector that this position of the group reduces."""
         return slice(size * position // self.size, size * (position + 1) // self.size)
-
-    def _piece(self, x: np.ndarray, dim: int) -> tuple[slice, ...]:
-        """This rank's equal part along a dim."""
-        return (slice(None),) * dim + (self.bounds(x.shape[dim], self.rank or 0),)
 
 
 def into(out: np.ndarray | None, result: np.ndarray) -> np.ndarray:

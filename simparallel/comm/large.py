@@ -82,7 +82,7 @@ class LargeAllReduce:
             ALL_COPIED: round_up(x.nbytes, LINE),
         }
         self.result_bytes = round_up(-(-self.step // size) * x.itemsize, LINE)
-        whole_result_bytes = max(-(-x.size // size) * x.itemsize, 2 * self.result_bytes)
+        whole_result_bytes = max(-(-x.size // size) * x.itemsize, 2 * self.result_bytes * in_pieces)
         self.room_bytes = {
             IN_PIECES: self.results_at[IN_PIECES] + self.result_bytes,
             ALL_COPIED: self.results_at[ALL_COPIED] + whole_result_bytes,
@@ -122,9 +122,8 @@ class LargeAllReduce:
             flat = x.reshape(-1)
         start_ns = perf_counter_ns() - spent_ns
         step = flat.size if all(ways) else self.step
-        if (
-            IN_PIECES in ways and ALL_COPIED in ways
-        ):  # what is nobody's part of the whole may be one of a piece
+        if IN_PIECES in ways and ALL_COPIED in ways:
+            # One lacked the memory. What is nobody else's part of the whole may be one of a piece.
             if call.shown == ALL_COPIED:
                 part = group.bounds(flat.size, me)
                 group.arenas(flat.dtype).one(me, first[me], flat.size)[part] = flat[part]
@@ -152,8 +151,8 @@ class LargeAllReduce:
                     own[part] = results[position]
         if not x.flags.c_contiguous:
             x[...] = flat.reshape(x.shape)
-        if self._choice is not None and ways.count(ways[0]) == group.size and not call.zero_copy:
-            self._choice.took(perf_counter_ns() - start_ns, call.shown == ALL_COPIED)
+        if self._choice is not None and not call.zero_copy:
+            self._choice.took(perf_counter_ns() - start_ns, ALL_COPIED in ways)
         return x
 
     def _views(

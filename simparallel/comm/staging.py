@@ -79,8 +79,11 @@ class Staging:
         if self._ring_at < 0:
             self._ring_at = self._arena.allocate(self.ring_bytes)
         start = (self._end + place_bytes - 1) & -place_bytes
-        if start >= min(self.ring_bytes, MAX_PLACES * place_bytes):
-            start = 0 if self._start >= place_bytes else start % self.ring_bytes
+        is_end = start >= min(self.ring_bytes, MAX_PLACES * place_bytes)
+        if (
+            is_end and self._start >= place_bytes
+        ):  # else the last one is at the start, and there is room behind it
+            start = 0
         self._start, self._end = start, start + place_bytes
         return self._ring_at + start
 
