@@ -13,7 +13,7 @@ import simparallel as sp
 from simparallel.errors import RunFailedError
 from simparallel.layout import Layout, from_strategy
 from simparallel.parallel import distribute_tensor, quick_redistribution
-from simparallel.parallel.sharded import carry
+from simparallel.parallel.sharded import sharder
 from simparallel.plan import plan_quick_redistribution, plan_redistribution
 from simparallel.plan.quick import TINY_BYTES, estimate_s
 from simparallel.sharding import placement
@@ -80,7 +80,7 @@ def run_all(pairs):
                 mesh.coordinate(rank)[mesh.axis_names.index(axis)] for axis in source.partial
             )
             mine = addend[source.slices(rank, SHAPE)].copy()
-            y = carry(mine, placement(source, SHAPE), placement(target, SHAPE))
+            y = sharder().carry(mine, placement(source, SHAPE), placement(target, SHAPE))
             whole = x * 3.0 ** len(source.partial)  # 1 + 2 along each axis of the sum
             np.testing.assert_array_equal(y, whole[target.slices(rank, SHAPE)])
             said += sum(plan_quick_redistribution(source, target, SHAPE, 8).received_bytes(8))

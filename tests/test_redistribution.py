@@ -13,7 +13,7 @@ import simparallel as sp
 from simparallel.errors import LayoutError
 from simparallel.layout import Layout, from_strategy
 from simparallel.parallel import distribute_tensor
-from simparallel.parallel.sharded import carry, sharder
+from simparallel.parallel.sharded import sharder
 from simparallel.plan import plan_redistribution
 from simparallel.plan.boxes import Moves, box_of, meet, size_of
 from simparallel.sharding import placement
@@ -106,7 +106,7 @@ def run_all(sizes, pairs):
     for source, target in pairs:
         whole = placement(target, SHAPE)
         mine = x[source.slices(sp.get_rank(), SHAPE)].copy()
-        y = carry(mine, placement(source, SHAPE), whole)
+        y = sharder().carry(mine, placement(source, SHAPE), whole)
         np.testing.assert_array_equal(y, x[target.slices(sp.get_rank(), SHAPE)])
         sent += lacking(source, target, sp.get_rank())
     return sent
@@ -184,7 +184,7 @@ def test_unfinished_sums_come_out_right(source, target, which):
         addend = x.copy()
         for i, axis in enumerate(partial):  # 3 x and -2 x add up to x
             addend = addend * (3 - 5 * coordinate[axis]) + 7 * (i + 1) * (1 - 2 * coordinate[axis])
-        y = carry(
+        y = sharder().carry(
             addend[source.slices(rank, SHAPE)].copy(), placement(summed, SHAPE), placement(target, SHAPE)
         )
         return np.array_equal(
@@ -313,7 +313,7 @@ def test_a_sum_over_some_ranks_is_finished_among_them():
         rank = sp.get_rank()
         addend = np.full(SHAPE, 10.0**rank) if rank in (1, 3) else np.zeros((0, 0))
         source = half("None", "None").with_partial("a")
-        y = carry(addend, placement(source, SHAPE), placement(other("b", "None"), SHAPE))
+        y = sharder().carry(addend, placement(source, SHAPE), placement(other("b", "None"), SHAPE))
         return y.tolist() == ([[1010.0] * 8] * 4 if rank in (0, 2) else [])
 
     assert all(sp.launch(device, world_size=4, transport="inline"))

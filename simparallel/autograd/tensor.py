@@ -81,31 +81,26 @@ class Tensor(TensorOperators):
         )
 
     @classmethod
-    def _result(cls, data: Array, node: Node | None, device: Device | None = None) -> Tensor:
+    def _result(
+        cls, data: Array, node: Node | None = None, device: Device | None = None,
+        placement: Placement | None = None,
+    ) -> Tensor:  # fmt: skip
+        """What an op has made; with a placement, this rank's part of a sharded tensor."""
         self = Tensor.__new__(Tensor)
         self.data = data if is_array(data) else np.asarray(data)
         self.grad = None
         self.requires_grad = node is not None
         self.name = ""
-        self.placement = None
+        self.placement = placement
         self._node = node
         self._hooks = None
         self._room = None
         self._device = device
         return self
 
-    @classmethod
-    def _slice(
-        cls, data: Array, placement: Placement | None, node: Node | None = None, device: Device | None = None
-    ) -> Tensor:
-        """This rank's part of a sharded tensor; a plain one if `placement` is None."""
-        self = cls._result(data, node, device)
-        self.placement = placement
-        return self
-
     def _gradient(self, gradient: Array) -> Tensor:
         """What backward found for this leaf, as a Tensor that lies as it does."""
-        return Tensor._slice(gradient, self.placement and self.placement.gradient, None, self._device)
+        return Tensor._result(gradient, None, self._device, self.placement and self.placement.gradient)
 
     # --- looking at it -------------------------------------------------------------------------
 
@@ -201,11 +196,11 @@ class Tensor(TensorOperators):
 
     def detach(self) -> Tensor:
         """The same data, off the tape."""
-        return Tensor._slice(self.data, self.placement, None, self._device)
+        return Tensor._result(self.data, None, self._device, self.placement)
 
     def clone(self) -> Tensor:
         """A copy of the data, off the tape."""
-        return Tensor._slice(self.data.copy(), self.placement, None, self._device)
+        return Tensor._result(self.data.copy(), None, self._device, self.placement)
 
     def __str__(self) -> str:
         return str(to_host(self.data)) if self._is_whole else repr(self)

@@ -45,6 +45,9 @@ class Communicator(AbstractCommunicator):
         transport: this rank's end of it.
         recorder: clocks and events of this rank, or None to keep none.
         default_algorithm: of the collectives that it has; the others run by `direct`.
+
+    Attributes:
+        kept: what the rooms above remember for this rank as long as its run lasts, each by a class of its own.
     """
 
     group_type: type[Group] = Group
@@ -58,6 +61,7 @@ class Communicator(AbstractCommunicator):
         self.default_algorithm = default_algorithm
         self.transport = transport
         self.recorder = recorder
+        self.kept: dict[type, Any] = {}
         self.rank = transport.rank
         self.world_size = transport.world_size
         self._lanes: dict[Lane, None] = {}

@@ -39,8 +39,7 @@ CHECKS = {"full": COMPARED, "light": OP + 1, "off": 0}
 UNKNOWN_END = "ended, and the host process does not say how"
 _ENDS = ("was killed by", "exited with", UNKNOWN_END)  # causes that are not an exception
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
-
-
+_BENCH = _PACKAGE + "bench" + os.sep  # its programs are in the place of a user's
 _INSIDE = -1  # instead of the number of a place: in this package, its caller is meant
 
 
@@ -212,7 +211,7 @@ class AbstractTransport:
 
     def _number_of(self, code: Any, line: int) -> int:
         self._site_codes.append(code)  # keeps its id taken
-        if code.co_filename.startswith(_PACKAGE):
+        if code.co_filename.startswith(_PACKAGE) and not code.co_filename.startswith(_BENCH):
             return _INSIDE
         number = self._lines.get((code.co_filename, line))
         if number is None:

@@ -183,7 +183,7 @@ def _as_input(entry: Any, x: Any) -> Any:
     whole = as_tensor(x)
     if whole.placement is not None:
         return whole
-    return Tensor._slice(whole.data, _input_place(whole.shape, entry, current().world_size))
+    return Tensor._result(whole.data, placement=_input_place(whole.shape, entry, current().world_size))
 
 
 @lru_cache(maxsize=1024)

@@ -103,7 +103,7 @@ def explain_network(
     for shape, d, entry in zip(shapes, dtypes, entries, strict=True):
         layout = input_layout(tuple(shape), entry, device_num)
         place = placement(layout, tuple(shape))  # the global shape, whoever feeds it
-        inputs.append(Tensor._slice(placeholder(place.local_shape, np.dtype(d)), place))
+        inputs.append(Tensor._result(placeholder(place.local_shape, np.dtype(d)), placement=place))
     before = mode.automatic, mode.planned
     mode.automatic, mode.planned = True, planning
     try:
@@ -157,14 +157,16 @@ class _Planning:
                 op.described, "backward", exchanges_of(back, call.local.output.dtype, "redistribute")[::-1]
             )
         data = placeholder(call.output.local_shape, call.local.output.dtype)
-        y = Tensor._slice(data, call.output)
+        y = Tensor._result(data, placement=call.output)
         y.requires_grad = any(needs) and call.local.output.dtype.kind in "fc"
         return y
 
     def _laid(self, x: Tensor) -> Tensor:
         """The tensor where it lies by now: a parameter lies where its first op wanted it."""
         place = self._places.get(id(x))
-        return x if place is None else Tensor._slice(placeholder(place.local_shape, x.dtype), place)
+        return (
+            x if place is None else Tensor._result(placeholder(place.local_shape, x.dtype), placement=place)
+        )
 
     def _note(self, where: str, phase: str, exchanges: Sequence[Exchange]) -> None:
         rows = self.rows if phase == "forward" else self.backward

@@ -100,9 +100,10 @@ def _compile(
         held_by = {source: step.exchange.have(source) or () for source in gets}
         gives = {move.source: within(move.box, held_by[move.source]) for move in mine if move.target == rank}
     count = next((size_of(move.box) for move in mine if move.source != move.target), 0)
+    places = None if own is None else (gets.pop(rank), own)
     return partial(
-        _assemble, shape=(0,) * max(ndim, 1) if need is None else shape_of(need), rank=rank, own=own, gets=gets,
-        exchange=partial(exchange, group=group, rank=rank, gives=gives, count=count),
+        _assemble, shape=(0,) * max(ndim, 1) if need is None else shape_of(need), own=places,
+        exchange=exchange(gives, gets, group, count),
     )  # fmt: skip
 
 
@@ -118,44 +119,59 @@ def _slice(x: Array, index: tuple[slice, ...]) -> Array:
 
 
 def _assemble(
-    x: Array, shape: tuple[int, ...], rank: int, own: tuple[slice, ...] | None,
-    gets: dict[int, tuple[slice, ...]], exchange: Callable[[Array, Array, dict[int, tuple[slice, ...]]], None],
+    x: Array, shape: tuple[int, ...], own: tuple[tuple[slice, ...], tuple[slice, ...]] | None,
+    exchange: Callable[[Array, Array], None],
 ) -> Array:  # fmt: skip
-    """A new slice from what others give and what is here already."""
+    """A new slice from what others give and what is here already: `own` says where that goes, and where it is."""
     y = get_namespace(x).empty(shape, x.dtype)
     if own is not None:
-        y[gets[rank]] = x[own]
-    exchange(x, y, {source: index for source, index in gets.items() if source != rank})
+        y[own[0]] = x[own[1]]
+    exchange(x, y)
     return y
 
 
-def _gathered(
-    x: Array, y: Array, gets: dict[int, tuple[slice, ...]], *, group: Group, rank: int,
-    gives: dict[int, tuple[slice, ...]], count: int,
-) -> None:  # fmt: skip
-    parts = collectives.all_gather(x[None], 0, group)
-    for source, index in gets.items():
-        y[index] = parts[group.ranks.index(source)][gives[source]]
+Parts = dict[int, tuple[slice, ...]]  # by their rank: which part of an array
 
 
-def _exchanged(
-    x: Array, y: Array, gets: dict[int, tuple[slice, ...]], *, group: Group, rank: int,
-    gives: dict[int, tuple[slice, ...]], count: int,
-) -> None:  # fmt: skip
-    rows = get_namespace(x).zeros((group.size, count), x.dtype)
-    for target, index in gives.items():
-        rows[group.ranks.index(target)] = x[index].reshape(-1)
-    rows = collectives.all_to_all(rows, 0, 0, group)
-    for source, index in gets.items():
-        y[index] = rows[group.ranks.index(source)].reshape(y[index].shape)
+def _gathered(gives: Parts, gets: Parts, group: Group, count: int) -> Callable[[Array, Array], None]:
+    """Everybody gives all it has; `gives` says which part of it is wanted."""
+    parts = [(group.ranks.index(source), gives[source], index) for source, index in gets.items()]
+
+    def exchange(x: Array, y: Array) -> None:
+        given = collectives.all_gather(x[None], 0, group)
+        for row, part, index in parts:
+            y[index] = given[row][part]
+
+    return exchange
 
 
-def _sent(
-    x: Array, y: Array, gets: dict[int, tuple[slice, ...]], *, group: Group, rank: int,
-    gives: dict[int, tuple[slice, ...]], count: int,
-) -> None:  # fmt: skip
-    for source, part in swap(x, gives, {r: y[index].shape for r, index in gets.items()}).items():
-        y[gets[source]] = part
+def _exchanged(gives: Parts, gets: Parts, group: Group, count: int) -> Callable[[Array, Array], None]:
+    """Everybody gives everybody `count` elements, or what nobody looks at."""
+    rows_out = [(group.ranks.index(target), index) for target, index in gives.items()]
+    rows_in = [
+        (group.ranks.index(source), index, tuple(part.stop - part.start for part in index))
+        for source, index in gets.items()
+    ]
+    is_full = len(rows_out) == group.size - 1  # the row that it gives itself does not matter
+
+    def exchange(x: Array, y: Array) -> None:
+        xp = get_namespace(x)
+        rows = (xp.empty if is_full else xp.zeros)((group.size, count), x.dtype)
+        for row, index in rows_out:
+            rows[row] = x[index].reshape(-1)
+        rows = collectives.all_to_all(rows, 0, 0, group)
+        for row, index, shape in rows_in:
+            y[index] = rows[row].reshape(shape)
+
+    return exchange
+
+
+def _sent(gives: Parts, gets: Parts, group: Group | None, count: int) -> Callable[[Array, Array], None]:
+    def exchange(x: Array, y: Array) -> None:
+        for source, part in swap(x, gives, {r: y[index].shape for r, index in gets.items()}).items():
+            y[gets[source]] = part
+
+    return exchange
 
 
 def swap(

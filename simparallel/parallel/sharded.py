@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from functools import cache, partial
 from time import perf_counter_ns
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from simparallel import collectives
 from simparallel.autograd import Context, Op, Redistribute, Tensor
@@ -56,15 +55,23 @@ class Sharder:
             for layout in (source.layout, target.layout):
                 check_ranks(layout, self.world_size)
             plan = plan_way(source.layout, target.layout, source.shape, itemsize)
-            found = self._ways[key] = Way(plan, compile_moves(plan, self.rank, self.groups))
+            found = self._ways[key] = Way(self, source, target, plan)
         return found
 
+    def carry(self, x: Array, source: Placement, target: Placement, phase: str = "forward") -> Array:
+        """This rank's slice, laid out otherwise. Collective: yes, where anything moves."""
+        return x if source is target else self.way(source, target, x.dtype.itemsize)(x, phase)
 
-class Way:
-    """A redistribution as this rank carries it out."""
 
-    def __init__(self, plan: Redistribution, moves: list[Move]) -> None:
-        self._moves = moves
+class Way(Reversible):
+    """A redistribution as this rank carries it out; it stands on the tape itself, because it remembers no call."""
+
+    needs = (True,)  # as the context of its node: backward wants the one gradient
+
+    def __init__(self, sharder: Sharder, source: Placement, target: Placement, plan: Redistribution) -> None:
+        self._sharder, self._source, self._target = sharder, source, target
+        self._finishes = bool(source.layout.partial) and target is source.gradient
+        self._moves = compile_moves(plan, sharder.rank, sharder.groups)
         # Finishing a sum is a collective, and no more.
         self._is_shown = any(step.exchange is not None for step in plan.steps)
 
@@ -82,11 +89,26 @@ class Way:
         recorder.memory.hold(x, ACTIVATIONS)
         return x
 
+    def bring(self, x: Tensor) -> Tensor:
+        """x laid out otherwise, on the tape. Only finishing a sum leaves x the same tensor, which whoever uses it
+        next finds whole."""
+        data = self(x.data, "forward")
+        if self._finishes:
+            x.data, x.placement = data, self._target
+            return x
+        on_tape = grad_mode.enabled and x.requires_grad
+        return Tensor._result(data, Node(self, self, (x,)) if on_tape else None, None, self._target)  # type: ignore[arg-type]
+
+    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
+        return (self._sharder.carry(dy, self._target.gradient, self._source.gradient, "backward"),)
+
+    def __repr__(self) -> str:
+        return f"Redistribute({self._source.layout!r} -> {self._target.layout!r})"
+
 
 def _show_copy(recorder: Recorder, name: str, phase: str, start_ns: int, x: Array) -> None:
     """What an exchange costs beside its collectives: putting the parts together to x."""
-    price = recorder.price(0, 2 * x.nbytes, x.dtype.itemsize)
-    recorder.compute(name, phase, start_ns, perf_counter_ns(), price)
+    recorder.work(name, phase, start_ns, 0, 2 * x.nbytes, x.dtype.itemsize)
 
 
 def _exchange_halo(move: Move, x: Array, phase: str) -> Array:
@@ -102,43 +124,16 @@ def _exchange_halo(move: Move, x: Array, phase: str) -> Array:
     return y
 
 
-_sharders: WeakKeyDictionary[Communicator, Sharder] = WeakKeyDictionary()
-
-
 def sharder() -> Sharder:
     """That of the rank which the calling thread plays."""
     communicator = current()
-    found = _sharders.get(communicator)
+    found: Sharder | None = communicator.kept.get(Sharder)
     if found is None:
-        found = _sharders[communicator] = Sharder(communicator)
+        found = communicator.kept[Sharder] = Sharder(communicator)
     return found
 
 
 # --- moving a tensor ----------------------------------------------------------------------------------
-
-
-class _Moved(Reversible):
-    """On the tape: a redistribution, and its way back."""
-
-    def __init__(self, source: Placement, target: Placement) -> None:
-        self.source, self.target = source, target
-
-    def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (carry(dy, self.target.gradient, self.source.gradient, "backward"),)
-
-    def __repr__(self) -> str:
-        return f"Redistribute({self.source.layout!r} -> {self.target.layout!r})"
-
-
-class _Needs:
-    """The context of a way: backward wants the one gradient."""
-
-    needs = (True,)
-
-
-def carry(x: Array, source: Placement, target: Placement, phase: str = "forward") -> Array:
-    """This rank's slice, laid out otherwise. Collective: yes, where anything moves."""
-    return x if source is target else sharder().way(source, target, x.dtype.itemsize)(x, phase)
 
 
 def move_tensor(x: Tensor, target: Placement, source: Placement | None = None) -> Tensor:
@@ -147,21 +142,7 @@ def move_tensor(x: Tensor, target: Placement, source: Placement | None = None) -
     assert origin is not None
     if origin is target and x.placement is not None:
         return x
-    if origin.layout.partial and target is origin.gradient:
-        return finish(x)
-    data = carry(x.data, origin, target)
-    on_tape = grad_mode.enabled and x.requires_grad
-    node = Node(_Moved(origin, target), _Needs(), (x,)) if on_tape else None  # type: ignore[arg-type]
-    return Tensor._slice(data, target, node)
-
-
-def finish(x: Tensor) -> Tensor:
-    """Finish the sum of x, in place: the tensor stays the same, and whoever uses it next finds it whole."""
-    source = x.placement
-    assert source is not None
-    x.data = carry(x.data, source, source.gradient)
-    x.placement = source.gradient
-    return x
+    return sharder().way(origin, target, x.data.dtype.itemsize).bring(x)
 
 
 # --- running an op -------------------------------------------------------------------------------------
@@ -171,7 +152,7 @@ class ShardContext(Context):
     """What an op may ask while it works on slices: the exchanges are collectives over the cut's groups."""
 
     def __init__(self, runner: Runner, needs: tuple[bool, ...], array: Array) -> None:
-        super().__init__(get_namespace(array), needs, runner.plan)
+        self.xp, self.needs, self.plan = get_namespace(array), needs, runner.plan
         self._runner = runner
 
     def sum_over(self, dims: str, x: Array) -> Array:
@@ -197,12 +178,17 @@ class Runner(Reversible):
         self.call, self.op, self.rank, self._sharder = call, call.op, sharder.rank, sharder
         self.plan = call.plan_of(self.rank)
         self._groups: dict[tuple[str, ...], Group | None] = {}
+        self._ways: dict[int, Way] = {}  # of the inputs that lie otherwise, as they do in every such call
         self._gradient_axes = [call.sharding.gradient_axes(i) for i in range(len(call.inputs))]
         cut = call.window_cut
         self._halo = None if cut is None else compile_halo(cut, self.rank)
 
     def __call__(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        moved = tuple([self._moved(i, x) for i, x in enumerate(inputs)])
+        moved = inputs
+        for x, target in zip(inputs, self.call.inputs, strict=True):
+            if x.placement is not target and target is not None:  # most inputs lie as they shall
+                moved = tuple([self._moved(i, x) for i, x in enumerate(inputs)])
+                break
         arrays = [x.data for x in moved]
         halo = self._halo
         if halo is not None:
@@ -214,23 +200,27 @@ class Runner(Reversible):
         node = Node(self, ctx, moved) if True in needs else None  # type: ignore[arg-type]
         made, output = self.call.made, self.call.output
         if made is output:
-            return Tensor._slice(data, made, node)
+            return Tensor._result(data, node, None, made)
         if output is made.gradient:  # the sum is finished where it is, if the memory is nobody else's
             group = self.group(made.layout.partial)
-            is_own = (
-                is_array(data) and data.base is None and not any(kept is data for kept in vars(ctx).values())
-            )
+            is_own = is_array(data) and data.base is None
+            for kept in vars(ctx).values():
+                is_own = is_own and kept is not data
             data = collectives.all_reduce(data if is_own else ctx.xp.array(data), "sum", group)
-            return Tensor._slice(data, output, node)
-        return move_tensor(Tensor._slice(data, made, node), output)
+            return Tensor._result(data, node, None, output)
+        return move_tensor(Tensor._result(data, node, None, made), output)
 
     def _moved(self, i: int, x: Tensor) -> Tensor:
-        target = self.call.inputs[i]
-        if target is None or x.placement is target:
+        source, target = x.placement, self.call.inputs[i]
+        if target is None or source is target:
             return x
-        if x.placement is None and x.is_leaf and x.requires_grad:
+        if source is None and x.is_leaf and x.requires_grad:
             return shard_parameter(x, target)
-        return move_tensor(x, target, self.call.whole[i])
+        way = self._ways.get(i)
+        if way is None:
+            source = source or self.call.whole[i]
+            way = self._ways[i] = self._sharder.way(source, target, x.data.dtype.itemsize)
+        return way.bring(x)
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """Gradients of the inputs, halos given back, summed along the axes that cut dims which they lack."""
@@ -287,13 +277,8 @@ def interpret(op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
     if type(op) is Redistribute:
         return _redistribute(op, inputs[0])
     own = sharder()
-    key = (
-        op,
-        mode.automatic,
-        mode.quick,
-        *[x.placement or x.data.shape for x in inputs],
-        *[x.data.dtype for x in inputs],
-    )
+    lie = [x.placement or x.data.shape for x in inputs]
+    key = (op, mode.automatic, mode.quick, *lie, *[x.data.dtype for x in inputs])
     call = own.calls.get(key)
     if call is None:
         check_mixing(op, inputs)
@@ -314,7 +299,7 @@ def shard_parameter(x: Tensor, target: Placement) -> Tensor:
         materialize(x, target.layout.slices(sharder().rank, x.shape))
     else:
         whole = placement(uncut(target.layout.mesh, x.shape), x.shape)
-        x.data = carry(x.data, whole, target).copy()
+        x.data = sharder().carry(x.data, whole, target).copy()
     x.placement = target
     recorder = current_recorder()
     if recorder is not None:
@@ -337,12 +322,17 @@ def _redistribute(op: Redistribute, x: Tensor) -> Tensor | None:
         return move_tensor(x, placement(op.layout, x.shape))
     y = move_tensor(x, whole_place(x.placement.layout, x.shape))
     on_tape = grad_mode.enabled and y.requires_grad
-    node = Node(_Plain(), _Needs(), (y,)) if on_tape else None  # type: ignore[arg-type]
+    node = Node(_PLAIN, _PLAIN, (y,)) if on_tape else None  # type: ignore[arg-type]
     return Tensor._result(y.data, node)
 
 
 class _Plain(Reversible):
     """On the tape: a whole sharded tensor becomes a plain one."""
 
+    needs = (True,)
+
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (dy,)
+
+
+_PLAIN = _Plain()

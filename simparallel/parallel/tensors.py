@@ -12,7 +12,7 @@ from simparallel.comm import current
 from simparallel.errors import LayoutError, StrategyError
 from simparallel.layout import Layout, from_strategy
 from simparallel.nn import Module
-from simparallel.parallel.sharded import carry, move_tensor, shard_parameter, whole_place
+from simparallel.parallel.sharded import move_tensor, shard_parameter, sharder, whole_place
 from simparallel.sharding import placement
 
 
@@ -42,7 +42,8 @@ def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None)
             f"distribute_tensor: {layout!r} is an unfinished sum; a whole value is not split into addends."
         )
     target = placement(layout, whole.shape)
-    y = Tensor._slice(carry(whole.data, whole_place(layout, whole.shape), target).copy(), target)
+    data = sharder().carry(whole.data, whole_place(layout, whole.shape), target).copy()
+    y = Tensor._result(data, placement=target)
     return y.requires_grad_(whole.requires_grad if requires_grad is None else requires_grad)
 
 
