@@ -263,10 +263,10 @@ def _device(x: Any) -> Device:
 
 
 def _in_place(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
+    if type(x) is np.ndarray:  # which is already where its communicator wants it
+        return communicate(x)
     array = _array("this call", x)
     if isinstance(array, np.ndarray):
-        if x is array:
-            return communicate(array)
         wait_for(_device(x))
         result = communicate(array)
 
@@ -350,11 +350,11 @@ def _together(xs: Sequence[Any], op: str, group: Group | None, async_op: bool, a
 
 
 def _new(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
+    if type(x) is np.ndarray:
+        return communicate(x)
     array = _array("this call", x)
     wait_for(_device(x))
     result = communicate(to_host(array))
-    if x is array and isinstance(array, np.ndarray):
-        return result
 
     def back(value: Any) -> Any:
         go_on(_device(x))

@@ -1,7 +1,8 @@
 """A contest: several ways to do the same work, measured in turns on the same machine.
 
-Absolute times on a shared machine mean little. Contenders take turns within each round, and what
-is reported is the median over rounds of each round's ratio.
+Absolute times on a shared machine mean little. Contenders take turns within each round, every other round the other
+way round, and what is reported is the median over rounds of the ratio in a round and the next one: where in the
+order somebody has its turn, and after whom, shows in single rounds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from simparallel.units import format_seconds
 
@@ -28,9 +30,14 @@ class Result:
         return statistics.median(self.times_s[name])
 
     def ratio(self, name: str, to: str) -> float:
-        """Median over rounds of `name`'s time divided by `to`'s in the same round."""
-        pairs = zip(self.times_s[name], self.times_s[to], strict=True)
-        return statistics.median(a / b for a, b in pairs)
+        """Median over rounds of `name`'s time divided by `to`'s, in a round and the next one together."""
+        ours, theirs = (_with_next(self.times_s[one]) for one in (name, to))
+        return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def _with_next(times_s: list[float]) -> list[float]:
+    """The sums of neighbours; of a single time, itself."""
+    return [a + b for a, b in pairwise(times_s)] or times_s
 
 
 def contest(

@@ -18,7 +18,6 @@ from math import prod
 from typing import Any
 
 from simparallel.autograd import Tensor
-from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import is_array
 from simparallel.comm import current
 from simparallel.errors import InputError, LayoutError, StrategyError
@@ -178,12 +177,13 @@ def implicit_redistributions() -> Iterator[list[Implicit]]:
 
 def _as_input(entry: Any, x: Any) -> Any:
     """An argument as a sharded tensor; what is neither array nor Tensor stays as it is."""
-    if not (is_array(x) or isinstance(x, Tensor)):
+    if isinstance(x, Tensor):
+        if x.placement is not None:
+            return x
+        x = x.data
+    elif not is_array(x):
         return x
-    whole = as_tensor(x)
-    if whole.placement is not None:
-        return whole
-    return Tensor._result(whole.data, placement=_input_place(whole.shape, entry, current().world_size))
+    return Tensor._result(x, placement=_input_place(x.shape, entry, current().world_size))
 
 
 @lru_cache(maxsize=1024)

@@ -320,7 +320,9 @@ def _redistribute(op: Redistribute, x: Tensor) -> Tensor | None:
         return None
     if op.layout is not None:
         return move_tensor(x, placement(op.layout, x.shape))
-    y = move_tensor(x, whole_place(x.placement.layout, x.shape))
+    place = x.placement
+    is_everywhere = place.layout.mesh.size == sharder().world_size
+    y = move_tensor(x, place.uncut if is_everywhere else whole_place(place.layout, place.shape))
     on_tape = grad_mode.enabled and y.requires_grad
     node = Node(_PLAIN, _PLAIN, (y,)) if on_tape else None  # type: ignore[arg-type]
     return Tensor._result(y.data, node)
