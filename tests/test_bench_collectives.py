@@ -385,14 +385,14 @@ def row(size_bytes: int, **times_s: list[float]) -> Row:
 
 def test_table_has_a_line_per_size_and_the_ratio_to_the_best_peer() -> None:
     rows = [
-        row(4, ours=[2e-6, 3e-6, 2e-6], a=[1e-6, 1e-6, 4e-6], b=[3e-6, 3e-6, 3e-6], memcpy=[1e-7] * 3),
+        row(4, ours=[2e-6, 3e-6] * 2, a=[1e-6, 1.5e-6, 1e-6, 1e-6], b=[3e-6] * 4, memcpy=[1e-7] * 4),
         row(1 << 20, ours=[1e-3], b=[2e-3], memcpy=[1e-4]),
     ]
     head, small, large = (line.split("  ") for line in table(rows, [OURS, "a", "b", MEMCPY]).splitlines())
     small, large = ([cell.strip() for cell in line if cell.strip()] for line in (small, large))
 
     assert "all_reduce, 2 ranks" in head
-    assert small == ["4 B", "2 µs", "1 µs", "3 µs", "100 ns", "0.002", "20.00", "2.00"]
+    assert small == ["4 B", "2.5 µs", "1 µs", "3 µs", "100 ns", "0.0016", "25.00", "2.00"]
     assert large == ["1 MiB", "1 ms", "-", "2 ms", "100 µs", "1.05", "10.00", "0.50"]
     assert rows[1].best_peer == "b"
 

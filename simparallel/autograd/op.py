@@ -15,12 +15,13 @@ a `Plan`; a step repeats none of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from time import perf_counter_ns
 from types import ModuleType, NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -270,6 +271,11 @@ class Op(Shardable, Reversible):
         if plan is None:
             plan = plans[key] = self._make_plan(key)
         return plan
+
+    def twin(self) -> Self:
+        """A copy that shares the plans: for another value of what no plan depends on."""
+        self.__dict__.setdefault("_plans", {})
+        return copy(self)
 
     def _make_plan(self, key: tuple[tuple[Any, Any], ...]) -> Plan:
         specs = tuple(Spec(tuple(shape), dtype) for shape, dtype in key)

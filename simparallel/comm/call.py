@@ -78,7 +78,7 @@ class Call(Work):
     """One collective of one rank, from its header to its end."""
 
     def __init__(self, group: Group, plan: CallPlan, x: Any) -> None:
-        super().__init__(group.lane, self._life(), self.describe)
+        super().__init__(group.lane, self._life())
         self.group = group
         self.plan = plan
         self.x = x

@@ -10,6 +10,7 @@ for are kept until someone does.
 from __future__ import annotations
 
 from time import perf_counter_ns
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,33 @@ from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.work import Lane, Steps, Work
 from simparallel.errors import CollectiveMismatchError
 from simparallel.events import Recorder
+
+
+class _Named(NamedTuple):
+    """What a call is told apart by, without its array."""
+
+    op: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    peer: str
+    rank: int
+    tag: int
+    site: int
+
+    def text(self, transport: AbstractTransport) -> str:
+        call = f"{self.op}({self.dtype} {self.shape}, {self.peer}={self.rank}, tag={self.tag})"
+        return f"{call} at {transport.site_text(transport.rank, self.site)}"
+
+
+class Send(Work):
+    """A message that goes."""
+
+    def __init__(self, outbox: Outbox, steps: Steps, named: _Named) -> None:
+        super().__init__(outbox, steps)
+        self._named = named
+
+    def describe(self) -> str:
+        return self._named.text(self._lane.transport)
 
 
 class Outbox(Lane):
@@ -40,12 +68,9 @@ class Outbox(Lane):
     def send(self, x: np.ndarray, tag: int, part_of: int | None = None) -> Work:
         """Queue a message. `part_of`: call site of the collective whose event stands for this message too."""
         site = self.transport.call_site() if part_of is None else part_of
-        text = f"send({x.dtype} {x.shape}, dst={self.dst}, tag={tag})"
         issued_ps = self.recorder.now_ps if self.recorder else 0
         steps = self._steps(x, tag, site, issued_ps, self.recorder if part_of is None else None)
-        return self.submit(
-            Work(self, steps, lambda: f"{text} at {self.transport.site_text(self.transport.rank, site)}")
-        )
+        return self.submit(Send(self, steps, _Named("send", x.dtype, x.shape, "dst", self.dst, tag, site)))
 
     def _steps(self, x: np.ndarray, tag: int, site: int, issued_ps: int, recorder: Recorder | None) -> Steps:
         transport, words = self.transport, self.transport.words
@@ -102,19 +127,16 @@ class Receive(Work):
     def __init__(
         self, inbox: Inbox, x: np.ndarray, tag: int, site: int, issued_ps: int, recorder: Recorder | None
     ) -> None:
-        super().__init__(inbox, None, self._text)
+        super().__init__(inbox, None)
         self.recorder = recorder
         self.x = x
         self.tag = tag
-        self.site = site
+        self.named = _Named("recv", x.dtype, x.shape, "src", inbox.src, tag, site)
         self.issued_ps = issued_ps
         self.start_ns = perf_counter_ns()
 
-    def _text(self) -> str:
-        transport = self._lane.transport
-        src = self._lane.src  # type: ignore[attr-defined]
-        call = f"recv({self.x.dtype} {self.x.shape}, src={src}, tag={self.tag})"
-        return f"{call} at {transport.site_text(transport.rank, self.site)}"
+    def describe(self) -> str:
+        return self.named.text(self._lane.transport)
 
 
 class Inbox(Lane):
@@ -127,7 +149,7 @@ class Inbox(Lane):
         self.src = src
         self.recorder = recorder
         self._taken = 0
-        self._last_receive: Receive | None = None
+        self._last_call: _Named | None = None
         self._unclaimed: list[tuple[list[int], np.ndarray]] = []
         control = transport.segment.map
         self._sent_index = control.sent(src, transport.rank)
@@ -137,9 +159,8 @@ class Inbox(Lane):
         """Ask for a message. `part_of`: call site of the collective whose event stands for this message too."""
         site = self.transport.call_site() if part_of is None else part_of
         recorder = self.recorder if part_of is None else None
-        receive = self._last_receive = Receive(
-            self, x, tag, site, recorder.now_ps if recorder else 0, recorder
-        )
+        receive = Receive(self, x, tag, site, recorder.now_ps if recorder else 0, recorder)
+        self._last_call = receive.named
         self._fault("enter")
         self._queue.append(receive)
         self._others[self] = None
@@ -178,8 +199,8 @@ class Inbox(Lane):
 
     def kept(self) -> list[tuple[int, str]]:
         """(sender, text) of messages that were taken out of the ring and never asked for."""
-        segment, last = self.transport.segment, self._last_receive
-        asked = f", but the last one asked for was {last._text()}" if last is not None else ""
+        segment, last = self.transport.segment, self._last_call
+        asked = f", but the last one asked for was {last.text(self.transport)}" if last is not None else ""
         return [
             (self.src, f"{letter_text(segment, self.src, letter)}{asked}") for letter, _ in self._unclaimed
         ]
@@ -206,10 +227,10 @@ class Inbox(Lane):
         if letter[h.DTYPE : h.MEMBERS] != expected[h.DTYPE : h.MEMBERS].tolist():
             place = transport.site_text(self.src, letter[h.SITE])
             raise CollectiveMismatchError(
-                f"rank {transport.rank}: {receive._text()}, but rank {self.src} sent {h.describe(letter)[5:]} "
+                f"rank {transport.rank}: {receive.describe()}, but rank {self.src} sent {h.describe(letter)[5:]} "
                 f"at {place}. No data was changed. Both sides need the same shape and dtype.",
                 group=f"ranks {self.src} -> {transport.rank}", seq=letter[h.SEQ],
-                calls={self.src: h.describe(letter), transport.rank: receive._text()},
+                calls={self.src: h.describe(letter), transport.rank: receive.describe()},
             )  # fmt: skip
         x[...] = raw.view(x.dtype).reshape(x.shape)
         receive.result, receive.finished = x, True

@@ -40,7 +40,6 @@ UNKNOWN_END = "ended, and the host process does not say how"
 _ENDS = ("was killed by", "exited with", UNKNOWN_END)  # causes that are not an exception
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _BENCH = _PACKAGE + "bench" + os.sep  # its programs are in the place of a user's
-_INSIDE = -1  # instead of the number of a place: in this package, its caller is meant
 
 
 class Condition(NamedTuple):
@@ -80,6 +79,7 @@ class AbstractTransport:
         self._site_numbers: dict[tuple[int, int], int] = {}  # by code and instruction
         self._lines: dict[tuple[str, int], int] = {}  # by file and line
         self._site_codes: list[Any] = []
+        self._inside: set[int] = set()  # code of this package
 
     # --- what differs ------------------------------------------------------------------------------
 
@@ -199,23 +199,29 @@ class AbstractTransport:
     def call_site(self) -> int:
         """The number of the user's line that made this call, readable by peers even after we die."""
         frame: Any = sys._getframe(3)
+        inside = self._inside
         while frame is not None:
-            key = id(frame.f_code), frame.f_lasti  # the hash of a code object costs more than all the rest
-            number = self._site_numbers.get(key)
-            if number is None:
-                number = self._site_numbers[key] = self._number_of(frame.f_code, frame.f_lineno)
-            if number != _INSIDE:
-                return number
+            code = frame.f_code
+            if id(code) not in inside:  # the hash of a code object costs more than all the rest
+                number = self._site_numbers.get((id(code), frame.f_lasti))
+                if number is None:
+                    number = self._number_of(code, frame)
+                if number:
+                    return number
             frame = frame.f_back
         return 0
 
-    def _number_of(self, code: Any, line: int) -> int:
+    def _number_of(self, code: Any, frame: Any) -> int:
+        """The number of a line that is seen for the first time; 0 for one of this package: its caller is meant."""
         self._site_codes.append(code)  # keeps its id taken
-        if code.co_filename.startswith(_PACKAGE) and not code.co_filename.startswith(_BENCH):
-            return _INSIDE
-        number = self._lines.get((code.co_filename, line))
+        file = code.co_filename
+        if file.startswith(_PACKAGE) and not file.startswith(_BENCH):
+            self._inside.add(id(code))
+            return 0
+        number = self._lines.get((file, frame.f_lineno))
         if number is None:
-            number = self._lines[code.co_filename, line] = self._intern_site(code, line)
+            number = self._lines[file, frame.f_lineno] = self._intern_site(code, frame.f_lineno)
+        self._site_numbers[id(code), frame.f_lasti] = number
         return number
 
     def _intern_site(self, code: Any, line: int) -> int:

@@ -21,14 +21,16 @@ Steps = Generator[Condition, None, Any]
 class Work:
     """A communication that was started with `async_op=True`.
 
+    Nothing that it holds leads back to it once it is finished: its arrays are free when its last user forgets it,
+    and not when the collector of cycles comes by.
+
     Attributes:
         result: what the blocking call would have returned, once it is finished.
     """
 
-    def __init__(self, lane: Lane, steps: Steps | None, describe: Callable[[], str]) -> None:
+    def __init__(self, lane: Lane, steps: Steps | None) -> None:
         self._lane = lane
         self._steps = steps
-        self._describe = describe
         self.finished = False
         self.result: Any = None
         self.sim_end_ps = 0
@@ -68,15 +70,19 @@ class Work:
         """
         return _Changed(self, change)
 
+    def describe(self) -> str:
+        """What it is, and the user's line that began it."""
+        raise NotImplementedError
+
     def __repr__(self) -> str:
-        return f"Work({self._describe()}, {'finished' if self.finished else 'running'})"
+        return f"Work({self.describe()}, {'finished' if self.finished else 'running'})"
 
 
 class _Changed(Work):
     """A communication whose result is changed before it is handed out."""
 
     def __init__(self, work: Work, change: Callable[[Any], Any]) -> None:
-        super().__init__(work._lane, None, work._describe)
+        super().__init__(work._lane, None)
         self._work, self._change = work, change
 
     def wait(self) -> Any:
@@ -87,6 +93,9 @@ class _Changed(Work):
 
     def is_completed(self) -> bool:
         return self.finished or self._work.is_completed()
+
+    def describe(self) -> str:
+        return self._work.describe()
 
     def steps(self) -> Generator[Condition, None, None]:
         yield from self._work.steps()
@@ -169,4 +178,4 @@ class Lane:
                             conditions.append(other)
                 if self.transport.met(condition):
                     continue
-            self.transport.wait(conditions, (work or self._queue[-1])._describe)
+            self.transport.wait(conditions, (work or self._queue[-1]).describe)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -64,13 +63,6 @@ class AbstractBatchNorm(Module):
         # Of its own, not a shared one: it reports the statistics to this module.
         self._op = BatchNorm(eps, self._move_running if tracked else None)
 
-    def _replica(self) -> Self:
-        replica = super()._replica()
-        replica._op = copy.copy(self._op)  # shares the plans
-        if self._op._observe is not None:
-            replica._op._observe = replica._move_running
-        return replica
-
     def reset_running_stats(self) -> None:
         """Forget all batches: mean 0, variance 1."""
         if self.track_running_stats:
@@ -97,8 +89,14 @@ class AbstractBatchNorm(Module):
             running.data += (share * batch).astype(running.dtype, copy=False)
 
     def _batch_op(self) -> BatchNorm:
-        """What normalises with the statistics of the batch."""
-        return self._op
+        """What normalises with the statistics of the batch, and reports them here."""
+        op = self._op
+        if op._observe is None or getattr(op._observe, "__self__", self) is self:
+            return op
+        # A replica has its original's; one of its own, if it were kept, would tie both into a cycle each step.
+        op = op.twin()
+        op._observe = self._move_running
+        return op
 
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x)

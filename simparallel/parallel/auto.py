@@ -112,22 +112,15 @@ class AutoParallel:
         rest = self._dataset if isinstance(self._dataset, str) else "full_batch"
         named = {name: _map(arg, partial(_as_input, rest)) for name, arg in kwargs.items()}
         self.redistributions = []
-        with _automatic(self.strict, self.redistributions):
-            result = self.network(*laid, **named)
-            return _map(result, _whole)
+        before = mode.automatic, mode.strict, mode.noted
+        mode.automatic, mode.strict, mode.noted = True, self.strict, self.redistributions
+        try:
+            return _map(self.network(*laid, **named), _whole)
+        finally:
+            mode.automatic, mode.strict, mode.noted = before
 
     def __repr__(self) -> str:
         return f"AutoParallel({self.network!r}, {self.parallel_mode!r}, dataset_strategy={self._dataset!r})"
-
-
-@contextmanager
-def _automatic(strict: bool, noted: list[Implicit] | None) -> Iterator[None]:
-    before = mode.automatic, mode.strict, mode.noted
-    mode.automatic, mode.strict, mode.noted = True, strict, noted
-    try:
-        yield
-    finally:
-        mode.automatic, mode.strict, mode.noted = before
 
 
 @contextmanager

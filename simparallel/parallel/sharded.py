@@ -179,7 +179,8 @@ class Runner(Reversible):
         self.plan = call.plan_of(self.rank)
         self._groups: dict[tuple[str, ...], Group | None] = {}
         self._ways: dict[int, Way] = {}  # of the inputs that lie otherwise, as they do in every such call
-        self._gradient_axes = [call.sharding.gradient_axes(i) for i in range(len(call.inputs))]
+        all_axes = ((i, sharding.gradient_axes(i)) for i in range(len(call.inputs)))
+        self._gradient_axes = [(i, axes) for i, axes in all_axes if axes]
         cut = call.window_cut
         self._halo = None if cut is None else compile_halo(cut, self.rank)
 
@@ -228,9 +229,9 @@ class Runner(Reversible):
         halo = self._halo
         if halo is not None and (gradient := grads[halo.input]) is not None:
             grads[halo.input] = _exchange_halo(halo.narrow, gradient, "backward")
-        for i, axes in enumerate(self._gradient_axes):
+        for i, axes in self._gradient_axes:
             gradient = grads[i]
-            group = self.group(axes) if axes and gradient is not None else None
+            group = None if gradient is None else self.group(axes)
             if group is not None and gradient is not None:
                 if gradient is dy or gradient.base is not None or not gradient.ndim:
                     # It is somebody else's memory, or NumPy's scalar of its own kind.
