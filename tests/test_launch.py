@@ -33,8 +33,8 @@ from leaks import (  # noqa: F401 (no_leaks is a fixture)
 )
 
 import simparallel as sp
+from simparallel.blas import THREAD_VARIABLES
 from simparallel.errors import LaunchError, RunFailedError
-from simparallel.runtime.pool import THREAD_VARIABLES
 
 process = pytest.mark.process
 

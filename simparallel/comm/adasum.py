@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simparallel import blas
 from simparallel.comm.call import Body, BodySteps, Call
 from simparallel.comm.reduction import reduce_stack, reduction
 from simparallel.comm.segment import SLOT_BYTES, order
@@ -25,10 +26,11 @@ from simparallel.summation import LEAST, QUIET, WIDE, Moments, coefficients, is_
 if TYPE_CHECKING:
     from simparallel.comm.group import Group
 
-CACHED = 1 << 16  # elements that go through a step together, of which
-STRIP = (
-    1 << 11
-)  # so many of each row lie side by side; so few that BLAS does not share them out among threads
+CACHED = 1 << 16  # elements that go through a step together, of which so many of each row lie side by side:
+STRIP, SHORT_STRIP = (
+    1 << 13,
+    1 << 11,
+)  # few calls of BLAS; or so few elements that it does not share them among threads
 _HALF = SLOT_BYTES // 2 // WIDE.itemsize
 _SUM = reduction("sum", WIDE)
 
@@ -158,10 +160,13 @@ class SliceTree:
     def __init__(self, rows: list[np.ndarray], parts: list[Segment], num_layers: int) -> None:
         self.rows = rows
         self._num_layers = num_layers
-        self._blocks = list(_blocks(parts))
+        self._strip = STRIP if blas.is_single_threaded() else SHORT_STRIP
+        self._blocks = list(_blocks(parts, self._strip))
         longest = min(CACHED, max((stop - start for _, start, stop in parts), default=0))
         self._scratch, self._room = np.empty(longest * min(4, len(rows))), np.empty(longest)
         self._held: tuple[tuple[int, int, int], np.ndarray] | None = None  # what is in the scratch
+        # Of the scratch, for blocks of a number of rows, a size and a width: its strips, and those of each row.
+        self._views: dict[tuple[int, int, int], tuple[np.ndarray, list[np.ndarray], tuple[int, ...]]] = {}
         self._joins: list[list[_Join]] = []  # of each four, of each layer
 
     @QUIET
@@ -171,15 +176,15 @@ class SliceTree:
         for sums, four in zip(found, self._fours(), strict=True):
             if len(four) == 1:
                 continue
-            known = [p for p, pair in enumerate(_PAIRS) if max(pair) < len(four)]
-            first, second = np.array(_PAIRS)[known].T
             grams = np.zeros((self._num_layers, len(four), len(four), 1))
             for layer, piece in self._blocks:
-                strips = self._load(four, piece, STRIP)
-                grams[layer] += np.matmul(strips[:, None], strips[..., None]).sum(0)  # row by row
-            for layer, i in np.argwhere(grams[:, range(len(four)), range(len(four)), 0] == 0.0):
-                if any(four[i][piece].any() for at, piece in self._blocks if at == layer):
-                    grams[layer, i, i] = LEAST  # its squares underflow
+                strips = self._load(four, piece, self._strip)
+                grams[layer] += np.add.reduce(np.matmul(strips[:, None], strips[..., None]))  # row by row
+            if not (squares := grams[..., 0].diagonal(axis1=1, axis2=2)).all():
+                for layer, i in np.argwhere(squares == 0.0):
+                    if any(four[i][piece].any() for at, piece in self._blocks if at == layer):
+                        grams[layer, i, i] = LEAST  # its squares underflow
+            known, first, second = _KNOWN[len(four)]
             sums[:, known] = grams[:, first, second, 0]
         return found
 
@@ -221,9 +226,10 @@ class SliceTree:
             for layer, piece in reversed(
                 self._blocks
             ):  # the last one is loaded, some may still be in the cache
-                target[piece] = self._joined(four, joins[layer], piece)
+                joint = target[piece]
+                joint[...] = self._joined(four, joins[layer], piece)
                 if is_last and copy is not None:
-                    copy[piece] = target[piece]
+                    copy[piece] = joint
             joined.append(target)
         self.rows, self._held = joined, None
 
@@ -258,17 +264,22 @@ class SliceTree:
         key, size = (id(rows[0]), piece.start, piece.stop), piece.stop - piece.start
         if self._held is not None and self._held[0] == key and not width:
             return self._held[1]
-        strips = self._scratch[: size * len(rows)].reshape(-1, len(rows), min(width or size, size))
-        for i, row in enumerate(rows):
-            strips[:, i] = row[piece].reshape(len(strips), -1)
+        views = self._views.get((len(rows), size, width))
+        if views is None:
+            strips = self._scratch[: size * len(rows)].reshape(-1, len(rows), min(width or size, size))
+            columns = [strips[:, i] for i in range(len(rows))]
+            views = self._views[len(rows), size, width] = strips, columns, columns[0].shape
+        strips, columns, shape = views
+        for row, column in zip(rows, columns, strict=True):
+            column[...] = row[piece].reshape(shape)
         self._held = key, strips
         return strips
 
 
-def _blocks(parts: list[Segment]) -> Iterator[tuple[int, slice]]:
+def _blocks(parts: list[Segment], strip: int) -> Iterator[tuple[int, slice]]:
     """(layer, where): up to `CACHED` elements, whole strips or less than one."""
     for layer, start, stop in parts:
-        end = stop - (stop - start) % STRIP
+        end = stop - (stop - start) % strip
         for begin in range(start, end, CACHED):
             yield layer, slice(begin, min(begin + CACHED, end))
         if end < stop:
@@ -277,6 +288,13 @@ def _blocks(parts: list[Segment]) -> Iterator[tuple[int, slice]]:
 
 _PAIRS = ((0, 0), (0, 1), (1, 1), (2, 2), (2, 3), (3, 3), (0, 2), (0, 3), (1, 2), (1, 3))
 _SQUARES = [0, 2, 3, 5]  # of them, the squared norms
+# Of how many rows which pairs there are, and their first and second rows.
+_KNOWN = {
+    count: tuple(
+        map(list, zip(*((p, *pair) for p, pair in enumerate(_PAIRS) if max(pair) < count), strict=True))
+    )
+    for count in (2, 3, 4)
+}
 _VAGUE = 0.125  # of what two rows would give together if they were orthogonal
 
 

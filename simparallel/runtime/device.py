@@ -19,6 +19,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from simparallel import blas
 from simparallel.comm import Communicator
 from simparallel.comm.arena import Arena
 from simparallel.comm.faults import faults_of
@@ -64,7 +65,7 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
         _take_own_descriptors(rank, wiring, host_life)
         _die_with_the_host(wiring.life_fd, host_life[0], host_pid)
         _spread(rank, wiring.world_size)
-        _limit_blas_threads(wiring.blas_threads)
+        blas.limit_threads(wiring.blas_threads)
         _send_records_to_own_log()
         os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
         interrupts = Interrupts()
@@ -198,13 +199,6 @@ def _spread(rank: int, world_size: int) -> None:
     if 1 < world_size <= len(cores):
         os.sched_setaffinity(0, {cores[rank * len(cores) // world_size]})
         os.sched_setaffinity(0, cores)
-
-
-def _limit_blas_threads(count: int) -> None:
-    if count != 1:  # the host was started with 1 in its environment
-        from threadpoolctl import threadpool_limits
-
-        threadpool_limits(count)
 
 
 def _send_records_to_own_log() -> None:

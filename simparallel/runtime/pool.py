@@ -25,6 +25,7 @@ from typing import Any
 
 import cloudpickle
 
+from simparallel.blas import THREAD_VARIABLES
 from simparallel.cluster import ClusterSpec
 from simparallel.comm.faults import Fault
 from simparallel.comm.segment import Segment
@@ -37,9 +38,6 @@ from simparallel.runtime.run import Note, Run
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 2.5  # for the host and its devices to end after a farewell
 PAYLOAD_WARNING_BYTES = 64 << 20
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS",
-)  # fmt: skip
 
 
 def pack(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
