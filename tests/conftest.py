@@ -6,13 +6,22 @@ Tests marked `faults` or `soak` run only where `-m` names the mark.
 from __future__ import annotations
 
 import atexit
+import compileall
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from oracles import TRANSPORTS, World
+
+import simparallel
+
+if (
+    "PYTEST_XDIST_WORKER" not in os.environ
+):  # once: a host process that has to compile takes twice as long to start
+    compileall.compile_dir(Path(simparallel.__file__).parent, quiet=2)
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker looks for leaks in a place of its own
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-of-simparallel-")

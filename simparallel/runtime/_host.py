@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from importlib import import_module
@@ -24,8 +25,15 @@ from simparallel.comm.unnamed import is_disabled
 from simparallel.runtime.device import Wiring, device_main
 
 # What functions on devices are likely to use: imported once here, and not once in every device.
-PRELOADED = ("nn", "optim", "data", "parallel")
+PRELOADED = (
+    "simparallel.nn",
+    "simparallel.optim",
+    "simparallel.data",
+    "simparallel.parallel",
+    "numpy.random",
+)
 LOG_FORMAT = "%(asctime)s [%(processName)s] %(levelname)s %(name)s: %(message)s"
+LOG = "simparallel.host"
 GRACE_S = 2.0
 
 
@@ -36,9 +44,9 @@ def main(config_text: str) -> None:
     sys.path[:] = wiring.path
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     multiprocessing.current_process().name = "host"
-    log = logging.getLogger("simparallel.host")
+    log = logging.getLogger(LOG)
     for room in PRELOADED:
-        import_module(f"simparallel.{room}")
+        import_module(room)
     _gather_records()
     devices, host_life = _fork(wiring)
     control = Connection(wiring.control_fd)
@@ -48,7 +56,8 @@ def main(config_text: str) -> None:
     finally:
         _end(devices)
         os.close(host_life)
-        logging.shutdown()
+        _close_log()
+    os._exit(0)  # there is nothing left to do, and taking an interpreter apart takes a tenth of a second
 
 
 def _gather_records() -> None:
@@ -65,6 +74,18 @@ def _gather_records() -> None:
         install_mp_handler()  # the last step before the forks: its receiver thread must stay idle
     except OSError as error:  # semaphores need /dev/shm
         root.warning("records of the devices are not merged here, only in worker_N.log: %s", error)
+
+
+def _close_log() -> None:
+    """Write what is still on its way. The receiver looks five times a second whether its handler is closed, and
+    after every record: so that it need not be waited for, there is one more."""
+    for handler in logging.getLogger().handlers:
+        if hasattr(handler, "queue"):
+            last = logging.LogRecord(
+                LOG, logging.INFO, __file__, 0, "all device processes have ended", (), None
+            )
+            threading.Timer(0.01, handler.queue.put, (last,)).start()
+    logging.shutdown()
 
 
 def _fork(wiring: Wiring) -> tuple[list[BaseProcess], int]:
