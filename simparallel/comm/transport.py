@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from sys import _getframe
 from typing import Any, NamedTuple
 
 from simparallel.comm.arena import Arena
@@ -40,6 +40,7 @@ UNKNOWN_END = "ended, and the host process does not say how"
 _ENDS = ("was killed by", "exited with", UNKNOWN_END)  # causes that are not an exception
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _BENCH = _PACKAGE + "bench" + os.sep  # its programs are in the place of a user's
+_INSIDE: dict[int, int] = {}  # the places of code of this package: its caller is meant
 
 
 class Condition(NamedTuple):
@@ -76,10 +77,9 @@ class AbstractTransport:
         self.compared = CHECKS[check]
         if check == "off":
             self.call_site = _no_call_site  # type: ignore[method-assign]
-        self._site_numbers: dict[tuple[int, int], int] = {}  # by code and instruction
+        self._sites: dict[int, dict[int, int]] = {}  # number of a place, by code and instruction
         self._lines: dict[tuple[str, int], int] = {}  # by file and line
         self._site_codes: list[Any] = []
-        self._inside: set[int] = set()  # code of this package
 
     # --- what differs ------------------------------------------------------------------------------
 
@@ -198,30 +198,33 @@ class AbstractTransport:
 
     def call_site(self) -> int:
         """The number of the user's line that made this call, readable by peers even after we die."""
-        frame: Any = sys._getframe(3)
-        inside = self._inside
+        frame: Any = _getframe(3)
+        sites = self._sites
         while frame is not None:
-            code = frame.f_code
-            if id(code) not in inside:  # the hash of a code object costs more than all the rest
-                number = self._site_numbers.get((id(code), frame.f_lasti))
-                if number is None:
-                    number = self._number_of(code, frame)
-                if number:
-                    return number
+            # By id: the hash of a code object costs more than all the rest.
+            numbers = sites.get(id(frame.f_code))
+            if numbers is None:
+                numbers = self._sites_in(frame.f_code)
+            if numbers is not _INSIDE:
+                return numbers.get(frame.f_lasti) or self._number_of(frame, numbers)
             frame = frame.f_back
         return 0
 
-    def _number_of(self, code: Any, frame: Any) -> int:
-        """The number of a line that is seen for the first time; 0 for one of this package: its caller is meant."""
+    def _sites_in(self, code: Any) -> dict[int, int]:
+        """The places of a piece of code that is seen for the first time, by instruction."""
         self._site_codes.append(code)  # keeps its id taken
         file = code.co_filename
-        if file.startswith(_PACKAGE) and not file.startswith(_BENCH):
-            self._inside.add(id(code))
-            return 0
-        number = self._lines.get((file, frame.f_lineno))
+        is_inside = file.startswith(_PACKAGE) and not file.startswith(_BENCH)
+        numbers = self._sites[id(code)] = _INSIDE if is_inside else {}
+        return numbers
+
+    def _number_of(self, frame: Any, numbers: dict[int, int]) -> int:
+        """The number of a line that makes a call for the first time."""
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        number = self._lines.get((file, line))
         if number is None:
-            number = self._lines[file, frame.f_lineno] = self._intern_site(code, frame.f_lineno)
-        self._site_numbers[id(code), frame.f_lasti] = number
+            number = self._lines[file, line] = self._intern_site(frame.f_code, line)
+        numbers[frame.f_lasti] = number
         return number
 
     def _intern_site(self, code: Any, line: int) -> int:
