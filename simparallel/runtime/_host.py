@@ -7,6 +7,7 @@ never runs user code.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -19,6 +20,7 @@ import warnings
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from simparallel.comm.segment import Segment
 from simparallel.comm.unnamed import is_disabled
@@ -77,15 +79,21 @@ def _gather_records() -> None:
 
 
 def _close_log() -> None:
-    """Write what is still on its way. The receiver looks five times a second whether its handler is closed, and
-    after every record: so that it need not be waited for, there is one more."""
+    """Write what is still on its way.
+
+    The receiver sees that its handler is closed five times a second, and after every record: it gets one more, so
+    that nobody has to wait for it.
+    """
     for handler in logging.getLogger().handlers:
         if hasattr(handler, "queue"):
-            last = logging.LogRecord(
-                LOG, logging.INFO, __file__, 0, "all device processes have ended", (), None
-            )
-            threading.Timer(0.01, handler.queue.put, (last,)).start()
+            threading.Timer(0.01, _wake, (handler.queue,)).start()
     logging.shutdown()
+
+
+def _wake(records: Any) -> None:
+    last = logging.LogRecord(LOG, logging.INFO, __file__, 0, "all device processes have ended", (), None)
+    with contextlib.suppress(ValueError, OSError):  # it woke by itself, and has closed its queue
+        records.put(last)
 
 
 def _fork(wiring: Wiring) -> tuple[list[BaseProcess], int]:
