@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,14 @@ class Hosts:
             ip(f"-n {host} address add {address}/24 dev eth0")
             for card in ("lo", "eth0"):
                 ip(f"-n {host} link set {card} up")
+        # The kernel takes up to a second to call a link up, and until then UCX calls the other end unreachable.
+        deadline = time.monotonic() + 10
+        while not all(self.is_up(host) for host in self.names):
+            assert time.monotonic() < deadline, "the link between the two machines did not come up"
+
+    def is_up(self, host: str) -> bool:
+        card: dict[str, str] = json.loads(ip(f"-n {host} -j link show eth0"))[0]
+        return card["operstate"] == "UP"
 
     def disconnect(self) -> None:
         for host in self.names:
