@@ -8,12 +8,12 @@ THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
 
-# BLAS reads its variable once, when NumPy is loaded, which has happened before this file is.
-_threads: int | None = 1 if os.environ.get("OPENBLAS_NUM_THREADS") == "1" else None
+# As a host process is started. None: whatever BLAS took when NumPy was loaded.
+_threads: int | None = 1 if all(os.environ.get(name) == "1" for name in THREAD_VARIABLES) else None
 
 
 def is_single_threaded() -> bool:
-    """Does BLAS surely keep to the thread that calls it?"""
+    """Were all kinds of BLAS told to keep to the thread that calls them?"""
     return _threads == 1
 
 
@@ -21,9 +21,8 @@ def limit_threads(count: int) -> None:
     """BLAS uses `count` threads in this process from now on."""
     global _threads
     if _threads != count:
-        from threadpoolctl import (
-            threadpool_limits,  # takes milliseconds to import, and most devices need it not
-        )
+        # Takes milliseconds to import, and most devices need it not.
+        from threadpoolctl import threadpool_limits
 
         threadpool_limits(count)
         _threads = count

@@ -18,14 +18,11 @@ from oracles import TRANSPORTS, World
 
 import simparallel
 
-if (
-    "PYTEST_XDIST_WORKER" not in os.environ
-):  # once: a host process that has to compile takes twice as long to start
-    compileall.compile_dir(Path(simparallel.__file__).parent, quiet=2)
-
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker looks for leaks in a place of its own
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-of-simparallel-")
     atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
+else:  # once for all workers: a host process that has to compile takes twice as long to start
+    compileall.compile_dir(Path(simparallel.__file__).parent, quiet=2)
 
 # No deadline: tests share slow machines, and the time of one example says nothing.
 settings.register_profile(

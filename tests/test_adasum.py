@@ -15,6 +15,7 @@ from oracles import TRANSPORTS, World
 from test_summation import KINDS, left_fold, make, size_of
 
 import simparallel as sp
+from simparallel import blas
 from simparallel.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from simparallel.comm import adasum, current
 from simparallel.comm.adasum import CACHED, SliceTree, segments
@@ -325,7 +326,9 @@ def taken_through(vectors: list[np.ndarray]) -> tuple[np.ndarray, int]:
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 8, 9, 16, 17])
 @pytest.mark.parametrize("size", [3, CACHED + 5])
-def test_two_levels_at_a_time_give_the_tree(count, size):
+@pytest.mark.parametrize("threads", [1, None])  # in long strips, and in short ones
+def test_two_levels_at_a_time_give_the_tree(count, size, threads, monkeypatch):
+    monkeypatch.setattr(blas, "_threads", threads)
     vectors = make("correlated", count, size, count)
     result, looks = taken_through(vectors)
     assert looks == 0

@@ -1,6 +1,6 @@
 """`simparallel bench adasum`: what Adasum costs beside a sum, and beside Horovod's algorithm over MPI.
 
-All are warm and take turns in every round; told are medians over rounds, and medians of each round's ratios.
+All are warm and take turns in every round; told are medians over rounds, and of ratios, see `contest`.
 """
 
 from __future__ import annotations

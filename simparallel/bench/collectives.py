@@ -2,7 +2,7 @@
 
 All contenders are warm and take turns: each round asks every one of them for the same exchange.
 A turn is a barrier and then as many calls as fit about 30 ms; its time is that of the slowest
-rank. Reported are medians over rounds, and the median of each round's ratio to the best peer.
+rank. Reported are medians over rounds, and the median of the ratio to the best peer, see `contest`.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simparallel.bench.environments import Peer
+from simparallel.blas import THREAD_VARIABLES
 from simparallel.errors import BenchError
 
 START_LIMIT_S = 120.0
@@ -58,7 +59,7 @@ class Job:
                 peer.command(ranks, self._directory),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors,
                 start_new_session=True,  # Ctrl-C is ours to handle
-                env={**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+                env={**inherited, **dict.fromkeys(THREAD_VARIABLES, "1"),
                      "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": self._directory, **dict(peer.environment)},
             )  # fmt: skip
         except OSError as error:

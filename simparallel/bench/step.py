@@ -15,6 +15,7 @@ import simparallel as sp
 from simparallel import models
 from simparallel.bench.contest import Result, Step, contest, table
 from simparallel.bench.peers.exchange import images
+from simparallel.blas import THREAD_VARIABLES
 from simparallel.units import format_bytes
 
 LEARNING_RATE = 1e-4  # small: thousands of steps on one batch must not end in denormal numbers
@@ -179,7 +180,7 @@ def _has_torch() -> bool:
 def peak_bytes(name: str, who: str) -> int:
     """Peak resident memory of three steps in a process of their own, without what importing takes."""
     code = f"from simparallel.bench.step import print_peak; print_peak({name!r}, {who!r})"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )

@@ -26,11 +26,9 @@ from simparallel.summation import LEAST, QUIET, WIDE, Moments, coefficients, is_
 if TYPE_CHECKING:
     from simparallel.comm.group import Group
 
-CACHED = 1 << 16  # elements that go through a step together, of which so many of each row lie side by side:
-STRIP, SHORT_STRIP = (
-    1 << 13,
-    1 << 11,
-)  # few calls of BLAS; or so few elements that it does not share them among threads
+CACHED = 1 << 16  # elements that go through a step together
+# So many of each row lie side by side: few calls of BLAS, or so few elements that it does not share them among threads.
+STRIP, SHORT_STRIP = 1 << 13, 1 << 11
 _HALF = SLOT_BYTES // 2 // WIDE.itemsize
 _SUM = reduction("sum", WIDE)
 
@@ -288,14 +286,17 @@ def _blocks(parts: list[Segment], strip: int) -> Iterator[tuple[int, slice]]:
 
 _PAIRS = ((0, 0), (0, 1), (1, 1), (2, 2), (2, 3), (3, 3), (0, 2), (0, 3), (1, 2), (1, 3))
 _SQUARES = [0, 2, 3, 5]  # of them, the squared norms
-# Of how many rows which pairs there are, and their first and second rows.
-_KNOWN = {
-    count: tuple(
-        map(list, zip(*((p, *pair) for p, pair in enumerate(_PAIRS) if max(pair) < count), strict=True))
-    )
-    for count in (2, 3, 4)
-}
 _VAGUE = 0.125  # of what two rows would give together if they were orthogonal
+
+
+def _pairs_of(count: int) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Which pairs so many rows have, and their first and second rows."""
+    known = [p for p, pair in enumerate(_PAIRS) if max(pair) < count]
+    first, second = np.array(_PAIRS)[known].T
+    return known, first, second
+
+
+_KNOWN = {count: _pairs_of(count) for count in (2, 3, 4)}
 
 
 class _Join:

@@ -130,7 +130,6 @@ class Receive(Work):
         super().__init__(inbox, None)
         self.recorder = recorder
         self.x = x
-        self.tag = tag
         self.named = _Named("recv", x.dtype, x.shape, "src", inbox.src, tag, site)
         self.issued_ps = issued_ps
         self.start_ns = perf_counter_ns()
@@ -209,7 +208,7 @@ class Inbox(Lane):
         for receive in list(self._queue):
             assert isinstance(receive, Receive)
             for i, (letter, raw) in enumerate(self._unclaimed):
-                if letter[h.TAG] == receive.tag:
+                if letter[h.TAG] == receive.named.tag:
                     try:
                         self._deliver(receive, letter, raw)
                     except CollectiveMismatchError as error:  # whoever asks from now on gets it too

@@ -133,6 +133,10 @@ def _assemble(
 Parts = dict[int, tuple[slice, ...]]  # by their rank: which part of an array
 
 
+def _shape(index: tuple[slice, ...]) -> tuple[int, ...]:
+    return tuple(part.stop - part.start for part in index)
+
+
 def _gathered(gives: Parts, gets: Parts, group: Group, count: int) -> Callable[[Array, Array], None]:
     """Everybody gives all it has; `gives` says which part of it is wanted."""
     parts = [(group.ranks.index(source), gives[source], index) for source, index in gets.items()]
@@ -148,10 +152,7 @@ def _gathered(gives: Parts, gets: Parts, group: Group, count: int) -> Callable[[
 def _exchanged(gives: Parts, gets: Parts, group: Group, count: int) -> Callable[[Array, Array], None]:
     """Everybody gives everybody `count` elements, or what nobody looks at."""
     rows_out = [(group.ranks.index(target), index) for target, index in gives.items()]
-    rows_in = [
-        (group.ranks.index(source), index, tuple(part.stop - part.start for part in index))
-        for source, index in gets.items()
-    ]
+    rows_in = [(group.ranks.index(source), index, _shape(index)) for source, index in gets.items()]
     is_full = len(rows_out) == group.size - 1  # the row that it gives itself does not matter
 
     def exchange(x: Array, y: Array) -> None:
@@ -167,8 +168,10 @@ def _exchanged(gives: Parts, gets: Parts, group: Group, count: int) -> Callable[
 
 
 def _sent(gives: Parts, gets: Parts, group: Group | None, count: int) -> Callable[[Array, Array], None]:
+    shapes = {source: _shape(index) for source, index in gets.items()}
+
     def exchange(x: Array, y: Array) -> None:
-        for source, part in swap(x, gives, {r: y[index].shape for r, index in gets.items()}).items():
+        for source, part in swap(x, gives, shapes).items():
             y[gets[source]] = part
 
     return exchange

@@ -27,7 +27,6 @@ from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.comm import Communicator, Group, current
 from simparallel.events import Recorder, current_recorder
-from simparallel.layout import Layout
 from simparallel.memory import ACTIVATIONS, PARAMETERS
 from simparallel.mesh import Mesh
 from simparallel.nn.deferred import is_deferred, materialize
@@ -299,8 +298,7 @@ def shard_parameter(x: Tensor, target: Placement) -> Tensor:
     if is_deferred(x):
         materialize(x, target.layout.slices(sharder().rank, x.shape))
     else:
-        whole = placement(uncut(target.layout.mesh, x.shape), x.shape)
-        x.data = sharder().carry(x.data, whole, target).copy()
+        x.data = sharder().carry(x.data, target.uncut, target).copy()
     x.placement = target
     recorder = current_recorder()
     if recorder is not None:
@@ -309,11 +307,12 @@ def shard_parameter(x: Tensor, target: Placement) -> Tensor:
     return x
 
 
-def whole_place(layout: Layout, shape: tuple[int, ...]) -> Placement:
-    """Where a tensor of this shape lies if every rank of the run holds it whole; on the mesh of `layout` if it can."""
+def whole_place(place: Placement) -> Placement:
+    """Where the tensor lies if every rank of the run holds it whole; on the same mesh if that has all of them."""
     world_size = sharder().world_size
-    mesh = layout.mesh if layout.mesh.size == world_size else Mesh((world_size,), ("rank",))
-    return placement(uncut(mesh, shape), shape)
+    if place.layout.mesh.size == world_size:
+        return place.uncut
+    return placement(uncut(Mesh((world_size,), ("rank",)), place.shape), place.shape)
 
 
 def _redistribute(op: Redistribute, x: Tensor) -> Tensor | None:
@@ -321,9 +320,7 @@ def _redistribute(op: Redistribute, x: Tensor) -> Tensor | None:
         return None
     if op.layout is not None:
         return move_tensor(x, placement(op.layout, x.shape))
-    place = x.placement
-    is_everywhere = place.layout.mesh.size == sharder().world_size
-    y = move_tensor(x, place.uncut if is_everywhere else whole_place(place.layout, place.shape))
+    y = move_tensor(x, whole_place(x.placement))
     on_tape = grad_mode.enabled and y.requires_grad
     node = Node(_PLAIN, _PLAIN, (y,)) if on_tape else None  # type: ignore[arg-type]
     return Tensor._result(y.data, node)

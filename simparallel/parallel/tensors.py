@@ -42,7 +42,7 @@ def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None)
             f"distribute_tensor: {layout!r} is an unfinished sum; a whole value is not split into addends."
         )
     target = placement(layout, whole.shape)
-    data = sharder().carry(whole.data, whole_place(layout, whole.shape), target).copy()
+    data = sharder().carry(whole.data, whole_place(target), target).copy()
     y = Tensor._result(data, placement=target)
     return y.requires_grad_(whole.requires_grad if requires_grad is None else requires_grad)
 
