@@ -1,12 +1,16 @@
-"""How many threads BLAS uses in this process, as far as we have said so."""
+"""The BLAS behind NumPy: how many threads it uses, and for which processor its kernels are."""
 
 from __future__ import annotations
 
 import os
+from functools import lru_cache
+
+import numpy  # noqa: F401 (only a BLAS that is loaded is found)
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
+CORE_VARIABLE = "OPENBLAS_CORETYPE"
 
 # As a host process is started. None: whatever BLAS took when NumPy was loaded.
 _threads: int | None = 1 if all(os.environ.get(name) == "1" for name in THREAD_VARIABLES) else None
@@ -21,8 +25,34 @@ def limit_threads(count: int) -> None:
     """BLAS uses `count` threads in this process from now on."""
     global _threads
     if _threads != count:
-        # Takes milliseconds to import, and most devices need it not.
+        # Takes milliseconds to import, and most processes need it not.
         from threadpoolctl import threadpool_limits
 
         threadpool_limits(count)
         _threads = count
+
+
+@lru_cache(maxsize=1)
+def core() -> tuple[str, str]:
+    """Which BLAS NumPy uses, and the processor whose kernels it chose: ("openblas 0.3.31", "SkylakeX"), or "".
+
+    Cost: 5 ms at the first call.
+    """
+    from threadpoolctl import threadpool_info
+
+    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    ours = [pool for pool in pools if "numpy" in pool["filepath"]] or pools  # SciPy brings another one
+    if not ours:
+        return "", ""
+    return f"{ours[0]['internal_api']} {ours[0]['version']}", ours[0].get("architecture") or ""
+
+
+def bound() -> str:
+    """In words: a variable keeps OpenBLAS from choosing its kernels by itself, and so makes products slower; or ""."""
+    chosen = os.environ.get(CORE_VARIABLE)
+    if not chosen:
+        return ""
+    return (
+        f"{CORE_VARIABLE}={chosen} binds NumPy's matrix products to kernels for that processor; PyTorch, which has "
+        "a BLAS of its own, is not bound by it"
+    )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from simparallel import backend
+from simparallel import backend, blas
 from simparallel.comm.segment import Segment
 from simparallel.comm.shm import Futex
 from simparallel.comm.unnamed import (
@@ -62,6 +62,9 @@ def _system() -> Iterator[Finding]:
         "" if limit is None else f", limited to {limit:g} by the control group"
     )
     yield Finding("cores", OK, f"{text}; ranks beyond that take turns")
+    name, core = blas.core()
+    text, bound = f"{name or 'not known'}{f', with kernels for {core}' if core else ''}", blas.bound()
+    yield Finding("blas", FALLBACK, f"{text}; {bound}") if bound else Finding("blas", OK, text)
 
 
 def cpu_limit() -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -29,9 +30,34 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert out.rstrip().endswith("Runs work here.")
-    for name in ("memfd", "sealing", "futex", "pidfd", "posix_fallocate", "/dev/shm", "cores", "memory", "overcommit",
-                 "semaphores", "cupy", "mpi4py"):  # fmt: skip
+    for name in ("memfd", "sealing", "futex", "pidfd", "posix_fallocate", "/dev/shm", "cores", "blas", "memory",
+                 "overcommit", "semaphores", "cupy", "mpi4py"):  # fmt: skip
         assert re.search(rf"^{name} +(ok|fallback|absent) +\S", out, re.MULTILINE)
+
+
+def test_a_variable_that_chooses_the_kernels_of_blas_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    assert states()["blas"] == "ok"
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")
+    told = next(finding for finding in doctor.findings() if finding.name == "blas")
+    assert told.state == "fallback"
+    assert "OPENBLAS_CORETYPE=Nehalem" in told.detail
+
+
+def test_which_kernels_blas_uses_is_what_it_was_told(tmp_path: Path) -> None:
+    """In a process of its own, because it chooses when it is loaded."""
+    code = "from simparallel import blas; print(*blas.core())"
+    names = []
+    for variable in ({}, {"OPENBLAS_CORETYPE": "Nehalem"}):
+        environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"} | variable
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path,
+            env={**environment, "PYTHONPATH": HOME},
+        )  # fmt: skip
+        names.append(done.stdout.split())
+    if "openblas" not in names[0] or platform.machine() != "x86_64":
+        pytest.skip("NumPy's BLAS here has no kernels for that processor")
+    assert names[1][-1] == "Nehalem" != names[0][-1]
 
 
 @pytest.mark.parametrize("name", ["memfd", "futex", "pidfd"])

@@ -1,9 +1,9 @@
 """Matrix products in pieces.
 
 BLAS copies its operands into a layout of its own before it multiplies, which pays for large
-matrices only. OpenBLAS (0.3.31, with AVX-512) has another kernel, without the copies, for up to
-100 ** 3 multiplications; long thin products, such as those of convolutions, are up to five times as
-fast when they are cut into a batch of products of that size, those of linear layers a tenth to a third
+matrices only. OpenBLAS has another kernel with AVX-512, without the copies, for up to 100 ** 3
+multiplications; long thin products, such as those of convolutions, are up to five times as fast
+when they are cut into a batch of products of that size, those of linear layers with a small batch up to a third
 faster (measured, in float32).
 """
 
@@ -11,22 +11,33 @@ from __future__ import annotations
 
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
+from simparallel import blas
 from simparallel.backend import Array
 
 SMALL_PRODUCT = 950_000  # multiplications
 SHORTEST = 64  # of a side that is cut alone
 WIDTHS = (64, 48, 32, 16)  # whole registers
-MANY_ROWS = 1024  # from here on tiles outweigh a copy of b that they need
-LARGEST_B_BYTES = 4 << 20  # every row of tiles reads all of b, which has to stay in the cache
+# Of a linear layer, tiles pay for a batch of at most so many, and while what a tile reads stays in the cache.
+# (AMD Zen 5, where batches of 64 gain nothing and of 256 lose a quarter.)
+FEW, LONGEST_INNER = 32, 512
+_SMALL_KERNELS = ("SkylakeX", "Cooperlake", "SapphireRapids")  # as OpenBLAS calls the processors
+
+
+@lru_cache(maxsize=1)
+def has_small_kernel() -> bool:
+    """Is this the BLAS with the other kernel, and did it choose it?"""
+    name, core = blas.core()
+    return name.startswith("openblas") and core in _SMALL_KERNELS
 
 
 @lru_cache(maxsize=4096)
 def pieces(size: int, others: int) -> tuple[int, int]:
-    """(b, L) with b * L = size and L * others small; (1, size) where that would make L too short."""
+    """(b, L) with b * L = size and L * others small; (1, size) where L would be too short, or nothing is gained."""
+    if not has_small_kernel():
+        return 1, size
     longest = SMALL_PRODUCT // max(others, 1)
     divisors = (n for n in range(1, size // SHORTEST + 1) if size % n == 0 and size // n <= longest)
     count = next(divisors, 1)
@@ -35,7 +46,9 @@ def pieces(size: int, others: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _tiles(rows: int, inner: int, columns: int) -> tuple[int, int]:
-    """(height, width) of the largest tiles of a product that are small enough; all of it if none are."""
+    """(height, width) of the largest tiles that are small enough; all of it if none are, or nothing is gained."""
+    if not has_small_kernel():
+        return rows, columns
     best = (0, 0)
     for width in (columns, *WIDTHS):
         if columns % width == 0:
@@ -57,27 +70,15 @@ def multiply(xp: ModuleType, a: Array, b: Array, out: Array) -> None:
     )
 
 
-@lru_cache(maxsize=1)
-def has_small_kernel() -> bool:
-    """Is this the BLAS with the other kernel, on a processor that it is for?"""
-    config: dict[str, dict[str, Any]] = np.show_config(mode="dicts")  # type: ignore[assignment]
-    blas = config.get("Build Dependencies", {}).get("blas", {}).get("name", "")
-    found = config.get("SIMD Extensions", {}).get("found", [])
-    return "openblas" in blas and not {"X86_V4", "AVX512_SKX"}.isdisjoint(found)
-
-
 def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """a @ b in float32, in tiles where that is faster.   a: (M, K)   b: (K, N)   result: (M, N)
 
     The result is `out`, if that is a contiguous array of float32.
     """
     (rows, inner), columns = a.shape, b.shape[1]
-    a_in_rows, b_in_rows = a.flags.c_contiguous, b.flags.c_contiguous
-    if rows >= MANY_ROWS and not b_in_rows and _tile(rows, inner, columns, a_in_rows, True):
-        b, b_in_rows = np.ascontiguousarray(b), True
-    tile = _tile(rows, inner, columns, a_in_rows, b_in_rows)
     if out is not None and not (out.dtype == np.float32 and out.flags.c_contiguous):
         out = None
+    tile = _tile(rows, inner, columns) if b.flags.c_contiguous else None  # to cut b would cut its memory's rows
     if tile is None:
         return np.matmul(a, b, out=out)
     height, width = tile
@@ -91,26 +92,21 @@ def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) 
 
 
 @lru_cache(maxsize=4096)
-def _tile(rows: int, inner: int, columns: int, a_in_rows: bool, b_in_rows: bool) -> tuple[int, int] | None:
-    """(height, width) of the tiles of one product; None where it is better done at once.
-
-    Which tiles are fast depends on how the operands lie in memory (measured).
-    """
+def _tile(rows: int, inner: int, columns: int) -> tuple[int, int] | None:
+    """(height, width) of the tiles of one product; None where it is better done at once (measured)."""
     is_small = rows * inner * columns <= SMALL_PRODUCT  # it takes the other kernel as it is
-    if is_small or 4 * inner * columns > LARGEST_B_BYTES or not has_small_kernel():
+    if is_small or not has_small_kernel():
         return None
-    if not b_in_rows:  # cutting b would cut its rows of memory
-        options = [(16, 1024 // columns, columns)] if inner >= 256 and columns <= 64 else []
-    elif a_in_rows:
-        options = [(16, rows, width) for width in (columns, *WIDTHS)]
+    if inner <= FEW:
+        shortest, widths = 32, (128, 64, columns)
+    elif rows <= FEW and inner <= LONGEST_INNER:
+        shortest, widths = 16, (64, 32)
     else:
-        options = [*((32, rows, width) for width in (columns, 64, 48, 32)), (16, 16, 32)]
-    for shortest, longest, width in options:
+        return None
+    for width in widths:
         if columns % width == 0:
-            tallest = min(longest, SMALL_PRODUCT // (inner * width))
-            height = next(
-                (rows // n for n in range(1, rows // 16 + 1) if rows % n == 0 and rows // n <= tallest), 0
-            )
+            tallest = SMALL_PRODUCT // (inner * width)
+            height = next((rows // n for n in range(1, rows // 16 + 1) if rows % n == 0 and rows // n <= tallest), 0)
             if height >= shortest:
                 return height, width
     return None

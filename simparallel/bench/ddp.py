@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
-from simparallel import models
+from simparallel import blas, models
 from simparallel.bench.collectives import fitting
 from simparallel.bench.contest import Result
 from simparallel.bench.environments import PEERS
@@ -134,6 +134,8 @@ def main(
     if not PEER.is_ready:
         print("torch is not measured, it has no environment; make it: simparallel bench --setup --peers torch",
               file=output)  # fmt: skip
+    if blas.bound():
+        print(f"note: {blas.bound()}", file=output)
     cores = len(os.sched_getaffinity(0))
     rows: list[Row] = []
     for number in ranks:
@@ -143,7 +145,7 @@ def main(
                 print(table([row]).splitlines()[1] if rows else table([row]), file=output, flush=True)
                 rows.append(row)
     if as_json:
-        machine = {"cores": cores, "architecture": platform.machine(), "numpy": np.__version__}
+        machine = {"cores": cores, "architecture": platform.machine(), "numpy": np.__version__, "blas": blas.core()}
         print(json.dumps({"machine": machine, "rows": [row.document() for row in rows]}, indent=1))
     return rows
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
-from simparallel import models
+from simparallel import blas, models
 from simparallel.bench.contest import Result, Step, contest, table
 from simparallel.bench.peers.exchange import images
 from simparallel.blas import THREAD_VARIABLES
@@ -137,6 +137,8 @@ def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = Fal
     from threadpoolctl import threadpool_limits
 
     has_torch = _has_torch()
+    if blas.bound():
+        print(f"note: {blas.bound()}", file=sys.stderr if as_json else sys.stdout)
     results = []
     with threadpool_limits(1):
         for name, (ours, theirs, batch) in MODELS.items():

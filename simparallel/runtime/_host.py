@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from simparallel import blas
 from simparallel.comm.segment import Segment
 from simparallel.comm.unnamed import is_disabled
 from simparallel.runtime.device import Wiring, device_main
@@ -49,6 +50,7 @@ def main(config_text: str) -> None:
     log = logging.getLogger(LOG)
     for room in PRELOADED:
         import_module(room)
+    blas.core()  # asked once here, and not once in every device
     _gather_records()
     devices, host_life = _fork(wiring)
     control = Connection(wiring.control_fd)
