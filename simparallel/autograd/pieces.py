@@ -78,7 +78,9 @@ def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) 
     (rows, inner), columns = a.shape, b.shape[1]
     if out is not None and not (out.dtype == np.float32 and out.flags.c_contiguous):
         out = None
-    tile = _tile(rows, inner, columns) if b.flags.c_contiguous else None  # to cut b would cut its memory's rows
+    tile = (
+        _tile(rows, inner, columns) if b.flags.c_contiguous else None
+    )  # to cut b would cut its memory's rows
     if tile is None:
         return np.matmul(a, b, out=out)
     height, width = tile
@@ -106,7 +108,9 @@ def _tile(rows: int, inner: int, columns: int) -> tuple[int, int] | None:
     for width in widths:
         if columns % width == 0:
             tallest = SMALL_PRODUCT // (inner * width)
-            height = next((rows // n for n in range(1, rows // 16 + 1) if rows % n == 0 and rows // n <= tallest), 0)
+            height = next(
+                (rows // n for n in range(1, rows // 16 + 1) if rows % n == 0 and rows // n <= tallest), 0
+            )
             if height >= shortest:
                 return height, width
     return None

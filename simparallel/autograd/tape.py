@@ -144,18 +144,20 @@ def run_backward(
             node = heapq.heappop(heap)[1]
             dy = grads.pop(id(node))
             assert node.ctx is not None  # _count_uses has looked
-            adds_onto = node.op.adds_onto
-            onto = grads.growing(_key(node.inputs[0])) if adds_onto else None
+            inputs, adds_onto = node.inputs, node.op.adds_onto
+            onto = grads.growing(_key(inputs[0])) if adds_onto else None
             if adds_onto:
                 node.ctx.onto = onto
             rooms: Sequence[Array | None] = ()
             if node.op.fills_rooms:
-                rooms = node.ctx.rooms = [room(x) if uses.get(id(x)) == 1 else None for x in node.inputs]
+                rooms = node.ctx.rooms = [room(x) if uses.get(id(x)) == 1 else None for x in inputs]
             input_grads = node.op.run_backward(node.ctx, dy)
             needs = node.ctx.needs
-            if not retain_graph:
-                node.ctx = None  # the activations are free as soon as they are used
-            for tensor, needed, gradient in zip(node.inputs, needs, input_grads, strict=True):
+            if (
+                not retain_graph
+            ):  # the activations are free as soon as they are used, also while the loss is kept
+                node.ctx, node.inputs = None, ()
+            for tensor, needed, gradient in zip(inputs, needs, input_grads, strict=True):
                 if not needed:
                     continue
                 source, key = tensor._node, _key(tensor)

@@ -145,7 +145,12 @@ def main(
                 print(table([row]).splitlines()[1] if rows else table([row]), file=output, flush=True)
                 rows.append(row)
     if as_json:
-        machine = {"cores": cores, "architecture": platform.machine(), "numpy": np.__version__, "blas": blas.core()}
+        machine = {
+            "cores": cores,
+            "architecture": platform.machine(),
+            "numpy": np.__version__,
+            "blas": blas.core(),
+        }
         print(json.dumps({"machine": machine, "rows": [row.document() for row in rows]}, indent=1))
     return rows
 
