@@ -11,6 +11,7 @@ THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
 CORE_VARIABLE = "OPENBLAS_CORETYPE"
+_SMALL_KERNELS = ("SkylakeX", "Cooperlake", "SapphireRapids")  # processors, as OpenBLAS calls them
 
 # As a host process is started. None: whatever BLAS took when NumPy was loaded.
 _threads: int | None = 1 if all(os.environ.get(name) == "1" for name in THREAD_VARIABLES) else None
@@ -45,6 +46,13 @@ def core() -> tuple[str, str]:
     if not ours:
         return "", ""
     return f"{ours[0]['internal_api']} {ours[0]['version']}", ours[0].get("architecture") or ""
+
+
+@lru_cache(maxsize=1)
+def has_small_kernel() -> bool:
+    """Does BLAS multiply small matrices, of up to 100 ** 3 multiplications, without copying them first?"""
+    name, processor = core()
+    return name.startswith("openblas") and processor in _SMALL_KERNELS
 
 
 def bound() -> str:

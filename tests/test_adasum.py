@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -28,6 +31,7 @@ from simparallel.summation import Moments
 for module in (sys.modules[__name__], test_summation):  # devices need not import Hypothesis
     cloudpickle.register_pickle_by_value(module)
 
+HOME = str(Path(sp.__file__).parents[1])
 BIG = SLOT_BYTES // 8 + 7  # float64 elements that no slot holds
 # Partial results of these may vanish but for rounding, and then their direction is that of the rounding.
 CANCELLING = ("parallel", "anticorrelated", "integers")
@@ -348,7 +352,37 @@ def test_halves_that_nearly_vanish_are_looked_at(count, noise, monkeypatch):
     if 0 < noise < 1e-6:  # the red control: what follows from the products alone
         unseen, looks = taken_through(vectors)
         assert looks == 0
-        assert np.linalg.norm(unseen - sp.adasum(vectors)) > 1e-4 * size_of(vectors)
+        assert np.linalg.norm(unseen - sp.adasum(vectors)) > 1e-6 * size_of(vectors)
+
+
+@pytest.mark.parametrize(
+    "core", [None, "SkylakeX"]
+)  # as the machine is, and with the kernel for small products
+def test_equal_vectors_have_equal_products(core, tmp_path):
+    """Bit for bit, or g and -g would leave something."""
+    if core and "X86_V4" not in np.show_config(mode="dicts")["SIMD Extensions"]["found"]:
+        pytest.skip("this processor cannot run that kernel")
+    code = """
+import numpy as np
+from simparallel import blas
+from simparallel.comm.adasum import _grams
+rng = np.random.default_rng(0)
+print(blas.has_small_kernel())
+for rows in (2, 3, 4):
+    for size in (1, 5, 64, 777, 2048, 8192):
+        row = rng.normal(size=(3, 1, size))
+        found = _grams(np.ascontiguousarray(row * rng.choice([-1, 1], (rows, 1))))
+        assert found.shape == (rows, rows, 1)
+        assert len(set(abs(found).ravel())) == 1, (rows, size, found)
+        np.testing.assert_allclose(abs(found[0, 0, 0]), (row**2).sum(), rtol=1e-12)
+"""
+    environment = {**os.environ, "PYTHONPATH": HOME} | ({"OPENBLAS_CORETYPE": core} if core else {})
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    if core and blas.core()[0].startswith("openblas"):
+        assert done.stdout == "True\n"
 
 
 # --- refusals, events ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from simparallel.autograd import pieces
 
 SIZES = st.sampled_from([1, 7, 16, 30, 32, 64, 96, 120, 256, 400, 512])
 LAYOUTS = st.sampled_from("CF")
-KERNEL = pieces.has_small_kernel  # before the fixture below replaces it
+KERNEL = blas.has_small_kernel  # before the fixture below replaces it
 
 
 PLANS = pieces._tile, pieces._tiles, pieces.pieces
@@ -20,7 +20,7 @@ PLANS = pieces._tile, pieces._tiles, pieces.pieces
 def with_kernel(monkeypatch, there):
     for plan in PLANS:
         plan.cache_clear()
-    monkeypatch.setattr(pieces, "has_small_kernel", lambda: there)
+    monkeypatch.setattr(blas, "has_small_kernel", lambda: there)
 
 
 @pytest.fixture(autouse=True)

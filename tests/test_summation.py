@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 import simparallel as sp
 from simparallel.errors import DTypeError, InputError, ShapeError
@@ -115,6 +115,19 @@ def partials(vectors: list[np.ndarray]) -> list[np.ndarray]:
     return found
 
 
+def cancels(vectors: list[np.ndarray]) -> bool:
+    """Does an inner node of the tree vanish but for rounding? Its direction is that of the rounding then."""
+    found = []
+
+    def pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        both = sp.adasum([a, b])
+        found.append(np.linalg.norm(both) < 1e-8 * max(np.linalg.norm(a), np.linalg.norm(b)))
+        return both
+
+    fold([v.astype(float) for v in vectors], pair)
+    return any(found)
+
+
 # --- hand cases ----------------------------------------------------------------------------------------
 
 E1, E2, ZERO = (1, 0), (0, 1), (0, 0)
@@ -146,6 +159,7 @@ def test_by_hand(vectors, expected):
 @given(groups(counts=(1, 2, 3, 4, 5, 7, 8, 16)), st.sampled_from(sorted(RTOL)))
 def test_it_is_the_tree_in_exact_arithmetic_rounded_once(vectors, dtype):
     stored = [v.astype(dtype) for v in vectors]
+    assume(not cancels(stored))
     expected = exact(stored)
     result = sp.adasum(stored)
     assert_near(result, expected, stored, RTOL[dtype])

@@ -23,20 +23,12 @@ WIDTHS = (64, 48, 32, 16)  # whole registers
 # Of a linear layer, tiles pay for a batch of at most so many, and while what a tile reads stays in the cache.
 # (AMD Zen 5, where batches of 64 gain nothing and of 256 lose a quarter.)
 FEW, LONGEST_INNER = 32, 512
-_SMALL_KERNELS = ("SkylakeX", "Cooperlake", "SapphireRapids")  # as OpenBLAS calls the processors
-
-
-@lru_cache(maxsize=1)
-def has_small_kernel() -> bool:
-    """Is this the BLAS with the other kernel, and did it choose it?"""
-    name, core = blas.core()
-    return name.startswith("openblas") and core in _SMALL_KERNELS
 
 
 @lru_cache(maxsize=4096)
 def pieces(size: int, others: int) -> tuple[int, int]:
     """(b, L) with b * L = size and L * others small; (1, size) where L would be too short, or nothing is gained."""
-    if not has_small_kernel():
+    if not blas.has_small_kernel():
         return 1, size
     longest = SMALL_PRODUCT // max(others, 1)
     divisors = (n for n in range(1, size // SHORTEST + 1) if size % n == 0 and size // n <= longest)
@@ -47,7 +39,7 @@ def pieces(size: int, others: int) -> tuple[int, int]:
 @lru_cache(maxsize=4096)
 def _tiles(rows: int, inner: int, columns: int) -> tuple[int, int]:
     """(height, width) of the largest tiles that are small enough; all of it if none are, or nothing is gained."""
-    if not has_small_kernel():
+    if not blas.has_small_kernel():
         return rows, columns
     best = (0, 0)
     for width in (columns, *WIDTHS):
@@ -97,12 +89,12 @@ def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) 
 def _tile(rows: int, inner: int, columns: int) -> tuple[int, int] | None:
     """(height, width) of the tiles of one product; None where it is better done at once (measured)."""
     is_small = rows * inner * columns <= SMALL_PRODUCT  # it takes the other kernel as it is
-    if is_small or not has_small_kernel():
+    if is_small or not blas.has_small_kernel():
         return None
     if inner <= FEW:
-        shortest, widths = 32, (128, 64, columns)
+        shortest, widths = 32, [128, 64, columns]
     elif rows <= FEW and inner <= LONGEST_INNER:
-        shortest, widths = 16, (64, 32)
+        shortest, widths = 16, [64, 32]
     else:
         return None
     for width in widths:
