@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import simparallel as sp
-from simparallel.bench.peers.exchange import ITEM_BYTES, Call, Exchange, private, turn
+from simparallel.bench.peers.exchange import ITEM_BYTES, WHOLE, Call, Exchange, private, turn
 from simparallel.errors import BenchError, RunFailedError
 
 OURS, SHARED, MEMCPY = "simparallel", "in the arena", "memcpy"
@@ -70,15 +70,20 @@ def our_turn(op: str, elements: int, count: int, check: bool, shared: bool) -> t
 
 
 def our_call(exchange: Exchange) -> Call:
-    """Our function for this exchange; where a result is new, making it is part of the call."""
+    """Our function for this exchange; results go where they went before, as those of the peers do."""
     sent: Any = exchange.sent
+    out: Any = exchange.received
     if exchange.op == "scatter" and sent is not None:
         sent = list(sent.reshape(exchange.ranks, -1))
+    if exchange.op == "gather" and out is not None:
+        out = list(out.reshape(exchange.ranks, -1))
     if exchange.op == "barrier":
         return sp.barrier
     if exchange.op == "adasum":
         return partial(sp.all_reduce, sent, "adasum")
-    return partial(getattr(sp, exchange.op), sent)
+    if exchange.op in WHOLE:
+        return partial(getattr(sp, exchange.op), sent)
+    return partial(getattr(sp, exchange.op), sent, out=out)
 
 
 class Memcpy:

@@ -58,7 +58,7 @@ def position_of(op: str, group: Any, rank: int) -> int:
     return group.ranks.index(rank)
 
 
-def check_parts(arrays: Sequence[np.ndarray] | None, size: int) -> np.ndarray:
+def check_parts(arrays: Sequence[np.ndarray] | None, size: int) -> list[np.ndarray]:
     if arrays is None or len(arrays) != size:
         count = "None" if arrays is None else f"{len(arrays)} arrays"
         raise InputError(f"scatter: the source gives one array for each of the {size} ranks, got {count}.")
@@ -69,7 +69,8 @@ def check_parts(arrays: Sequence[np.ndarray] | None, size: int) -> np.ndarray:
                 f"scatter: all parts need one shape and dtype; part 0 is {arrays[0].dtype} {arrays[0].shape}, "
                 f"part {i} is {part.dtype} {part.shape}."
             )
-    return np.stack(list(arrays))
+    # In this machine's byte order, which results have.
+    return list(arrays if arrays[0].dtype.isnative else np.stack(list(arrays)))
 
 
 # --- where results go ----------------------------------------------------------------------------------

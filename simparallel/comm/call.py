@@ -44,8 +44,8 @@ class CallPlan:
     """What calls with the same arguments share: header, body, views of slots, and the price once it is known."""
 
     __slots__ = (
-        "at_once", "body", "copied", "cost", "expected", "expose", "exposes", "has_steps", "header", "in_slot",
-        "kind", "op", "own", "payload", "place_bytes", "root", "shown", "vector_bytes",
+        "at_once", "body", "by_note", "copied", "cost", "expected", "expose", "exposes", "has_steps", "header",
+        "in_slot", "kind", "op", "own", "payload", "place_bytes", "root", "shown", "vector_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +63,7 @@ class CallPlan:
         self.cost: Traffic | None = None
         self.expose = getattr(body, "expose", None)
         self.has_steps = self.expose is not None or isgeneratorfunction(body)  # the body itself waits
+        self.by_note = getattr(body, "by_note", False)  # it reads what the root wrote beside its header
         self.in_slot = payload[2] <= SLOT_BYTES and not self.has_steps
         # Nobody reads the user's arrays themselves, even where they could.
         self.copied = self.in_slot or getattr(body, "copied", False)
@@ -128,6 +129,8 @@ class Call(Work):
         body = self.plan.body
         if self.plan.has_steps:
             return (yield from body(self))
+        if self.plan.by_note:
+            return body(self.group, self.seq, self.x, self.out, self.describe)
         if self.out is None:
             return body(self.payloads(), self.x)
         return body(self.payloads(), self.x, self.out)
@@ -135,9 +138,7 @@ class Call(Work):
     def _price(self, recorder: Recorder) -> tuple[int, Traffic]:
         """Bytes of the vector, and what the described network takes for it."""
         plan, group = self.plan, self.group
-        size_bytes = plan.vector_bytes
-        if size_bytes < 0:
-            size_bytes = self.words_of(plan.root)[h.NBYTES]
+        size_bytes = group.size_bytes_of(plan, self.seq & 1)
         return size_bytes, plan.cost or group.price(plan, recorder, size_bytes)
 
     def _publish(self) -> None:
@@ -202,11 +203,6 @@ class Call(Work):
 
     # --- what bodies read --------------------------------------------------------------------------
 
-    def words_of(self, position: int) -> list[int]:
-        """The header and the note of a member."""
-        group = self.group
-        return group.transport.segment.call_of(group._slot, self.seq & 1, group.ranks[position])
-
     def notes(self, word: int) -> list[int]:
         """One word of the notes of all members."""
         return self.group.words_of(word, self.seq & 1)
@@ -216,14 +212,6 @@ class Call(Work):
         if self.group.size == 1 and self.x is not None:
             return Payloads.of([self.x])
         return self.group.payloads(self.plan, self.seq & 1, self.notes(h.OFFSET))
-
-    def peer(self, position: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """The payload of a member, where it lies."""
-        group = self.group
-        if group.size == 1:
-            return self.x.reshape(shape)
-        offset = self.notes(h.OFFSET)[position]
-        return group.transport.segment.array(group.ranks[position], offset, shape, dtype)
 
     def describe(self) -> str:
         return self.group.describe(self.plan, self.seq, self._site)

@@ -159,7 +159,7 @@ class Communicator(AbstractCommunicator):
             shape = (*x.shape[:dim], x.shape[dim] * group.size, *x.shape[dim + 1 :])
             check_out("all_gather", out, shape, x.dtype)
             is_apart = np.may_share_memory(x, out) and not is_same_place(x, out[own_piece(out, dim, group)])
-            return group.run_into(plan, x, async_op, out, is_apart=is_apart)
+            return group.run(plan, x, async_op, out, is_apart=is_apart)
         return group.run(plan, x, async_op)
 
     def reduce_scatter(
@@ -179,7 +179,7 @@ class Communicator(AbstractCommunicator):
             part = x[own_piece(x, dim, group)]
             check_out("reduce_scatter", out, part.shape, x.dtype)
             is_apart = np.may_share_memory(x, out) and not is_same_place(part, out)
-            return group.run_into(plan, x, async_op, out, is_apart=is_apart)
+            return group.run(plan, x, async_op, out, is_apart=is_apart)
         return group.run(plan, x, async_op)
 
     def all_to_all(
@@ -201,7 +201,7 @@ class Communicator(AbstractCommunicator):
             sizes[split] //= group.size
             sizes[concat] *= group.size
             check_out("all_to_all", out, tuple(sizes), x.dtype)
-            return group.run_into(plan, x, async_op, out, is_apart=np.may_share_memory(x, out))
+            return group.run(plan, x, async_op, out, is_apart=np.may_share_memory(x, out))
         return group.run(plan, x, async_op)
 
     def gather(
@@ -220,7 +220,7 @@ class Communicator(AbstractCommunicator):
         if out is not None:
             check_rows("gather", out, group.size, x.shape, x.dtype)
             is_apart = any(np.may_share_memory(x, row) for row in rows_of(out))
-            return group.run_into(plan, x, async_op, out, is_apart=is_apart)
+            return group.run(plan, x, async_op, out, is_apart=is_apart)
         return group.run(plan, x, async_op)
 
     def scatter(
@@ -229,26 +229,26 @@ class Communicator(AbstractCommunicator):
     ) -> Any:  # fmt: skip
         group = self._group("scatter", group, algorithm)
         root = position_of("scatter", group, src)
-        x = None
+        parts: list[np.ndarray] | None = None
+        key: tuple[Any, ...] = ("scatter", root)
         if root == group.rank:
-            x = check_parts(arrays, group.size)
+            parts = check_parts(arrays, group.size)
+            key = "scatter", root, parts[0].dtype, parts[0].shape
         elif arrays is not None:
             raise InputError(f"scatter: only rank {src} gives a list; rank {self.rank} must pass None.")
-        key = ("scatter", root) if x is None else ("scatter", root, x.dtype, x.shape)
-        plan = group.plans.get(key)
-        if plan is None:
-            header = h.encode("scatter", root=src)
-            if x is not None:
-                h.encode_given(header, x.shape[1:], x.dtype)
-            # The receivers learn the size from the root, so the network model prices it at the end.
-            vector_bytes = -1 if x is None else x.nbytes
-            plan = group.add_plan(key, header, group.scatter(root), x, vector_bytes, root)
         if out is not None:
             check_array("scatter", out, written=True, name="out")
-            if x is not None:  # the others learn what it has to look like from the source
-                check_out("scatter", out, x.shape[1:], x.dtype)
-            return group.run_into(plan, x, async_op, out, is_apart=False)
-        return group.run(plan, x, async_op)
+            if parts is not None:  # the others learn what it has to look like from the source
+                check_out("scatter", out, parts[0].shape, parts[0].dtype)
+        plan = group.plans.get(key)
+        if plan is None:
+            header, x = h.encode("scatter", root=src), None
+            if parts is not None:
+                h.encode_given(header, parts[0].shape, parts[0].dtype)
+                x = np.broadcast_to(parts[0], (group.size, *parts[0].shape))
+            # The receivers learn the size from the root, so the network model prices it at the end.
+            plan = group.add_plan(key, header, group.scatter(root), x, -1 if x is None else x.nbytes, root)
+        return group.run(plan, parts, async_op, out)
 
     def barrier(self, group: Any = None, async_op: bool = False) -> Any:
         group = self._group("barrier", group)
@@ -378,4 +378,4 @@ def _instead(group: Any, plan: CallPlan, x: np.ndarray, async_op: bool, out: np.
         return group.run(plan, out, async_op)
     # An all_reduce in place shows others its results in x.
     is_apart = plan.op != "reduce" or np.may_share_memory(x, out)
-    return group.run_into(plan, x, async_op, out, is_apart=is_apart)
+    return group.run(plan, x, async_op, out, is_apart=is_apart)

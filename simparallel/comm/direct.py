@@ -7,20 +7,23 @@ A body that has to wait in between is a generator of conditions over its `Call`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simparallel.comm import adasum, header as h
 from simparallel.comm.arguments import own_piece, rows_of
-from simparallel.comm.call import Body, BodySteps, Call
+from simparallel.comm.call import Body, BodySteps
 from simparallel.comm.large import LargeAllReduce
 from simparallel.comm.reduction import Reduction, reduce_arrays, reduce_into, reduce_stack, reduction
 from simparallel.comm.segment import SLOT_BYTES
 from simparallel.comm.staging import Payloads, Staging
-from simparallel.comm.work import Steps
 from simparallel.errors import CollectiveMismatchError
+
+if TYPE_CHECKING:
+    from simparallel.comm.group import Group
 
 # Measured on two cores; with more ranks than cores pieces do not pay, each of their waits is a turn.
 PAIR_BYTES, SMALL_BYTES = 1 << 20, 128 << 10  # up to this, two ranks, or more, all reduce everything
@@ -129,13 +132,8 @@ class Direct:
             return _nothing
         return lambda payloads, x, out=None: copies(payloads.arrays, out)
 
-    def scatter(self, root: int) -> BodySteps:
-        def steps(call: Call) -> Steps:
-            yield from ()  # the shape is not known before, so it takes the long way
-            shape, dtype = given(call, root)
-            return into(call.out, call.peer(root, (self.size, *shape), dtype)[self.rank or 0, ...])
-
-        return steps
+    def scatter(self, root: int) -> Any:
+        return _Scatter(root)
 
     def nothing(self) -> Body:
         return _nothing
@@ -162,22 +160,45 @@ def copies(arrays: Sequence[np.ndarray], out: Any) -> Any:
     return out
 
 
-def given(call: Call, root: int) -> tuple[tuple[int, ...], np.dtype]:
+def given(
+    group: Group, seq: int, root: int, out: np.ndarray | None, describe: Callable[[], str]
+) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of what the root of a scatter gives to each.
 
     Raises:
         CollectiveMismatchError: this rank's `out` looks otherwise.
     """
-    words, group, out = call.words_of(root), call.group, call.out
-    shape, dtype = h.decode_given(words)
+    note = group.note_of(root, seq & 1)
+    shape, dtype = h.decode_given(*note[h.GIVEN_DTYPE - h.COMPARED :])
     if out is not None and (out.shape, out.dtype) != (shape, dtype):
-        place = group.transport.site_text(group.ranks[root], words[h.SITE])
+        place = group.transport.site_text(group.ranks[root], note[h.SITE - h.COMPARED])
         raise CollectiveMismatchError(
-            f"rank {group.transport.rank}: {call.describe()}: out is {out.dtype} {out.shape}, but rank "
+            f"rank {group.transport.rank}: {describe()}: out is {out.dtype} {out.shape}, but rank "
             f"{group.ranks[root]} gives {dtype} {shape} to each at {place}. No data was changed.",
-            group=group.name, seq=call.seq, calls={group.transport.rank: call.describe()},
+            group=group.name, seq=seq, calls={group.transport.rank: describe()},
         )  # fmt: skip
     return shape, dtype
+
+
+class _Scatter:
+    """Only the root knows what it gives; the others read that beside its header."""
+
+    copied = by_note = True
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+
+    def __call__(
+        self, group: Group, seq: int, parts: list[np.ndarray] | None, out: np.ndarray | None,
+        describe: Callable[[], str],
+    ) -> np.ndarray:  # fmt: skip
+        if parts is not None:
+            return into(out, parts[self.root])
+        shape, dtype = given(group, seq, self.root, out, describe)
+        size = math.prod(shape)
+        offset = group.note_of(self.root, seq & 1)[h.OFFSET - h.COMPARED]
+        at = offset + group.position * size * dtype.itemsize
+        return into(out, group.arenas(dtype).one(self.root, at, size).reshape(shape))
 
 
 def _unchanged(payloads: Payloads, x: np.ndarray) -> np.ndarray:

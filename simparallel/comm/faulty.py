@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,8 @@ class FaultyCall(AskingCall):
 
     def _expose(self) -> tuple[int, int]:
         place = super()._expose()
-        x = self.x if self.plan.exposes else None
-        if x is None or x.size < 2 or self.group.size == 1 or self.zero_copy:
+        is_one = not self.plan.exposes or math.prod(self.plan.payload[0]) < 2
+        if is_one or self.group.size == 1 or self.zero_copy:
             self._at("copy_in")
             return place
         transport = self.group.transport

@@ -22,7 +22,17 @@ import numpy as np
 
 from simparallel.cluster import Traffic
 from simparallel.comm import header as h
-from simparallel.comm.call import ARRIVE, PHASE, Body, BodySteps, Call, CallPlan
+from simparallel.comm.call import (
+    ARRIVE,
+    DONE_MARK,
+    IN_PIECES,
+    OWN_ARRAY,
+    PHASE,
+    Body,
+    BodySteps,
+    Call,
+    CallPlan,
+)
 from simparallel.comm.direct import Direct
 from simparallel.comm.segment import WORD, ControlMap, order
 from simparallel.comm.staging import MAX_PLACES, Arenas, Payloads, Staging
@@ -43,11 +53,13 @@ class _Desk(NamedTuple):
     site: int
     sim_ps: int
     offset: int
+    shown: int
     seq: int
     arrive: int
     arrivals: slice
     headers: slice
     offsets: Callable[[memoryview], tuple[int, ...]]
+    all_shown: Callable[[memoryview], tuple[int, ...]]
     sims: Callable[[memoryview], tuple[int, ...]]
 
 
@@ -106,10 +118,11 @@ class Group(Direct):
         arrivals = [control.mark(slot, rank, ARRIVE + parity) for rank in (first, last)]
         headers = [control.header(slot, parity, rank) for rank in (first, last)]
         return _Desk(
-            note + h.SITE, note + h.SIM_PS, note + h.OFFSET, note + h.SEQ, control.mark(slot, me, ARRIVE + parity),
+            note + h.SITE, note + h.SIM_PS, note + h.OFFSET, note + h.SHOWN, note + h.SEQ,
+            control.mark(slot, me, ARRIVE + parity),
             slice(WORD * arrivals[0], WORD * (arrivals[1] + 1)),
             slice(WORD * headers[0], WORD * (headers[1] + h.COMPARED)),
-            self._reader(h.OFFSET, parity), self._reader(h.SIM_PS, parity),
+            self._reader(h.OFFSET, parity), self._reader(h.SHOWN, parity), self._reader(h.SIM_PS, parity),
         )  # fmt: skip
 
     def _reader(self, word: int, parity: int) -> Callable[[memoryview], tuple[int, ...]]:
@@ -155,7 +168,7 @@ class Group(Direct):
             vector_bytes,
             root,
         )
-        plan.at_once = self.size > 1 and plan.copied and plan.kind is Call
+        plan.at_once = self.size > 1 and not plan.has_steps and plan.kind is Call
         compared = header[: h.COMPARED].tobytes()
         plan.expected = b"".join(
             compared if rank in self.ranks else bytes(len(compared)) for rank in self._span
@@ -165,10 +178,21 @@ class Group(Direct):
         plans[key] = plan
         return plan
 
-    def run(self, plan: CallPlan, x: Any, async_op: bool = False) -> Any:
-        """Run one collective with this rank's argument: its result, or with `async_op` its `Work`."""
+    def run(
+        self, plan: CallPlan, x: Any, async_op: bool = False, out: Any = None, *, is_apart: bool = False
+    ) -> Any:
+        """Run one collective with this rank's argument: its result, or with `async_op` its `Work`.
+
+        Args:
+            plan: of the collective.
+            x: what the rank gives.
+            async_op: do not wait.
+            out: where the result goes, if that was said.
+            is_apart: peers get a copy of x, because `out` is in its way.
+        """
         if async_op or self._busy or not plan.at_once:
             work = plan.kind(self, plan, x)
+            work.out, work.is_apart = out, is_apart
             self.lane.submit(work)
             return work if async_op else work.wait()
         # What `Call` does, in one go: nobody else has to be advanced meanwhile, and nothing is looked up twice.
@@ -177,10 +201,17 @@ class Group(Direct):
         words, memory, site = transport.words, transport.memory, transport.call_site()
         seq = self._seq = self._seq + 1
         parity = seq & 1
-        site_at, sim_at, offset_at, seq_at, arrive_at, arrivals, headers, offsets, sims = self._desks[parity]
+        (
+            site_at, sim_at, offset_at, shown_at, seq_at, arrive_at, arrivals, headers, offsets, all_shown, sims,
+        ) = self._desks[parity]  # fmt: skip
+        own_at = None  # where x itself is read
         try:
+            if not plan.copied:
+                if plan.exposes and not is_apart:
+                    own_at = transport.arena.offset_of(x)
+                words[shown_at] = IN_PIECES if own_at is None else OWN_ARRAY
             if plan.exposes:
-                words[offset_at] = self.show(plan, parity, x)
+                words[offset_at] = self.show(plan, parity, x) if own_at is None else own_at
             if self._shown[parity] is not plan:
                 self.publish(plan, parity)
             words[site_at] = site
@@ -200,10 +231,17 @@ class Group(Direct):
             order()
             if memory[headers] != plan.expected:
                 self.compare(plan, parity)
-            shown = plan.shown.get(parity) if plan.in_slot else None
-            if shown is None:
-                shown = self.payloads(plan, parity, offsets(words))
-            result = plan.body(shown, x)
+            if plan.by_note:
+                result = plan.body(self, seq, x, out, partial(self.describe, plan, seq, site))
+            else:
+                shown = plan.shown.get(parity) if plan.in_slot else None
+                if shown is None:
+                    shown = self.payloads(plan, parity, offsets(words))
+                result = plan.body(shown, x) if out is None else plan.body(shown, x, out)
+            if not plan.copied and OWN_ARRAY in all_shown(words):
+                self.mark(DONE_MARK, seq)
+                if own_at is not None:
+                    transport.wait((self.condition(DONE_MARK, seq),), partial(self.describe, plan, seq, site))
         except BaseException as error:
             self.lane.fail(error)
             if isinstance(error, KeyboardInterrupt):
@@ -211,27 +249,26 @@ class Group(Direct):
                 transport.interrupted(self.condition(ARRIVE + parity, seq), describe)
             raise
         if recorder is not None:
-            cost = plan.cost or self.price(plan, recorder, plan.vector_bytes)
+            size_bytes = self.size_bytes_of(plan, parity)
+            cost = plan.cost or self.price(plan, recorder, size_bytes)
             sim_start_ps = max(sims(words))
             sim_end_ps = sim_start_ps + cost.time_ps
             recorder.communicate(
                 plan.op, "collective", self.stream, start_ns, perf_counter_ns(),
-                sim_start_ps, sim_end_ps, plan.vector_bytes, cost.sent_bytes, self.ranks, seq,
+                sim_start_ps, sim_end_ps, size_bytes, cost.sent_bytes, self.ranks, seq,
             )  # fmt: skip
             recorder.join(sim_end_ps)
         return result
 
-    def run_into(self, plan: CallPlan, x: Any, async_op: bool, out: Any, *, is_apart: bool) -> Any:
-        """`run` with a place for the result. `is_apart`: peers get a copy of x, because out is in its way."""
-        work = plan.kind(self, plan, x)
-        work.out, work.is_apart = out, is_apart
-        self.lane.submit(work)
-        return work if async_op else work.wait()
-
     def publish(self, plan: CallPlan, parity: int) -> None:
         """Show the header of a plan."""
         start = self._own_headers[parity]
-        self.transport.words[start : start + h.COMPARED] = plan.header[: h.COMPARED]
+        words = self.transport.words
+        words[start : start + h.COMPARED] = plan.header[: h.COMPARED]
+        if plan.by_note:
+            note = self.notes[parity][self.position] - h.COMPARED
+            words[note + h.NBYTES] = plan.payload[2]
+            words[note + h.GIVEN_DTYPE : note + h.USED] = plan.header[h.GIVEN_DTYPE :]
         self._shown[parity] = plan
 
     def _spread(self, word: bytes) -> bytes:
@@ -282,6 +319,12 @@ class Group(Direct):
             plan.cost = cost
         return cost
 
+    def size_bytes_of(self, plan: CallPlan, parity: int) -> int:
+        """The vector that the network model prices."""
+        if plan.vector_bytes >= 0:
+            return plan.vector_bytes
+        return self.note_of(plan.root, parity)[h.NBYTES - h.COMPARED]
+
     def describe(self, plan: CallPlan, seq: int, site: int) -> str:
         """A call in words, with its place."""
         number = f"#{seq} " if seq >= 0 else ""
@@ -290,19 +333,25 @@ class Group(Direct):
 
     # --- memory --------------------------------------------------------------------------------------
 
-    def show(self, plan: CallPlan, parity: int, x: np.ndarray) -> int:
-        """Copy this rank's payload to where peers read it: its offset."""
+    def show(self, plan: CallPlan, parity: int, x: np.ndarray | list[np.ndarray]) -> int:
+        """Copy this rank's payload, an array or the parts of one, to where peers read it: its offset."""
         slots, next_place = self.staging.slots, self.staging.next
         offset = slots[parity] if plan.in_slot else next_place(plan.place_bytes, plan.payload[2])
         own = plan.own.get(offset)
         if own is None:
             if len(plan.own) == MAX_PLACES:
                 plan.own.clear()
-            # A lone element goes to its slot twice, see `reduce_stack`.
-            size, shape = (2, (2, *x.shape)) if x.size == 1 and plan.in_slot else (x.size, x.shape)
-            own = self.arenas(x.dtype).one(self.position, offset, size).reshape(shape)
+            shape, dtype, _ = plan.payload
+            size = math.prod(shape)
+            if size == 1 and plan.in_slot:  # a lone element goes to its slot twice, see `reduce_stack`
+                size, shape = 2, (2, *shape)
+            own = self.arenas(dtype).one(self.position, offset, size).reshape(shape)
             plan.own[offset] = own
-        own[...] = x
+        if isinstance(x, list):
+            for i, part in enumerate(x):
+                own[i] = part
+        else:
+            own[...] = x
         return offset
 
     def show_to_others(self, flat: np.ndarray, offset: int) -> None:
@@ -342,6 +391,11 @@ class Group(Direct):
         if found is None:
             found = self._arenas[dtype] = Arenas(self.transport.segment, self.ranks, dtype)
         return found
+
+    def note_of(self, position: int, parity: int) -> list[int]:
+        """What a member wrote beside its header, in the order of `header`, from word `COMPARED` on."""
+        note = self.notes[parity][position]
+        return self.transport.words[note : note + h.USED - h.COMPARED].tolist()
 
     def words_of(self, word: int, parity: int) -> list[int]:
         """One word of the notes of all members."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -100,10 +101,10 @@ def encode_given(words: array[int], shape: tuple[int, ...], dtype: np.dtype) -> 
     words[GIVEN_SHAPE : GIVEN_SHAPE + len(shape)] = array("q", shape)
 
 
-def decode_given(words: Sequence[int]) -> tuple[tuple[int, ...], np.dtype]:
-    """What the root gives: shape and dtype."""
-    shape = tuple(words[GIVEN_SHAPE : GIVEN_SHAPE + words[GIVEN_NDIM]])
-    return shape, np.dtype(_dtype_text(words[GIVEN_DTYPE]))
+@lru_cache(maxsize=1024)
+def decode_given(dtype: int, ndim: int, *shape: int) -> tuple[tuple[int, ...], np.dtype]:
+    """What the root gives, from the words beside its header: shape and dtype."""
+    return shape[:ndim], np.dtype(_dtype_text(dtype))
 
 
 def describe(words: Sequence[int]) -> str:

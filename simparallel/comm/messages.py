@@ -74,9 +74,7 @@ class MessageCall(Call):
     def _price(self, recorder: Recorder) -> tuple[int, Traffic]:
         """Time by the formula of the algorithm; bytes by the ledger, also where chunks are uneven."""
         plan, group = self.plan, self.group
-        size_bytes = plan.vector_bytes
-        if size_bytes < 0:
-            size_bytes = self.words_of(plan.root)[h.NBYTES]
+        size_bytes = group.size_bytes_of(plan, self.seq & 1)
         cost = recorder.cluster.collective(plan.op, size_bytes, group.ranks, algorithm=self.algorithm)
         return size_bytes, Traffic(cost.time_ps, self.sent_bytes)
 
@@ -105,11 +103,10 @@ class ByMessages:
             key, header, body, x, vector_bytes, root, exposes=exposes, plans=self.plans, kind=self._kind
         )
 
-    def run(self, plan: CallPlan, x: Any, async_op: bool = False) -> Any:
-        return self._group.run(plan, x, async_op)
-
-    def run_into(self, plan: CallPlan, x: Any, async_op: bool, out: Any, *, is_apart: bool) -> Any:
-        return self._group.run_into(plan, x, async_op, out, is_apart=is_apart)
+    def run(
+        self, plan: CallPlan, x: Any, async_op: bool = False, out: Any = None, *, is_apart: bool = False
+    ) -> Any:
+        return self._group.run(plan, x, async_op, out, is_apart=is_apart)
 
     # --- bodies: flat private copies in, so that a failure in the middle leaves the user's array alone ---
 
@@ -189,9 +186,11 @@ class ByMessages:
 
     def scatter(self, root: int) -> BodySteps:
         def steps(call: Call) -> Steps:
-            shape, dtype = given(call, root)
-            rows = range(self.size)
-            parts = [np.empty(shape, dtype) if call.x is None else call.x[i, ...] for i in rows]
+            shape, dtype = given(call.group, call.seq, root, call.out, call.describe)
+            if call.x is None:
+                parts = [np.empty(shape, dtype) for _ in range(self.size)]
+            else:
+                parts = [np.array(part, order="C") for part in call.x]
             yield from self._run(call, parts, root)
             return into(call.out, parts[self.rank or 0])
 

@@ -15,12 +15,13 @@ import numpy as np
 from simparallel.comm import adasum, header as h
 from simparallel.comm.call import ARRIVE, PHASE, Body, BodySteps, Call
 from simparallel.comm.communicator import Communicator
-from simparallel.comm.direct import Steps, given, into
+from simparallel.comm.direct import given, into
 from simparallel.comm.group import Group
 from simparallel.comm.plain import decode, encode
 from simparallel.comm.reduction import reduce_arrays, reduce_into, reduction
 from simparallel.comm.segment import SLOT_BYTES
 from simparallel.comm.staging import Payloads
+from simparallel.comm.work import Steps
 
 if TYPE_CHECKING:
     from simparallel.comm.mpi import MpiTransport
@@ -108,7 +109,7 @@ class MpiGroup(Group):
         if plan.op in ("reduce", "gather"):
             return [x if position == plan.root else None for position in everyone]
         if plan.op == "scatter":
-            return [x[position, ...] for position in everyone]
+            return list(x)
         if plan.op in ("reduce_scatter", "all_to_all"):
             return list(np.split(x, self.size, h.decode_dims(plan.header[h.DIMS])[0]))
         if plan.op == "all_reduce" and x.nbytes > SLOT_BYTES:
@@ -132,6 +133,7 @@ class MpiGroup(Group):
         rule = reduction(op, x.dtype)
 
         def steps(call: Call) -> Steps:
+            assert isinstance(call, MpiCall)
             x, everyone = call.target, range(self.size)
             pieces = [self.bounds(x.size, position) for position in everyone]
             own = np.empty(pieces[self.position].stop - pieces[self.position].start, x.dtype)
@@ -164,8 +166,10 @@ class MpiGroup(Group):
 
     def scatter(self, root: int) -> BodySteps:
         def steps(call: Call) -> Steps:
+            assert isinstance(call, MpiCall)
             yield from ()
-            return into(call.out, call.peer(root, *given(call, root)))
+            looks = given(call.group, call.seq, root, call.out, call.describe)
+            return into(call.out, call.peer(root, *looks))
 
         return steps
 
