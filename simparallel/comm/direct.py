@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from simparallel.comm.group import Group
 
 # Measured on two cores; with more ranks than cores pieces do not pay, each of their waits is a turn.
-PAIR_BYTES, SMALL_BYTES = 1 << 20, 128 << 10  # up to this, two ranks, or more, all reduce everything
+PAIR_BYTES, SMALL_BYTES = 1 << 20, 256 << 10  # up to this, two ranks, or more, all reduce everything
 PIECE_BYTES = 2 << 20
 
 
