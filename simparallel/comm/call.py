@@ -45,7 +45,7 @@ class CallPlan:
 
     __slots__ = (
         "at_once", "body", "by_note", "copied", "cost", "expected", "expose", "exposes", "has_steps", "header",
-        "in_slot", "kind", "op", "own", "payload", "place_bytes", "root", "shown", "vector_bytes",
+        "in_slot", "kind", "op", "others", "own", "payload", "place_bytes", "root", "shown", "vector_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +62,7 @@ class CallPlan:
         self.root = root
         self.cost: Traffic | None = None
         self.expose = getattr(body, "expose", None)
+        self.others: list[Any] | None = getattr(body, "others", None)  # what peers read of it; None for all
         self.has_steps = self.expose is not None or isgeneratorfunction(body)  # the body itself waits
         self.by_note = getattr(body, "by_note", False)  # it reads what the root wrote beside its header
         self.in_slot = payload[2] <= SLOT_BYTES and not self.has_steps
@@ -87,7 +88,8 @@ class Call(Work):
         self.shown = IN_PIECES
         self.kept: Any = None  # what a body keeps from exposing
         self.out: Any = None  # where the result goes, if it was said
-        self.is_apart = False  # peers may not read x itself, because it changes before they are done
+        self.is_apart = False  # x shares memory with `out`
+        self.given = x  # what the body may read: x, or a copy
         self.other_offset = 0  # of the second piece, where the payload comes in pieces
         self.wish = 0  # how this rank wants the next call of this kind to be
         self._site = group.transport.call_site()
@@ -115,7 +117,7 @@ class Call(Work):
             group.mark(DONE_MARK, seq)
             if self.zero_copy:
                 yield group.condition(DONE_MARK, seq)
-        self.x = self.kept = self.out = None
+        self.x = self.kept = self.out = self.given = None
         if recorder is not None:
             size_bytes, cost = self._price(recorder)
             self.sim_end_ps = sim_start_ps + cost.time_ps
@@ -132,8 +134,8 @@ class Call(Work):
         if self.plan.by_note:
             return body(self.group, self.seq, self.x, self.out, self.describe)
         if self.out is None:
-            return body(self.payloads(), self.x)
-        return body(self.payloads(), self.x, self.out)
+            return body(self.payloads(), self.given)
+        return body(self.payloads(), self.given, self.out)
 
     def _price(self, recorder: Recorder) -> tuple[int, Traffic]:
         """Bytes of the vector, and what the described network takes for it."""
@@ -162,20 +164,16 @@ class Call(Work):
 
     def _expose(self) -> tuple[int, int]:
         """Put the payload where peers can read it: (offset in the arena, bytes)."""
-        x, plan, group, parity = self.x, self.plan, self.group, self.seq & 1
-        if not plan.exposes:
-            return 0, 0
-        size_bytes = plan.payload[2]
-        if size_bytes == 0 or group.size == 1:  # a group of one reads its own array
-            return 0, size_bytes
-        if not plan.copied:
-            in_place = None if self.is_apart else group.transport.arena.offset_of(x)
-            if in_place is not None:
-                self.shown = OWN_ARRAY
-                return in_place, size_bytes
-            if plan.expose is not None:
+        plan, group = self.plan, self.group
+        size_bytes = plan.payload[2] * plan.exposes
+        if plan.expose is not None and size_bytes and group.size > 1:
+            own_at = None if self.is_apart else group.transport.arena.offset_of(self.x)
+            if own_at is None:
                 return plan.expose(self)
-        return group.show(plan, parity, x), size_bytes
+        offset, zero_copy, self.given = group.offer(plan, self.seq & 1, self.x, self.is_apart)
+        if zero_copy:
+            self.shown = OWN_ARRAY
+        return offset, size_bytes
 
     def _compare(self) -> bool:
         """All headers equal? Returns whether someone's own array is read.
@@ -210,7 +208,7 @@ class Call(Work):
     def payloads(self) -> Payloads:
         """What the members expose."""
         if self.group.size == 1 and self.x is not None:
-            return Payloads.of([self.x])
+            return Payloads.of([self.given])
         return self.group.payloads(self.plan, self.seq & 1, self.notes(h.OFFSET))
 
     def describe(self) -> str:

@@ -90,10 +90,12 @@ class Direct:
             target = x if out is None else out
             if x.nbytes <= SLOT_BYTES:
                 reduce_stack(rule, payloads, target)
-            elif target.flags.c_contiguous:
-                reduce_into(rule, payloads.flat, target.reshape(-1))
+                return target
+            arrays = self._with_own(payloads, x)
+            if target.flags.c_contiguous:
+                reduce_into(rule, [array.reshape(-1) for array in arrays], target.reshape(-1))
             else:
-                reduce_arrays(rule, payloads.arrays, x.dtype, target)
+                reduce_arrays(rule, arrays, x.dtype, target)
             return target
 
         return body if self.rank == root else _unchanged
@@ -112,31 +114,52 @@ class Direct:
         rule, piece = reduction(op, x.dtype), own_piece(x, dim, self)
 
         def body(payloads: Payloads, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-            parts = [array[piece] for array in payloads.arrays]
+            parts = [array[piece] for array in self._with_own(payloads, x)]
             if dim == 0 and (out is None or out.flags.c_contiguous):
                 target = np.empty(parts[0].shape, x.dtype) if out is None else out
                 reduce_into(rule, [part.reshape(-1) for part in parts], target.reshape(-1))
                 return target
             return reduce_arrays(rule, parts, x.dtype, out)
 
-        return body
+        return _showing(body, self._others(x, dim))
 
     def all_to_all(self, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:
         piece = own_piece(x, split_dim, self)
-        return lambda payloads, x, out=None: np.concatenate(
-            [array[piece] for array in payloads.arrays], concat_dim, out
-        )
+
+        def body(payloads: Payloads, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+            return np.concatenate([array[piece] for array in self._with_own(payloads, x)], concat_dim, out)
+
+        return _showing(body, self._others(x, split_dim))
 
     def gather(self, root: int) -> Body:
         if self.rank != root:
             return _nothing
-        return lambda payloads, x, out=None: copies(payloads.arrays, out)
+        return lambda payloads, x, out=None: copies(self._with_own(payloads, x), out)
 
     def scatter(self, root: int) -> Any:
-        return _Scatter(root)
+        return _Scatter(root, self.size)
 
     def nothing(self) -> Body:
         return _nothing
+
+    def _with_own(self, payloads: Payloads, x: np.ndarray) -> Sequence[np.ndarray]:
+        """What all members give; of large arrays this rank's own one, which it may have shown to nobody."""
+        if x.nbytes <= SLOT_BYTES:
+            return payloads.arrays
+        arrays = list(payloads.arrays)
+        arrays[self.rank or 0] = x
+        return arrays
+
+    def _others(self, x: np.ndarray, dim: int) -> list[Any] | None:
+        """What only others read of x, cut along a dim: all but this rank's piece; None for all of a small one."""
+        if x.nbytes <= SLOT_BYTES:
+            return None
+        piece = own_piece(x, dim, self)[dim]
+        return [
+            (*((slice(None),) * dim), part)
+            for part in (slice(0, piece.start), slice(piece.stop, None))
+            if x[(*((slice(None),) * dim), part)].size
+        ]
 
     def bounds(self, size: int, position: int) -> slice:
         """The part of a vector that this position of the group reduces."""
@@ -185,8 +208,9 @@ class _Scatter:
 
     copied = by_note = True
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, size: int) -> None:
         self.root = root
+        self.others = [position for position in range(size) if position != root]
 
     def __call__(
         self, group: Group, seq: int, parts: list[np.ndarray] | None, out: np.ndarray | None,
@@ -199,6 +223,12 @@ class _Scatter:
         offset = group.note_of(self.root, seq & 1)[h.OFFSET - h.COMPARED]
         at = offset + group.position * size * dtype.itemsize
         return into(out, group.arenas(dtype).one(self.root, at, size).reshape(shape))
+
+
+def _showing(body: Any, others: list[Any] | None) -> Body:
+    """A body that needs nothing but these parts of the payload to be shown."""
+    body.others = others
+    return body
 
 
 def _unchanged(payloads: Payloads, x: np.ndarray) -> np.ndarray:

@@ -188,7 +188,7 @@ class Group(Direct):
             x: what the rank gives.
             async_op: do not wait.
             out: where the result goes, if that was said.
-            is_apart: peers get a copy of x, because `out` is in its way.
+            is_apart: x itself may not be read once the result is written, because `out` shares memory with it.
         """
         if async_op or self._busy or not plan.at_once:
             work = plan.kind(self, plan, x)
@@ -204,14 +204,10 @@ class Group(Direct):
         (
             site_at, sim_at, offset_at, shown_at, seq_at, arrive_at, arrivals, headers, offsets, all_shown, sims,
         ) = self._desks[parity]  # fmt: skip
-        own_at = None  # where x itself is read
         try:
+            words[offset_at], zero_copy, given = self.offer(plan, parity, x, is_apart)
             if not plan.copied:
-                if plan.exposes and not is_apart:
-                    own_at = transport.arena.offset_of(x)
-                words[shown_at] = IN_PIECES if own_at is None else OWN_ARRAY
-            if plan.exposes:
-                words[offset_at] = self.show(plan, parity, x) if own_at is None else own_at
+                words[shown_at] = OWN_ARRAY if zero_copy else IN_PIECES
             if self._shown[parity] is not plan:
                 self.publish(plan, parity)
             words[site_at] = site
@@ -237,10 +233,10 @@ class Group(Direct):
                 shown = plan.shown.get(parity) if plan.in_slot else None
                 if shown is None:
                     shown = self.payloads(plan, parity, offsets(words))
-                result = plan.body(shown, x) if out is None else plan.body(shown, x, out)
+                result = plan.body(shown, given) if out is None else plan.body(shown, given, out)
             if not plan.copied and OWN_ARRAY in all_shown(words):
                 self.mark(DONE_MARK, seq)
-                if own_at is not None:
+                if zero_copy:
                     transport.wait((self.condition(DONE_MARK, seq),), partial(self.describe, plan, seq, site))
         except BaseException as error:
             self.lane.fail(error)
@@ -333,8 +329,25 @@ class Group(Direct):
 
     # --- memory --------------------------------------------------------------------------------------
 
-    def show(self, plan: CallPlan, parity: int, x: np.ndarray | list[np.ndarray]) -> int:
-        """Copy this rank's payload, an array or the parts of one, to where peers read it: its offset."""
+    def offer(self, plan: CallPlan, parity: int, x: Any, is_apart: bool) -> tuple[int, bool, Any]:
+        """Put this rank's payload where peers can read it.
+
+        Returns:
+            Its offset, whether it is x itself, and what the body may read of it.
+        """
+        if not plan.exposes or not plan.payload[2] or self.size == 1:  # a group of one reads its own array
+            return 0, False, x.copy() if is_apart else x
+        if not plan.copied and not is_apart:
+            own_at = self.transport.arena.offset_of(x)
+            if own_at is not None:
+                return own_at, True, x
+        offset = self.show(plan, parity, x, whole=is_apart)
+        return offset, False, plan.own[offset] if is_apart and not plan.in_slot else x
+
+    def show(
+        self, plan: CallPlan, parity: int, x: np.ndarray | list[np.ndarray], *, whole: bool = False
+    ) -> int:
+        """Copy what peers read of this rank's payload to where they do, or (whole) all of it: its offset."""
         slots, next_place = self.staging.slots, self.staging.next
         offset = slots[parity] if plan.in_slot else next_place(plan.place_bytes, plan.payload[2])
         own = plan.own.get(offset)
@@ -347,11 +360,11 @@ class Group(Direct):
                 size, shape = 2, (2, *shape)
             own = self.arenas(dtype).one(self.position, offset, size).reshape(shape)
             plan.own[offset] = own
-        if isinstance(x, list):
-            for i, part in enumerate(x):
-                own[i] = part
-        else:
+        if plan.others is None or whole:
             own[...] = x
+        else:
+            for part in plan.others:
+                own[part] = x[part]
         return offset
 
     def show_to_others(self, flat: np.ndarray, offset: int) -> None:

@@ -47,6 +47,8 @@ class MpiCall(Call):
         if own is not None and (self.is_apart or own.nbytes <= SLOT_BYTES):
             own = own.copy()  # a small reduction writes before it has read all
         self._own = own
+        if self.is_apart:
+            self.given = self.x.copy()
         self.group.given = shares
         return 0, self.plan.payload[2] if self.plan.exposes else 0
 
