@@ -62,5 +62,5 @@ def bound() -> str:
         return ""
     return (
         f"{CORE_VARIABLE}={chosen} binds NumPy's matrix products to kernels for that processor; PyTorch, which has "
-        "a BLAS of its own, is not bound by it"
+        f"a BLAS of its own, is not bound by it. To do without: env -u {CORE_VARIABLE}"
     )

@@ -3,7 +3,8 @@
 Every rank computes in one BLAS thread. All contenders are warm and take turns; a turn trains a new model for a
 third of a second, and its time is that of the slowest rank. Three more contenders are we ourselves: on one rank, for
 what the cores allow; without recording, for what the trace costs; and as many ranks that train apart, each for
-itself, for what they cost each other without any communication.
+itself, for what they cost each other without any communication. So there are two efficiencies: beside what one
+rank's time foretells for the cores, and beside what the cores really give to so many ranks at once.
 """
 
 from __future__ import annotations
@@ -232,15 +233,18 @@ def _measure(task: Task, contenders: dict[str, Turn], rounds: int, turn_s: float
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line per row: the times of a step, how much faster than torch, efficiency, what recording costs."""
+    """A line per row: the times of a step, how much faster than torch, two efficiencies, what recording costs."""
     labels = (OURS, TORCH, ONE_RANK, APART)
-    lines = [["", "ranks", *labels, "torch / simparallel", "efficiency", "recording costs"]]
+    lines = [
+        ["", "ranks", *labels, "torch / simparallel", "efficiency", "apart / simparallel", "recording costs"]
+    ]
     for row in rows:
         times = row.result.times_s
         lines.append([
             row.task.title, str(row.ranks),
             *(format_seconds(row.result.median_s(label)) if label in times else "-" for label in labels),
             "-" if row.speedup is None else f"{row.speedup:.2f}", f"{row.efficiency:.2f}",
+            f"{1 / row.communication:.2f}",
             f"{100 * (row.recording - 1):+.1f} %",
         ])  # fmt: skip
     widths = [max(len(line[i]) for line in (*lines, _WIDEST)) for i in range(len(lines[0]))]
@@ -256,7 +260,5 @@ _WIDEST = [
     max((task.title for task in TASKS), key=len),
     "",
     *["99.9 ms"] * 4,
-    "",
-    "",
-    "",
+    *[""] * 4,
 ]  # lines stand alone
