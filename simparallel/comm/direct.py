@@ -23,7 +23,7 @@ from simparallel.comm.staging import Payloads, Staging
 from simparallel.errors import CollectiveMismatchError
 
 if TYPE_CHECKING:
-    from simparallel.comm.group import Group
+    from simparallel.comm.members import Members
 
 # Measured on two cores; with more ranks than cores pieces do not pay, each of their waits is a turn.
 PAIR_BYTES, SMALL_BYTES = 1 << 20, 256 << 10  # up to this, two ranks, or more, all reduce everything
@@ -184,7 +184,7 @@ def copies(arrays: Sequence[np.ndarray], out: Any) -> Any:
 
 
 def given(
-    group: Group, seq: int, root: int, out: np.ndarray | None, describe: Callable[[], str]
+    group: Members, seq: int, root: int, out: np.ndarray | None, describe: Callable[[], str]
 ) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of what the root of a scatter gives to each.
 
@@ -213,7 +213,7 @@ class _Scatter:
         self.others = [position for position in range(size) if position != root]
 
     def __call__(
-        self, group: Group, seq: int, parts: list[np.ndarray] | None, out: np.ndarray | None,
+        self, group: Members, seq: int, parts: list[np.ndarray] | None, out: np.ndarray | None,
         describe: Callable[[], str],
     ) -> np.ndarray:  # fmt: skip
         if parts is not None:

@@ -1,22 +1,16 @@
 """A group of ranks, and how its collectives are run.
 
-Small payloads lie in the group's slot, of which there are two: a rank that is in collective n+2
-has seen everyone arrive at n+1, so everyone has finished n and its slot is free. That holds
-because a rank arrives only after it has finished its previous collective of the group.
-Larger payloads lie in staging memory, two again, or are read where they are if the array lives
-in the arena; then its owner also waits for `done` of all before it returns.
+Where the members find what they show each other is in `members`. A rank that is in collective n+2 has seen
+everyone arrive at n+1, so everyone has finished n: of all that a collective needs there are two, in turns.
 """
 
 from __future__ import annotations
 
-import math
 from array import array
-from collections.abc import Callable, Sequence
 from functools import partial
-from operator import itemgetter
 from sys import byteorder
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,9 +27,8 @@ from simparallel.comm.call import (
     Call,
     CallPlan,
 )
-from simparallel.comm.direct import Direct
-from simparallel.comm.segment import WORD, ControlMap, order
-from simparallel.comm.staging import MAX_PLACES, Arenas, Payloads, Staging
+from simparallel.comm.members import Members
+from simparallel.comm.segment import WORD, order
 from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.work import Lane
 from simparallel.events import COMPUTE, Recorder
@@ -44,33 +37,8 @@ MAX_PLANS = 1024  # kept for calls that may come again
 _ZERO = bytes(WORD)
 
 
-class _Desk(NamedTuple):
-    """Where a collective reads and writes, by parity: words of its own, and bytes of all members.
-
-    The bytes are those of all ranks from the first to the last member; ranks between that are none have zeros.
-    """
-
-    site: int
-    sim_ps: int
-    offset: int
-    shown: int
-    seq: int
-    arrive: int
-    arrivals: slice
-    headers: slice
-    offsets: Callable[[memoryview], tuple[int, ...]]
-    all_shown: Callable[[memoryview], tuple[int, ...]]
-    sims: Callable[[memoryview], tuple[int, ...]]
-
-
-class Group(Direct):
-    """An ordered list of ranks that communicate; its order is the chunk order.
-
-    Attributes:
-        ranks: global ranks, in the group's order.
-        rank: this rank's position in the group, or None if it is not a member.
-        size: number of members.
-    """
+class Group(Members):
+    """An ordered list of ranks that communicate; its order is the chunk order. Attributes: see `Members`."""
 
     call_type: type[Call] = Call
 
@@ -78,57 +46,15 @@ class Group(Direct):
         self, transport: AbstractTransport, recorder: Recorder | None, lanes: dict[Lane, None],
         slot: int, ranks: tuple[int, ...],
     ) -> None:  # fmt: skip
-        self.ranks = ranks
-        self.size = len(ranks)
-        self.rank = ranks.index(transport.rank) if transport.rank in ranks else None
-        self.name = "world" if slot == 0 else f"group {slot} (ranks {', '.join(map(str, ranks))})"
+        super().__init__(transport, slot, ranks)
         self.stream = f"comm {'world' if slot == 0 else slot}"
-        self.transport = transport
         self.recorder = recorder
         self.lane = Lane(transport, lanes, recorder.join if recorder else None)
         self.plans: dict[Any, CallPlan] = {}
         self.by_messages: dict[str, Any] = {}  # this group by another algorithm
         self._busy = lanes  # empty while nothing of this rank was begun and not finished
-        self._slot = slot
         self._seq = 0
-        self._shown: list[CallPlan | None] = [None, None]  # whose header is in shared memory, by parity
         self._phase = 0
-        self._arenas: dict[np.dtype, Arenas] = {}
-        if self.rank is not None:
-            self._prepare()
-
-    def _prepare(self) -> None:
-        """Where everything is, is planned once; a collective only reads it."""
-        transport, ranks, both = self.transport, self.ranks, (0, 1)
-        control, slot, me = transport.segment.map, self._slot, transport.rank
-        self.position = ranks.index(me)
-        self._peers = tuple(rank for rank in ranks if rank != me)
-        self._watched = [tuple(control.mark(slot, r, which) for r in self._peers) for which in range(4)]
-        self._own_marks = [control.mark(slot, me, which) for which in range(4)]
-        self._own_headers = [control.header(slot, parity, me) for parity in both]
-        self.notes = [[control.note(slot, parity, rank) for rank in ranks] for parity in both]
-        self.staging = Staging(transport.arena, slot, self.size)
-        self._span = range(min(ranks), max(ranks) + 1)
-        self._is_dense = len(self._span) == self.size
-        self._desks = [self._desk(control, parity) for parity in both]
-
-    def _desk(self, control: ControlMap, parity: int) -> _Desk:
-        slot, me, first, last = self._slot, self.transport.rank, self._span[0], self._span[-1]
-        note = control.note(slot, parity, me) - h.COMPARED
-        arrivals = [control.mark(slot, rank, ARRIVE + parity) for rank in (first, last)]
-        headers = [control.header(slot, parity, rank) for rank in (first, last)]
-        return _Desk(
-            note + h.SITE, note + h.SIM_PS, note + h.OFFSET, note + h.SHOWN, note + h.SEQ,
-            control.mark(slot, me, ARRIVE + parity),
-            slice(WORD * arrivals[0], WORD * (arrivals[1] + 1)),
-            slice(WORD * headers[0], WORD * (headers[1] + h.COMPARED)),
-            self._reader(h.OFFSET, parity), self._reader(h.SHOWN, parity), self._reader(h.SIM_PS, parity),
-        )  # fmt: skip
-
-    def _reader(self, word: int, parity: int) -> Callable[[memoryview], tuple[int, ...]]:
-        """What takes one word of the notes of all members out of the shared words."""
-        indices = [note + word - h.COMPARED for note in self.notes[parity]]
-        return itemgetter(*indices) if len(indices) > 1 else lambda words: (words[indices[0]],)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         """Itself: a copy of a model that has a group has the same one."""
@@ -256,17 +182,6 @@ class Group(Direct):
             recorder.join(sim_end_ps)
         return result
 
-    def publish(self, plan: CallPlan, parity: int) -> None:
-        """Show the header of a plan."""
-        start = self._own_headers[parity]
-        words = self.transport.words
-        words[start : start + h.COMPARED] = plan.header[: h.COMPARED]
-        if plan.by_note:
-            note = self.notes[parity][self.position] - h.COMPARED
-            words[note + h.NBYTES] = plan.payload[2]
-            words[note + h.GIVEN_DTYPE : note + h.USED] = plan.header[h.GIVEN_DTYPE :]
-        self._shown[parity] = plan
-
     def _spread(self, word: bytes) -> bytes:
         """A word for each rank of the span: this one for the members."""
         return b"".join(word if rank in self.ranks else _ZERO for rank in self._span)
@@ -326,103 +241,6 @@ class Group(Direct):
         number = f"#{seq} " if seq >= 0 else ""
         place = self.transport.site_text(self.transport.rank, site)
         return f"{self.name}, collective {number}{h.describe(plan.header)} at {place}"
-
-    # --- memory --------------------------------------------------------------------------------------
-
-    def offer(self, plan: CallPlan, parity: int, x: Any, is_apart: bool) -> tuple[int, bool, Any]:
-        """Put this rank's payload where peers can read it.
-
-        Returns:
-            Its offset, whether it is x itself, and what the body may read of it.
-        """
-        if not plan.exposes or not plan.payload[2] or self.size == 1:  # a group of one reads its own array
-            return 0, False, x.copy() if is_apart else x
-        if not plan.copied and not is_apart:
-            own_at = self.transport.arena.offset_of(x)
-            if own_at is not None:
-                return own_at, True, x
-        offset = self.show(plan, parity, x, whole=is_apart)
-        return offset, False, plan.own[offset] if is_apart and not plan.in_slot else x
-
-    def show(
-        self, plan: CallPlan, parity: int, x: np.ndarray | list[np.ndarray], *, whole: bool = False
-    ) -> int:
-        """Copy what peers read of this rank's payload to where they do, or (whole) all of it: its offset."""
-        slots, next_place = self.staging.slots, self.staging.next
-        offset = slots[parity] if plan.in_slot else next_place(plan.place_bytes, plan.payload[2])
-        own = plan.own.get(offset)
-        if own is None:
-            if len(plan.own) == MAX_PLACES:
-                plan.own.clear()
-            shape, dtype, _ = plan.payload
-            size = math.prod(shape)
-            if size == 1 and plan.in_slot:  # a lone element goes to its slot twice, see `reduce_stack`
-                size, shape = 2, (2, *shape)
-            own = self.arenas(dtype).one(self.position, offset, size).reshape(shape)
-            plan.own[offset] = own
-        if plan.others is None or whole:
-            own[...] = x
-        else:
-            for part in plan.others:
-                own[part] = x[part]
-        return offset
-
-    def show_to_others(self, flat: np.ndarray, offset: int) -> None:
-        """Copy to this place what others work on: all but the part that is this rank's own."""
-        room = self.arenas(flat.dtype).one(self.position, offset, flat.size)
-        mine = self.bounds(flat.size, self.position)
-        for others in (slice(0, mine.start), slice(mine.stop, flat.size)):
-            room[others] = flat[others]
-
-    def payloads(self, plan: CallPlan, parity: int, offsets: Sequence[int]) -> Payloads:
-        """What the members show; kept, as places come again.
-
-        Args:
-            plan: of the collective.
-            parity: of its number.
-            offsets: where their payloads are, unless they are in slots.
-        """
-        shape, dtype, _ = plan.payload
-        if plan.in_slot:
-            key, offsets = parity, [self.staging.slots[parity]] * self.size
-        else:
-            key = offsets[0]
-            if key in plan.shown and offsets.count(key) == self.size:
-                return plan.shown[key]
-        shown = Payloads.of([])
-        if dtype is not None:
-            shown = Payloads(self.arenas(dtype), offsets, math.prod(shape), shape)
-        if plan.in_slot or offsets.count(key) == self.size:
-            if len(plan.shown) == MAX_PLACES:
-                plan.shown.clear()
-            plan.shown[key] = shown
-        return shown
-
-    def arenas(self, dtype: np.dtype) -> Arenas:
-        """The members' arenas as arrays of a dtype."""
-        found = self._arenas.get(dtype)
-        if found is None:
-            found = self._arenas[dtype] = Arenas(self.transport.segment, self.ranks, dtype)
-        return found
-
-    def note_of(self, position: int, parity: int) -> list[int]:
-        """What a member wrote beside its header, in the order of `header`, from word `COMPARED` on."""
-        note = self.notes[parity][position]
-        return self.transport.words[note : note + h.USED - h.COMPARED].tolist()
-
-    def words_of(self, word: int, parity: int) -> list[int]:
-        """One word of the notes of all members."""
-        words, at = self.transport.words, word - h.COMPARED
-        return [words[note + at] for note in self.notes[parity]]
-
-    def slots(self, parity: int, size: int, dtype: np.dtype) -> Payloads:
-        """The members' slots, for what a body exchanges beside its payload, which must not lie there itself."""
-        return Payloads(self.arenas(dtype), [self.staging.slots[parity]] * self.size, size, (size,))
-
-    def release(self) -> None:
-        """Give the staging memory back. Only when no rank can read it any more."""
-        if self.rank is not None:
-            self.staging.release()
 
     def end_phase(self) -> Condition:
         """Mark the end of a part of a collective; when the condition is met, all have ended it."""
