@@ -141,7 +141,7 @@ class Communicator(AbstractCommunicator):
             header = h.encode("reduce", op, root=dst, dtype=x.dtype, shape=x.shape)
             exposes = (
                 root != group.rank or x.nbytes <= SLOT_BYTES
-            )  # a small one is reduced where all lie together
+            )  # small ones are reduced where all lie together
             plan = group.add_plan(key, header, body, x, x.nbytes, root, exposes=exposes)
         if out is not None:
             return _instead(group, plan, x, async_op, out)
