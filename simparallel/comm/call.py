@@ -45,7 +45,7 @@ class CallPlan:
 
     __slots__ = (
         "at_once", "body", "by_note", "copied", "cost", "expected", "expose", "exposes", "has_steps", "header",
-        "in_slot", "kind", "op", "others", "own", "payload", "place_bytes", "root", "shown", "vector_bytes",
+        "in_slot", "is_small", "kind", "op", "others", "own", "payload", "place_bytes", "root", "shown", "vector_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +70,7 @@ class CallPlan:
         self.copied = self.in_slot or getattr(body, "copied", False)
         self.expected = b""  # the headers of all ranks in shared memory, if they agree
         self.at_once = False  # needs none of the steps of `Call`
+        self.is_small = False  # what it shows lies in the slot, which everybody knows
         self.place_bytes = 0  # of the ring; 0 for a room
         # By offset, in slots by parity: where this rank's payload goes, and what all ranks show.
         self.own: dict[int, np.ndarray] = {}

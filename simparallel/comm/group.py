@@ -99,6 +99,7 @@ class Group(Members):
         plan.expected = b"".join(
             compared if rank in self.ranks else bytes(len(compared)) for rank in self._span
         )
+        plan.is_small = plan.in_slot and not plan.by_note
         if not plan.in_slot:
             plan.place_bytes = self.staging.place_bytes(plan.payload[2])
         plans[key] = plan
@@ -131,8 +132,12 @@ class Group(Members):
             site_at, sim_at, offset_at, shown_at, seq_at, arrive_at, arrivals, headers, offsets, all_shown, sims,
         ) = self._desks[parity]  # fmt: skip
         try:
-            words[offset_at], zero_copy, given = self.offer(plan, parity, x, is_apart)
-            if not plan.copied:
+            zero_copy, given = False, x
+            if plan.is_small:
+                if plan.exposes:
+                    self.show(plan, parity, x)
+            else:
+                words[offset_at], zero_copy, given = self.offer(plan, parity, x, is_apart)
                 words[shown_at] = OWN_ARRAY if zero_copy else IN_PIECES
             if self._shown[parity] is not plan:
                 self.publish(plan, parity)
@@ -171,7 +176,9 @@ class Group(Members):
                 transport.interrupted(self.condition(ARRIVE + parity, seq), describe)
             raise
         if recorder is not None:
-            size_bytes = self.size_bytes_of(plan, parity)
+            size_bytes = plan.vector_bytes
+            if size_bytes < 0:
+                size_bytes = self.size_bytes_of(plan, parity)
             cost = plan.cost or self.price(plan, recorder, size_bytes)
             sim_start_ps = max(sims(words))
             sim_end_ps = sim_start_ps + cost.time_ps
