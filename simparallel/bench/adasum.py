@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from simparallel import blas
 from simparallel.bench.collectives import TURN_S, contenders_of, fitting
 from simparallel.bench.contenders import MEMCPY, OURS, SHARED, Contender
 from simparallel.bench.contest import Result
@@ -49,6 +50,8 @@ def main(
             raise InputError(f"peers: {name!r} has no Adasum; choose from {', '.join(MPI)}.")
     names = [peer.name for peer in choose_peers(peers or MPI) if peer.is_ready]
     output = sys.stderr if as_json else sys.stdout
+    if blas.bound():
+        print(f"note: {blas.bound()}", file=output)
     results = {}
     with contenders_of(ranks, names, {}, lambda text: print(text, file=output)) as contenders:
         del contenders[MEMCPY]
