@@ -76,7 +76,7 @@ def our_call(exchange: Exchange) -> Call:
     if exchange.op == "scatter" and sent is not None:
         sent = list(sent.reshape(exchange.ranks, -1))
     if exchange.op == "gather" and out is not None:
-        out = list(out.reshape(exchange.ranks, -1))
+        out = out.reshape(exchange.ranks, -1)
     if exchange.op == "barrier":
         return sp.barrier
     if exchange.op == "adasum":

@@ -99,6 +99,8 @@ def check_rows(op: str, out: Any, size: int, shape: tuple[int, ...], dtype: np.d
     rows = rows_of(out)
     for i, row in enumerate(rows):
         check_out(op, row, shape, dtype, f"out[{i}]")
+    if isinstance(out, np.ndarray) and out.flags.c_contiguous:
+        return  # its rows lie one after the other
     for (i, first), (j, second) in combinations(enumerate(rows), 2):
         if np.may_share_memory(first, second) and np.shares_memory(first, second):
             raise InputError(f"{op}: out[{i}] and out[{j}] share memory, so one would overwrite the other.")
@@ -109,6 +111,11 @@ def check_only_at(op: str, root: int, group: Any, out: Any) -> None:
         raise InputError(
             f"{op}: only rank {group.ranks[root]} gets the result; rank {group.ranks[group.rank]} must pass out=None."
         )
+
+
+def may_overlap(x: np.ndarray, out: Any) -> bool:
+    """May x share memory with an array, or with any of a list of them?"""
+    return any(np.may_share_memory(x, part) for part in ([out] if isinstance(out, np.ndarray) else out))
 
 
 def rows_of(out: Any) -> Sequence[np.ndarray]:

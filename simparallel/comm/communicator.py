@@ -22,9 +22,9 @@ from simparallel.comm.arguments import (
     check_rows,
     is_integer,
     is_same_place,
+    may_overlap,
     own_piece,
     position_of,
-    rows_of,
 )  # fmt: skip
 from simparallel.comm.call import CallPlan
 from simparallel.comm.contract import AbstractCommunicator
@@ -205,7 +205,7 @@ class Communicator(AbstractCommunicator):
             sizes[split] //= group.size
             sizes[concat] *= group.size
             check_out("all_to_all", out, tuple(sizes), x.dtype)
-            return group.run(plan, x, async_op, out, is_apart=np.may_share_memory(x, out))
+            return group.run(plan, x, async_op, out, is_apart=may_overlap(x, out))
         return group.run(plan, x, async_op)
 
     def gather(
@@ -224,8 +224,7 @@ class Communicator(AbstractCommunicator):
             plan = group.add_plan(key, header, group.gather(root), x, vector_bytes, root, exposes=exposes)
         if out is not None:
             check_rows("gather", out, group.size, x.shape, x.dtype)
-            is_apart = any(np.may_share_memory(x, row) for row in rows_of(out))
-            return group.run(plan, x, async_op, out, is_apart=is_apart)
+            return group.run(plan, x, async_op, out, is_apart=may_overlap(x, out))
         return group.run(plan, x, async_op)
 
     def scatter(
