@@ -34,6 +34,7 @@ from leaks import (  # noqa: F401 (no_leaks is a fixture)
 
 import simparallel as sp
 from simparallel.blas import THREAD_VARIABLES
+from simparallel.comm.shm import spread
 from simparallel.errors import LaunchError, RunFailedError
 
 process = pytest.mark.process
@@ -556,6 +557,34 @@ multiprocessing.set_start_method("spawn")  # raises where somebody has fixed it 
 
 
 # --- what a device process is like ---------------------------------------------------------------
+
+
+@process
+def test_ranks_begin_on_their_share_of_the_cores_and_may_leave_it() -> None:
+    cores = os.sched_getaffinity(0)
+    assert sp.launch(lambda: os.sched_getaffinity(0), world_size=4, echo=False) == [cores] * 4
+
+
+@pytest.mark.parametrize(
+    ("world_size", "cores", "places"),
+    [(8, {3, 5}, [3, 3, 3, 3, 5, 5, 5, 5]), (2, {0, 1, 2, 3}, [0, 2]), (1, {0, 1}, []), (3, {4}, []),
+     (3, {0, 1}, [0, 0, 1])],
+)  # fmt: skip
+def test_shares_of_the_cores(
+    world_size: int, cores: set[int], places: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, where: said.append(set(where)))
+    for rank in range(world_size):
+        spread(rank, world_size)
+    assert said == [where for place in places for where in ({place}, cores)]
+
+    def forbid(*_: object) -> None:
+        raise PermissionError("not here")
+
+    monkeypatch.setattr(os, "sched_setaffinity", forbid)
+    spread(0, world_size)
 
 
 @process
