@@ -153,7 +153,7 @@ def test_a_loop_is_called_user_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("action", ["sleep(0.3)", "slow(0.3)", "hold_gil(0.3)"])
+@pytest.mark.parametrize("action", ["sleep(0.1)", "slow(0.1)", "hold_gil(0.1)"])
 @pytest.mark.parametrize("phase", ["copy_in", "published", "leave"])
 def test_slowness_changes_nothing(
     warm: sp.Cluster, action: str, phase: str, monkeypatch: pytest.MonkeyPatch
@@ -168,7 +168,7 @@ def test_slowness_changes_nothing(
     monkeypatch.setenv(VARIABLE, f"rank=1;phase={phase};action={action}")
     start = time.monotonic()
     assert warm.run(programs) == right
-    assert time.monotonic() - start > 0.8  # three times: the faults did happen
+    assert time.monotonic() - start > 0.25  # three times: the faults did happen
 
 
 @pytest.mark.process
