@@ -56,7 +56,7 @@ def has_small_kernel() -> bool:
 
 
 def bound() -> str:
-    """In words: a variable keeps OpenBLAS from choosing its kernels by itself, and so makes products slower; or ""."""
+    """Empty, or in words: a variable keeps OpenBLAS from choosing its kernels by itself."""
     chosen = os.environ.get(CORE_VARIABLE)
     if not chosen:
         return ""

@@ -70,9 +70,8 @@ def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) 
     (rows, inner), columns = a.shape, b.shape[1]
     if out is not None and not (out.dtype == np.float32 and out.flags.c_contiguous):
         out = None
-    tile = (
-        _tile(rows, inner, columns) if b.flags.c_contiguous else None
-    )  # to cut b would cut its memory's rows
+    # Where b is not contiguous, to cut it would cut its memory's rows.
+    tile = _tile(rows, inner, columns) if b.flags.c_contiguous else None
     if tile is None:
         return np.matmul(a, b, out=out)
     height, width = tile

@@ -279,9 +279,8 @@ def _grams(strips: np.ndarray) -> np.ndarray:
     Equal rows have equal products, bit for bit, in both ways.
     """
     rows = strips.shape[1]
-    if (
-        rows == 4 and blas.has_small_kernel()
-    ):  # twice as fast there; not (4, n) @ (n, 4), for which NumPy asks `syrk`
+    if rows == 4 and blas.has_small_kernel():
+        # Twice as fast there; but not (4, n) @ (n, 4), for which NumPy asks `syrk`.
         pairs = strips.reshape(len(strips), 2, 2, -1)
         return np.add.reduce(np.matmul(pairs, strips.transpose(0, 2, 1)[:, None])).reshape(rows, rows, 1)
     return np.add.reduce(np.matmul(strips[:, None], strips[..., None]))  # row by row
