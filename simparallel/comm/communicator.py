@@ -139,9 +139,8 @@ class Communicator(AbstractCommunicator):
         if plan is None:
             body = group.reduce(x, root, op)
             header = h.encode("reduce", op, root=dst, dtype=x.dtype, shape=x.shape)
-            exposes = (
-                root != group.rank or x.nbytes <= SLOT_BYTES
-            )  # small ones are reduced where all lie together
+            # Small ones are reduced where all lie together; else the root reads its own array.
+            exposes = root != group.rank or x.nbytes <= SLOT_BYTES
             plan = group.add_plan(key, header, body, x, x.nbytes, root, exposes=exposes)
         if out is not None:
             return _instead(group, plan, x, async_op, out)
