@@ -153,9 +153,7 @@ def run_backward(
                 rooms = node.ctx.rooms = [room(x) if uses.get(id(x)) == 1 else None for x in inputs]
             input_grads = node.op.run_backward(node.ctx, dy)
             needs = node.ctx.needs
-            if (
-                not retain_graph
-            ):  # the activations are free as soon as they are used, also while the loss is kept
+            if not retain_graph:  # activations are free as soon as they are used, also while the loss is kept
                 node.ctx, node.inputs = None, ()
             for tensor, needed, gradient in zip(inputs, needs, input_grads, strict=True):
                 if not needed:

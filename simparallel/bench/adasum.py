@@ -9,10 +9,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from simparallel import blas
 from simparallel.bench.collectives import TURN_S, contenders_of, fitting
 from simparallel.bench.contenders import MEMCPY, OURS, SHARED, Contender
-from simparallel.bench.contest import Result
+from simparallel.bench.contest import Result, tell_bound
 from simparallel.bench.environments import choose_peers
 from simparallel.bench.peers.exchange import ITEM_BYTES
 from simparallel.bench.report import told_size
@@ -50,8 +49,7 @@ def main(
             raise InputError(f"peers: {name!r} has no Adasum; choose from {', '.join(MPI)}.")
     names = [peer.name for peer in choose_peers(peers or MPI) if peer.is_ready]
     output = sys.stderr if as_json else sys.stdout
-    if blas.bound():
-        print(f"note: {blas.bound()}", file=output)
+    tell_bound(output)
     results = {}
     with contenders_of(ranks, names, {}, lambda text: print(text, file=output)) as contenders:
         del contenders[MEMCPY]

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TextIO
 
+from simparallel import blas
 from simparallel.units import format_seconds
 
 Step = Callable[[], object]
@@ -70,6 +72,12 @@ def _time(step: Step, count: int) -> float:
     for _ in range(count):
         step()
     return (time.perf_counter() - start) / count
+
+
+def tell_bound(output: TextIO) -> None:
+    """Say so if BLAS may not choose its kernels: beside libraries with a BLAS of their own that is no even contest."""
+    if blas.bound():
+        print(f"note: {blas.bound()}", file=output)
 
 
 def table(results: list[Result], base: str) -> str:

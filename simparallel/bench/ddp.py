@@ -24,7 +24,7 @@ import numpy as np
 import simparallel as sp
 from simparallel import blas, models
 from simparallel.bench.collectives import fitting
-from simparallel.bench.contest import Result
+from simparallel.bench.contest import Result, tell_bound
 from simparallel.bench.environments import PEERS
 from simparallel.bench.job import Job
 from simparallel.bench.peers.exchange import images, timed
@@ -135,8 +135,7 @@ def main(
     if not PEER.is_ready:
         print("torch is not measured, it has no environment; make it: simparallel bench --setup --peers torch",
               file=output)  # fmt: skip
-    if blas.bound():
-        print(f"note: {blas.bound()}", file=output)
+    tell_bound(output)
     cores = len(os.sched_getaffinity(0))
     rows: list[Row] = []
     for number in ranks:

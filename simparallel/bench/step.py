@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
-from simparallel import blas, models
-from simparallel.bench.contest import Result, Step, contest, table
+from simparallel import models
+from simparallel.bench.contest import Result, Step, contest, table, tell_bound
 from simparallel.bench.peers.exchange import images
 from simparallel.blas import THREAD_VARIABLES
 from simparallel.units import format_bytes
@@ -137,8 +137,7 @@ def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = Fal
     from threadpoolctl import threadpool_limits
 
     has_torch = _has_torch()
-    if blas.bound():
-        print(f"note: {blas.bound()}", file=sys.stderr if as_json else sys.stdout)
+    tell_bound(sys.stderr if as_json else sys.stdout)
     results = []
     with threadpool_limits(1):
         for name, (ours, theirs, batch) in MODELS.items():

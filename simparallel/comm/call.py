@@ -57,12 +57,12 @@ class CallPlan:
         self.body: Any = body
         self.kind = kind
         self.payload = payload  # shape, dtype, bytes
-        self.exposes = exposes
         self.vector_bytes = vector_bytes  # -1 where only the root knows it
         self.root = root
         self.cost: Traffic | None = None
         self.expose = getattr(body, "expose", None)
         self.others: list[Any] | None = getattr(body, "others", None)  # what peers read of it; None for all
+        self.exposes = exposes and self.others != []
         self.has_steps = self.expose is not None or isgeneratorfunction(body)  # the body itself waits
         self.by_note = getattr(body, "by_note", False)  # it reads what the root wrote beside its header
         self.in_slot = payload[2] <= SLOT_BYTES and not self.has_steps

@@ -31,7 +31,6 @@ from simparallel.comm.contract import AbstractCommunicator
 from simparallel.comm.faulty import FaultyGroup
 from simparallel.comm.group import Group
 from simparallel.comm.p2p import Inbox, Outbox
-from simparallel.comm.segment import SLOT_BYTES
 from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.work import Lane, Work
 from simparallel.errors import CommError, InputError, ShapeError
@@ -139,9 +138,7 @@ class Communicator(AbstractCommunicator):
         if plan is None:
             body = group.reduce(x, root, op)
             header = h.encode("reduce", op, root=dst, dtype=x.dtype, shape=x.shape)
-            # Small ones are reduced where all lie together; else the root reads its own array.
-            exposes = root != group.rank or x.nbytes <= SLOT_BYTES
-            plan = group.add_plan(key, header, body, x, x.nbytes, root, exposes=exposes)
+            plan = group.add_plan(key, header, body, x, x.nbytes, root)
         if out is not None:
             return _instead(group, plan, x, async_op, out)
         return group.run(plan, x, async_op)
@@ -219,8 +216,7 @@ class Communicator(AbstractCommunicator):
         plan = group.plans.get(key)
         if plan is None:
             header = h.encode("gather", root=dst, dtype=x.dtype, shape=x.shape)
-            vector_bytes, exposes = x.nbytes * group.size, root != group.rank or x.nbytes <= SLOT_BYTES
-            plan = group.add_plan(key, header, group.gather(root), x, vector_bytes, root, exposes=exposes)
+            plan = group.add_plan(key, header, group.gather(x, root), x, x.nbytes * group.size, root)
         if out is not None:
             check_rows("gather", out, group.size, x.shape, x.dtype)
             return group.run(plan, x, async_op, out, is_apart=may_overlap(x, out))

@@ -98,7 +98,7 @@ class Direct:
                 reduce_arrays(rule, arrays, x.dtype, target)
             return target
 
-        return body if self.rank == root else _unchanged
+        return self._at_root(body, x) if self.rank == root else _unchanged
 
     def broadcast(self, root: int) -> Body:
         def body(payloads: Payloads, x: np.ndarray) -> np.ndarray:
@@ -131,10 +131,11 @@ class Direct:
 
         return _showing(body, self._others(x, split_dim))
 
-    def gather(self, root: int) -> Body:
-        if self.rank != root:
-            return _nothing
-        return lambda payloads, x, out=None: copies(self._with_own(payloads, x), out)
+    def gather(self, x: np.ndarray, root: int) -> Body:
+        def body(payloads: Payloads, x: np.ndarray, out: Any = None) -> Any:
+            return copies(self._with_own(payloads, x), out)
+
+        return self._at_root(body, x) if self.rank == root else _nothing
 
     def scatter(self, root: int) -> Any:
         return _Scatter(root, self.size)
@@ -149,6 +150,10 @@ class Direct:
         arrays = list(payloads.arrays)
         arrays[self.rank or 0] = x
         return arrays
+
+    def _at_root(self, body: Body, x: np.ndarray) -> Body:
+        """Nobody else reads what the root gives; a small one is reduced where all lie together."""
+        return _showing(body, None if x.nbytes <= SLOT_BYTES else [])
 
     def _others(self, x: np.ndarray, dim: int) -> list[Any] | None:
         """What only others read of x, cut along a dim: all but this rank's piece; None for all of a small one."""

@@ -174,7 +174,7 @@ class ByMessages:
 
         return steps
 
-    def gather(self, root: int) -> BodySteps:
+    def gather(self, x: np.ndarray, root: int) -> BodySteps:
         def steps(call: Call) -> Steps:
             parts = [np.array(call.x, order="C") for _ in range(self.size if self.rank == root else 1)]
             yield from self._run(call, parts if self.rank == root else parts * self.size, root)
