@@ -261,7 +261,3 @@ def _doctor(options: argparse.Namespace) -> int:
     from simparallel import doctor
 
     return doctor.main()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

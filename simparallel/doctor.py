@@ -62,6 +62,7 @@ def _system() -> Iterator[Finding]:
         "" if limit is None else f", limited to {limit:g} by the control group"
     )
     yield Finding("cores", OK, f"{text}; ranks beyond that take turns")
+    yield _try("affinity", _affinity, "ranks begin where the system puts them, perhaps on one core")
     name, core = blas.core()
     text, bound = f"{name or 'not known'}{f', with kernels for {core}' if core else ''}", blas.bound()
     yield Finding("blas", FALLBACK, f"{text}; {bound}") if bound else Finding("blas", OK, text)
@@ -132,6 +133,11 @@ def _try(name: str, probe: Callable[[], str], without: str, state: str = FALLBAC
     except (OSError, AttributeError, SimParallelError) as error:
         text = getattr(error, "strerror", None) or str(error)
         return Finding(name, state, f"{text}; {without}" if without else text)
+
+
+def _affinity() -> str:
+    os.sched_setaffinity(0, os.sched_getaffinity(0))
+    return "each run begins with an equal share of the ranks on every core"
 
 
 def _memfd() -> str:

@@ -88,7 +88,9 @@ def test_run_writes_a_run_directory(capsys: pytest.CaptureFixture[str]) -> None:
         "scheduler.log", "worker_0.log", "worker_1.log", "rank.0", "rank.1",
         "trace.json", "timeline.png", "loss.png", "metrics.json",
     }  # fmt: skip
-    assert "take care" in (directory / "scheduler.log").read_text()
+    merged = (directory / "scheduler.log").read_text()
+    assert "take care" in merged
+    assert merged.splitlines()[-1].endswith("all device processes have ended")
     assert cli.main(["trace", "runs/train/trace.json", "--png", "t.png", "--clock", "wall"]) == 0
     assert Path("t.png").read_bytes().startswith(PNG)
 
@@ -179,7 +181,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(case: str) -> None:
     )
     words, lines = READERS[case]
     command = subprocess.Popen(
-        [sys.executable, "-m", "simparallel.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "simparallel", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     with command:
         for _ in range(lines):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -15,7 +16,7 @@ import pytest
 
 import simparallel
 from simparallel import cli, doctor
-from simparallel.comm import unnamed
+from simparallel.comm import shm, unnamed
 from simparallel.comm.segment import Segment
 from simparallel.errors import SharedMemoryError
 
@@ -30,8 +31,8 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert out.rstrip().endswith("Runs work here.")
-    for name in ("memfd", "sealing", "futex", "pidfd", "posix_fallocate", "/dev/shm", "cores", "blas", "memory",
-                 "overcommit", "semaphores", "cupy", "mpi4py"):  # fmt: skip
+    for name in ("memfd", "sealing", "futex", "pidfd", "posix_fallocate", "/dev/shm", "cores", "affinity", "blas",
+                 "memory", "overcommit", "semaphores", "cupy", "mpi4py"):  # fmt: skip
         assert re.search(rf"^{name} +(ok|fallback|absent) +\S", out, re.MULTILINE)
 
 
@@ -42,6 +43,15 @@ def test_a_variable_that_chooses_the_kernels_of_blas_is_told(monkeypatch: pytest
     told = next(finding for finding in doctor.findings() if finding.name == "blas")
     assert told.state == "fallback"
     assert "OPENBLAS_CORETYPE=Nehalem" in told.detail
+
+
+def test_a_system_that_forbids_to_place_ranks_is_told_and_runs_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(pid: int, cores: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", forbidden)
+    assert states()["affinity"] == "fallback"
+    shm.spread(1, 2)
 
 
 def test_which_kernels_blas_uses_is_what_it_was_told(tmp_path: Path) -> None:

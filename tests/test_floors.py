@@ -29,7 +29,7 @@ FLOORS = {
     2: {"nn", "optim", "data", "trace", "collectives", "world", "context"},
     3: {"runtime", "parallel", "models"},
     4: {"testing", "train"},
-    5: {"__init__", "adasum_lab", "bench", "cli", "demo", "doctor", "rundir"},
+    5: {"__init__", "__main__", "adasum_lab", "bench", "cli", "demo", "doctor", "rundir"},
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 # The ground floor has an order of its own: who may import whom there.

@@ -63,7 +63,7 @@ class Mpi:
     def run(self, ranks: int, text: str, *words: str) -> subprocess.CompletedProcess[str]:
         (self.folder / "train.py").write_text(text)
         return self.python_(
-            "-m", "simparallel.cli", "run", "--transport", "mpi", "-n", str(ranks), *words, "train.py"
+            "-m", "simparallel", "run", "--transport", "mpi", "-n", str(ranks), *words, "train.py"
         )
 
 

@@ -36,11 +36,11 @@ def test_block_runs_as_a_script(number: int, tmp_path: Path) -> None:
 def test_script_runs_on_four_devices(tmp_path: Path) -> None:
     (script,) = (block for block in BLOCKS if block.startswith("# train.py"))
     (tmp_path / "train.py").write_text(script)
-    done = run_in(tmp_path, sys.executable, "-m", "simparallel.cli", "run", "-n", "4", "train.py")
+    done = run_in(tmp_path, sys.executable, "-m", "simparallel", "run", "-n", "4", "train.py")
     assert done.returncode == 0, done.stderr
     told = {line for line in done.stdout.splitlines() if line.startswith("[rank")}
     assert told == {f"[rank {rank}] rank {rank} of 4: the sum of all ranks is 6" for rank in range(4)}
-    done = run_in(tmp_path, sys.executable, "-m", "simparallel.cli", "trace", "runs/train/trace.json")
+    done = run_in(tmp_path, sys.executable, "-m", "simparallel", "trace", "runs/train/trace.json")
     assert "4 x a100" in done.stdout
 
 
@@ -51,7 +51,7 @@ def test_error_text_is_the_one_shown(tmp_path: Path) -> None:
         "import numpy as np\nimport simparallel as sp\n\nsp.init()\n\n"
         "def step():\n    sp.all_reduce(np.ones(20 if sp.get_rank() == 0 else 10))\n\nstep()\n"
     )
-    done = run_in(tmp_path, sys.executable, "-m", "simparallel.cli", "run", "-n", "2", "train.py")
+    done = run_in(tmp_path, sys.executable, "-m", "simparallel", "run", "-n", "2", "train.py")
     shown = re.search(r"```\n(rank 0 of 2 failed.*?)\n```", README, re.DOTALL)
     assert shown is not None
     assert done.returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,10 +47,10 @@ class Tensor(TensorOperators):
 
     # _device is None where an op was given a plain array: that is wherever the other operands are.
     __slots__ = (
-        "__weakref__", "_device", "_hooks", "_loss_scale", "_node", "_room", "data", "grad", "name", "placement",
+        "__weakref__", "_device", "_hooks", "_node", "_room", "_scaled", "data", "grad", "name", "placement",
         "requires_grad",
     )  # fmt: skip
-    _loss_scale: float  # only that of `scale_loss` has one
+    _scaled: tuple[float, Tensor | None]  # only what comes from `scale_loss` has it
     __array_priority__ = 1000  # numpy_array * tensor asks the tensor first
 
     def __init__(self, data: Any, requires_grad: bool = False, name: str = "", device: Any = None) -> None:
@@ -244,7 +245,9 @@ class Tensor(TensorOperators):
             NonFiniteLossError: the loss is NaN or infinite; names rank and step, and the loss scale if it has one.
         """
         seed = seed_of(self, grad, check_finite)
-        run_backward(self, seed, _accumulate, retain_graph=retain_graph, room=_room_of)
+        looked_for = getattr(self, "_scaled", _NOT_SCALED)[1] is not None  # else NumPy warns
+        with np.errstate(over="ignore", invalid="ignore") if looked_for else nullcontext():
+            run_backward(self, seed, _accumulate, retain_graph=retain_graph, room=_room_of)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Start or stop collecting gradients for this leaf; returns it."""
@@ -298,10 +301,20 @@ def common_device(who: str, inputs: Sequence[Tensor]) -> Device | None:
     return devices[0] if devices else None
 
 
-def scale_loss(loss: Tensor, scale: float) -> Tensor:
-    """loss * scale, on the tape; where that is NaN or infinite, backward names the scale."""
-    scaled = loss * scale
-    scaled._loss_scale = scale
+_NOT_SCALED = (1.0, None)
+
+
+def scale_loss(loss: Tensor, scale: float, may_overflow: bool = False) -> Tensor:
+    """loss * scale, on the tape; where that is NaN or infinite, backward refuses it and names the scale.
+
+    Args:
+        loss: any shape.
+        scale: above 0.
+        may_overflow: somebody looks for infinities in the gradients, so let a finite loss times the scale be one.
+    """
+    with np.errstate(over="ignore"):
+        scaled = loss * scale
+    scaled._scaled = scale, loss if may_overflow else None
     return scaled
 
 
@@ -327,12 +340,14 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
         raise ShapeError(
             f"backward: a tensor of shape {root.shape} needs grad=; only a scalar may leave it out."
         )
+    scale, unscaled = getattr(root, "_scaled", _NOT_SCALED)
+    if unscaled is not None:  # the scale may do what it does, the loss itself may not
+        root, scale = unscaled, 1.0
     value = root.item()
     if check_finite and not math.isfinite(abs(value)):
         recorder = current_recorder()
         rank, step = (recorder.rank, recorder.step) if recorder else (0, -1)
         where = f"rank {rank}, step {step}" if recorder else "outside of a run"
-        scale = getattr(root, "_loss_scale", 1.0)  # only a scaled loss has it
         times, lower = (
             (f" times its loss scale, {scale:g},", "loss scale or the ") if scale != 1 else ("", "")
         )

@@ -165,8 +165,12 @@ class GradScaler:
         self._overflow_of: dict[int, bool] = {}  # id of an optimizer whose gradients are divided
 
     def scale(self, loss: Tensor) -> Tensor:
-        """loss * scale, on the tape."""
-        return scale_loss(loss, self.manager.get_loss_scale())
+        """loss * scale, on the tape.
+
+        Where the manager drops steps that overflow, a finite loss times the scale may be infinite: so are
+        then its gradients, and the step is skipped.
+        """
+        return scale_loss(loss, self.manager.get_loss_scale(), self.manager.get_drop_overflow_update())
 
     def unscale_(self, optimizer: Optimizer) -> bool:
         """Divide the gradients of the optimizer's parameters by the scale, in place.

@@ -20,7 +20,7 @@ import warnings
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TextIO
 
 from simparallel import blas
 from simparallel.comm.segment import Segment
@@ -37,6 +37,7 @@ PRELOADED = (
 )
 LOG_FORMAT = "%(asctime)s [%(processName)s] %(levelname)s %(name)s: %(message)s"
 LOG = "simparallel.host"
+_WAKE_UP = "simparallel.host.wake-up"
 GRACE_S = 2.0
 
 
@@ -60,6 +61,7 @@ def main(config_text: str) -> None:
     finally:
         _end(devices)
         os.close(host_life)
+        log.info("all device processes have ended")
         _close_log()
     os._exit(0)  # there is nothing left to do, and taking an interpreter apart takes a tenth of a second
 
@@ -69,7 +71,7 @@ def _gather_records() -> None:
     multiprocessing.set_start_method("fork")
     root = logging.getLogger()
     root.setLevel(logging.INFO)
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _MergedLog(sys.stderr)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     root.addHandler(handler)
     from multiprocessing_logging import install_mp_handler
@@ -92,8 +94,16 @@ def _close_log() -> None:
     logging.shutdown()
 
 
+class _MergedLog(logging.StreamHandler[TextIO]):
+    """Writes all records but the one that only wakes the receiver."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name != _WAKE_UP:
+            super().emit(record)
+
+
 def _wake(records: Any) -> None:
-    last = logging.LogRecord(LOG, logging.INFO, __file__, 0, "all device processes have ended", (), None)
+    last = logging.LogRecord(_WAKE_UP, logging.INFO, __file__, 0, "", (), None)
     with contextlib.suppress(ValueError, OSError):  # it woke by itself, and has closed its queue
         records.put(last)
 

@@ -64,7 +64,6 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
     try:
         _take_own_descriptors(rank, wiring, host_life)
         _die_with_the_host(wiring.life_fd, host_life[0], host_pid)
-        _spread(rank, wiring.world_size)
         blas.limit_threads(wiring.blas_threads)
         _send_records_to_own_log()
         os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
@@ -188,17 +187,6 @@ def _die_with_the_host(launcher_life: int, host_life: int, host_pid: int) -> Non
         os._exit(1)
 
     threading.Thread(target=watch, name="life", daemon=True).start()
-
-
-def _spread(rank: int, world_size: int) -> None:
-    """Begin on a core of one's own, where there are enough; the scheduler may move us later.
-
-    Forked one after the other, two ranks often land on the same core and stay there for long.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    if 1 < world_size <= len(cores):
-        os.sched_setaffinity(0, {cores[rank * len(cores) // world_size]})
-        os.sched_setaffinity(0, cores)
 
 
 def _send_records_to_own_log() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from simparallel import collectives
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import scale_loss
@@ -83,8 +81,7 @@ class TrainStep:
         optimizer, scaler = self.optimizer, self.scaler
         optimizer.zero_grad()
         if scaler is not None:
-            with np.errstate(over="ignore", invalid="ignore"):  # looked for below
-                scaler.scale(loss).backward()
+            scaler.scale(loss).backward()
         else:
             (loss if self._scale == 1.0 else scale_loss(loss, self._scale)).backward()
         self._update(loss)

@@ -6,6 +6,7 @@ Buffers are made before the clock runs, and reductions are in place where MPI ha
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ class MpiPeer(AbstractPeer):
 
     def call(self, exchange: Exchange) -> Call:
         world, sent, received = self.world, exchange.sent, exchange.received
-        calls = {
+        calls: dict[str, Callable[[], Callable[[], Any]]] = {
             "all_reduce": lambda: partial(world.Allreduce, MPI.IN_PLACE, sent),
             "broadcast": lambda: partial(world.Bcast, sent),
             "reduce": lambda: (

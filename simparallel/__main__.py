@@ -1,0 +1,7 @@
+"""`python -m simparallel`: the `simparallel` command, with this very interpreter."""
+
+import sys
+
+from simparallel.cli import main
+
+sys.exit(main())
