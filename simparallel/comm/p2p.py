@@ -3,14 +3,17 @@
 The sender copies its payload into its own arena, writes the letter's header and then raises its
 `sent` number; the receiver copies the payload out and raises its `taken` number, and then the
 memory is the sender's again. So `send` returns once the payload is on its way, and only a full
-ring makes it wait. Letters are taken in the order they were sent; those whose tag nobody has asked
-for are kept until someone does.
+ring makes it wait. Letters are taken in the order they were sent. The payload goes straight to the
+receive that asked for its tag; where nobody has asked yet, a copy is kept until someone does.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
+from functools import lru_cache
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +24,8 @@ from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.work import Lane, Steps, Work
 from simparallel.errors import CollectiveMismatchError
 from simparallel.events import Recorder
+
+_BYTES = np.dtype(np.uint8)
 
 
 class _Named(NamedTuple):
@@ -37,6 +42,12 @@ class _Named(NamedTuple):
     def text(self, transport: AbstractTransport) -> str:
         call = f"{self.op}({self.dtype} {self.shape}, {self.peer}={self.rank}, tag={self.tag})"
         return f"{call} at {transport.site_text(transport.rank, self.site)}"
+
+
+@lru_cache(maxsize=1024)
+def _form(dtype: np.dtype, shape: tuple[int, ...]) -> array[int]:
+    """The letter of such an array, all but the words that change from message to message."""
+    return h.encode("send", dtype=dtype, shape=shape)
 
 
 class Send(Work):
@@ -64,6 +75,7 @@ class Outbox(Lane):
         control = transport.segment.map
         self._sent_index = control.sent(transport.rank, dst)
         self._taken_index = control.taken(dst, transport.rank)
+        self._letters = [control.letter(transport.rank, dst, number) for number in range(RING)]
 
     def send(self, x: np.ndarray, tag: int, part_of: int | None = None) -> Work:
         """Queue a message. `part_of`: call site of the collective whose event stands for this message too."""
@@ -88,12 +100,12 @@ class Outbox(Lane):
 
         stream = f"send to {self.dst}"
         start_ps = max(issued_ps, recorder.clock_ps.get(stream, 0)) if recorder else 0
-        letter = h.encode("send", dtype=x.dtype, shape=x.shape)
+        letter = _form(x.dtype, x.shape)[:]
         letter[h.SEQ], letter[h.SITE], letter[h.SIM_PS] = number, site, start_ps
         letter[h.OFFSET], letter[h.NBYTES], letter[h.TAG] = offset, x.nbytes, tag
         if faults is not None:
             faults.corrupt(letter, 0, "p2p", "send", number + 1)
-        start = transport.segment.map.letter(transport.rank, self.dst, number)
+        start = self._letters[number % RING]
         words[start : start + h.USED] = letter
         order()
         self._sent = words[self._sent_index] = number + 1  # published: payload, letter, number
@@ -149,10 +161,12 @@ class Inbox(Lane):
         self.recorder = recorder
         self._taken = 0
         self._last_call: _Named | None = None
-        self._unclaimed: list[tuple[list[int], np.ndarray]] = []
+        self._queue: deque[Any] = deque()  # of `Receive`
+        self._unclaimed: list[tuple[list[int], np.ndarray]] = []  # letters, copies of their payloads
         control = transport.segment.map
         self._sent_index = control.sent(src, transport.rank)
         self._taken_index = control.taken(transport.rank, src)
+        self._letters = [control.letter(src, transport.rank, number) for number in range(RING)]
 
     def receive(self, x: np.ndarray, tag: int, part_of: int | None = None) -> Work:
         """Ask for a message. `part_of`: call site of the collective whose event stands for this message too."""
@@ -160,41 +174,52 @@ class Inbox(Lane):
         recorder = self.recorder if part_of is None else None
         receive = Receive(self, x, tag, site, recorder.now_ps if recorder else 0, recorder)
         self._last_call = receive.named
-        self._fault("enter")
-        self._queue.append(receive)
-        self._others[self] = None
-        self.advance()
-        return receive
+        self._fault("enter", self._taken)
+        self.check()
+        for i, (letter, raw) in enumerate(self._unclaimed):
+            if letter[h.TAG] == tag:
+                del self._unclaimed[i]
+                self._deliver(receive, letter, raw)
+                self._fault("returned", letter[h.SEQ])
+                return receive
+        return self.submit(receive)
 
     def advance(self) -> Condition | None:
-        if self._error is not None:
-            raise self._error
-        while True:
-            self._match()
-            if not self._queue:
-                self._others.pop(self, None)
-                return None
-            if self.transport.words[self._sent_index] <= self._taken:
-                return Condition((self._sent_index,), (self.src,), self._taken + 1)
+        self.check()
+        words, index = self.transport.words, self._sent_index
+        while self._queue:
+            if words[index] <= self._taken:
+                return Condition((index,), (self.src,), self._taken + 1)
             self._take()
+        self._others.pop(self, None)
+        return None
 
     def _take(self) -> None:
-        """Copy the next letter and its payload out of the ring."""
+        """Take the next letter out of the ring: its payload goes to the first who asks for this tag, or is kept."""
         transport, words = self.transport, self.transport.words
         order()
-        start = transport.segment.map.letter(self.src, transport.rank, self._taken)
-        letter = list(words[start : start + h.USED])
-        raw = transport.segment.array(self.src, letter[h.OFFSET], (letter[h.NBYTES],), np.dtype(np.uint8))
-        self._unclaimed.append((letter, raw.copy()))
-        self._fault("copy_out")
-        order()
-        self._fault("leave")
-        self._taken = words[self._taken_index] = self._taken + 1
-        transport.notify(self._taken_index)
+        start = self._letters[self._taken % RING]
+        letter = words[start : start + h.USED].tolist()
+        raw = transport.segment.array(self.src, letter[h.OFFSET], (letter[h.NBYTES],), _BYTES)
+        receive = next((work for work in self._queue if work.named.tag == letter[h.TAG]), None)
+        try:
+            if receive is None:
+                self._unclaimed.append((letter, raw.copy()))
+            else:
+                self._deliver(receive, letter, raw)
+                self._queue.remove(receive)
+        finally:  # also of one that is wrong: what its sender does is not held up
+            self._fault("copy_out", self._taken)
+            order()
+            self._fault("leave", self._taken)
+            self._taken = words[self._taken_index] = self._taken + 1
+            transport.notify(self._taken_index)
+        if receive is not None:
+            self._fault("returned", letter[h.SEQ])
 
-    def _fault(self, phase: str) -> None:
+    def _fault(self, phase: str, number: int) -> None:
         if self.transport.faults is not None:
-            self.transport.faults.at(phase, "p2p", "recv", self._taken + 1)
+            self.transport.faults.at(phase, "p2p", "recv", number + 1)
 
     def kept(self) -> list[tuple[int, str]]:
         """(sender, text) of messages that were taken out of the ring and never asked for."""
@@ -204,33 +229,18 @@ class Inbox(Lane):
             (self.src, f"{letter_text(segment, self.src, letter)}{asked}") for letter, _ in self._unclaimed
         ]
 
-    def _match(self) -> None:
-        for receive in list(self._queue):
-            assert isinstance(receive, Receive)
-            for i, (letter, raw) in enumerate(self._unclaimed):
-                if letter[h.TAG] == receive.named.tag:
-                    try:
-                        self._deliver(receive, letter, raw)
-                    except CollectiveMismatchError as error:  # whoever asks from now on gets it too
-                        self._error = error
-                        raise
-                    del self._unclaimed[i]
-                    self._queue.remove(receive)
-                    if self.transport.faults is not None:
-                        self.transport.faults.at("returned", "p2p", "recv", letter[h.SEQ] + 1)
-                    break
-
     def _deliver(self, receive: Receive, letter: list[int], raw: np.ndarray) -> None:
         x, transport, recorder = receive.x, self.transport, receive.recorder
-        expected = h.encode("send", dtype=x.dtype, shape=x.shape)
-        if letter[h.DTYPE : h.MEMBERS] != expected[h.DTYPE : h.MEMBERS].tolist():
+        if letter[h.DTYPE : h.MEMBERS] != _form(x.dtype, x.shape)[h.DTYPE : h.MEMBERS].tolist():
             place = transport.site_text(self.src, letter[h.SITE])
-            raise CollectiveMismatchError(
+            error = CollectiveMismatchError(
                 f"rank {transport.rank}: {receive.describe()}, but rank {self.src} sent {h.describe(letter)[5:]} "
                 f"at {place}. No data was changed. Both sides need the same shape and dtype.",
                 group=f"ranks {self.src} -> {transport.rank}", seq=letter[h.SEQ],
                 calls={self.src: h.describe(letter), transport.rank: receive.describe()},
             )  # fmt: skip
+            self.fail(error)  # whoever asks from now on gets it too
+            raise error
         x[...] = raw.view(x.dtype).reshape(x.shape)
         receive.result, receive.finished = x, True
         if recorder is not None:

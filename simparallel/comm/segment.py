@@ -22,6 +22,7 @@ import platform
 import threading
 import weakref
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -72,7 +73,7 @@ class ControlMap:
     def max_groups(self) -> int:
         return 64 + 4 * self.world_size
 
-    @property
+    @cached_property
     def _starts(self) -> tuple[int, ...]:
         p, g = self.world_size, self.max_groups
         sizes = (8, 8 * p, 8 * p, round_up(p, 8), g * NUM_MARKS * p, g * 2 * p * HEADER_WORDS, g * 2 * p * NOTE_WORDS,
