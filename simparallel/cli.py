@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a script on several device processes")
     flags.add_arguments(run)
     _add_device_option(run)
+    run.add_argument("-m", "--module", action="store_true",
+                     help="SCRIPT is the name of a module, as for python -m")  # fmt: skip
     run.add_argument("script", help="a Python file; it calls sp.init()")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
 
@@ -110,7 +112,10 @@ def _add_device_option(command: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
-    options = parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser().parse_args(given)
+    if options.command == "run":
+        options.arguments = _passed_on(given, options)
     try:
         code = _code_of(options)
         sys.stdout.flush()  # here, where it can be told what became of it
@@ -120,6 +125,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
         return 128 + signal.SIGPIPE  # what a shell says of a program that nobody reads any more
+
+
+def _passed_on(given: list[str], options: argparse.Namespace) -> list[str]:
+    """The arguments of the script; argparse takes a "--" right after its name for its own."""
+    rest = len(given) - len(options.arguments)
+    own = given[rest - 2 : rest] == [options.script, "--"]
+    return ["--", *options.arguments] if own else options.arguments
 
 
 def _reader_is_gone() -> bool:
@@ -164,16 +176,19 @@ def _run(options: argparse.Namespace) -> int:
     from simparallel import rundir
     from simparallel.runtime.script import check_script
 
-    check_script(options.script)
+    check_script(options.script, options.module)
     request = flags.request(options)
     flags.tell(request.notes)
     directory = request.log_dir
     started = time.perf_counter()
     with _job(options, request) as (job, run):
         try:
-            results = run(options.script, options.arguments, options.no_use_env)
-        finally:
-            written = rundir.write_trace(directory, job.trace)  # also after a failure: what led to it
+            results = run(options.script, options.arguments, options.no_use_env, options.module)
+        except BaseException:
+            with suppress(OSError):  # what went wrong says more
+                rundir.write_trace(directory, job.trace)  # what led to it
+            raise
+        written = rundir.write_trace(directory, job.trace)
     losses = rundir.mean_over_ranks(results.metrics, "loss")
     written += rundir.write_losses(directory, {f"{request.world_size} devices": losses})
     numbers = {"wall_time_s": time.perf_counter() - started, "script": options.script}
@@ -197,10 +212,10 @@ def _job(options: argparse.Namespace, request: flags.Request) -> Iterator[tuple[
         job = MpiJob(request.world_size, mpiexec=options.mpiexec, **settings)
         yield job, job.run
         return
-    from simparallel.runtime.script import run_script
+    from simparallel.runtime.ending import run_program
 
     with sp.Cluster(request.world_size, start_timeout_s=options.start_timeout, **settings) as cluster:
-        yield cluster, partial(cluster.run, run_script)
+        yield cluster, partial(cluster.run, run_program)
 
 
 def _bench(options: argparse.Namespace) -> int:

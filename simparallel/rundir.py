@@ -30,6 +30,7 @@ def write_trace(directory: Path, trace: Trace) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     trace.save(directory / "trace.json")
     written = [directory / "trace.json"]
+    (directory / "timeline.png").unlink(missing_ok=True)  # of an earlier run
     if trace.events:
         steps = sorted(trace.steps)
         first = max(0, min(len(steps) // 2, len(steps) - SHOWN_STEPS))

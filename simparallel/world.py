@@ -12,8 +12,8 @@ from simparallel.events import Recorder, current_recorder, set_recorder
 from simparallel.memory import parse_bytes
 
 # Variables of launchers that tell how many processes there are. Under these MPI can join them; PMIx tells
-# a number to itself only.
-_MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+# a number to itself only. SLURM_NTASKS says less: sbatch and salloc set it, too, where no srun has started anything.
+_MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK_SIZE")
 _SIZE_UNKNOWN = "PMIX_RANK"
 

@@ -82,7 +82,7 @@ def test_run_writes_a_run_directory(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "-n", "2", script, "--lr", "0.1"]) == 0
     out = capsys.readouterr().out
     for rank in range(2):
-        assert f"[rank {rank}] ['train.py', '--lr', '0.1'] __main__ train.py" in out
+        assert f"[rank {rank}] ['train.py', '--lr', '0.1'] __main__ {Path.cwd() / 'train.py'}" in out
     directory = Path("runs/train")
     assert {path.name for path in directory.iterdir()} == {
         "scheduler.log", "worker_0.log", "worker_1.log", "rank.0", "rank.1",

@@ -171,14 +171,17 @@ def test_every_process_has_its_variables() -> None:
         ({"OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "0"}, ("OMPI_COMM_WORLD_SIZE", 3)),
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, ("PMI_SIZE", 2)), ({"PMIX_RANK": "0"}, ("PMIX_RANK", 0)),
         ({"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
-        ({"SLURM_NTASKS": "16"}, ("SLURM_NTASKS", 16)), ({"SLURM_NTASKS": "1"}, None),
+        ({"SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "8"}, ("SLURM_STEP_NUM_TASKS", 8)),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, None), ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "16"}, None),
     ],
 )  # fmt: skip
 def test_launchers_are_recognised(environment: dict[str, str], found: Any) -> None:
     assert world.foreign_launcher(environment) == found
 
 
-@pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"])
+@pytest.mark.parametrize(
+    "variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
+)
 def test_processes_that_nobody_can_join_are_told_so(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "4")
     monkeypatch.setattr("simparallel.comm.mpi.is_available", lambda: False)

@@ -8,6 +8,7 @@ never runs user code.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import multiprocessing
@@ -116,6 +117,7 @@ def _fork(wiring: Wiring) -> tuple[list[BaseProcess], int]:
     with warnings.catch_warnings():
         # The only other thread is the idle receiver of multiprocessing-logging.
         warnings.simplefilter("ignore", DeprecationWarning)
+        gc.freeze()  # devices have these objects in common, and need not look at them
         for rank in range(wiring.world_size):
             arguments = (rank, wiring, host_life, os.getpid())
             device = context.Process(target=device_main, args=arguments, name=f"rank {rank}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import linecache
-import logging
 import os
 import random
 import select
@@ -26,12 +25,14 @@ from simparallel.comm.faults import faults_of
 from simparallel.comm.segment import Segment
 from simparallel.comm.shm import ShmTransport
 from simparallel.errors import LaunchError
+from simparallel.runtime import records
+from simparallel.runtime.ending import end_program, forget_the_hosts, write_out
 from simparallel.runtime.environment import variables
 from simparallel.runtime.rank import play_rank
 from simparallel.runtime.reports import Outcome, failure_report
 
 PR_SET_PDEATHSIG = 1
-FLUSH_LIMIT_S = 1.0
+END_LIMIT_S = 1.0  # the host waits for twice as long
 
 
 @dataclass
@@ -62,10 +63,11 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
     """
     code = 1
     try:
+        forget_the_hosts()
         _take_own_descriptors(rank, wiring, host_life)
         _die_with_the_host(wiring.life_fd, host_life[0], host_pid)
         blas.limit_threads(wiring.blas_threads)
-        _send_records_to_own_log()
+        records.begin()
         os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
         interrupts = Interrupts()
         signal.signal(signal.SIGINT, interrupts)
@@ -74,10 +76,22 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        _flush_records()
+        _leave(code)
+
+
+def _leave(code: int) -> None:
+    """End the process, also if something of the user's refuses to."""
+    try:
+        for running in end_program(END_LIMIT_S):
+            print(f"the rank ends although {running} still runs: nobody joined it", file=sys.stderr)
+        write_out()
+        records.end()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # not through atexit: the feeder thread of a log queue could block there
+        os._exit(code)
 
 
 def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
@@ -125,7 +139,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
         interrupts.armed = False
         sys.stdout.flush()
         sys.stderr.flush()
-        _flush_queues()
+        records.flush()
         for part in _packed(outcome):
             connection.send_bytes(part)
 
@@ -187,39 +201,3 @@ def _die_with_the_host(launcher_life: int, host_life: int, host_pid: int) -> Non
         os._exit(1)
 
     threading.Thread(target=watch, name="life", daemon=True).start()
-
-
-def _send_records_to_own_log() -> None:
-    """Records go to this rank's own file too, which needs no other process to be complete."""
-    root = logging.getLogger()
-    for inherited in list(root.handlers):
-        if not hasattr(inherited, "queue"):  # the host's own: it could not be wrapped, see `_gather_records`
-            root.removeHandler(inherited)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    root.addHandler(handler)
-
-
-def _queues() -> list[Any]:
-    return [handler.queue for handler in logging.getLogger().handlers if hasattr(handler, "queue")]
-
-
-def _flush_queues() -> None:
-    """Give the feeder threads of the log queues a moment to empty their buffers."""
-    for queue in _queues():
-        buffer = getattr(queue, "_buffer", None)
-        waited = threading.Event()
-        for _ in range(20):
-            if not buffer:
-                break
-            waited.wait(0.005)
-
-
-def _flush_records() -> None:
-    """Flush the merged log, but not for ever: its lock may have died with another rank."""
-    for queue in _queues():
-        queue.close()
-        joiner = threading.Thread(target=queue.join_thread, daemon=True)
-        joiner.start()
-        joiner.join(FLUSH_LIMIT_S)
-        queue.cancel_join_thread()

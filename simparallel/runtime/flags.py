@@ -7,6 +7,7 @@ starts all nodes: simulated ones on this machine, or over MPI real ones.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -61,15 +62,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of devices, on all nodes (default 1)",
     )
-    add("--nodes", "--nnodes", type=int, metavar="N", help="on how many nodes they are (default 1)")
+    add("--nodes", "--nnodes", type=_nodes, metavar="N", help="on how many nodes they are (default 1)")
     add(
         "--nproc-per-node",
         "--local-worker-num",
-        type=int,
+        type=_per_node,
         metavar="N",
         dest="per_node",
-        help="devices on each node",
+        help="devices on each node; auto or cpu: one for each core",
     )
+    add("--standalone", action="store_true", help="torchrun's; every run here stands alone")
     add("--node-rank", type=int, metavar="N", help="0 or nothing: one command starts all nodes")
     add(
         "--master-addr",
@@ -105,6 +107,21 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="how long the devices may take to start (default %(default)g s)")  # fmt: skip
 
 
+def _nodes(text: str) -> int:
+    low, colon, _ = text.partition(":")
+    if colon:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: nodes do not come and go here; give one number, such as {low}"
+        )
+    return int(text)
+
+
+def _per_node(text: str) -> int:
+    if text == "gpu":
+        raise argparse.ArgumentTypeError("'gpu': devices are simulated; give a number, or auto")
+    return len(os.sched_getaffinity(0)) if text in ("auto", "cpu") else int(text)
+
+
 def truth(text: str) -> bool:
     """ "True", "False", "1" or "0", as msrun takes them."""
     if text.lower() not in TRUTHS:
@@ -128,7 +145,7 @@ def request(options: argparse.Namespace) -> Request:
             "--nodes N, the command of node 0 starts all of them."
         )
     if options.node_rank is not None and options.node_rank > 0:
-        rest = shlex.join([options.script, *options.arguments])
+        rest = shlex.join([*["-m"] * options.module, options.script, *options.arguments])
         where = f" --log-dir {shlex.quote(options.log_dir)}" if options.log_dir else ""
         raise InputError(
             f"--node-rank {options.node_rank}: one command starts all {nodes} nodes, for unrelated commands share no "
@@ -149,9 +166,13 @@ def request(options: argparse.Namespace) -> Request:
         raise InputError(
             f"--log-dir {options.log_dir} and --output-filename {options.output_filename}: give one."
         )
-    directory = options.log_dir or options.output_filename or Path("runs", Path(options.script).stem)
+    directory = options.log_dir or options.output_filename or Path("runs", _name(options))
     links = MPIRUN_LINKS if options.output_filename else RANK_LINKS
     return Request(world_size, nodes, table, _masters(options), Path(directory), links, tuple(notes))
+
+
+def _name(options: argparse.Namespace) -> str:
+    return options.script.rpartition(".")[2] if options.module else Path(options.script).stem
 
 
 def tell(notes: Sequence[str]) -> None:

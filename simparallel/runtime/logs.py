@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,6 +17,9 @@ from simparallel.errors import InputError
 RANK_LINKS = "rank.{rank}/stdout"
 MPIRUN_LINKS = "1/rank.{rank}/stdout"  # as `mpirun --output-filename` lays them out: job, rank
 NODE_LINKS = "node_{node}/worker_{rank}.log"
+FORMER_FILES = ("worker_[0-9]*.log", "error_rank[0-9]*.json")
+FORMER_LINKS = ("rank.*/stdout", "1/rank.*/stdout", "node_*/worker_*.log")
+_WORKER = re.compile(r"worker_\d+\.log")
 
 
 class LogFiles:
@@ -39,6 +44,8 @@ class LogFiles:
         names = ["scheduler.log", *(f"worker_{rank}.log" for rank in range(world_size))]
         self.fds: list[int] = []
         try:
+            if self.log_dir is not None:
+                forget_former_run(Path(self.log_dir))
             for name in names:
                 self.fds.append(self._open(name))
             if self.log_dir is not None:
@@ -74,13 +81,31 @@ class LogFiles:
         self.fds = []
 
 
+def forget_former_run(log_dir: Path) -> None:
+    """Remove the logs and reports of ranks that an earlier run left: it may have had more of them.
+
+    Raises:
+        OSError: something of it cannot be removed.
+    """
+    for pattern in FORMER_LINKS:
+        for path in list(log_dir.glob(pattern)):  # which finds a link only while there is what it leads to
+            if path.is_symlink() and _WORKER.fullmatch(Path(os.readlink(path)).name):
+                path.unlink()
+                with contextlib.suppress(OSError):  # somebody has put more there
+                    path.parent.rmdir()
+    for pattern in FORMER_FILES:
+        for path in log_dir.glob(pattern):
+            if path.is_file() and not path.is_symlink():
+                path.unlink()
+
+
 def link_logs(
     log_dir: Path, nodes: Sequence[Sequence[int]], links: str = RANK_LINKS, only: int | None = None
 ) -> None:
     """Names that other launchers give to the file of each rank, or of one, as links to it.
 
     Raises:
-        OSError: a link cannot be made.
+        OSError: a link cannot be made; there is a file with its name, which is not ours to replace.
     """
     names = [links, NODE_LINKS] if len(nodes) > 1 else [links]
     ranks = [(rank, number) for number, node in enumerate(nodes) for rank in node if only in (None, rank)]
@@ -89,8 +114,7 @@ def link_logs(
         link.parent.mkdir(parents=True, exist_ok=True)
         if link.is_symlink():
             link.unlink()
-        if not link.exists():
-            link.symlink_to(os.path.relpath(log_dir / f"worker_{rank}.log", link.parent))
+        link.symlink_to(os.path.relpath(log_dir / f"worker_{rank}.log", link.parent))
 
 
 class Tail:

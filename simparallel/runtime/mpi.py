@@ -25,7 +25,7 @@ from simparallel.ranktable import RankTable
 from simparallel.runtime import mpi_rank
 from simparallel.runtime.environment import places
 from simparallel.runtime.launch import Results
-from simparallel.runtime.logs import RANK_LINKS
+from simparallel.runtime.logs import RANK_LINKS, forget_former_run
 from simparallel.runtime.reports import Outcome, run_failed
 from simparallel.trace import Trace
 
@@ -85,7 +85,9 @@ class MpiJob:
                 f"log_dir={str(log_dir)!r} cannot be used: {error}. Choose another one."
             ) from error
 
-    def run(self, script: str, arguments: list[str], with_local_rank: bool = False) -> Results:
+    def run(
+        self, script: str, arguments: list[str], with_local_rank: bool = False, is_module: bool = False
+    ) -> Results:
         """Run the script on every rank; returns when all have ended. For the arguments see `run_script`.
 
         Raises:
@@ -93,9 +95,9 @@ class MpiJob:
             RunFailedError: a rank failed; the root cause comes first.
             KeyboardInterrupt: after the job was told to stop.
         """
-        for old in (*self._directory.glob("error_rank*.json"), *self._directory.glob(mpi_rank.OUTCOMES)):
-            old.unlink(missing_ok=True)
-        config = mpi_rank.Config(script, arguments, with_local_rank, **self._settings)  # type: ignore[arg-type]
+        forget_former_run(self._directory)
+        (self._directory / mpi_rank.OUTCOMES).unlink(missing_ok=True)
+        config = mpi_rank.Config(script, arguments, with_local_rank, is_module, **self._settings)  # type: ignore[arg-type]
         rank = [sys.executable, "-m", "mpi4py", "-m", mpi_rank.__name__, json.dumps(asdict(config))]
         command = [*self._mpiexec, "-n", str(config.world_size), *rank]
         log = self._directory / "scheduler.log"

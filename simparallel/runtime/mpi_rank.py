@@ -37,7 +37,7 @@ class Config:
 
     Attributes:
         nodes: the ranks of each node; empty for one node for each machine.
-        with_local_rank: see `run_script`.
+        script, arguments, with_local_rank, is_module: see `run_script`.
         device_ids, environment: see `environment.variables`.
         log_dir, log_links: see `LogFiles`.
     """
@@ -45,6 +45,7 @@ class Config:
     script: str
     arguments: list[str]
     with_local_rank: bool
+    is_module: bool
     world_size: int
     nodes: list[list[int]]
     device: str
@@ -69,7 +70,7 @@ def main(config_text: str) -> None:
     show = _keep_log(config, rank, nodes)
     transport = mpi.MpiTransport(everyone.Dup(), config.timeout_s)
     transport.start()
-    call = partial(run_script, config.script, config.arguments, config.with_local_rank)
+    call = partial(run_script, config.script, config.arguments, config.with_local_rank, config.is_module)
     spec = describe(config.world_size, config.device, nodes=nodes)
     outcome, _ = play_rank(call, transport, spec, communicator_type=MpiCommunicator)
     outcome.value = None  # of a script: nothing

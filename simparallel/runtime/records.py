@@ -1,0 +1,80 @@
+"""Log records of a device: they go to the log of all ranks, to its own, and where the program itself wants them.
+
+Until a program configures logging, records from INFO on are shown and kept. Then its own settings hold, as they
+would in a plain interpreter, and the log of all ranks gets what they let pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import threading
+from typing import Any
+
+from multiprocessing_logging import MultiProcessingHandler
+
+FLUSH_LIMIT_S = 1.0
+
+
+def begin() -> None:
+    """Send records to this rank's own file too, which needs no other process to be complete."""
+    root = logging.getLogger()
+    for inherited in list(root.handlers):
+        if not isinstance(inherited, MultiProcessingHandler):  # the host's own: it could not be wrapped
+            root.removeHandler(inherited)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    root.addHandler(handler)
+    _let_programs_configure(handler)
+
+
+def _let_programs_configure(own: logging.Handler) -> None:
+    """`logging.basicConfig` does nothing where the root has handlers, and a program knows nothing of ours."""
+    plain, level = logging.basicConfig, logging.getLogger().level
+
+    @functools.wraps(plain)
+    def basic_config(**settings: Any) -> None:
+        root = logging.getLogger()
+        ours = [h for h in root.handlers if h is own or isinstance(h, MultiProcessingHandler)]
+        for handler in ours:
+            root.removeHandler(handler)
+        try:
+            plain(**settings)
+        finally:
+            for handler in ours:
+                if handler is not own or not root.handlers:
+                    root.addHandler(handler)
+        if own in ours and own not in root.handlers and root.level == level and "level" not in settings:
+            root.setLevel(logging.WARNING)  # Python's own
+
+    logging.basicConfig = basic_config
+
+
+def _queues() -> list[Any]:
+    return [
+        handler.queue
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, MultiProcessingHandler)
+    ]
+
+
+def flush() -> None:
+    """Give the feeder threads of the log queues a moment to empty their buffers."""
+    for queue in _queues():
+        buffer = getattr(queue, "_buffer", None)
+        waited = threading.Event()
+        for _ in range(20):
+            if not buffer:
+                break
+            waited.wait(0.005)
+
+
+def end() -> None:
+    """Flush the log of all ranks, but not for ever: its lock may have died with another rank."""
+    for queue in _queues():
+        queue.close()
+        joiner = threading.Thread(target=queue.join_thread, daemon=True)
+        joiner.start()
+        joiner.join(FLUSH_LIMIT_S)
+        queue.cancel_join_thread()
