@@ -190,6 +190,35 @@ def test_an_array_outlives_its_segment():
     assert x.sum() == 7000
 
 
+def test_what_is_forked_from_a_process_alone_has_a_copy():
+    """A world of one is used by a program and by the workers that it forks, each for itself."""
+    x = sp.empty(1000, shared=True)
+    x[...] = 1
+    ends = []
+    for child in range(1, 4):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                x[...] = child
+                for i in range(200):
+                    assert sp.all_gather(np.array([i])).tolist() == [i]
+                    assert (sp.all_reduce(x, "sum") == child).all()
+                code = 0
+            finally:
+                os._exit(code)
+        ends.append(pid)
+    for i in range(300):
+        assert sp.all_reduce(np.array([i, 1])).tolist() == [i, 1]
+    assert [os.waitpid(pid, 0)[1] for pid in ends] == [0, 0, 0]
+    assert (x == 1).all()
+
+
+def test_private_memory_that_cannot_be_had_is_told():
+    with pytest.raises(SharedMemoryError, match="address space"):
+        Segment(1, arena_bytes=1 << 61, is_private=True)
+
+
 def test_a_full_arena_says_so_in_numbers(segment):
     arena = Arena(segment, 0)
     kept = arena.empty((HEAP_BYTES - 1000,), np.dtype(np.uint8))

@@ -38,8 +38,9 @@ def is_running() -> bool:
 
 
 def alone() -> Communicator:
-    """A communicator of a world of one rank, in this thread."""
-    return Communicator(InlineTransport(Segment(1, arena_bytes=1 << 30), 0, Turns(1)))
+    """A communicator of a world of one rank, in this thread. A process that is forked from here has its own."""
+    segment = Segment(1, arena_bytes=1 << 30, is_private=True)
+    return Communicator(InlineTransport(segment, 0, Turns(1)))
 
 
 def join_run(communicator: Communicator) -> None:

@@ -109,6 +109,8 @@ class Arena:
             self._reserved_to = stop
 
     def _fallocate(self, start: int, length: int) -> None:
+        if self.segment.is_private:  # it comes page by page, like any other memory of a process
+            return
         try:
             os.posix_fallocate(self.segment.fd, self.segment.arena_at(self.rank) + start, length)
         except OSError as error:

@@ -26,7 +26,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simparallel.comm.unnamed import free_of, open_unnamed
+from simparallel.comm.unnamed import available_memory, free_of, open_unnamed
 from simparallel.errors import SharedMemoryError
 
 PAGE = 4096
@@ -152,6 +152,11 @@ def round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
 class Segment:
     """The mapping of one world, as seen by any process that holds its descriptor.
 
@@ -159,6 +164,7 @@ class Segment:
         world_size: number of ranks.
         fd: descriptor of an existing segment; None creates one.
         arena_bytes: address space of each rank; 0 takes what the machine gives.
+        is_private: no other process is to see it. What is forked from this one gets a copy.
 
     Attributes:
         words: the control words, `memoryview` of int64. Aligned single stores, never
@@ -168,21 +174,25 @@ class Segment:
         SharedMemoryError: not even the smallest arena could be had.
     """
 
-    def __init__(self, world_size: int, fd: int | None = None, arena_bytes: int = 0) -> None:
+    def __init__(
+        self, world_size: int, fd: int | None = None, arena_bytes: int = 0, *, is_private: bool = False
+    ) -> None:
         self.world_size = world_size
         self.map = ControlMap(world_size)
         self._sites_at = round_up(self.map.num_words * WORD, PAGE)
         self._waits_at = self._sites_at + world_size * SITES * SITE_BYTES
         self._records_at = self._waits_at + world_size * WAIT_BYTES
         self._arenas_at = round_up(self._records_at + world_size * RECORD_BYTES, PAGE)
-        if fd is None:
-            fd = self._create(arena_bytes)
-        self.fd = fd
-        self._closer = weakref.finalize(self, os.close, fd)
+        self.is_private = is_private
+        if is_private:
+            self.fd = -1
+            self.mmap = self._map_private(self._arenas_at + world_size * round_up(arena_bytes, PAGE))
+        else:
+            self.fd = self._create(arena_bytes) if fd is None else fd
+            self.mmap = mmap.mmap(self.fd, os.fstat(self.fd).st_size)
+        self._closer = weakref.finalize(self, _close, self.fd)
         self._closer.atexit = False
-        total = os.fstat(fd).st_size
-        self.arena_bytes = (total - self._arenas_at) // world_size
-        self.mmap = mmap.mmap(fd, total)
+        self.arena_bytes = (len(self.mmap) - self._arenas_at) // world_size
         self.words = memoryview(self.mmap)[: self.map.num_words * WORD].cast("q")
         self._bytes = np.frombuffer(self.mmap, np.uint8)
         self.address = self._bytes.__array_interface__["data"][0]
@@ -205,13 +215,21 @@ class Segment:
                     os.close(fd)
                 wanted //= 4
                 if arena_bytes or wanted < max(SMALLEST_ARENA_BYTES, least):
-                    raise SharedMemoryError(
-                        f"{self.world_size} ranks need {total} bytes of address space and {at_once} "
-                        f"bytes of shared memory at once: {error}. Use fewer ranks, raise the limit "
-                        "(ulimit -v, container memory, --shm-size), or pass a smaller arena_bytes.",
-                        needed_bytes=total,
-                        available_bytes=free,
-                    ) from error
+                    raise self._refusal(total, free, error) from error
+
+    def _map_private(self, total: int) -> mmap.mmap:
+        try:
+            return mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError, OverflowError) as error:
+            raise self._refusal(total, available_memory(), error) from error
+
+    def _refusal(self, total: int, free: int, error: Exception) -> SharedMemoryError:
+        return SharedMemoryError(
+            f"{self.world_size} ranks need {total} bytes of address space and {self._arenas_at} bytes of shared memory "
+            f"at once: {error}. Use fewer ranks, raise the limit (ulimit -v, container memory, --shm-size), or pass a "
+            "smaller arena_bytes.",
+            needed_bytes=total, available_bytes=free,
+        )  # fmt: skip
 
     def call_of(self, group: int, parity: int, rank: int) -> list[int]:
         """Header and note of a rank's call, in the order of `header`."""
