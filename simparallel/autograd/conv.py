@@ -48,6 +48,7 @@ class Conv2d(Op):
     """
 
     rule = "n c <h> <w>, o c {kh} {kw}, o -> n o <h> <w>"
+    is_product = True
     fills_rooms = True
 
     def __init__(

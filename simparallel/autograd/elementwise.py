@@ -68,6 +68,8 @@ class Sub(AbstractBinary):
 class Mul(AbstractBinary):
     """y = a * b"""
 
+    is_product = True
+
     def forward(self, ctx: Context, a: Array, b: Array) -> Array:
         ctx.a, ctx.b = a, b
         return a * b

@@ -35,6 +35,7 @@ class MatMul(Op):
     """y = x @ w.   x: (..., m, k)   w: (..., k, n)   y: (..., m, n), leading dims broadcast"""
 
     rule = "... m k, ... k n -> ... m n"
+    is_product = True
     fills_rooms = True
 
     def forward(self, ctx: Context, x: Array, w: Array) -> Array:
@@ -64,6 +65,7 @@ class Linear(Op):
     """
 
     rule = "... k, n k, n -> ... n"
+    is_product = True
     fills_rooms = True
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:

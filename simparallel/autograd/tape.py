@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
 from itertools import count
 from operator import itemgetter
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from simparallel.backend import Array, is_array
 from simparallel.devices import FIRST
@@ -56,10 +58,12 @@ class Reversible:
     Attributes:
         adds_onto: it has one input, contributes to a part of its gradient, and looks at `ctx.onto`.
         fills_rooms: it asks for `ctx.gradient`, or looks at `ctx.rooms`.
+        is_product: of its first two inputs; the values of one are used for the gradient of the other only.
     """
 
     adds_onto = False
     fills_rooms = False
+    is_product = False
 
 
 class Node:
@@ -79,14 +83,21 @@ class Backward:
 
     Attributes:
         uses: for each node and each leaf that it reaches, by id, how many of its uses are to come.
+        outer: the one inside of which it runs, as that of a part that is computed again does; or None.
+        calls_hooks: gradients go to `.grad`, and hooks of the leaves are told.
         callbacks: what to call at its end, each with its place among them.
     """
 
-    __slots__ = ("callbacks", "uses")
+    __slots__ = ("callbacks", "calls_hooks", "outer", "uses")
 
-    def __init__(self, uses: dict[int, int]) -> None:
+    def __init__(self, uses: dict[int, int], outer: Backward | None, calls_hooks: bool) -> None:
         self.uses = uses
+        self.outer, self.calls_hooks = outer, calls_hooks
         self.callbacks: list[tuple[int, Callable[[], None]]] = []
+
+    def outermost(self) -> Backward:
+        """The one that delivers what all of them find."""
+        return self if self.outer is None else self.outer.outermost()
 
     def reaches(self, leaf: Tensor) -> bool:
         """May this leaf get a gradient? (It does not if every use of it contributes nothing.)"""
@@ -124,18 +135,23 @@ def at_backward_end(callback: Callable[[], None], place: int = 0) -> None:
 
 def run_backward(
     root: Tensor, seed: Array, deliver: Callable[[Tensor, Array], None], *, retain_graph: bool = False,
-    room: Callable[[Tensor], Array | None] = lambda leaf: None,
+    room: Callable[[Tensor], Array | None] = lambda leaf: None, calls_hooks: bool = False,
 ) -> None:  # fmt: skip
     """Walk the tape behind `root`; call `deliver(leaf, gradient)` as each leaf's is finished.
 
     The array given to `deliver` is new, or `seed`, or `room(leaf)`, and no other leaf gets the same memory.
-    An op may write a leaf's gradient into the array that `room` gives for it.
+    An op may write a leaf's gradient into the array that `room` gives for it. `calls_hooks` says that `deliver`
+    tells the leaves' hooks.
+
+    Raises:
+        AutogradError: the graph was consumed, or a leaf that it needs has other values now. Nothing was delivered.
     """
     uses = _count_uses(root._node) if root._node else {id(root): 1}
     grads = _Gradients({id(root._node): seed})
     heap = [(-root._node.number, root._node)] if root._node else []
     recorder = current_recorder()
-    outer, running = _running.backward, Backward(uses)
+    outer = _running.backward
+    running = Backward(uses, outer, calls_hooks)
     _running.backward = running
     try:
         if root._node is None:
@@ -233,6 +249,8 @@ def _count_uses(root: Node) -> dict[int, int]:
             if not needed:
                 continue
             source, key = tensor._node, _key(tensor)
+            if source is None and getattr(tensor, "_changed", 0) > node.number and _uses(node, tensor):
+                raise _outdated(node, tensor)
             if key in uses:
                 uses[key] += 1
             else:
@@ -240,3 +258,32 @@ def _count_uses(root: Node) -> dict[int, int]:
                 if source is not None:
                     stack.append(source)
     return uses
+
+
+def mark_changed(leaves: Iterable[Tensor]) -> None:
+    """These leaves were given other values: backward through a graph that kept the old ones is an error."""
+    now = next(grad_mode.numbers)
+    for leaf in leaves:
+        leaf._changed = now
+
+
+def _uses(node: Node, leaf: Tensor) -> bool:
+    """Does backward use the leaf's own array, not a copy that forward has made?"""
+    assert node.ctx is not None
+    if node.op.is_product and not any(
+        needed for x, needed in zip(node.inputs[:2], node.ctx.needs, strict=False) if x is not leaf
+    ):
+        return False
+    data = leaf.data
+    return any(
+        value is data or (isinstance(value, np.ndarray) and np.may_share_memory(value, data))
+        for value in vars(node.ctx).values()
+    )
+
+
+def _outdated(node: Node, leaf: Tensor) -> AutogradError:
+    return AutogradError(
+        f"backward: {leaf.name or 'a parameter'} of shape {leaf.shape} has other values now than when {node.op!r} used "
+        "it in forward: an optimizer's step or a load came in between. The gradients would belong to neither. Call "
+        "backward before step, or run forward again."
+    )

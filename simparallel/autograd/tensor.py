@@ -47,10 +47,11 @@ class Tensor(TensorOperators):
 
     # _device is None where an op was given a plain array: that is wherever the other operands are.
     __slots__ = (
-        "__weakref__", "_device", "_hooks", "_node", "_room", "_scaled", "data", "grad", "name", "placement",
-        "requires_grad",
+        "__weakref__", "_changed", "_device", "_hooks", "_node", "_room", "_scaled", "data", "grad", "name",
+        "placement", "requires_grad",
     )  # fmt: skip
     _scaled: tuple[float, Tensor | None]  # only what comes from `scale_loss` has it
+    _changed: int  # of a leaf that `mark_changed` knows: the number that a node would have got then
     __array_priority__ = 1000  # numpy_array * tensor asks the tensor first
 
     def __init__(self, data: Any, requires_grad: bool = False, name: str = "", device: Any = None) -> None:
@@ -102,6 +103,11 @@ class Tensor(TensorOperators):
     def _gradient(self, gradient: Array) -> Tensor:
         """What backward found for this leaf, as a Tensor that lies as it does."""
         return Tensor._result(gradient, None, self._device, self.placement and self.placement.gradient)
+
+    def __getstate__(self) -> Any:
+        """For copies and pickles: without those who listen to this leaf, and without their memory."""
+        slots: dict[str, Any] = object.__getstate__(self)[1]  # type: ignore[index]
+        return None, {**slots, "_hooks": None, "_room": None}
 
     # --- looking at it -------------------------------------------------------------------------
 
@@ -247,7 +253,7 @@ class Tensor(TensorOperators):
         seed = seed_of(self, grad, check_finite)
         looked_for = getattr(self, "_scaled", _NOT_SCALED)[1] is not None  # else NumPy warns
         with np.errstate(over="ignore", invalid="ignore") if looked_for else nullcontext():
-            run_backward(self, seed, _accumulate, retain_graph=retain_graph, room=_room_of)
+            run_backward(self, seed, _accumulate, retain_graph=retain_graph, room=_room_of, calls_hooks=True)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Start or stop collecting gradients for this leaf; returns it."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.functions import cast
+from simparallel.autograd.nested import change_each
 from simparallel.backend import is_array
 from simparallel.errors import InputError
 from simparallel.nn.module import Module
@@ -226,14 +227,12 @@ def _convert(value: Any, dtype: np.dtype | None) -> Any:
     """`value` with every floating-point tensor and array in it, at any depth, in `dtype`."""
     if dtype is None:
         return value
-    if isinstance(value, Tensor):
-        return cast(value, dtype) if value.dtype.kind == "f" and value.dtype != dtype else value
-    if is_array(value):
-        return value.astype(dtype) if value.dtype.kind == "f" and value.dtype != dtype else value
-    if isinstance(value, dict):
-        return {key: _convert(item, dtype) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_convert(item, dtype) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_convert(item, dtype) for item in value)
-    return value
+
+    def converted(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return cast(item, dtype) if item.dtype.kind == "f" and item.dtype != dtype else item
+        return (
+            item.astype(dtype) if is_array(item) and item.dtype.kind == "f" and item.dtype != dtype else item
+        )
+
+    return change_each(value, converted)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from simparallel.autograd import Tensor
+from simparallel.autograd.tape import mark_changed
 from simparallel.backend import is_array, to_device_like, to_host
 from simparallel.errors import StateDictError
 
@@ -54,6 +55,7 @@ def load(who: str, targets: Mapping[str, Tensor], state: Mapping[str, Any], stri
     for name, array in arrays.items():
         data = targets[name].data
         data[...] = to_device_like(to_host(array), data)  # in place: a gradient bucket may share this memory
+    mark_changed(targets[name] for name in arrays)
     return LoadResult(missing, unexpected)
 
 

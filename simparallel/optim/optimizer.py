@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from simparallel.autograd import Tensor
+from simparallel.autograd.tape import mark_changed
 from simparallel.backend import Array, get_namespace, is_array, to_device_like, to_host
 from simparallel.devices import FIRST, Device
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError, StateDictError
@@ -280,6 +281,7 @@ class Optimizer:
                 total[0] += element_flops * grad.size
                 total[1] += element_accesses * grad.nbytes
                 total[2] = max(total[2], grad.itemsize)
+        mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
         recorder = current_recorder()
         if recorder is None:
             return

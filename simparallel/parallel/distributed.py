@@ -11,24 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from operator import is_not
 from typing import Any
 
 import numpy as np
 
 from simparallel import collectives
 from simparallel.autograd import Tensor
-from simparallel.autograd.tape import grad_mode
+from simparallel.autograd.tape import grad_mode, mark_changed
 from simparallel.backend import random_state, to_host
 from simparallel.comm import Group, current
 from simparallel.errors import CollectiveMismatchError, InputError
 from simparallel.nn import Module
 from simparallel.parallel.buckets import Bucket, by_dtype, make_buckets
 from simparallel.parallel.join import Join, Turn
+from simparallel.parallel.passage import watched
 from simparallel.parallel.reducer import Hook, Reducer
 from simparallel.parallel.sync_batchnorm import SyncBatchNorm
 
 MIB = 1 << 20
 DEFAULT_CAP_MB, DEFAULT_FIRST_CAP_MB = 25.0, 1.0  # a small first bucket leaves early
+_SETTINGS = (
+    "device_ids", "output_device", "broadcast_buffers", "bucket_cap_mb", "find_unused_parameters",
+    "gradient_as_bucket_view", "static_graph",
+)  # fmt: skip
 
 
 class DistributedDataParallel(Module):
@@ -39,7 +46,11 @@ class DistributedDataParallel(Module):
     for equal parts of a batch and a mean loss is the gradient of the whole batch. What is reduced is
     `.grad`: where it held something before, as after `no_sync()`, that is reduced, too.
 
-    A rank's parameters belong to its newest wrapper; an older one is refused from then on.
+    A backward reduces if it comes through an output of the wrapper's forward pass; one of `.module` alone, or of a
+    pass inside of `no_sync()`, leaves its gradients on this rank. `value_and_grad` does not reduce, and says so.
+
+    A rank's parameters belong to its newest wrapper; an older one is refused from then on. A copy (`deepcopy`)
+    has parameters and buckets of its own, and no communication hook; to save or send a model, take `.module`.
 
     Args:
         module: the model; the same structure on every rank.
@@ -90,6 +101,7 @@ class DistributedDataParallel(Module):
         if bucket_cap_mb is not None and not bucket_cap_mb > 0:
             raise InputError(f"bucket_cap_mb={bucket_cap_mb!r} must be more than 0.")
         parameters = [p for p in module.parameters() if p.requires_grad]
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
         if not parameters:
             raise InputError("DistributedDataParallel: no parameter of the module requires a gradient.")
         self.module = module
@@ -97,6 +109,7 @@ class DistributedDataParallel(Module):
         self.broadcast_buffers, self.static_graph = bool(broadcast_buffers), bool(static_graph)
         self.find_unused_parameters = bool(find_unused_parameters)
         self.gradient_as_bucket_view = bool(gradient_as_bucket_view)
+        self.bucket_cap_mb = bucket_cap_mb
         self.require_backward_grad_sync = True
         self.process_group = process_group or group
         communicator = self._communicator = current()
@@ -113,6 +126,8 @@ class DistributedDataParallel(Module):
             as_view=self.gradient_as_bucket_view, find_unused=self.find_unused_parameters,
             static=self.static_graph, beside_others=any(isinstance(m, SyncBatchNorm) for m in module.modules()),
         )  # fmt: skip
+        self._buffers_of = [m._buffers for m in module.modules()]
+        self._known_buffers: list[Tensor] = []
         self._buffer_buckets: list[Bucket] | None = None
         self._send_buffers = True  # as the last forward was one whose backward reduces
         self._join: Join | None = None
@@ -123,31 +138,36 @@ class DistributedDataParallel(Module):
                 "DistributedDataParallel: this module was wrapped again, and its gradients belong to the newer "
                 "wrapper. Use that one."
             )
+        if any(p.requires_grad for p in self._frozen):
+            raise InputError(
+                "DistributedDataParallel: a parameter that was frozen when the model was wrapped requires a gradient "
+                "now, and nobody would reduce it. Wrap the model again."
+            )
+        will_reduce = grad_mode.enabled and self.require_backward_grad_sync
         if not grad_mode.recomputing:
-            self._before_forward()
+            self._before_forward(will_reduce)
         before, random_state.part = random_state.part, (self._share.rank or 0, self._share.size)
         try:
-            return self.module(*inputs, **kwargs)
+            y = self.module(*inputs, **kwargs)
         finally:
             random_state.part = before
+        return watched(y, self._reducer) if will_reduce else y
 
-    def _before_forward(self) -> None:
-        will_reduce = grad_mode.enabled and self.require_backward_grad_sync
+    def _before_forward(self, will_reduce: bool) -> None:
         source = self._share.ranks[0]
         if self._join is not None:
             source = self._join.announce(Turn(will_reduce, self._send_buffers))
         if self._send_buffers and self.broadcast_buffers:
             self._broadcast_buffers(source)
         self._send_buffers = will_reduce
-        if grad_mode.enabled:
-            self._reducer.sync = will_reduce
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients add up in `.grad` of each rank, without communication.
 
         Forward passes inside of the block (that is what counts) have a backward that does not reduce.
-        The first one after the block reduces all that was added up. Collective: no.
+        The first one after the block reduces all that was added up. Of a checkpointed pass the second run counts,
+        which backward makes. Collective: no.
         """
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
@@ -193,11 +213,12 @@ class DistributedDataParallel(Module):
             (name, p.shape, str(p.dtype), "trained" if p.requires_grad else "frozen")
             for name, p in self.module.named_parameters()
         ]
+        own += [(name, b.shape, str(b.dtype), "a buffer") for name, b in self.module.named_buffers()]
         models = self._communicator.all_gather_object(own, self.process_group)
         for rank, other in zip(self._share.ranks, models, strict=True):
             if other != models[0]:
                 differing = [f"{a} vs {b}" for a, b in zip(models[0], other, strict=False) if a != b][:3]
-                counts = f"{len(models[0])} and {len(other)} parameters"
+                counts = f"{len(models[0])} and {len(other)} parameters and buffers"
                 raise CollectiveMismatchError(
                     f"DistributedDataParallel: the models of rank {self._share.ranks[0]} and rank {rank} differ: "
                     f"{counts}; first differences: {'; '.join(differing) or 'none but the number'}. Build the same "
@@ -213,16 +234,48 @@ class DistributedDataParallel(Module):
         """All buffers of rank `source` to all ranks, those of one dtype together. Collective: yes."""
         if self._share.size == 1:
             return
-        if self._buffer_buckets is None:
-            self._buffer_buckets = [
-                Bucket(part, self._communicator) for part in by_dtype(list(self.module.buffers()))
-            ]
-        for bucket in self._buffer_buckets:
+        for bucket in self._buckets_of_buffers():
             if self._communicator.rank == source:
                 bucket.load()
             collectives.broadcast(bucket.flat, src=source, group=self.process_group)
             if self._communicator.rank != source:
                 bucket.store()
+
+    def _buckets_of_buffers(self) -> list[Bucket]:
+        """Buckets with the buffers that the model has now: a forward pass may have put others in their places."""
+        buffers = [x for registry in self._buffers_of for x in registry.values() if x is not None]
+        known = self._buffer_buckets
+        if (
+            known is None
+            or len(buffers) != len(self._known_buffers)
+            or any(map(is_not, buffers, self._known_buffers))
+        ):
+            self._known_buffers = buffers
+            parts = by_dtype(list(dict.fromkeys(buffers)))
+            shapes = [[(x.data.shape, x.dtype) for x in part] for part in parts]
+            if known is not None and shapes == [[(x.data.shape, x.dtype) for x in b.tensors] for b in known]:
+                for bucket, part in zip(known, parts, strict=True):
+                    bucket.tensors = part
+            else:
+                known = self._buffer_buckets = [Bucket(part, self._communicator) for part in parts]
+        return known
+
+    # --- copies ---------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        settings = {name: getattr(self, name) for name in _SETTINGS}
+        copied = type(self)(
+            deepcopy(self.module, memo), **settings, process_group=self.process_group, init_sync=False
+        )
+        memo[id(self)] = copied
+        copied.train(self.training)
+        return copied
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a DistributedDataParallel belongs to its rank and cannot be saved or sent; take its .module, or its "
+            "state_dict()"
+        )
 
     # --- for ranks that have run out of inputs, see `Join` ------------------------------------------------
 
@@ -248,8 +301,10 @@ def broadcast_parameters(
     Collective: yes.
     """
     source = (group.ranks[0] if group else 0) if src is None else src
-    for tensor in parameters:
+    tensors = list(parameters)
+    for tensor in tensors:
         collectives.broadcast(tensor, src=source, group=group)
+    mark_changed(tensors)
 
 
 def max_difference_between_ranks(module: Module, group: Group | None = None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +13,16 @@ from simparallel.errors import InputError, UnevenInputsError
 
 if TYPE_CHECKING:
     from simparallel.parallel.distributed import DistributedDataParallel
+
+
+class _Open(threading.local):
+    """The blocks that this rank is inside of."""
+
+    def __init__(self) -> None:  # once in each thread
+        self.joins: list[Join] = []
+
+
+_open = _Open()
 
 
 class Turn(NamedTuple):
@@ -41,7 +52,8 @@ class Join:
         throw_on_early_termination: as soon as one rank has run out, all raise `UnevenInputsError`.
 
     Raises:
-        InputError: gradients are to be divided by the ranks that are left, but a hook reduces them.
+        InputError: gradients are to be divided by the ranks that are left, but a hook reduces them; at the
+            beginning of the block, this rank is inside of another one.
         UnevenInputsError: see above.
 
     Collective: yes, every forward, and the end of the block. An error inside the block ends it at once.
@@ -64,9 +76,14 @@ class Join:
 
     def __enter__(self) -> Join:
         if self._enable:
-            if self._model._join is not None:
-                raise InputError("join: this model is inside of a join() block already.")
+            if _open.joins:
+                which = "this model" if self._model._join is not None else "another model"
+                raise InputError(
+                    f"join: {which} is inside of a join() block already, and a rank that has left could not tell whose "
+                    "turn it is. Put both into one module, wrap that, and join it."
+                )
             self._model._join = self
+            _open.joins.append(self)
         return self
 
     def announce(self, turn: Turn) -> int:
@@ -91,6 +108,7 @@ class Join:
                 model._shadow(turn, self._source)
         finally:
             model._join = None
+            _open.joins.remove(self)
             model._reducer.num_active = None
 
     def _exchange(self, turn: Turn | None) -> tuple[list[int], Turn]:

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from simparallel import collectives
-from simparallel.autograd import Backward, Tensor, at_backward_end, running_backward
-from simparallel.backend import Array
+from simparallel.autograd import Backward, Tensor, running_backward
+from simparallel.backend import Array, is_array
 from simparallel.comm import Communicator, Group
-from simparallel.errors import UnusedParameterError
+from simparallel.errors import InputError, UnusedParameterError
 from simparallel.parallel.buckets import GradBucket
 
 Hook = Callable[[Any, GradBucket], Any]
@@ -54,10 +54,10 @@ class Reducer:
         beside_others: the walk over the tape communicates other things, too.
 
     Attributes:
-        sync: whether the next backward reduces.
         attached: whether it still listens to its parameters.
         hook: what reduces a bucket, and its state; None for the mean over the ranks.
         num_active: ranks that still have inputs, if the sum is to be divided by them; else None.
+        is_due: the next backward that brings a gradient reduces, wherever it comes from.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Reducer:
         group: Group | None, *, as_view: bool, find_unused: bool, static: bool, beside_others: bool,
     ) -> None:  # fmt: skip
         self.buckets = list(buckets)
-        self.sync = True
         self.attached = True
         self.hook: tuple[Hook, Any] | None = None
         self.num_active: int | None = None
+        self.is_due = False
         self._names = names
         self.communicator, self._group = communicator, group
         self.as_view = as_view
@@ -76,6 +76,8 @@ class Reducer:
         self._beside_others, self._graphs_differ = beside_others, self._find_unused
         self._number = next(_numbers)  # on every rank in the order of construction
         self.backward: Backward | None = None
+        self._early: list[_Arrival] = []  # of `_early_in`
+        self._early_in: Backward | None = None
         self._next = 0
         self.may_start = True
         self._late: list[tuple[GradBucket, int, Array | None]] = []
@@ -107,10 +109,18 @@ class Reducer:
 
     # --- during backward ----------------------------------------------------------------------------
 
+    def put_off(self, arrival: _Arrival, running: Backward) -> None:
+        """A gradient has come, and nothing says yet that this backward reduces."""
+        if self._early_in is not running:
+            self._early_in, self._early = running, []
+        self._early.append(arrival)
+
     def begin(self, running: Backward) -> None:
-        """The first gradient of a backward has come."""
+        """A backward that reduces has reached the model."""
+        if self.backward is running:
+            return
         self.backward = running  # one that was left by an error is forgotten here
-        at_backward_end(self._finish, self._number)
+        running.callbacks.append((self._number, self._finish))
         self._prepare()
         if self._find_unused:
             for bucket in self.buckets:
@@ -121,6 +131,11 @@ class Reducer:
             self.may_start = not (self._beside_others or any(self._others_reached(running)))
         if self.may_start:
             self.start_ready()
+        early, self._early = self._early, []
+        if self._early_in is running:
+            for arrival in early:
+                arrival.arrive()
+        self._early_in = None
 
     def _prepare(self) -> None:
         self._next = 0
@@ -165,7 +180,14 @@ class Reducer:
     def _start(self, bucket: GradBucket) -> Any:
         if self.hook is not None:
             hook, state = self.hook
-            return hook(state, bucket)
+            begun = hook(state, bucket)
+            if not (hasattr(begun, "wait") or isinstance(begun, Tensor) or is_array(begun)):
+                raise InputError(
+                    f"register_comm_hook: {getattr(hook, '__name__', hook)} returned {type(begun).__name__} for bucket "
+                    f"{bucket.index()}, need a Work, or an array for the bucket. Return what all_reduce(…, "
+                    "async_op=True) gives, else nobody waits for it."
+                )
+            return begun
         if self.num_active is None:
             return collectives.all_reduce(bucket.flat, "mean", group=self._group, async_op=True)
         work = collectives.all_reduce(bucket.flat, "sum", group=self._group, async_op=True)
@@ -174,7 +196,7 @@ class Reducer:
     # --- the end of backward --------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        self.backward = None
+        self.backward, self.is_due = None, False
         self._check_arrivals()
         self._reduce_the_rest([bytes(bucket.used) for bucket in self.buckets])
         self._hand_out()
@@ -211,8 +233,7 @@ class Reducer:
             result = bucket.work.wait() if hasattr(bucket.work, "wait") else bucket.work
             bucket.work = None
             collectives.go_on(bucket.device)
-            if result is not None:
-                bucket.set_buffer(result)
+            bucket.set_buffer(result)
         if exchange is None:
             return
         not_by_all, by_any = exchange.wait()
@@ -296,13 +317,21 @@ class _Arrival:
         self.reducer, self._bucket, self._i, self._view = reducer, bucket, i, bucket.views[i]
 
     def __call__(self, parameter: Tensor) -> None:
-        reducer, bucket, i, view, grad = self.reducer, self._bucket, self._i, self._view, parameter.grad
-        bucket.used[i] = 1
-        if not reducer.sync:
-            return
+        reducer = self.reducer
+        self._bucket.used[self._i] = 1
         running = running_backward()
         if reducer.backward is not running:
+            if not reducer.is_due:
+                reducer.put_off(self, running)
+                return
             reducer.begin(running)
+        self.arrive()
+
+    def arrive(self) -> None:
+        """The gradient of a backward that reduces."""
+        reducer, bucket, i, view = self.reducer, self._bucket, self._i, self._view
+        parameter = bucket.tensors[i]
+        grad = parameter.grad
         assert grad is not None
         if grad.data is not view:
             view[...] = grad.data

@@ -1,0 +1,21 @@
+"""Tensors inside of tuples, lists and dicts, as modules take and return them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+
+def change_each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` built again with `change(item)` in the place of each item, at any depth of tuples, lists and dicts."""
+    if isinstance(value, dict):
+        changed = copy(value)  # of its own class, whatever that takes to be made
+        for key, item in value.items():
+            changed[key] = change_each(item, change)
+        return changed
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(change_each(item, change) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(change_each(item, change) for item in value)
+    return change(value)

@@ -1,0 +1,412 @@
+"""Which backward of a DistributedDataParallel reduces; copies; buffers and parameters that are replaced."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import simparallel as sp
+from simparallel import nn, optim
+from simparallel.errors import (
+    AutogradError,
+    CollectiveMismatchError,
+    InputError,
+    RunFailedError,
+    UnusedParameterError,
+)
+from simparallel.parallel import DistributedDataParallel, DistributedGradReducer
+
+MEAN = 1.5  # of the local gradients, 1 and 2
+
+
+class Weight(nn.Module):
+    """y = w x, whose gradient is x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(np.ones(1, np.float32))
+
+    def forward(self, x: Any) -> sp.Tensor:
+        return self.w * x
+
+
+def both(program: Any, ranks: int = 2) -> list[Any]:
+    """`program(model, x)` on each rank, where x is the rank's gradient."""
+
+    def run() -> Any:
+        return program(DistributedDataParallel(Weight()), sp.Tensor([sp.get_rank() + 1.0]))
+
+    return list(sp.launch(run, world_size=ranks, transport="inline"))
+
+
+def grad_of(model: Any) -> float:
+    return float(model.module.w.grad)
+
+
+# --- which backward reduces -------------------------------------------------------------------------
+
+
+def test_a_pass_without_sync_does_not_change_an_earlier_one():
+    def program(model, x):
+        first = model(x).sum()
+        with model.no_sync():
+            second = model(x * 10).sum()
+        first.backward()
+        reduced = grad_of(model)
+        model.zero_grad()
+        second.backward()
+        return reduced, grad_of(model)
+
+    assert both(program) == [(MEAN, 10), (MEAN, 20)]
+
+
+@pytest.mark.parametrize("in_no_sync", [False, True])
+def test_the_module_without_its_wrapper_is_this_ranks_own(in_no_sync):
+    def program(model, x):
+        if in_no_sync:
+            with model.no_sync():
+                model.module(x).sum().backward()
+        else:
+            model.module(x).sum().backward()
+        return grad_of(model)
+
+    assert both(program) == [1, 2]
+
+
+def test_one_rank_alone_may_use_the_module():
+    def program(model, x):
+        if sp.get_rank() == 0:
+            model.module(x).sum().backward()
+            model.zero_grad()
+        model(x).sum().backward()
+        return grad_of(model)
+
+    assert both(program) == [MEAN, MEAN]
+
+
+def test_of_a_checkpointed_pass_the_second_run_counts():
+    def program(model, x):
+        with model.no_sync():
+            model(x)
+            nn.checkpoint(model, x).sum().backward()
+        local = grad_of(model)
+        model.zero_grad()
+        nn.checkpoint(model, x).sum().backward()
+        return local, grad_of(model)
+
+    assert both(program) == [(1, MEAN), (2, MEAN)]
+
+
+def test_each_backward_of_a_kept_graph_reduces():
+    def program(model, x):
+        y = model(x).sum()
+        y.backward(retain_graph=True)
+        first = grad_of(model)
+        y.backward()
+        return first, grad_of(model)
+
+    assert both(program) == [(MEAN, 2 * MEAN)] * 2
+
+
+def test_gradients_that_come_before_the_mark_are_reduced_too():
+    """The bias is used outside of the wrapper, by what backward meets first."""
+
+    class Two(Weight):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b = nn.Parameter(np.zeros(1, np.float32))
+
+    def program():
+        model, x = DistributedDataParallel(Two(), bucket_cap_mb=1e-6), sp.Tensor([sp.get_rank() + 1.0])
+        inner = model(x)
+        (inner.sum() + (model.module.b * x).sum()).backward()
+        return grad_of(model), float(model.module.b.grad)
+
+    assert list(sp.launch(program, world_size=2, transport="inline")) == [(MEAN, MEAN)] * 2
+
+
+@dataclass
+class Output:
+    logits: sp.Tensor
+    loss: sp.Tensor | None = None
+
+
+class Result(dict[str, Any]):
+    """As some libraries return it: a dict with attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "tuple", "list", "dict", "own dict", "dataclass", "nested"])
+def test_outputs_of_any_kind_are_watched(kind):
+    class Wrapped(Weight):
+        def forward(self, x):
+            y = super().forward(x)
+            return {
+                "tensor": y, "tuple": (y, None), "list": [1, y], "dict": {"y": y}, "own dict": Result(logits=y),
+                "dataclass": Output(y), "nested": {"a": [({"b": y}, "text")]},
+            }[kind]  # fmt: skip
+
+    def of(out):
+        return {
+            "tensor": lambda: out, "tuple": lambda: out[0], "list": lambda: out[1], "dict": lambda: out["y"],
+            "own dict": lambda: out.logits, "dataclass": lambda: out.logits, "nested": lambda: out["a"][0][0]["b"],
+        }[kind]()  # fmt: skip
+
+    def program():
+        model, x = DistributedDataParallel(Wrapped()), sp.Tensor([sp.get_rank() + 1.0])
+        of(model(x)).sum().backward()
+        reduced = grad_of(model)
+        model.zero_grad()
+        with model.no_sync():
+            of(model(x)).sum().backward()
+        return reduced, grad_of(model)
+
+    assert list(sp.launch(program, world_size=2, transport="inline")) == [(MEAN, 1), (MEAN, 2)]
+
+
+def test_predictions_do_not_ask_for_a_reduction():
+    class Predicts(Weight):
+        def forward(self, x):
+            y = super().forward(x)
+            return y if self.training else y.argmax(0)
+
+    def program():
+        model, x = DistributedDataParallel(Predicts()), sp.Tensor([sp.get_rank() + 1.0])
+        model.eval()
+        model(x)
+        model.train()
+        with model.no_sync():
+            model(x).sum().backward()
+        return grad_of(model)
+
+    assert list(sp.launch(program, world_size=2, transport="inline")) == [1, 2]
+
+
+def test_value_and_grad_does_not_reduce_and_says_so():
+    def program(model, x):
+        step = sp.value_and_grad(lambda x: model(x).sum(), None, list(model.parameters()))
+        with pytest.raises(AutogradError, match=r"only loss.backward\(\) reduces"):
+            step(x)
+        with model.no_sync():
+            _, grads = step(x)
+        return float(DistributedGradReducer(list(model.parameters()), mean=True)(grads)[0])
+
+    assert both(program) == [MEAN, MEAN]
+
+
+def test_nothing_of_the_model_used_is_told_where_it_happens():
+    def program(model, x):
+        class Ignores(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.w = nn.Parameter(np.ones(1, np.float32))
+
+            def forward(self, x):
+                return x * 2
+
+        wrapped, x = DistributedDataParallel(Ignores()), sp.Tensor([1.0], requires_grad=True)
+        with pytest.raises(UnusedParameterError, match="no gradient reached w"):
+            wrapped(x).sum().backward()
+        return "told"
+
+    assert both(program) == ["told"] * 2
+
+
+# --- hooks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["inline", "shm"])
+def test_a_hook_that_returns_nothing_is_an_error(transport):
+    def program():
+        model = DistributedDataParallel(Weight())
+
+        def forgets(state, bucket):
+            sp.all_reduce(bucket.buffer(), "mean", async_op=True)
+
+        model.register_comm_hook(None, forgets)
+        model(sp.Tensor([1.0])).sum().backward()
+
+    with pytest.raises(RunFailedError, match="forgets returned NoneType for bucket 0, need a Work") as caught:
+        sp.launch(program, world_size=2, transport=transport)
+    assert isinstance(caught.value.__cause__, InputError) or "InputError" in str(caught.value)
+
+
+# --- parameters -------------------------------------------------------------------------------------
+
+
+def test_a_parameter_that_starts_to_be_trained_has_to_be_wrapped_again():
+    def program():
+        model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+        model[0].weight.requires_grad_(False)
+        wrapped, x = DistributedDataParallel(model), sp.Tensor([[sp.get_rank() + 1.0]])
+        wrapped(x).sum().backward()
+        model[0].weight.requires_grad_(True)
+        with pytest.raises(InputError, match="frozen when the model was wrapped.*Wrap the model again"):
+            wrapped(x)
+        DistributedDataParallel(model)(x).sum().backward()
+        return float(model[0].weight.grad) / float(model[1].weight)
+
+    a, b = sp.launch(program, world_size=2, transport="inline")
+    assert a == b == pytest.approx(MEAN)
+
+
+def changed_by_a_step(w):
+    optim.SGD([w], 0.1).step()
+
+
+def changed_by_a_load(w):
+    module = nn.Linear(1, 1, bias=False)
+    module._parameters["weight"] = w
+    module.load_state_dict({"weight": np.ones((1, 1), np.float32)})
+
+
+def changed_by_a_broadcast(w):
+    sp.parallel.broadcast_parameters([w])
+
+
+@pytest.mark.parametrize("change", [changed_by_a_step, changed_by_a_load, changed_by_a_broadcast])
+def test_a_graph_that_kept_other_values_is_refused_before_anything_is_added(change):
+    v, w = (sp.Tensor([[value]], requires_grad=True) for value in (3.0, 2.0))
+    y = (sp.Tensor([[1.0]]) @ v @ w).sum()
+    y.backward(retain_graph=True)
+    change(w)
+    v.grad = w.grad = None
+    with pytest.raises(
+        AutogradError, match="has other values now than when MatMul.*Call backward before step"
+    ):
+        y.backward()
+    assert v.grad is w.grad is None
+
+
+def test_a_graph_that_kept_nothing_of_it_goes_on():
+    """A sum does not need the values of what it adds, nor a product those of what the other needs no gradient for."""
+    b, x = sp.Tensor([1.0], requires_grad=True), sp.Tensor([2.0], requires_grad=True)
+    y = ((x * 3.0) + b).sum()
+    y.backward(retain_graph=True)
+    optim.SGD([b, x], 0.1).step()
+    y.backward()
+    assert (b.grad.item(), x.grad.item()) == (2, 6)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(2, 1), nn.Conv2d(2, 1, 1)])
+def test_the_first_layer_of_a_kept_graph_goes_on(layer):
+    x = np.full((1, 2, *[1] * (layer.weight.data.ndim - 2)), 3, np.float32)
+    y = layer(x).sum()
+    y.backward(retain_graph=True)
+    optim.SGD(layer.parameters(), 0.1).step()
+    y.backward()
+    assert (layer.weight.grad.numpy() == 6).all()
+
+
+def test_two_losses_with_a_step_between_them_are_the_mistake_that_it_looks_like():
+    """As in a GAN: the second loss was computed with the weights before the step."""
+    net, head = nn.Linear(2, 2), nn.Linear(2, 1)
+    features = net(np.ones((1, 2), np.float32))
+    first, second = head(features).sum(), (head(features) * 2.0).sum()
+    first.backward(retain_graph=True)
+    optim.SGD(head.parameters(), 0.1).step()
+    with pytest.raises(AutogradError, match="has other values now"):
+        second.backward()
+
+
+# --- buffers ----------------------------------------------------------------------------------------
+
+
+def test_a_buffer_that_forward_replaces_is_the_first_ranks_everywhere():
+    class Counts(Weight):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", np.zeros(1, np.float32))
+            self.register_buffer("grows", np.zeros(1, np.float32))
+            self.seen: list[Any] = []
+
+        def forward(self, x):
+            self.seen.append((self.steps.data.tolist(), self.grows.shape))
+            self.steps = self.steps + float(sp.get_rank() + 1)
+            self.grows = sp.Tensor(np.zeros(len(self.seen) + 1, np.float32))
+            return super().forward(x)
+
+    def program():
+        model = DistributedDataParallel(Counts())
+        for _ in range(4):
+            model(sp.Tensor([1.0])).sum().backward()
+        return model.module.seen
+
+    expected = [([float(i)], (i + 1,)) for i in range(4)]
+    assert list(sp.launch(program, world_size=3, transport="inline")) == [expected] * 3
+
+
+def test_buffers_that_differ_are_found_at_the_beginning():
+    class Buffers(Weight):
+        def __init__(self, names: str) -> None:
+            super().__init__()
+            for name in names:
+                self.register_buffer(name, np.zeros(1, np.float32))
+
+    for names in ("ab", "ba"), ("ab", "a"):
+        with pytest.raises(RunFailedError, match="the models of rank 0 and rank 1 differ") as caught:
+            sp.launch(lambda names=names: DistributedDataParallel(Buffers(names[sp.get_rank()])), world_size=2,
+                      transport="inline")  # fmt: skip
+        assert CollectiveMismatchError.__name__ in str(caught.value)
+
+
+# --- copies -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["inline", "shm"])
+def test_copies_are_independent_and_reduce_by_themselves(transport):
+    def program():
+        rank = sp.get_rank()
+        model = DistributedDataParallel(Weight(), bucket_cap_mb=3, gradient_as_bucket_view=False)
+        model(sp.Tensor([rank + 1.0])).sum().backward()
+        plain, again = copy.deepcopy(model.module), pickle.loads(pickle.dumps(model.module.w))
+        twin = copy.deepcopy(model)
+        twin(sp.Tensor([10.0 * (rank + 1)])).sum().backward()
+        plain(sp.Tensor([5.0])).sum().backward()
+        return (
+            grad_of(model), grad_of(twin), float(plain.w.grad), float(again), float(again.grad), twin.bucket_cap_mb,
+            twin.gradient_as_bucket_view, model.module,
+        )  # fmt: skip
+
+    for result in sp.launch(program, world_size=2, transport=transport):
+        # A copy has the gradient of its original, and adds to it, also across the ranks.
+        assert result[:-1] == (MEAN, MEAN + 10 * MEAN, MEAN + 5, 1, MEAN, 3, False)
+        assert float(result[-1].w) == 1
+
+
+def test_a_wrapper_cannot_be_sent():
+    with pytest.raises(TypeError, match=r"take its \.module"):
+        pickle.dumps(DistributedDataParallel(Weight()))
+
+
+def test_a_tensor_that_is_copied_has_no_listeners():
+    w = sp.Tensor([1.0], requires_grad=True)
+    heard: list[sp.Tensor] = []
+    w.register_post_accumulate_grad_hook(heard.append)
+    twin = copy.deepcopy(w)
+    (twin * 2).sum().backward()
+    assert not heard
+    (w * 2).sum().backward()
+    assert heard == [w]
+
+
+# --- join -------------------------------------------------------------------------------------------
+
+
+def test_two_models_cannot_be_joined_at_once():
+    def program():
+        a, b = DistributedDataParallel(Weight()), DistributedDataParallel(Weight())
+        with a.join(), pytest.raises(InputError, match="another model is inside"), b.join():
+            pass
+        with b.join():  # after the first, it may
+            pass
+        return "told"
+
+    assert list(sp.launch(program, world_size=2, transport="inline")) == ["told"] * 2
