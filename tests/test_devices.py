@@ -115,6 +115,15 @@ def test_to_takes_devices_dtypes_and_tensors():
             x.to(*bad)
 
 
+@pytest.mark.parametrize("name", ["float16", "float32", "float64"])
+def test_a_dtype_may_be_a_name_a_type_or_a_dtype_object(name):
+    """NumPy says `np.dtype("float64") == None` is True."""
+    for dtype in (name, getattr(np, name), np.dtype(name), sp.Tensor(np.ones(1, name)).dtype):
+        assert sp.Tensor([1.5]).to(dtype).dtype == name
+        layer = sp.nn.BatchNorm1d(2).to(dtype)
+        assert {str(x.dtype) for x in (*layer.parameters(), layer.running_mean)} == {name}
+
+
 def test_everything_made_from_a_tensor_is_where_it_is():
     x = sp.Tensor(integers(4, 3), requires_grad=True, device="sim:1")
     made = [

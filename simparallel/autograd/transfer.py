@@ -141,7 +141,7 @@ def where_to(*args: Any, device: Any = None, dtype: Any = None) -> tuple[Device 
             if wanted[name] is not None:
                 raise InputError(f"to: {name} is given twice, {wanted[name]!r} and {meant!r}.")
             wanted[name] = meant
-    if wanted == {"device": None, "dtype": None}:
+    if all(value is None for value in wanted.values()):  # `is`: NumPy has dtype("float64") == None
         raise InputError('to: say where, for example to("sim:1"), or in which dtype, to("float16").')
     try:
         wanted_dtype = None if wanted["dtype"] is None else np.dtype(wanted["dtype"])
