@@ -38,6 +38,7 @@ ORACLES = {
     "ArgMax": lambda op, x: np.argmax(x, axis=op.dim, keepdims=op.keepdim),
     "BroadcastTo": lambda op, x: np.broadcast_to(x, expanded(op, x.shape)),
     "Cast": lambda op, x: x.astype(op.dtype),
+    "Clone": lambda op, x: x,
     "Coalesce": lambda op, *xs: np.concatenate([x.ravel() for x in xs]),
     "Replicate": lambda op, x: x,
     "ToDevice": lambda op, x: x,
@@ -70,6 +71,7 @@ ORACLES = {
 MOVES = {
     "BroadcastTo",
     "Cast",
+    "Clone",
     "Coalesce",
     "Concat",
     "Index",

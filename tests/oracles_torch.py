@@ -140,6 +140,7 @@ TORCH = {
     "Coalesce": lambda op, *xs: torch.cat([x.flatten() for x in xs]),
     "Replicate": lambda op, x: x.clone(),
     "ToDevice": lambda op, x: x.clone(),
+    "Clone": lambda op, x: x.clone(),
     "Cast": lambda op, x: x.to(getattr(torch, op.dtype.name)),
     "Clip": lambda op, x: torch.clamp(x, op.low, op.high),
     "Concat": lambda op, *inputs: torch.cat(inputs, op.dim),

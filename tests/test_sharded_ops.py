@@ -15,7 +15,7 @@ from simparallel.autograd import Op, Tensor
 from simparallel.errors import StrategyError
 from simparallel.layout import Layout
 from simparallel.mesh import Mesh
-from simparallel.parallel import distribute_tensor
+from simparallel.parallel import call, distribute_tensor
 from simparallel.rule import places
 from simparallel.sharding import Sharding
 from simparallel.testing.strategies import op_calls
@@ -117,6 +117,30 @@ def _output(op: Op, inputs: list[np.ndarray]) -> tuple[int, ...]:
 
 def _differentiable(op: Op, inputs: list[np.ndarray]) -> bool:
     return op(*(Tensor(x, requires_grad=x.dtype.kind == "f") for x in inputs)).requires_grad
+
+
+def check_clone(layout: Layout, automatic: bool) -> None:
+    x = distribute_tensor(np.arange(16.0).reshape(4, 4), layout, requires_grad=True)
+    w = distribute_tensor(np.ones((4, 4)), layout) if layout.mesh.size == sp.get_world_size() else None
+    for z in (x,) if w is None else (x, x.T @ w):  # the product may be an unfinished sum
+        call.mode.automatic = automatic
+        y = z.clone()
+        call.mode.automatic = False
+        assert y.placement is z.placement
+        assert not np.shares_memory(y.data, z.data)
+        np.testing.assert_array_equal(y.data, z.data)
+    x.clone().backward(np.full(x.data.shape, 3.0))
+    np.testing.assert_array_equal(x.grad.data, np.full(x.data.shape, 3.0))
+    assert x.grad.placement is x.placement
+
+
+@pytest.mark.parametrize("automatic", [False, True])
+@given(data=st.data())
+def test_a_clone_lies_as_its_original(automatic: bool, data: Any) -> None:
+    """Also where ops have a default strategy, and over some of the ranks, where nothing can be computed."""
+    layout = data.draw(layouts_of(Mesh((2, 2), ("a", "b")), (4, 4)))
+    for each in (layout, Layout((2,), ("a",), [2, 0])("a", "None")):
+        sp.launch(check_clone, (each, automatic), world_size=4, transport="inline")
 
 
 @st.composite

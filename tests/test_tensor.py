@@ -64,14 +64,18 @@ def test_reading_a_tensor():
         x.item()
 
 
-def test_detach_shares_and_clone_copies_both_off_the_tape():
-    y = leaf(1.0) * 2
+def test_detach_shares_off_the_tape_and_clone_copies_on_it():
+    x = leaf(1.0, 2.0)
+    y = x * 2
     detached, cloned = y.detach(), y.clone()
 
     assert detached.data is y.data
     assert not np.shares_memory(cloned.data, y.data)
     assert not detached.requires_grad
-    assert not cloned.requires_grad
+    assert not detached.clone().requires_grad
+    (cloned + x).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), [3.0, 3.0])
+    assert not Tensor([1, 2]).clone().requires_grad
 
 
 # --- the walk ------------------------------------------------------------------------------------------

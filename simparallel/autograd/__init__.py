@@ -19,6 +19,7 @@ from simparallel.autograd.dropout import Dropout
 from simparallel.autograd.elementwise import (
     Abs,
     Add,
+    Clone,
     Div,
     Exp,
     Log,
@@ -51,8 +52,8 @@ from simparallel.autograd.transfer import Replicate, ToDevice
 
 __all__ = [
     "Abs", "AdaptiveAvgPool2d", "Add", "ArgMax", "AvgPool2d", "Backward", "BatchNorm", "BatchNormInference",
-    "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BroadcastTo", "Cast", "Clip", "Coalesce", "Concat",
-    "Context", "Conv2d", "CrossEntropy", "Div", "Dropout", "Embedding", "Equal", "Exp", "Flatten", "GELU",
+    "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BroadcastTo", "Cast", "Clip", "Clone", "Coalesce",
+    "Concat", "Context", "Conv2d", "CrossEntropy", "Div", "Dropout", "Embedding", "Equal", "Exp", "Flatten", "GELU",
     "Greater", "GreaterEqual", "GroupNorm", "Index", "L1", "LayerNorm", "Less", "LessEqual", "Linear", "Log",
     "LogSoftmax", "MSE", "MatMul", "Max", "MaxPool2d", "Maximum", "Mean", "Min", "Minimum", "Mul", "NLL", "Neg",
     "NotEqual", "OneHot", "Op", "Pad", "Permute", "Plan", "Pow", "RMSNorm", "ReLU", "Redistribute", "Replicate",

@@ -110,6 +110,24 @@ class Neg(AbstractUnary):
         return (-dy,)
 
 
+class Clone(AbstractUnary):
+    """y = x, in memory of its own; a sharded x is copied slice by slice, where it lies"""
+
+    linear = stays = True
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        return x.copy()
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return (dy,)
+
+    def work(self, x: Spec) -> Work:
+        return Work(0, 2 * x.size_bytes)
+
+    def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
+        return Work(0, 0)  # the gradient is handed on as it is
+
+
 class Abs(AbstractUnary):
     """y = |x|; the gradient at 0 is 0"""
 

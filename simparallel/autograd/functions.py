@@ -79,7 +79,7 @@ from simparallel.errors import ShapeError
 from simparallel.layout import Layout
 
 _ADD, _SUB, _MUL, _DIV = elementwise.Add(), elementwise.Sub(), elementwise.Mul(), elementwise.Div()
-_NEG, _EXP, _LOG = elementwise.Neg(), elementwise.Exp(), elementwise.Log()
+_NEG, _EXP, _LOG, _CLONE = elementwise.Neg(), elementwise.Exp(), elementwise.Log(), elementwise.Clone()
 _TANH, _SIGMOID, _RELU = elementwise.Tanh(), elementwise.Sigmoid(), elementwise.ReLU()
 _MATMUL, _LINEAR = products.MatMul(), products.Linear()
 
@@ -107,6 +107,11 @@ def div(a: Any, b: Any) -> Tensor:
 def neg(x: Any) -> Tensor:
     """-x."""
     return _NEG(as_tensor(x))
+
+
+def clone(x: Any) -> Tensor:
+    """A copy of `x`, on the tape; `x.detach().clone()` is one off the tape."""
+    return _CLONE(as_tensor(x))
 
 
 def exp(x: Any) -> Tensor:

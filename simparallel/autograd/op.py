@@ -145,6 +145,7 @@ class Op(Shardable, Reversible):
     linear: ClassVar[bool] = (
         False  # op(a) + op(b) = op(a + b), all inputs together: an unfinished sum may pass
     )
+    stays: ClassVar[bool] = False  # y lies as the sharded x does, in every mode and over whichever ranks
     registry: ClassVar[dict[str, type[Op]]] = {}
     # Who cuts dims sets one with the exchanges, on an instance: called as Context is.
     context_type: Callable[..., Context] = Context

@@ -70,6 +70,13 @@ class TensorOperators:
     def __abs__(self) -> Tensor:
         return _functions.abs(self)
 
+    def clone(self) -> Tensor:
+        """A copy, through which gradients flow back as in PyTorch; `detach().clone()` for one off the tape.
+
+        That of a sharded tensor is sharded likewise.
+        """
+        return _functions.clone(self)
+
     def redistribute(self, layout: Layout) -> Tensor:
         """This sharded tensor, laid out otherwise; on the tape.
 

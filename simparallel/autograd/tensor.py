@@ -205,10 +205,6 @@ class Tensor(TensorOperators):
         """The same data, off the tape."""
         return Tensor._result(self.data, None, self._device, self.placement)
 
-    def clone(self) -> Tensor:
-        """A copy of the data, off the tape."""
-        return Tensor._result(self.data.copy(), None, self._device, self.placement)
-
     def __str__(self) -> str:
         return str(to_host(self.data)) if self._is_whole else repr(self)
 

@@ -124,12 +124,14 @@ class Call:
 def decide(op: Op, inputs: Sequence[Any], device_num: int) -> Sharding:
     """The cuts of the op's dims: by its strategy, by how its inputs lie, or the default."""
     shapes = tuple(x.shape for x in inputs)
-    _check_everywhere(op, inputs, device_num)
+    stays = op.stays and op.in_strategy is None and inputs[0].layout is not None
+    if not stays:
+        _check_everywhere(op, inputs, device_num)
     rule = op.rule_for(*shapes)
     try:
         if op.in_strategy is not None:
             return strategy.from_strategy(rule, shapes, op.in_strategy, device_num, op.repeat)
-        if mode.automatic or all(x.layout is None for x in inputs):
+        if not stays and (mode.automatic or all(x.layout is None for x in inputs)):
             return strategy.default(rule, shapes, device_num)
         return strategy.follow(rule, shapes, [x.layout for x in inputs])
     except SimParallelError as error:
@@ -157,8 +159,8 @@ def finished_layout(op: Op, made: Layout, shape: tuple[int, ...]) -> Layout:
 
 
 def _output(op: Op, made: Placement) -> Placement:
-    """Where the output goes: finished, if the op has a strategy or it is a scalar; else it may wait."""
-    if op.in_strategy is None and made.shape:
+    """Where the output goes: finished, if the op has a strategy or it is a scalar to look at; else it may wait."""
+    if op.in_strategy is None and (made.shape or op.stays):
         return made
     return placement(finished_layout(op, made.layout, made.shape), made.shape)
 

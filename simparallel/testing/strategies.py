@@ -144,7 +144,7 @@ def _binary(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     return Op.registry[name](), [a, b]
 
 
-@calls_of("Neg", "Exp", "Tanh", "Sigmoid", "ReLU")
+@calls_of("Clone", "Neg", "Exp", "Tanh", "Sigmoid", "ReLU")
 @st.composite
 def _unary(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     return Op.registry[name](), [draw(_operand(draw(shapes()), dtype, exact))]
