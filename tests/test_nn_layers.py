@@ -175,6 +175,17 @@ def test_batch_norm_without_affine_or_tracking_and_its_copies():
         norm(floats(4, 2))
 
 
+def test_a_batch_in_training_leaves_an_earlier_evaluation_alone():
+    norm = nn.BatchNorm1d(3, eps=1e-12).eval()
+    x = Tensor(floats(4, 3), requires_grad=True)
+    y = norm(x)
+    norm.train()(100 + floats(4, 3))  # moves the running statistics in place
+    y.sum().backward()
+
+    np.testing.assert_allclose(norm.weight.grad.numpy(), x.data.sum(0), rtol=1e-5)
+    np.testing.assert_array_equal(x.grad.numpy(), np.ones((4, 3)))
+
+
 def test_batch_norm_keeps_the_order_in_memory():
     x = np.ascontiguousarray(floats(2, 4, 4, 3)).transpose(0, 3, 1, 2)  # channels last
     y = nn.BatchNorm2d(3)(Tensor(x, requires_grad=True))

@@ -115,7 +115,8 @@ class BatchNormInference(Op):
         dtype = wider(x.dtype)
         r = 1 / ctx.xp.sqrt(var.astype(dtype, copy=False) + self.eps)
         scale = r if w is None else (r * w).astype(dtype, copy=False)
-        ctx.x, ctx.mean, ctx.r, ctx.w = x, mean, r, w
+        # A copy: mean is the running one, which a batch in training moves in place before backward may come.
+        ctx.x, ctx.mean, ctx.r, ctx.w = x, mean.astype(dtype), r, w
         shift = -mean * scale if b is None else b - mean * scale
         y = ctx.xp.multiply(x, along_channels(scale, x.ndim), dtype=dtype)
         y += along_channels(shift, x.ndim)
@@ -130,7 +131,7 @@ class BatchNormInference(Op):
             dx = dy * along_channels(scale, dy.ndim)
         if any(needs[1:]):
             db = channel_sums(xp, dy)
-            centered = ctx.x - along_channels(ctx.mean, dy.ndim).astype(r.dtype, copy=False)
+            centered = ctx.x - along_channels(ctx.mean, dy.ndim)
             centered *= dy
             dw = channel_sums(xp, centered) * r
             dmean, dvar = -scale * db, -0.5 * scale * r * dw
