@@ -156,6 +156,16 @@ def test_tensors_on_different_devices_are_refused_before_anything_is_computed():
         sp.Tensor([1.0], device="cuda:0")
 
 
+def test_running_statistics_elsewhere_are_refused():
+    """They are no input of an op."""
+    x = sp.Tensor(integers(3, 2), device="sim:1")
+    norm = sp.nn.BatchNorm1d(2, affine=False, dtype=np.float64)
+    with pytest.raises(DeviceMismatchError, match=r"BatchNorm1d: .*\(3, 2\) on sim:1, .*\(2,\) on sim:0"):
+        norm(x)
+    assert norm.num_batches_tracked.item() == 0
+    assert norm.to("sim:1")(x).device == "sim:1"
+
+
 def test_arrays_of_a_gpu_keep_their_device():
     """On the stand-in for CuPy."""
     x = sp.Tensor(xp.asarray(np.arange(3.0)), requires_grad=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from simparallel.autograd import BatchNorm, Tensor, functions
 from simparallel.autograd.tape import grad_mode
-from simparallel.autograd.tensor import as_tensor
+from simparallel.autograd.tensor import as_tensor, common_device
 from simparallel.errors import InputError, ShapeError
 from simparallel.nn import init
 from simparallel.nn.module import Module, Parameter
@@ -39,7 +39,8 @@ class AbstractBatchNorm(Module):
         num_batches_tracked: buffer, int64 of shape (); or None.
 
     Raises:
-        InputError: a bad setting. When called, ShapeError for other dims or channels.
+        InputError: a bad setting. When called, ShapeError for other dims or channels, DeviceMismatchError
+            for x on another device than the running statistics.
     """
 
     _dims: tuple[int, ...] = ()
@@ -108,6 +109,10 @@ class AbstractBatchNorm(Module):
             )
         affine = (self.weight, self.bias) if self.weight is not None and self.bias is not None else ()
         if self.training or not self.track_running_stats:
+            if (
+                self.running_mean is not None
+            ):  # the statistics are no input of the op, which checks its inputs
+                common_device(type(self).__name__, (x, self.running_mean))
             return self._batch_op()(x, *affine)
         return functions.batch_norm(x, *affine, mean=self.running_mean, var=self.running_var, eps=self.eps)
 
