@@ -156,14 +156,25 @@ def test_tensors_on_different_devices_are_refused_before_anything_is_computed():
         sp.Tensor([1.0], device="cuda:0")
 
 
-def test_running_statistics_elsewhere_are_refused():
-    """They are no input of an op."""
+def test_running_statistics_and_gradients_elsewhere_are_refused():
+    """They are no inputs of an op."""
     x = sp.Tensor(integers(3, 2), device="sim:1")
     norm = sp.nn.BatchNorm1d(2, affine=False, dtype=np.float64)
     with pytest.raises(DeviceMismatchError, match=r"BatchNorm1d: .*\(3, 2\) on sim:1, .*\(2,\) on sim:0"):
         norm(x)
     assert norm.num_batches_tracked.item() == 0
     assert norm.to("sim:1")(x).device == "sim:1"
+
+    w, v = (sp.nn.Parameter(np.ones(2), device="sim:1") for _ in range(2))
+    v.grad, w.grad = sp.Tensor(np.ones(2), device="sim:1"), sp.Tensor(np.ones(2))
+    optimizer = sp.optim.SGD([v, w], lr=0.5)
+    with pytest.raises(
+        DeviceMismatchError, match="SGD, parameter 1 and its gradient: .*on sim:1, .*on sim:0"
+    ):
+        optimizer.step()
+    assert v.data.tolist() == w.data.tolist() == [1, 1]
+    optimizer([v.grad, np.ones(2)])  # a plain array is wherever the parameter is
+    assert v.data.tolist() == w.data.tolist() == [0.5, 0.5]
 
 
 def test_arrays_of_a_gpu_keep_their_device():

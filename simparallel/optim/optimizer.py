@@ -11,6 +11,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.tape import mark_changed
+from simparallel.autograd.tensor import common_device
 from simparallel.backend import Array, get_namespace, is_array, to_device_like, to_host
 from simparallel.devices import FIRST, Device
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError, StateDictError
@@ -147,7 +148,8 @@ class Optimizer:
         """Update every parameter that has a gradient in `.grad`.
 
         Raises:
-            ShapeError, DTypeError, InputError: a gradient does not fit; no parameter was changed.
+            ShapeError, DTypeError, DeviceMismatchError, InputError: a gradient does not fit; no parameter was
+                changed.
         """
         self._step([param.grad for param in self._params()])
 
@@ -155,7 +157,8 @@ class Optimizer:
         """`step()` with these gradients, in the order of the parameters; `.grad` is not touched.
 
         Raises:
-            ShapeError, DTypeError, InputError: a gradient does not fit; no parameter was changed.
+            ShapeError, DTypeError, DeviceMismatchError, InputError: a gradient does not fit; no parameter was
+                changed.
         """
         self._step(list(grads))
 
@@ -312,7 +315,11 @@ class Optimizer:
     def _checked_grad(self, i: int, param: Tensor, grad: Any) -> Array | None:
         if grad is None:
             return None
-        array = grad.data if isinstance(grad, Tensor) else grad
+        array = grad
+        if isinstance(grad, Tensor):
+            array = grad.data
+            if grad._device is not param._device:
+                common_device(f"{self._name}, parameter {i} and its gradient", (param, grad))
         if not is_array(array) or get_namespace(array) is not get_namespace(param.data):
             raise InputError(
                 f"{self._name}: the gradient of parameter {i} is a {type(array).__name__}, "

@@ -203,7 +203,7 @@ class AdasumOptimizer:
             self._stepped()
             return
         for param, grad in zip(self.optimizer.parameters, grads, strict=True):
-            param.grad = grad if grad is None or isinstance(grad, Tensor) else Tensor(grad)
+            param.grad = grad if grad is None or isinstance(grad, Tensor) else param._gradient(grad)
         self.step()
 
     def _average_in_node(self) -> None:
@@ -218,7 +218,7 @@ class AdasumOptimizer:
             work.wait()
             for param, view in zip(bucket.tensors, bucket.views, strict=True):
                 if param.grad is None:
-                    param.grad = Tensor(view.copy())
+                    param.grad = param._gradient(view.copy())
                 else:
                     param.grad.data[...] = view
 

@@ -288,7 +288,7 @@ class BoostedStep(TrainStep):
         if self._micro_steps % self._every:
             return False
         for i, total in self._sums.items():
-            self._all[i].grad = Tensor(total)
+            self._all[i].grad = self._all[i]._gradient(total)
         self._sums = {}
         return True
 
