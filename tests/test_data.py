@@ -1,6 +1,7 @@
 """Datasets, samplers, the loader and the digits."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -311,6 +312,80 @@ def test_default_collate():
         data.default_collate([np.ones(2), np.ones(3)])
     with pytest.raises(ShapeError, match=r"\[1, 2\] fields"):
         data.default_collate([(1,), (1, 2)])
+
+
+def lists(batch):
+    """A batch with the numbers of its Tensors."""
+    if isinstance(batch, dict):
+        return {key: lists(value) for key, value in batch.items()}
+    return (
+        tuple(map(lists, batch))
+        if isinstance(batch, tuple)
+        else getattr(batch, "data", np.array(batch)).tolist()
+    )
+
+
+class Pair(NamedTuple):
+    left: float
+    right: int
+
+
+def test_a_batch_is_built_as_its_samples_are():
+    """PyTorch's default_collate, with tuples in place of its lists."""
+    samples = [
+        {"x": np.full(2, i), "views": (i, [i, 2.0 * i]), "name": f"n{i}", "pair": Pair(0.5, i)}
+        for i in range(2)
+    ]
+    batch = data.default_collate(samples)
+
+    assert lists(batch) == {
+        "x": [[0, 0], [1, 1]], "views": ([0, 1], ([0, 1], [0.0, 2.0])), "name": ["n0", "n1"],
+        "pair": ([0.5, 0.5], [0, 1]),
+    }  # fmt: skip
+    assert batch["pair"].right.numpy().tolist() == [0, 1]
+    assert batch["views"][1][1].dtype == np.float32
+    for loader in (data.DataLoader(samples, 2), data.DataLoader(Columns(x=np.arange(4), y=np.ones(4)), 2)):
+        first = next(iter(loader))
+        assert isinstance(first, dict)
+        assert isinstance(first["x"], Tensor)
+        assert len(first["x"]) == 2
+
+
+class Columns(dict):
+    """A vectorised dataset of dicts."""
+
+    vectorized = True
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return {key: values[index] for key, values in self.items()}
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ([(1, None), (2, None)], "field 1 is a NoneType in sample 0"),
+        ([{"x": [1, {2}]}], r"field 'x'\[1\] is a set in sample 0"),
+        ([1, None], "a sample is a NoneType in sample 1"),
+        ([(1, 2), {"x": 1}], "a sample is a tuple in sample 0 of the batch and a dict in sample 1"),
+        ([{"x": 1}, {"x": 1, "y": 2}], r"keys \['x'\] in sample 0 of the batch and \['x', 'y'\] in sample 1"),
+        ([((1, 2), 3), ((1,), 3)], r"field 0 has \[1, 2\] fields"),
+        ([{"x": np.ones(2)}, {"x": np.ones(3)}], r"field 'x' has shape \(2,\)"),
+        ([], "no samples"),
+    ],
+)
+def test_what_makes_no_batch(samples, words):
+    with pytest.raises(InputError, match=words):
+        data.default_collate(samples)
+
+
+def test_a_transform_needs_an_array_first():
+    with pytest.raises(InputError, match=r"transform takes the first field .* a batch is a dict"):
+        next(iter(data.DataLoader([{"x": 1.0}], transform=lambda batch: batch)))
+    with pytest.raises(InputError, match="a tuple that begins with a tuple"):
+        next(iter(data.DataLoader([((1.0, 2.0), 3)], transform=lambda batch: batch)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from simparallel.autograd import Tensor, at_backward_end, functions as F, value_and_grad
-from simparallel.errors import AutogradError, ShapeError
+from simparallel.errors import AutogradError, InputError, ShapeError
 from simparallel.testing import check_gradients
 
 
@@ -203,6 +203,12 @@ def test_only_what_needs_a_gradient_gets_one():
     assert constant.grad is None
     assert y.grad is None
     assert not (constant * constant).requires_grad
+
+
+@pytest.mark.parametrize("value", [None, {"a": 1}, [None, 1.0], np.array([None])])
+def test_python_objects_make_no_tensor(value):
+    with pytest.raises(InputError, match="holds Python objects; need numbers"):
+        Tensor(value)
 
 
 @pytest.mark.parametrize(

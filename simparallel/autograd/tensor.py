@@ -69,6 +69,10 @@ class Tensor(TensorOperators):
             data = np.asarray(data)
             if data.dtype == np.float64 and not is_numpy:
                 data = data.astype(np.float32)
+        if data.dtype.kind == "O":
+            raise InputError(
+                f"Tensor: {data!r:.200} holds Python objects; need numbers, in an array or nested lists."
+            )
         if requires_grad and data.dtype.kind not in "fc":
             raise AutogradError(f"requires_grad=True needs a floating-point tensor, got dtype {data.dtype}.")
         self.data: Array = data

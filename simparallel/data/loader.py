@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from simparallel.autograd import Tensor
-from simparallel.backend import get_namespace, is_array
+from simparallel.data.collate import default_collate
 from simparallel.data.dataset import Dataset
 from simparallel.data.sampler import RandomSampler, Sampler, SequentialSampler, check_integer
 from simparallel.data.transforms import apply
-from simparallel.errors import InputError, ShapeError, StateDictError
+from simparallel.errors import InputError, StateDictError
 from simparallel.events import current_recorder
 
 
@@ -31,19 +31,20 @@ class DataLoader:
         drop_last: leave out a last batch that is not full.
         collate_fn: list of samples -> batch, in place of `default_collate`.
         seed: of the shuffling.
-        transform: batch of the first field -> batch, see `simparallel.data.transforms`. Random ones
-            draw by the sample's index in `dataset` and by the epoch.
+        transform: batch of the first field -> batch, see `simparallel.data.transforms`. Random ones draw by
+            the sample's index in `dataset` and by the epoch. Not for dicts.
 
     Attributes:
         epoch: number of the next epoch: the sampler's where it counts epochs, else the loader's own.
 
     Yields:
-        Tuple of Tensors, one per field of a sample, each of shape (batch, ...); or what
-        `collate_fn` returns. The arrays are copies: writing into them leaves the dataset alone.
+        Tuple of Tensors, one per field of a sample, each of shape (batch, ...); of dicts a dict of them, see
+        `default_collate`; or what `collate_fn` returns. The arrays are copies: writing into them leaves the
+        dataset alone.
 
     Raises:
         InputError: batch_size below 1, shuffle together with a sampler, transform together with
-            collate_fn, or not a single batch.
+            collate_fn, or not a single batch; in the loop, as `default_collate`.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class DataLoader:
                 set_epoch(epoch)  # each time: another loop may be running over the same dataset
             chosen = order[start : start + self.batch_size]
             if whole:
-                yield self._transformed(self.dataset[chosen], chosen, epoch)
+                yield self._transformed(_tensors(self.dataset[chosen]), chosen, epoch)
                 continue
             samples = [self.dataset[i] for i in chosen.tolist()]
             if self.collate_fn is not None:
@@ -169,44 +170,30 @@ class DataLoader:
             else:
                 yield self._transformed(default_collate(samples), chosen, epoch)
 
-    def _transformed(self, fields: Sequence[Any], chosen: np.ndarray, epoch: int) -> tuple[Tensor, ...]:
-        if self.transform is not None:
-            first = fields[0].data if isinstance(fields[0], Tensor) else fields[0]
-            fields = (apply(self.transform, first, chosen, epoch), *fields[1:])
-        return tuple(field if isinstance(field, Tensor) else Tensor(field) for field in fields)
+    def _transformed(self, batch: Any, chosen: np.ndarray, epoch: int) -> Any:
+        """The batch, its first field transformed."""
+        if self.transform is None:
+            return batch
+        first = next(iter(batch), None) if isinstance(batch, tuple) else None
+        if not isinstance(first, Tensor):
+            begins = "" if first is None else f" that begins with a {type(first).__name__}"
+            raise InputError(
+                f"DataLoader: transform takes the first field of each sample, an array; of these samples a batch is "
+                f"a {type(batch).__name__}{begins}. Transform in the dataset, or in a collate_fn."
+            )
+        return (_tensor(apply(self.transform, first.data, chosen, epoch)), *batch[1:])
 
 
-def default_collate(samples: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Stack samples field by field.
-
-    Args:
-        samples: tuples or lists of fields, or single fields; a field is an array, Tensor or number.
-
-    Returns:
-        One Tensor of shape (len(samples), ...) per field. Python floats become float32.
-
-    Raises:
-        ShapeError: samples with different numbers of fields, or fields of different shapes.
-    """
-    rows = [tuple(s) if isinstance(s, (tuple, list)) else (s,) for s in samples]
-    counts = sorted({len(row) for row in rows})
-    if len(counts) != 1:
-        raise ShapeError(f"default_collate: samples have {counts} fields, need the same number in each.")
-    return tuple(_stack(i, field) for i, field in enumerate(zip(*rows, strict=True)))
+def _tensor(field: Any) -> Tensor:
+    return field if isinstance(field, Tensor) else Tensor(field)
 
 
-def _stack(i: int, values: tuple[Any, ...]) -> Tensor:
-    arrays = [value.data if isinstance(value, Tensor) else value for value in values]
-    shapes = [np.shape(array) for array in arrays]
-    if len(set(shapes)) > 1:
-        other = next(k for k, shape in enumerate(shapes) if shape != shapes[0])
-        raise ShapeError(
-            f"default_collate: field {i} has shape {shapes[0]} in sample 0 of the batch and {shapes[other]} "
-            f"in sample {other}; bring them to one shape in the dataset, or pass collate_fn."
-        )
-    if any(is_array(array) or isinstance(array, np.generic) for array in arrays):
-        return Tensor(get_namespace(*arrays).stack(arrays))
-    return Tensor(arrays)
+def _tensors(batch: Any) -> Any:
+    """What a vectorised dataset gives, as Tensors: a tuple of fields, a dict of them, or a single one."""
+    if isinstance(batch, Mapping):
+        return {key: _tensor(field) for key, field in batch.items()}
+    fields = batch if isinstance(batch, (tuple, list)) else (batch,)
+    return tuple(_tensor(field) for field in fields)
 
 
 def per_rank_batch_size(global_batch_size: int, world_size: int | None = None) -> int:

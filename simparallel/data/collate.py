@@ -1,0 +1,102 @@
+"""`default_collate`: a list of samples becomes a batch that is built as a sample is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import get_namespace, is_array
+from simparallel.errors import InputError, ShapeError
+
+
+def default_collate(samples: Sequence[Any]) -> Any:
+    """Stack samples field by field, as PyTorch's function of this name.
+
+    Args:
+        samples: tuples, lists or dicts of fields, or single fields. A field is an array, a Tensor, a number, a
+            string, or again a tuple, list or dict of such.
+
+    Returns:
+        A tuple with an entry for each field; of dicts a dict with one for each key. An entry is a Tensor of
+        shape (len(samples), ...), in which Python floats become float32; of strings their list; of tuples and
+        lists a tuple of entries, and of dicts a dict.
+
+    Raises:
+        ShapeError: samples with different numbers of fields, or fields of different shapes.
+        InputError: no samples, dicts with different keys, samples built differently, or a field of another type.
+    """
+    if not samples:
+        raise InputError("default_collate: there are no samples to make a batch of.")
+    batch = _collated("", samples)
+    return batch if isinstance(batch, (tuple, dict)) else (batch,)
+
+
+def _collated(path: str, values: Sequence[Any]) -> Any:
+    """The entry of the batch for what all samples have at `path`, such as "['image'][0]"."""
+    kind = _kind(values[0])
+    for i, value in enumerate(values):
+        if _kind(value) is not kind:
+            told = f"a {type(values[0]).__name__} in sample 0 of the batch and a {type(value).__name__} in sample {i}"
+            raise InputError(f"default_collate: {_field(path)} is {told}; build all samples alike.")
+    if kind is str:
+        return list(values)
+    if kind is dict:
+        return _collated_dicts(path, values)
+    if kind is tuple:
+        counts = sorted({len(value) for value in values})
+        if len(counts) != 1:
+            has = f"{_field(path)} has" if path else "samples have"
+            raise ShapeError(f"default_collate: {has} {counts} fields, need the same number in each.")
+        entries = [_collated(f"{path}[{k}]", column) for k, column in enumerate(zip(*values, strict=True))]
+        is_named = hasattr(values[0], "_fields")
+        return type(values[0])(*entries) if is_named else tuple(entries)
+    return _stacked(path, values)
+
+
+def _kind(value: Any) -> type | None:
+    if isinstance(value, (tuple, list)):
+        return tuple
+    if isinstance(value, (str, bytes)):
+        return str
+    return dict if isinstance(value, Mapping) else None
+
+
+def _field(path: str) -> str:
+    """`path` in words: "field 0", "field 'image'[0]"."""
+    first, bracket, rest = path[1:].partition("]")
+    return f"field {first}{rest}" if bracket else "a sample"
+
+
+def _collated_dicts(path: str, values: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
+    keys = list(values[0])
+    for i, value in enumerate(values):
+        if value.keys() != values[0].keys():
+            raise InputError(
+                f"default_collate: {_field(path)} has the keys {keys} in sample 0 of the batch and {list(value)} in "
+                f"sample {i}; give all samples the same, or pass collate_fn."
+            )
+    return {key: _collated(f"{path}[{key!r}]", [value[key] for value in values]) for key in keys}
+
+
+def _stacked(path: str, values: Sequence[Any]) -> Tensor:
+    arrays = [value.data if isinstance(value, Tensor) else value for value in values]
+    shapes = [np.shape(array) for array in arrays]
+    if len(set(shapes)) > 1:
+        other = next(k for k, shape in enumerate(shapes) if shape != shapes[0])
+        raise ShapeError(
+            f"default_collate: {_field(path or '[0]')} has shape {shapes[0]} in sample 0 of the batch and "
+            f"{shapes[other]} in sample {other}; bring them to one shape in the dataset, or pass collate_fn."
+        )
+    are_arrays = any(is_array(array) or isinstance(array, np.generic) for array in arrays)
+    stacked = get_namespace(*arrays).stack(arrays) if are_arrays else np.asarray(arrays)
+    if stacked.dtype.kind == "O":
+        other = next(k for k, array in enumerate(arrays) if np.asarray(array).dtype.kind == "O")
+        raise InputError(
+            f"default_collate: {_field(path)} is a {type(arrays[other]).__name__} in sample {other} of the batch; only "
+            "arrays, Tensors, numbers and strings, and tuples, lists and dicts of them make a batch. Convert it "
+            "in the dataset, or pass collate_fn."
+        )
+    return Tensor(stacked if are_arrays else arrays)
