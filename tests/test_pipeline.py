@@ -373,6 +373,10 @@ def test_numpy_slices_name_their_columns():
     assert data.NumpySlicesDataset([[1, 2], [3, 4]]).get_col_names() == ["column_0"]
 
 
+def forgets(x: np.ndarray) -> None:
+    x * 2
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -393,6 +397,11 @@ def test_numpy_slices_name_their_columns():
         (lambda: source(3).map(abs, "is"), InputError, r"\['id', 'pair'\]"),
         (lambda: source(3).map(abs, ["id", "id"]), InputError, "different names"),
         (lambda: list(source(3).map(lambda i: (i, i), "id")), InputError, "2 columns came out"),
+        (lambda: list(source(3).map(forgets, "id")), InputError, "forgets returns for column id is a None.*`return`"),
+        (lambda: list(source(3).batch(2).map(forgets, "id")), InputError, "column id is a NoneType"),
+        (lambda: list(source(3).map(lambda i: (i, {}), "id")), InputError, "for column id, field 1, is a dict"),
+        (lambda: list(data.GeneratorDataset([{"x": 1}], "x")), InputError, "GeneratorDataset: a sample is a dict"),
+        (lambda: list(data.GeneratorDataset([(1, [[1], [2, 3]])], "x,y")), InputError, "a sample, field 1, is a list"),
         (lambda: list(source(3).map(T.TypeCast(int), ["id", "pair"])), InputError, "TypeCast takes one column"),
         (lambda: list(source(3, shuffle=False).map(lambda i: (i,) * (1 + int(i)), "id")), InputError, r"\[1, 2, 3\]"),
         (lambda: source(3).create_dict_iterator(num_epochs=0), InputError, "num_epochs"),

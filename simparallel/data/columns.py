@@ -18,7 +18,7 @@ Operation = Callable[..., Any]
 
 def map_columns(
     operations: Sequence[Operation], values: list[Column], index: np.ndarray, epoch: np.ndarray, *,
-    is_one_row: bool,
+    is_one_row: bool, names: Sequence[str],
 ) -> list[Column]:  # fmt: skip
     """What the operations, one after the other, make of some columns.
 
@@ -29,9 +29,11 @@ def map_columns(
         index: number of each sample in its dataset.
         epoch: the epoch of each sample.
         is_one_row: the samples are a batch, which is one row to a function.
+        names: of the columns, for messages.
 
     Raises:
-        InputError: a Transform of several columns, or rows of different lengths.
+        InputError: a Transform of several columns, rows of different lengths, or a function that gives something
+            else than arrays.
     """
     for operation in operations:
         if isinstance(operation, Transform):
@@ -39,10 +41,13 @@ def map_columns(
                 name = type(operation).__name__
                 raise InputError(f"map: {name} takes one column, not {len(values)}; map them one by one.")
             values = [_transform(operation, values[0], index, epoch)]
-        elif is_one_row:
-            values = list(_fields(operation(*values)))
+            continue
+        called = getattr(operation, "__name__", type(operation).__name__)
+        who = f"map: what {called} returns for column {', '.join(names)}"
+        if is_one_row:
+            values = list(_fields(operation(*values), who))
         else:
-            rows = [_fields(operation(*row)) for row in zip(*values, strict=True)]
+            rows = [_fields(operation(*row), who) for row in zip(*values, strict=True)]
             values = columns_of(rows)
     return values
 
@@ -59,11 +64,13 @@ def columns_of(rows: Sequence[tuple[np.ndarray, ...]]) -> list[Column]:
     return [_stacked(field) for field in zip(*rows, strict=True)]
 
 
-def fields_of(sample: Any) -> tuple[np.ndarray, ...]:
-    """A sample, a tuple or list of fields or a single one, as arrays. Python floats become float32."""
-    return (
-        tuple(_array(field) for field in sample) if isinstance(sample, (tuple, list)) else (_array(sample),)
-    )
+def fields_of(sample: Any, who: str) -> tuple[np.ndarray, ...]:
+    """A sample, a tuple or list of fields or a single one, as arrays. Python floats become float32.
+
+    Raises:
+        InputError: (it begins with `who`) a field that is no array or number.
+    """
+    return _fields(tuple(sample) if isinstance(sample, list) else sample, who)
 
 
 def whole(columns: Columns) -> Columns:
@@ -101,12 +108,26 @@ def _transform(operation: Transform, values: Column, index: np.ndarray, epoch: n
     return result
 
 
-def _fields(result: Any) -> tuple[np.ndarray, ...]:
-    return tuple(_array(field) for field in result) if isinstance(result, tuple) else (_array(result),)
+def _fields(result: Any, who: str) -> tuple[np.ndarray, ...]:
+    if isinstance(result, tuple):
+        return tuple(_array(field, who, i) for i, field in enumerate(result))
+    return (_array(result, who),)
 
 
-def _array(value: Any) -> np.ndarray:
-    return value if isinstance(value, np.ndarray) else Tensor(value).numpy()
+def _array(value: Any, who: str, i: int | None = None) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind != "O":
+            return value
+    else:
+        try:
+            return Tensor(value).numpy()
+        except ValueError:  # Python objects, or a list of lists of different lengths
+            pass
+    which = "" if i is None else f", field {i},"
+    missing = " Its `return` may be missing." if value is None else ""
+    raise InputError(
+        f"{who}{which} is a {type(value).__name__}; need an array, a number, or a tuple of these.{missing}"
+    )
 
 
 def _stacked(values: Sequence[np.ndarray]) -> Column:

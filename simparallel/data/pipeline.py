@@ -255,7 +255,9 @@ class Mapped(Pipeline):
 
     def _apply(self, columns: Columns, index: np.ndarray, epoch: np.ndarray) -> Columns:
         values = [columns[name] for name in self.inputs]
-        values = map_columns(self.operations, values, index, epoch, is_one_row=self.is_batched)
+        values = map_columns(
+            self.operations, values, index, epoch, is_one_row=self.is_batched, names=self.inputs
+        )
         if len(values) != len(self.outputs):
             raise InputError(f"map: {len(values)} columns came out, to be named {', '.join(self.outputs)}.")
         changed = {**columns, **dict(zip(self.outputs, values, strict=True))}

@@ -105,9 +105,10 @@ class SourceDataset(Pipeline):
             return columns_of([tuple(column[0] for column in columns) for columns in one_by_one])
         if set_epoch is not None:
             set_epoch(int(epoch[0]))
+        who = f"{type(self).__name__}: a sample"
         if getattr(self.dataset, "vectorized", False):
-            return fields_of(tuple(self.dataset[index]))
-        return columns_of([fields_of(self.dataset[i]) for i in index.tolist()])
+            return fields_of(tuple(self.dataset[index]), who)
+        return columns_of([fields_of(self.dataset[i], who) for i in index.tolist()])
 
     def get_dataset_size(self) -> int:
         return self.num_samples
