@@ -292,6 +292,19 @@ def test_rows_are_copies():
     assert numbers.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("sizes_differ", [False, True])
+def test_a_function_may_work_in_place(sizes_differ):
+    def double(x: np.ndarray) -> np.ndarray:
+        x *= 2
+        return x
+
+    samples = [np.full(2 + i * sizes_differ, 10.0) for i in range(3)]
+    pipeline = data.GeneratorDataset(samples, "x", shuffle=False).map(double)
+    for _ in range(2):
+        assert [row["x"].max() for row in pipeline.create_dict_iterator(output_numpy=True)] == [20, 20, 20]
+    assert all((sample == 10).all() for sample in samples)
+
+
 # --- sources --------------------------------------------------------------------------------------------------------
 
 

@@ -131,5 +131,6 @@ def _array(value: Any, who: str, i: int | None = None) -> np.ndarray:
 
 
 def _stacked(values: Sequence[np.ndarray]) -> Column:
+    """The samples of a column; new arrays, so that a function may work in place."""
     same = len({(value.shape, value.dtype) for value in values}) == 1
-    return np.stack(values) if same else list(values)
+    return np.stack(values) if same else [value.copy() for value in values]

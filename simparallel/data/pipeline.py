@@ -93,7 +93,8 @@ class Pipeline:
 
         Args:
             operations: one or several, done in turn. A `Transform` sees whole batches, wherever it stands.
-                Any other function gets one row: before `batch` a sample's arrays, after it a batch's.
+                Any other function gets one row: before `batch` a sample's arrays, after it a batch's. They are
+                copies: it may work in place, and returns its result.
             input_columns: whose values the first operation gets; None takes the first column.
             output_columns: names for what the last one gives; None keeps those of the input. A name that
                 is there already is replaced, a new one added; inputs that are not named any more go.
