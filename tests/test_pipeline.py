@@ -324,6 +324,16 @@ def test_mnist_takes_what_is_there(tmp_path):
     with pytest.raises(DataError, match="t10k-labels"):
         data.MnistDataset(tmp_path / "a")  # not passed over in silence
     assert data.MnistDataset(tmp_path / "a", "train").get_dataset_size() == 5
+    (tmp_path / "a" / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(
+        DataError, match="t10k-images.* is there, but t10k-labels-idx1-ubyte .* not beside it"
+    ):
+        data.MnistDataset(tmp_path / "a")
+    (tmp_path / "a" / "train-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(
+        DataError, match="train-labels.* is there, but train-images-idx3-ubyte .* not beside it"
+    ):
+        data.MnistDataset(tmp_path / "a")
     with pytest.raises(DataError, match="train-images"):
         data.MnistDataset(tmp_path / "none")
     with pytest.raises(InputError, match="usage='valid'"):
@@ -338,6 +348,10 @@ def test_cifar10_and_fashion_mnist(tmp_path, monkeypatch):
     images = data.Cifar10Dataset(tmp_path, num_shards=2, shard_id=1)
     assert (images.get_dataset_size(), images.get_col_names()) == (5, ["image", "label"])
     assert next(images.create_dict_iterator())["image"].shape == (32, 32, 3)
+    write(tmp_path / "test_batch.bin", record * 2)
+    (tmp_path / "data_batch_3.bin").unlink()
+    with pytest.raises(DataError, match=r"data_batch_1.bin is there, but data_batch_3.bin is not beside it"):
+        data.Cifar10Dataset(tmp_path)
     write_mnist(tmp_path / "FashionMNIST" / "raw")
     assert data.FashionMnistDataset(tmp_path).get_dataset_size() == 5
 
@@ -397,7 +411,10 @@ def forgets(x: np.ndarray) -> None:
         (lambda: source(3, num_shards=2, shard_id=2), InputError, "shard_id=2 is not in 0 … num_shards - 1 = 1"),
         (lambda: source(3, num_shards=0, shard_id=0), InputError, "num_shards=0"),
         (lambda: source(3, sampler=[0], shuffle=True), InputError, "sampler sets the order"),
+        (lambda: ids(source(3, sampler=[0, 5])), InputError, "sampler gives 5; samples have the numbers 0 … 2"),
+        (lambda: ids(source(3, sampler=[-1])), InputError, "sampler gives -1"),
         (lambda: source(0), InputError, "no samples"),
+        (lambda: data.GeneratorDataset(Numbered(), ["x", "x"]), InputError, "GeneratorDataset: column_names="),
         (lambda: source(3, num_samples=0), InputError, "num_samples=0"),
         (lambda: source(3, seed=-1), InputError, "seed=-1"),
         (lambda: source(3).shuffle(1), InputError, "buffer_size=1"),

@@ -69,6 +69,16 @@ class CIFAR10(ImageArrays):
         elif archive.is_file():
             parts = read_cifar10_archive(archive, files, self.records_per_file)
         else:
+            found = [
+                place / name for place in (base / FOLDER, base) for name in files if (place / name).is_file()
+            ]
+            if found:
+                missing = ", ".join(name for name in files if not (found[0].parent / name).is_file())
+                raise DataError(
+                    f"CIFAR10: {found[0]} is there, but {missing} is not beside it.",
+                    path=str(found[0]),
+                    offset=None,
+                )
             raise DataError(
                 f"CIFAR10: {', '.join(files)} are neither in {base / FOLDER} nor in {base}, and there is no "
                 f"{archive}. Pass the right root, or download=True.",

@@ -71,6 +71,13 @@ class MNIST(ImageArrays):
                 fetch([mirror + file for mirror in self.mirrors], places[0] / file, md5=self.md5[file])
             found = _find(places, wanted)
         if found is None:
+            lonely = [file for place in places for file in _files(place, wanted) if file is not None]
+            if lonely:
+                missing = next(name for name in wanted if not lonely[0].name.startswith(name))
+                raise DataError(
+                    f"{type(self).__name__}: {lonely[0]} is there, but {missing} (or with .gz) is not beside it.",
+                    path=str(lonely[0]), offset=None,
+                )  # fmt: skip
             raise DataError(
                 f"{type(self).__name__}: {wanted[0]} and {wanted[1]} (or with .gz) are in none of "
                 f"{', '.join(map(str, places))}. Pass the right root, or download=True.",
@@ -128,11 +135,14 @@ def read_labelled(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.
 
 
 def _find(places: list[Path], wanted: tuple[str, str]) -> tuple[Path, Path] | None:
-    """The first place that has both files, plain ones before packed ones."""
+    """The first place that has both files."""
     for place in places:
-        files = [
-            next((f for f in (place / name, place / f"{name}.gz") if f.is_file()), None) for name in wanted
-        ]
-        if files[0] is not None and files[1] is not None:
-            return files[0], files[1]
+        images, labels = _files(place, wanted)
+        if images is not None and labels is not None:
+            return images, labels
     return None
+
+
+def _files(place: Path, wanted: tuple[str, str]) -> list[Path | None]:
+    """The files in one place, plain ones before packed ones; None for one that is not there."""
+    return [next((f for f in (place / name, place / f"{name}.gz") if f.is_file()), None) for name in wanted]

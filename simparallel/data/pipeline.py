@@ -230,8 +230,8 @@ class Mapped(Pipeline):
             if not callable(operation):
                 raise InputError(f"map: operations[{i}]={operation!r} cannot be called.")
         names = child.get_col_names()
-        self.inputs = _names("input_columns", inputs, names[:1])
-        self.outputs = _names("output_columns", outputs, self.inputs)
+        self.inputs = different_names("map: input_columns", names[:1] if inputs is None else inputs)
+        self.outputs = different_names("map: output_columns", self.inputs if outputs is None else outputs)
         unknown = [name for name in self.inputs if name not in names]
         if unknown or not self.operations or not self.inputs or not self.outputs:
             raise InputError(
@@ -334,8 +334,9 @@ class Repeated(Pipeline):
         return super().get_repeat_count() * self.count
 
 
-def _names(who: str, given: Any, default: list[str]) -> list[str]:
-    names = default if given is None else [given] if isinstance(given, str) else list(given)
+def different_names(who: str, given: Any) -> list[str]:
+    """One name or several, as a list; InputError (it begins with `who`) unless they are different names."""
+    names = [given] if isinstance(given, str) else list(given)
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise InputError(f"map: {who}={given!r} must be different names.")
+        raise InputError(f"{who}={given!r} must be different names.")
     return names

@@ -22,7 +22,7 @@ from simparallel.data.dataset import Dataset, TensorDataset
 from simparallel.data.folder import ImageFolder
 from simparallel.data.images import ImageArrays
 from simparallel.data.mnist import MNIST, FashionMNIST
-from simparallel.data.pipeline import Pipeline, Plan
+from simparallel.data.pipeline import Pipeline, Plan, different_names
 from simparallel.data.sampler import DistributedSampler, Sampler, check_integer
 from simparallel.errors import DataError, InputError, ShapeError
 
@@ -43,8 +43,8 @@ class SourceDataset(Pipeline):
         seed: of the order and of `shuffle`, the same on all ranks; None takes that of `manual_seed`.
 
     Raises:
-        InputError: only one of num_shards and shard_id, a shard out of range, no samples, or a sampler
-            together with shuffle or shards.
+        InputError: only one of num_shards and shard_id, a shard out of range, no samples, two columns of one name,
+            or a sampler together with shuffle or shards; in the loop, a sampler's number that no sample has.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SourceDataset(Pipeline):
         super().__init__(None)
         who = type(self).__name__
         self.dataset = dataset
-        self._col_names = list(column_names)
+        self._col_names = different_names(f"{who}: column_names", column_names)
         self._seed = random_state.seed if seed is None else check_integer(who, "seed", seed, 0)
         if (num_shards is None) != (shard_id is None):
             raise InputError(f"{who}: num_shards={num_shards} and shard_id={shard_id}; give both or none.")
@@ -85,6 +85,12 @@ class SourceDataset(Pipeline):
             self.sampler.set_epoch(epoch)
         is_own = isinstance(self.sampler, Sampler)
         order = self.sampler.indices() if is_own else np.fromiter(self.sampler, dtype=np.int64)
+        outside = order[(order < 0) | (order >= len(self.dataset))]
+        if outside.size:
+            raise InputError(
+                f"{type(self).__name__}: the sampler gives {outside[0]}; samples have the numbers 0 … "
+                f"{len(self.dataset) - 1}."
+            )
         order = order[: self.num_samples]
         rows = np.arange(len(order))
         yield Plan(order, np.full(len(order), epoch), rows, rows + 1)
@@ -239,7 +245,9 @@ def _labelled_images(who: str, reader: type[Any], root: Any, usage: str | None) 
         try:
             parts.append(reader(root, train=train))
         except DataError as error:
-            if usage == "all" or Path(error.facts["path"]).exists():  # there, but broken
+            if (
+                usage == "all" or Path(error.facts["path"]).exists()
+            ):  # there, but broken or without its companion
                 raise
             missing.append(error)
     if not parts:
