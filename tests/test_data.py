@@ -166,8 +166,11 @@ def test_a_forgotten_set_epoch_is_warned_of():
         with pytest.warns(UserWarning, match=r"epoch 0 again.*set_epoch") as caught:
             list(loader)
         assert len(caught) == 1
-    with pytest.warns(UserWarning, match="set_epoch"):
-        list(sampler)
+    asking = [lambda: list(sampler), sampler.indices, lambda: list(loader), lambda: next(loader.iterate())]
+    for ask in asking:
+        with pytest.warns(UserWarning, match="set_epoch") as caught:
+            ask()
+        assert caught[0].filename == __file__  # the user's line, not one of the loader's
     for epoch in range(3):
         sampler.set_epoch(epoch)
         list(loader)
