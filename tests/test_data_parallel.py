@@ -295,6 +295,17 @@ def test_equals_one_device_exactly(size, num_devices, make, recorded, data):
         assert np.array_equal(a, b)
 
 
+def test_a_batch_without_samples_goes_to_the_main_device():
+    model = DataParallel(sp.nn.Linear(3, 2), device_ids=[0, 1])
+    ((x,),) = scatter((np.zeros((0, 3)),), ["sim:1", "sim:0"])
+    assert (x.shape, x.device) == ((0, 3), "sim:1")
+    y = model(np.zeros((0, 3), np.float32))
+    y.sum().backward()
+
+    assert y.shape == (0, 2)
+    assert not model.module.weight.grad.numpy().any()
+
+
 @given(batch_sizes, device_counts, st.integers(0, 3))
 def test_masks_are_those_of_the_whole_batch(size, num_devices, calls):
     def run(wrap):

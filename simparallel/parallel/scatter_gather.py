@@ -17,7 +17,7 @@ def scatter(inputs: Any, target_devices: Sequence[Any], dim: int = 0) -> list[An
     """Cut every Tensor in `inputs` into parts along `dim`, and copy part k to device k.
 
     The parts are equal but for the last ones, as `torch.chunk` makes them: of 5 samples on 4 devices
-    come 2, 2 and 1, and the last device gets nothing.
+    come 2, 2 and 1, and the last device gets nothing; of no samples comes one part, which is empty.
 
     Args:
         inputs: Tensors, also in tuples, lists and dicts, at any depth; an array counts as a Tensor.
@@ -52,7 +52,7 @@ def _num_parts(x: Any, num_devices: int, dim: int) -> int:
             f"scatter: a tensor of shape {x.shape} has no dim {dim} to cut; pass a number as a Python number."
         )
     size = x.shape[dim]
-    return -(-size // _part_size(size, num_devices))
+    return max(1, -(-size // _part_size(size, num_devices)))  # of no samples, one empty part
 
 
 def _part_size(size: int, num_devices: int) -> int:
