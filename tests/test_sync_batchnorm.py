@@ -207,6 +207,20 @@ def test_convert_replaces_every_batch_norm_and_keeps_its_tensors():
         _ = sp.nn.NoSuchLayer
 
 
+def test_converting_again_takes_the_new_group(inline):
+    def device():
+        model = convert_sync_batchnorm(Sequential(BatchNorm1d(1)))
+        weight = model[0].weight
+        groups = [sp.new_group([rank]) for rank in range(2)]
+        convert_sync_batchnorm(model, groups[sp.get_rank()])
+        x = np.array([[0.0], [2.0]], np.float32) + 10 * sp.get_rank()
+        return model(x).numpy().ravel().tolist(), model[0].weight is weight
+
+    for y, is_kept in inline.run(2, device):
+        np.testing.assert_allclose(y, [-1, 1], rtol=1e-4)  # the mean of this rank alone
+        assert is_kept
+
+
 def test_a_converted_model_can_be_copied_and_sent(inline):
     def device():
         model = convert_sync_batchnorm(Sequential(BatchNorm1d(2)), sp.new_group([0, 1]))
@@ -224,12 +238,15 @@ def test_a_converted_model_can_be_copied_and_sent(inline):
 # --- inside of a model that is trained -----------------------------------------------------------------
 
 
-def train(sync_model: Any, rows: tuple[int, ...], rank: int | None, **settings: Any) -> list[np.ndarray]:
-    """Three steps of Adam on this rank's rows, or on all."""
+def train(
+    sync_model: Any, rows: tuple[int, ...], rank: int | None, group: Any = None, **settings: Any
+) -> list[np.ndarray]:
+    """Three steps of Adam on this rank's rows, or on all; statistics are those of the group."""
     size = len(rows)
     model, scale = sync_model, 1.0
     if rank is not None:
-        model, scale = DistributedDataParallel(convert_sync_batchnorm(sync_model), **settings), float(size)
+        converted = convert_sync_batchnorm(sync_model, group)
+        model, scale = DistributedDataParallel(converted, **settings), float(size)
     optimizer = sp.optim.Adam(model.parameters(), lr=0.01)
     for step in range(3):
         parts = [part(100 * step + r, n, (3,), "float64") for r, n in enumerate(rows)]
@@ -283,8 +300,7 @@ def test_training_equals_one_device_for_any_parts(inline):
 def test_statistics_in_a_group_of_their_own(inline):
     def device():
         rank, rows = sp.get_rank(), (2, 3)
-        model = convert_sync_batchnorm(network(), sp.new_group([0, 1]))
-        return train(model, rows, rank)
+        return train(network(), rows, rank, sp.new_group([0, 1]))
 
     expected = train(network(), (2, 3), None)
     results = inline.run(2, device)

@@ -114,7 +114,7 @@ class SyncBatchNorm(AbstractBatchNorm):
 
         Args:
             module: the model, or a BatchNorm itself.
-            process_group: ranks that share the batch; None for all.
+            process_group: ranks that share the batch; None for all. Also of layers that are SyncBatchNorm already.
 
         Returns:
             The model; for a BatchNorm the layer that takes its place.
@@ -124,7 +124,9 @@ class SyncBatchNorm(AbstractBatchNorm):
         done: dict[int, Module] = {}
 
         def convert(old: Module) -> Module:
-            if not isinstance(old, AbstractBatchNorm) or isinstance(old, cls):
+            if not isinstance(old, AbstractBatchNorm):
+                return old
+            if isinstance(old, cls) and old.process_group is process_group:
                 return old
             if id(old) not in done:
                 done[id(old)] = cls._in_place_of(old, process_group)
