@@ -219,6 +219,7 @@ def test_clip_passes_over_parameters_without_gradient_and_takes_a_single_one():
     assert optim.clip_grad_norm_([param], 1.0) == 0.0
     optim.clip_grad_value_(param, 1.0)
     param.grad = Tensor(np.array([3.0]))
+    assert optim.clip_grad_norm_(param, math.inf) == 3.0  # only measured
     assert optim.clip_grad_norm_(param, 1.0) == 3.0
     assert param.grad.item() == pytest.approx(1.0)
 
@@ -231,6 +232,9 @@ def test_a_norm_that_is_not_finite(bad, p):
         optim.clip_grad_norm_(params, 1.0, p, error_if_nonfinite=True)
     assert params[1].grad.item() == 2.0
     with np.errstate(invalid="ignore"):
+        before = [param.grad.numpy().copy() for param in params]
+        assert not math.isfinite(optim.clip_grad_norm_(params, math.inf, p))
+        np.testing.assert_equal([param.grad.numpy() for param in params], before)
         assert not math.isfinite(optim.clip_grad_norm_(params, 1.0, p))
 
 

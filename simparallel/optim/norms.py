@@ -66,7 +66,7 @@ def clip_grad_norm_(
 
     Args:
         parameters: those whose `.grad` counts; without one they are passed over.
-        max_norm: the largest norm that is left alone, 0 or more.
+        max_norm: the largest norm that is left alone, 0 or more; `math.inf` measures only, and changes nothing.
         norm_type: p of the norm, above 0; `math.inf` for the largest magnitude.
         error_if_nonfinite: refuse a norm that is NaN or infinite. Otherwise one such gradient
             makes NaN or 0 of all of them.
@@ -79,7 +79,8 @@ def clip_grad_norm_(
     Raises:
         InputError: a setting out of range; a norm that is not finite, nothing is changed then.
     """
-    check_number("clip_grad_norm_", "max_norm", max_norm)
+    if max_norm != math.inf:
+        check_number("clip_grad_norm_", "max_norm", max_norm)
     if not isinstance(norm_type, (int, float)) or not norm_type > 0:
         raise InputError(f"clip_grad_norm_: norm_type={norm_type!r} must be above 0, or math.inf.")
     tensors = _gradients(parameters)
@@ -101,7 +102,7 @@ def clip_grad_norm_(
             "this step, lower the learning rate or the loss scale (error_if_nonfinite=False lets it pass)."
         )
     factor = max_norm / (total + 1e-6)
-    if not factor >= 1.0:  # also for NaN
+    if max_norm != math.inf and not factor >= 1.0:  # also for NaN
         for grad in grads:
             grad *= factor
     return total
