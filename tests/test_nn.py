@@ -125,6 +125,10 @@ def test_train_eval_freeze_zero_grad_apply():
     assert all(m.training for m in module.train().modules())
     module(np.ones((1, 3), np.float32)).sum().backward()
     assert all(p.grad is not None for p in module.parameters())
+    grad = next(module.parameters()).grad
+    module.zero_grad(set_to_none=False)
+    assert next(module.parameters()).grad is grad
+    assert not any(p.grad.numpy().any() for p in module.parameters())
     module.zero_grad()
     assert all(p.grad is None for p in module.parameters())
     module.requires_grad_(False)

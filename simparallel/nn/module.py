@@ -312,10 +312,13 @@ class Module:
         """`train(False)`."""
         return self.train(False)
 
-    def zero_grad(self) -> None:
-        """Forget all gradients: `.grad` is None afterwards."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients (`.grad` is None afterwards), or (False) fill them with zeros in place."""
         for parameter in self.parameters():
-            parameter.grad = None
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.data.fill(0)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Train the parameters here and below, or freeze them."""
