@@ -64,6 +64,27 @@ def test_reading_a_tensor():
         x.item()
 
 
+def test_one_element_becomes_a_python_number():
+    assert [int(Tensor([3])), int(Tensor(2.7)), round(Tensor(2.5)), round(Tensor(np.array(2.345)), 1)] == [
+        3,
+        2,
+        2,
+        2.3,
+    ]
+    assert "abcd"[Tensor(2)] == "c"
+    assert list(range(Tensor(np.array(2, np.uint8)))) == [0, 1]
+    for bad in (Tensor(1.0), Tensor(True), Tensor([1])):
+        with pytest.raises(TypeError, match=f"dtype {bad.dtype} is no index"):
+            "abc"[bad]
+    for size in (0, 1, 2):  # a batch of indices keeps its dim
+        assert np.arange(5)[Tensor(np.arange(size))].tolist() == list(range(size))
+    for convert in (int, round):
+        with pytest.raises(ShapeError, match="exactly one element"):
+            convert(Tensor([1, 2]))
+    x = Tensor([1.0, 2.0])
+    assert x.asnumpy() is x.numpy() is x.data
+
+
 def test_detach_shares_off_the_tape_and_clone_copies_on_it():
     x = leaf(1.0, 2.0)
     y = x * 2

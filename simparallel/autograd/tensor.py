@@ -186,6 +186,21 @@ class Tensor(TensorOperators):
     def __float__(self) -> float:
         return float(self.item())
 
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        # Not with a dim of size 1, as PyTorch has it: an array indexed by such a tensor would lose that dim.
+        if self.shape or self.dtype.kind not in "iu":
+            raise TypeError(
+                f"a tensor of shape {self.shape} and dtype {self.dtype} is no index; an integer without dims is, such "
+                "as item() gives."
+            )
+        return int(self.item())
+
+    def __round__(self, ndigits: int | None = None) -> float:
+        return round(self.item(), ndigits)
+
     def __bool__(self) -> bool:
         return bool(self.item())
 
@@ -201,6 +216,10 @@ class Tensor(TensorOperators):
         self._check_whole("numpy()")
         self._wait()
         return to_host(self.data)
+
+    def asnumpy(self) -> np.ndarray:
+        """`numpy()`, by MindSpore's name."""
+        return self.numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
