@@ -150,6 +150,18 @@ def test_an_optimizer_that_divides_by_itself_is_refused():
     assert param.grad.item() == 1.0
 
 
+def test_a_scaler_takes_pytorchs_names():
+    scaler = optim.GradScaler(init_scale=8.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=3)
+    assert vars(scaler.manager) == vars(optim.DynamicLossScaleManager(8.0, 4.0, 3))
+    assert vars(optim.GradScaler().manager) == vars(optim.DynamicLossScaleManager(2.0**16))
+    with pytest.raises(InputError, match=r"growth_factor=4\.0 and backoff_factor=0\.5"):
+        optim.GradScaler(growth_factor=4.0)
+    with pytest.raises(InputError, match="settings of its own"):
+        optim.GradScaler(optim.FixedLossScaleManager(), init_scale=8.0)
+    with pytest.raises(InputError, match="scale_window=0"):
+        optim.GradScaler(growth_interval=0)
+
+
 def test_a_scaler_resumes():
     scaler = optim.GradScaler(optim.DynamicLossScaleManager(8))
     scaler.manager.update_loss_scale(True)

@@ -148,19 +148,39 @@ class GradScaler:
         >>> scaler.update()
 
     Args:
-        manager: who holds the scale; None makes `DynamicLossScaleManager(2.0**16)`.
+        manager: who holds the scale; None makes `DynamicLossScaleManager(init_scale, growth_factor,
+            growth_interval)`, and the next four are for that one only.
         reduce_overflow: this rank's flag -> whether any rank overflowed. All ranks have to
             skip the same steps, or their weights drift apart. Not needed where the gradients
             themselves were summed over all ranks before: they are then the same everywhere.
+        init_scale: the first scale, 1 or more.
+        growth_factor: what multiplies the scale, above 1.
+        backoff_factor: what multiplies it at an overflow: 1 / growth_factor, as that manager has one factor
+            for both. It does not go below 1.
+        growth_interval: steps without an overflow before the scale grows.
 
     Raises:
-        InputError: `unscale_` twice for one step, or an optimizer that divides by itself.
+        InputError: a setting out of range; `unscale_` twice for one step, or an optimizer that divides by itself.
     """
 
     def __init__(
-        self, manager: LossScaleManager | None = None, reduce_overflow: Callable[[bool], bool] | None = None
-    ) -> None:
-        self.manager = DynamicLossScaleManager(2.0**16) if manager is None else manager
+        self, manager: LossScaleManager | None = None, reduce_overflow: Callable[[bool], bool] | None = None, *,
+        init_scale: float = 2.0**16, growth_factor: float = 2.0, backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+    ) -> None:  # fmt: skip
+        settings = init_scale, growth_factor, backoff_factor, growth_interval
+        if manager is None:
+            manager = DynamicLossScaleManager(init_scale, growth_factor, growth_interval)
+            if growth_factor * backoff_factor != 1:
+                raise InputError(
+                    f"GradScaler: growth_factor={growth_factor!r} and backoff_factor={backoff_factor!r} must be "
+                    "inverse to each other; for others write a LossScaleManager of your own."
+                )
+        elif settings != (2.0**16, 2.0, 0.5, 2000):
+            raise InputError(
+                f"GradScaler: a {type(manager).__name__} has settings of its own; give it those."
+            )
+        self.manager = manager
         self.reduce_overflow = reduce_overflow
         self._overflow_of: dict[int, bool] = {}  # id of an optimizer whose gradients are divided
 
