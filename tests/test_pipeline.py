@@ -284,6 +284,14 @@ def test_an_iterator_has_as_many_epochs_as_it_was_made_for():
         next(endless)
 
 
+def test_numbers_of_workers_have_no_effect():
+    plain, told = (
+        source(6, seed=1, **n).map(lambda i: i + 1, "id", **n).batch(4, **n)
+        for n in ({}, {"num_parallel_workers": 2})
+    )
+    assert ids(plain) == ids(told)
+
+
 def test_rows_are_copies():
     numbers = np.arange(4.0)
     pipeline = data.NumpySlicesDataset(numbers, "x", shuffle=False)

@@ -87,7 +87,7 @@ class Pipeline:
 
     def map(
         self, operations: Operation | Sequence[Operation], input_columns: str | Sequence[str] | None = None,
-        output_columns: str | Sequence[str] | None = None,
+        output_columns: str | Sequence[str] | None = None, num_parallel_workers: int | None = None,
     ) -> Pipeline:  # fmt: skip
         """Change columns.
 
@@ -98,6 +98,7 @@ class Pipeline:
             input_columns: whose values the first operation gets; None takes the first column.
             output_columns: names for what the last one gives; None keeps those of the input. A name that
                 is there already is replaced, a new one added; inputs that are not named any more go.
+            num_parallel_workers: without effect; MindSpore has it. The calling process does the work.
 
         Raises:
             InputError: an unknown column, no operations, or one that cannot be called.
@@ -115,8 +116,12 @@ class Pipeline:
         """
         return Shuffled(self, buffer_size)
 
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> Pipeline:
+    def batch(
+        self, batch_size: int, drop_remainder: bool = False, num_parallel_workers: int | None = None
+    ) -> Pipeline:
         """Put `batch_size` rows together; a last batch that is not full is left out, or given as it is.
+
+        `num_parallel_workers` has no effect, see `map`.
 
         Raises:
             InputError: a size below 1, not a single batch, or batches already.

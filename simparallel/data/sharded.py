@@ -41,6 +41,7 @@ class SourceDataset(Pipeline):
         num_shards: into how many parts the samples are divided, for example `get_group_size()`.
         shard_id: which one this is, for example `get_rank()`.
         seed: of the order and of `shuffle`, the same on all ranks; None takes that of `manual_seed`.
+        num_parallel_workers: without effect; MindSpore has it. The calling process does the work.
 
     Raises:
         InputError: only one of num_shards and shard_id, a shard out of range, no samples, two columns of one name,
@@ -50,7 +51,7 @@ class SourceDataset(Pipeline):
     def __init__(
         self, dataset: Dataset, column_names: Sequence[str], *, num_samples: int | None = None,
         shuffle: bool | None = None, sampler: Any = None, num_shards: int | None = None,
-        shard_id: int | None = None, seed: int | None = None,
+        shard_id: int | None = None, seed: int | None = None, num_parallel_workers: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(None)
         who = type(self).__name__
