@@ -283,9 +283,9 @@ class Reducer:
             names = [self._names[id(parameter)] for parameter in unused]
             raise UnusedParameterError(
                 f"DistributedDataParallel, rank {self.communicator.rank}: no gradient reached "
-                f"{', '.join(names)}, so its bucket can never be reduced. Use every parameter in the loss, "
-                "call requires_grad_(False) on those that are meant to stay, or pass "
-                "find_unused_parameters=True.",
+                f"{', '.join(names)}, so its bucket can never be reduced. Use every parameter in the loss (several "
+                "losses: add them up, for one backward), call requires_grad_(False) on those that are meant to stay, "
+                "or pass find_unused_parameters=True.",
                 names=names,
             )
 
