@@ -410,3 +410,24 @@ def test_two_models_cannot_be_joined_at_once():
         return "told"
 
     assert list(sp.launch(program, world_size=2, transport="inline")) == ["told"] * 2
+
+
+def test_a_gradient_that_only_other_ranks_have_lies_where_its_parameter_does():
+    """On the second device: the optimizer refuses gradients from elsewhere."""
+
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(np.ones(1, np.float32)), nn.Parameter(np.ones(1, np.float32))
+
+        def forward(self, x):
+            return (self.a if sp.get_rank() == 0 else self.b) * x
+
+    def program():
+        model = DistributedDataParallel(Either().to("sim:1"), find_unused_parameters=True)
+        optimizer = optim.SGD(model.parameters(), 1.0)
+        model(sp.Tensor([2.0]).to("sim:1")).sum().backward()
+        optimizer.step()
+        return model.module.a.item(), model.module.b.item()
+
+    assert list(sp.launch(program, world_size=2, transport="inline")) == [(0, 0)] * 2

@@ -359,6 +359,6 @@ class _Divide:
 
 def _set_grad(parameter: Tensor, array: Array) -> None:
     if parameter.grad is None:
-        parameter.grad = Tensor(array)
+        parameter.grad = parameter._gradient(array)
     else:
         parameter.grad.data = array
