@@ -212,3 +212,94 @@ def test_another_number_of_steps_in_the_middle_of_an_epoch_is_refused(tmp_path):
 def test_bad_settings(call, match):
     with pytest.raises(InputError, match=match):
         call()
+
+
+class Counter(sp.Callback):
+    """Counts steps from a number on that tells the ranks apart."""
+
+    def __init__(self, begin: int) -> None:
+        self.count = begin
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "array": np.array([self.count])}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        assert state_dict["array"].tolist() == [state_dict["count"]]
+        self.count = state_dict["count"]
+
+
+class Named(Counter):
+    """Another class, hence another name."""
+
+
+def with_own_callbacks(folder: Any, interrupt: int | None, resume: bool) -> Any:
+    """12 samples a step over all ranks; rank 0 also prints, and rank 1 counts in a class of its own."""
+    sp.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    sp.manual_seed(7)
+    rank, size = sp.get_rank(), sp.get_world_size()
+    rng = np.random.default_rng(0)
+    arrays = rng.integers(-4, 5, (48, 5)).astype(np.float32), rng.integers(0, 3, 48)
+    data = sp.data.NumpySlicesDataset(arrays, num_shards=size, shard_id=rank).batch(12 // size)
+    network = nn.Linear(5, 3)
+    model = Model(network, nn.CrossEntropyLoss(), optim.Momentum(network.parameters(), 0.1, 0.9))
+    counters = [Counter(100 * rank), *([Named(1000 * rank)] if rank in (1, 2) else [])]
+    callbacks = [ModelCheckpoint("net", folder), *counters]
+    if rank == 0:
+        callbacks.insert(0, LossMonitor(2))
+    if interrupt is not None:
+        callbacks.append(Interrupt(interrupt))
+    try:
+        history = model.train(2, data, callbacks, resume=resume, progress=False)
+    except KeyboardInterrupt:
+        return None
+    finally:
+        sp.reset_auto_parallel_context()
+    return history.history["loss"], network.weight.numpy(), [counter.count for counter in counters]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_callbacks_of_some_ranks_only_do_not_bind_to_a_number_of_ranks(tmp_path, ranks):
+    """On as many ranks each gets its own state, on others that of the first rank that had one by that name."""
+    (whole, _) = sp.launch(
+        with_own_callbacks, (tmp_path / "whole", None, False), world_size=2, transport="inline"
+    )
+    sp.launch(with_own_callbacks, (tmp_path / "part", 5, False), world_size=2, transport="inline")
+
+    def resume():
+        return sp.launch(
+            with_own_callbacks, (tmp_path / "part", None, True), world_size=ranks, transport="inline"
+        )
+
+    if ranks == 2:
+        resumed = resume()
+        assert all(same(rank[1], whole[1]) for rank in resumed)
+    else:
+        with pytest.warns(RuntimeWarning, match=r"take the first one's .*own\.Counter\.0"):
+            resumed = resume()
+    # 8 steps in all; the other counter begins at 1000 on rank 1, the first one that has it
+    counts = {
+        1: [[8]],
+        2: [[8], [108, 1008]],
+        3: [[8], [8, 1008], [8, 1008]],
+        4: [[8], [8, 1008], [8, 1008], [8]],
+    }
+    assert [rank[2] for rank in resumed] == counts[ranks]
+    for rank in resumed:
+        np.testing.assert_allclose(rank[1], whole[1], rtol=1e-5)
+
+
+def test_a_callback_that_no_rank_had_begins_afresh(tmp_path):
+    def program(callbacks, resume):
+        network = nn.Linear(5, 3)
+        model = Model(network, nn.CrossEntropyLoss(), optim.SGD(network.parameters()))
+        checkpoint = ModelCheckpoint("net", tmp_path)
+        model.train(2, dataset("loader"), [checkpoint, *callbacks], resume=resume, progress=False)
+
+    with pytest.raises(KeyboardInterrupt):
+        program([Interrupt(4)], False)
+    counter = Counter(0)
+    program([counter], True)
+    assert counter.count == 2 * STEPS - 4

@@ -110,7 +110,11 @@ class Callback:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a `state_dict()`; called after `on_train_begin`."""
+        """Go on from a `state_dict()`; called after `on_train_begin`.
+
+        It is this rank's own, of the callback of the same class (and number among its class); on another number of
+        ranks, that of the first rank which had such a callback. Without one it is not called.
+        """
 
 
 class CallbackList:

@@ -125,16 +125,17 @@ class Training:
         params = self.params
         return manager.save(
             params.cur_step_num, model=params.network, optimizer=params.optimizer, scaler=self.step.scaler,
-            sampler=self,
+            sampler=self, own=self._named_callbacks(),
         )  # fmt: skip
 
     def _resume(self, manager: CheckpointManager) -> None:
         manager.restore(
-            model=self.params.network, optimizer=self.params.optimizer, scaler=self.step.scaler, sampler=self
-        )
+            model=self.params.network, optimizer=self.params.optimizer, scaler=self.step.scaler, sampler=self,
+            own=self._named_callbacks(),
+        )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is, what its steps remember, and the states of all callbacks."""
+        """Where it is, and what its steps remember. Callbacks, of which each rank may have others, stand apart."""
         return {
             "epoch": self.epoch,
             "step_in_epoch": self.step_in_epoch,
@@ -143,11 +144,10 @@ class Training:
             "data": [self.stream.epoch, self.stream.offset],
             "losses": self.losses.copy(),
             "boost": self.step.state_dict(),
-            "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks().items()},
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to a place; callbacks that were not there then begin afresh.
+        """Go to a place.
 
         Raises:
             CheckpointError: in the middle of an epoch that had another number of steps; StateDictError: of other
@@ -164,9 +164,10 @@ class Training:
         self.params.cur_step_num = state_dict["step"]
         self.stream.seek(*state_dict["data"])
         self.losses[:] = state_dict["losses"]
+        older = state_dict.get("callbacks", {})  # where older checkpoints hold their states
         for name, callback in self._named_callbacks().items():
-            if name in state_dict["callbacks"]:
-                callback.load_state_dict(state_dict["callbacks"][name])
+            if name in older:
+                callback.load_state_dict(older[name])
 
     def _named_callbacks(self) -> dict[str, Callback]:
         """Class and number among its class -> callback."""

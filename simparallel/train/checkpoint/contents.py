@@ -16,6 +16,8 @@ from simparallel.train.checkpoint import tree as trees
 from simparallel.train.checkpoint.arrays import CODES, FilePlan, Region, TensorSlice, digests, host_array, raw
 from simparallel.train.checkpoint.plan import Claim
 
+OWN = "own."  # begins the names of parts that a rank may have for itself
+
 
 class Parts:
     """The objects of a training that have a state, under their names.
@@ -24,19 +26,26 @@ class Parts:
         objects: name -> object with `state_dict()` and `load_state_dict()`, or None.
         random: also the random numbers.
         layouts: name of a parameter -> how it is cut over the ranks, where the parameter does not know.
+        own: name -> object, as above, that other ranks need not have.
 
     Raises:
         CheckpointError: an object without these methods, or a layout of no parameter.
     """
 
     # What may refuse comes first, the model last; the scheduler's rates give way to the optimizer's.
-    order = ("random", "sampler", "scaler", "scheduler", "optimizer", "model")
+    order = ("random", "sampler", OWN, "scaler", "scheduler", "optimizer", "model")
 
     def __init__(
-        self, objects: Mapping[str, Any], random: bool, layouts: Mapping[str, Layout] | None = None
-    ) -> None:
+        self, objects: Mapping[str, Any], random: bool, layouts: Mapping[str, Layout] | None = None,
+        own: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         given = {**objects, "random": random_state if random else None}
-        self.objects = {name: bare(given[name]) for name in self.order if given.get(name) is not None}
+        self.objects: dict[str, Any] = {}
+        for name in self.order:
+            if name == OWN:
+                self.objects |= {f"{OWN}{key}": value for key, value in (own or {}).items()}
+            elif given.get(name) is not None:
+                self.objects[name] = bare(given[name])
         for name, value in self.objects.items():
             if not callable(getattr(value, "state_dict", None)) or not callable(
                 getattr(value, "load_state_dict", None)

@@ -119,7 +119,7 @@ class CheckpointManager:
     def save(
         self, step: int, *, model: Any = None, optimizer: Any = None, scheduler: Any = None, sampler: Any = None,
         scaler: Any = None, random: bool = True, extra: Any = None, tensors: Mapping[str, Any] | None = None,
-        layouts: Mapping[str, Layout] | None = None, group: Group | None = None,
+        layouts: Mapping[str, Layout] | None = None, own: Mapping[str, Any] | None = None, group: Group | None = None,
     ) -> Path:  # fmt: skip
         """Save a training. What all ranks hold alike is written once, each rank writes a share.
 
@@ -135,6 +135,8 @@ class CheckpointManager:
                 see `CheckpointReader.read`. Ranks may hold the same slice; together they hold all.
             layouts: name of a parameter -> how it is cut over the ranks; a sharded parameter knows it by
                 itself. The optimizer's state of that parameter is cut in the same way.
+            own: name -> anything with a state, as above, that is this rank's own (a callback, say): other
+                ranks may hold another state under that name, or none.
             group: ranks that save together; by default all.
 
         Returns:
@@ -157,7 +159,7 @@ class CheckpointManager:
             objects = {
                 "model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler, "scaler": scaler,
             }  # fmt: skip
-            contents.add(Parts(objects, random, layouts), tensors or {}, extra)
+            contents.add(Parts(objects, random, layouts, own), tensors or {}, extra)
         try:
             told = team.agree((name, contents.claims, contents.trees))
             temporary = self.directory / told[0][0]
@@ -190,20 +192,22 @@ class CheckpointManager:
     def restore(
         self, step: int | None = None, *, model: Any = None, optimizer: Any = None, scheduler: Any = None,
         sampler: Any = None, scaler: Any = None, random: bool = True, layouts: Mapping[str, Layout] | None = None,
-        verify: bool = True, group: Group | None = None,
+        own: Mapping[str, Any] | None = None, verify: bool = True, group: Group | None = None,
     ) -> Restored:  # fmt: skip
         """Go back to a checkpoint, on any number of ranks; on an error everything stays as it is.
 
         What the saving ranks held alike goes to every rank. Where they differed (running statistics of
         a batch norm, say), each rank gets its own back on the same number of ranks, and on another
-        number that of the first rank, with a warning; plain data other than the random state is
-        then an error.
+        number that of the first rank, with a warning; plain data other than the random state and
+        what is a rank's `own` is then an error.
 
         Args:
             step: which one; None takes the last, and if that is damaged, with a warning the one before.
             model, optimizer, scheduler, sampler, scaler, random: what to restore; what is named has to
                 be in the checkpoint.
             layouts: how parameters are cut now, whatever it was when they were saved.
+            own: as when it was saved. What this rank did not have gets the state of the first rank that had
+                it; what no rank had stays as it is.
             verify: compare checksums.
             group: ranks that restore together; by default all.
 
@@ -227,7 +231,7 @@ class CheckpointManager:
             objects = {
                 "model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler, "scaler": scaler,
             }  # fmt: skip
-            parts = Parts(objects, random, layouts)
+            parts = Parts(objects, random, layouts, own)
         candidates = team.agree(candidates)[0]
         for path, older in zip(candidates, [*candidates[1:], None], strict=True):
             try:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.errors import CheckpointError, LayoutError
-from simparallel.train.checkpoint.contents import Parts
+from simparallel.train.checkpoint.contents import OWN, Parts
 from simparallel.train.checkpoint.reader import CheckpointReader
 from simparallel.train.checkpoint.team import Team
 
@@ -48,7 +48,11 @@ def read_states(
 
 def load_states(team: Team, reader: CheckpointReader, parts: Parts, states: Mapping[str, Any]) -> None:
     """Hand the states to their objects. Raises CheckpointError on all ranks alike; nothing has changed."""
-    objects = list(parts.objects.items())
+    objects = [
+        (name, value)
+        for name, value in parts.objects.items()
+        if name in states or not name.startswith(OWN)  # what nobody had then begins afresh
+    ]
     before: dict[str, Any] = {}
     try:
         with team.attempt():
@@ -79,7 +83,11 @@ def _load(reader: CheckpointReader, name: str, value: Any, state: Any) -> None:
 def _check_stand_ins(team: Team, reader: CheckpointReader) -> None:
     """What the saving ranks did not hold alike, now that there is another number of ranks."""
     held = f"{reader.path}: {reader.world_size} ranks saved it, and not alike; these are {team.size} ranks"
-    plain = [name for name in reader.stood_in if name in reader.parts() and name != "random"]
+    plain = [
+        name
+        for name in reader.stood_in
+        if name in reader.parts() and name != "random" and not name.startswith(OWN)
+    ]
     if plain:
         raise CheckpointError(
             f"{held}: {', '.join(plain)} cannot be divided. Leave it out, or use {reader.world_size} ranks.",
