@@ -49,7 +49,12 @@ class RunContext:
         return self._args
 
     def request_stop(self) -> None:
-        """End the training after this step, or this epoch. In a step, do it on all ranks alike."""
+        """End the training after this step, or this epoch. In a step, do it on all ranks alike.
+
+        A stop is not saved. After one in the middle of an epoch the hooks and the evaluation of the epoch's end
+        still come, about its steps so far; a resumed training goes on with the rest of the epoch, as if there had
+        been neither.
+        """
         self._stop = True
 
     def get_stop_requested(self) -> bool:

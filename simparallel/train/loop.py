@@ -46,6 +46,7 @@ class Training:
         self.is_sink, self.is_parallel = is_sink, is_parallel
         self.evaluate = evaluate
         self.step_in_epoch = 0
+        self._before_end: dict[str, _State] | None = None  # of callbacks, while an epoch ends
         self.losses = np.zeros(2)  # sum and number of the epoch's; an array, because ranks differ in it
         self.history = History()
         self.context = RunContext(params)
@@ -93,17 +94,29 @@ class Training:
             params.cur_step_num += 1
             self.step_in_epoch += 1
             self.losses += float(loss), 1
-            if not self.is_sink or self.step_in_epoch == self.steps_per_epoch:
+            is_over = self.step_in_epoch == self.steps_per_epoch or self.context.get_stop_requested()
+            if not self.is_sink or is_over:
                 callbacks("on_train_step_end")
             if self.context.get_stop_requested():
                 break
+        # What is saved from here on begins with this end, or with the rest of an epoch that a stop has cut.
+        self._before_end = {
+            name: _State(callback.state_dict()) for name, callback in self._named_callbacks().items()
+        }
         params.eval_results = self.evaluate(self.epoch + 1)
         params.epoch_results = {"loss": self._mean_loss(), **params.eval_results}
         callbacks("on_train_epoch_end")
         self._agree_to_stop()
-        self.epoch += 1
-        self.step_in_epoch = 0
-        self.losses[:] = 0
+        if self.step_in_epoch == self.steps_per_epoch:
+            self.epoch += 1
+            self.step_in_epoch = 0
+            self.losses[:] = 0
+            self._before_end = None
+
+    def ends_here(self) -> bool:
+        """Is this the last step, as far as is known in it?"""
+        is_last = self.epoch + 1 == self.epochs and self.step_in_epoch == self.steps_per_epoch
+        return is_last or self.context.get_stop_requested()
 
     def _mean_loss(self) -> float:
         """Of the epoch's steps, and of the ranks that work together."""
@@ -125,7 +138,7 @@ class Training:
         params = self.params
         return manager.save(
             params.cur_step_num, model=params.network, optimizer=params.optimizer, scaler=self.step.scaler,
-            sampler=self, own=self._named_callbacks(),
+            sampler=self, own=self._before_end or self._named_callbacks(),
         )  # fmt: skip
 
     def _resume(self, manager: CheckpointManager) -> None:
@@ -177,3 +190,16 @@ class Training:
             number = sum(known.rpartition(".")[0] == name for known in named)
             named[f"{name}.{number}"] = callback
         return named
+
+
+class _State:
+    """A state that stays as it was when it was taken."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.state = dict(state_dict)

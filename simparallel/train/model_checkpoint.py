@@ -42,7 +42,8 @@ class CheckpointConfig:
 class ModelCheckpoint(Callback):
     """Saves network, optimizer, loss scale, random numbers, place in the data and all callbacks' states.
 
-    Saved are complete steps, after all other callbacks have seen them, and the last step in any case.
+    Saved are complete steps, after all other callbacks have seen them, and the last step in any case, be it that
+    of a stop in the middle of an epoch: a resumed training goes on right there.
     With a data sink, only the ends of epochs can be seen. The ranks save together, see
     `CheckpointManager`; `Model.train(..., resume=True)` goes on from the last one.
 
@@ -78,7 +79,9 @@ class ModelCheckpoint(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         params = run_context.original_args()
         assert self._saved_step is not None
-        if self.config.save_checkpoint_steps:
+        if params.training.ends_here():
+            due = True  # here and not at the end, where callbacks may have put other weights into the network
+        elif self.config.save_checkpoint_steps:
             # Whether a multiple lies in between: with a data sink one call stands for many steps.
             every = self.config.save_checkpoint_steps
             due = params.cur_step_num // every > self._saved_step // every

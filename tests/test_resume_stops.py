@@ -1,0 +1,129 @@
+"""A training that was stopped, and one that stopped itself, go on from their checkpoints as if nothing had been."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import simparallel as sp
+from simparallel import nn, optim
+from simparallel.train import CheckpointConfig, CheckpointManager, EarlyStopping, Model, ModelCheckpoint
+
+STEPS, EPOCHS = 4, 3
+
+
+class Stop(sp.Callback):
+    """Asks for the end in a hook of a step."""
+
+    def __init__(self, step: int, hook: str = "on_train_step_end") -> None:
+        self.step = step
+        setattr(self, hook, self.ask)
+
+    def ask(self, run_context: Any) -> None:
+        if run_context.original_args().cur_step_num == self.step:
+            run_context.request_stop()
+
+
+class Halve(sp.Callback):
+    """Changes the optimizer at the end of each epoch."""
+
+    def on_train_epoch_end(self, run_context: Any) -> None:
+        for group in run_context.original_args().optimizer.param_groups:
+            group["lr"] /= 2
+
+
+class Steps(sp.Callback):
+    """Which steps there were."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, float]] = []
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        params = run_context.original_args()
+        self.seen.append((params.cur_epoch_num, params.cur_step_num, float(params.net_outputs)))
+
+
+def train(folder: Any, every: int, *more: Any, resume: bool = False, sink: bool = False) -> tuple[Any, ...]:
+    """(steps, history, weights) of a training that evaluates, forgets and remembers."""
+    sp.manual_seed(1)
+    rng = np.random.default_rng(0)
+    arrays = rng.normal(size=(4 * STEPS, 5)).astype(np.float32), rng.integers(0, 3, 4 * STEPS)
+    data = sp.data.NumpySlicesDataset(arrays, seed=3).batch(4)
+    network = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+    optimizer = optim.Momentum(network.parameters(), 0.1, 0.9)
+    model = Model(network, nn.CrossEntropyLoss(), optimizer, metrics={"loss"})
+    steps, config = Steps(), CheckpointConfig(every)
+    callbacks = [
+        *more, steps, Halve(), EarlyStopping("eval_loss", patience=9, restore_best_weights=True),
+        ModelCheckpoint("net", folder, config),
+    ]  # fmt: skip
+    history = model.fit(
+        EPOCHS, data, data, callbacks=callbacks, dataset_sink_mode=sink, resume=resume, progress=False
+    )
+    weights = {name: value.tobytes() for name, value in network.state_dict().items()}
+    return steps.seen, (history.epoch, history.history), weights
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("at", range(1, EPOCHS * STEPS))
+def test_a_stop_anywhere_leaves_the_rest_to_a_resumed_training(tmp_path, at, every):
+    steps, *whole = train(tmp_path / "whole", every)
+    before, (epochs, _), _ = train(tmp_path / "part", every, Stop(at))
+    assert epochs == list(range(1, -(-at // STEPS) + 1))  # told also of the epoch that was cut
+    after, *resumed = train(tmp_path / "part", every, resume=True)
+
+    assert before + after == steps
+    assert resumed == whole
+
+
+def test_a_stop_in_a_sink_leaves_the_rest_too(tmp_path):
+    _, *whole = train(tmp_path / "whole", 1, sink=True)
+    train(tmp_path / "part", 1, Stop(STEPS, "on_train_step_begin"), sink=True)
+    assert CheckpointManager(tmp_path / "part" / "net").latest() == STEPS + 1
+    _, *resumed = train(tmp_path / "part", 1, resume=True, sink=True)
+
+    assert resumed == whole
+
+
+def test_more_epochs_after_the_last_one_go_on_from_its_last_step(tmp_path):
+    """Not from the best weights, which are put into the network at the end."""
+
+    def program(epochs: int, resume: bool) -> Any:
+        sp.manual_seed(1)
+        network = nn.Linear(5, 3)
+        data = [(np.eye(5, dtype=np.float32), np.array([0, 1, 2, 1, 0]))]
+        model = Model(network, nn.CrossEntropyLoss(), optim.Momentum(network.parameters(), 2.0, 0.9))
+        stopping = EarlyStopping("loss", patience=9, mode="max", restore_best_weights=True)
+        callbacks = [stopping, ModelCheckpoint("net", tmp_path, CheckpointConfig(100))]
+        history = model.train(epochs, data, callbacks, resume=resume, progress=False)
+        return history.history["loss"]
+
+    program(3, False)
+    assert program(5, True) == program(5, False)
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_train_end"])
+@pytest.mark.parametrize("at", [None, STEPS + 1, 2 * STEPS])
+def test_what_is_saved_in_the_hooks_of_an_end_knows_nothing_of_it(tmp_path, hook, at):
+    """A callback's own checkpoint, at a place where other callbacks have seen the end of an epoch already."""
+
+    class Save(sp.Callback):
+        def __init__(self) -> None:
+            setattr(self, hook, self.save)
+
+        def save(self, run_context: Any) -> None:
+            run_context.original_args().training.save(CheckpointManager(tmp_path / "own", keep=9))
+
+    def program(*callbacks: Any, resume: Any = False) -> Any:
+        network = nn.Linear(5, 3)
+        model = Model(network, nn.CrossEntropyLoss(), optim.SGD(network.parameters()))
+        data = [(np.eye(5, dtype=np.float32), np.array([0, 1, 2, 1, 0]))] * STEPS
+        stopping = EarlyStopping("loss", patience=99)
+        history = model.train(EPOCHS, data, [stopping, *callbacks], resume=resume, progress=False)
+        return history.epoch, stopping.wait
+
+    whole = program()
+    program(*([] if at is None else [Stop(at)]), Save())
+    assert program(resume=tmp_path / "own") == whole
