@@ -127,3 +127,38 @@ def test_what_is_saved_in_the_hooks_of_an_end_knows_nothing_of_it(tmp_path, hook
     whole = program()
     program(*([] if at is None else [Stop(at)]), Save())
     assert program(resume=tmp_path / "own") == whole
+
+
+def early_stopped(folder: Any, every: int, patience: int, resume: bool, only_rank: int | None = None) -> Any:
+    """(steps, epochs, weights, where it stopped); the loss never improves by `min_delta`."""
+    sp.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    sp.manual_seed(1)
+    network = nn.Linear(5, 3)
+    data = [(np.eye(5, dtype=np.float32), np.array([0, 1, 2, 1, 0]))] * STEPS
+    model = Model(network, nn.CrossEntropyLoss(), optim.Momentum(network.parameters(), 0.1, 0.9))
+    stopping, steps = EarlyStopping("loss", 100, patience, restore_best_weights=True), Steps()
+    callbacks = [steps, ModelCheckpoint("net", folder, CheckpointConfig(every))]
+    if only_rank in (None, sp.get_rank()):
+        callbacks.insert(0, stopping)
+    history = model.train(20, data, callbacks, resume=resume, progress=False)
+    sp.reset_auto_parallel_context()
+    return len(steps.seen), history.epoch, network.weight.numpy().tobytes(), stopping.stopped_epoch
+
+
+@pytest.mark.parametrize("every", [1, 3, STEPS, 100])
+def test_a_training_that_stopped_by_itself_has_ended_however_often_it_is_resumed(tmp_path, every):
+    steps, *whole = early_stopped(tmp_path, every, 2, False)
+    assert (steps, whole[0], whole[2]) == (3 * STEPS, [1, 2, 3], 3)
+    for _ in range(3):
+        assert early_stopped(tmp_path, every, 2, True) == (0, *whole)
+    assert early_stopped(tmp_path, every, 4, True)[1] == [1, 2, 3, 4, 5]  # more patience
+
+
+@pytest.mark.parametrize("every", [3, 100])
+def test_a_rank_that_knows_that_training_had_ended_tells_the_others(tmp_path, every):
+    def launched(resume: bool) -> list[int]:
+        args = (tmp_path, every, 2, resume, 1)
+        return [rank[0] for rank in sp.launch(early_stopped, args, world_size=2, transport="inline")]
+
+    assert launched(False) == [3 * STEPS] * 2
+    assert launched(True) == [0, 0]

@@ -51,7 +51,8 @@ class RunContext:
     def request_stop(self) -> None:
         """End the training after this step, or this epoch. In a step, do it on all ranks alike.
 
-        A stop is not saved. After one in the middle of an epoch the hooks and the evaluation of the epoch's end
+        A stop is not saved; a callback whose state says that the training is over asks again in
+        `load_state_dict`. After one in the middle of an epoch the hooks and the evaluation of the epoch's end
         still come, about its steps so far; a resumed training goes on with the rest of the epoch, as if there had
         been neither.
         """

@@ -17,6 +17,8 @@ _HIGHER_IS_BETTER = ("acc", "f1", "precision", "recall", "top")
 class EarlyStopping(Callback):
     """Ends the training when a result has not improved for `patience` epochs.
 
+    Resumed from a checkpoint, such a training has ended already, unless it now gets more patience.
+
     Args:
         monitor: "loss", or "eval_" and the name of a metric that gives one number.
         min_delta: an improvement is by more than this, 0 or more.
@@ -47,6 +49,7 @@ class EarlyStopping(Callback):
         )
         self._sign = -1.0 if is_up else 1.0
         self.baseline, self.restore_best_weights = baseline, bool(restore_best_weights)
+        self._run_context: RunContext | None = None  # while it trains
         self._start_over()
 
     def _start_over(self) -> None:
@@ -56,6 +59,7 @@ class EarlyStopping(Callback):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._start_over()
+        self._run_context = run_context
         params = run_context.original_args()
         if self.monitor.startswith("eval_") and params.get("valid_dataset") is None:
             raise InputError(
@@ -75,7 +79,7 @@ class EarlyStopping(Callback):
                 self.best_weights = params.network.state_dict()
             if self.baseline is None or self._is_better(value, self.baseline):
                 self.wait = 0
-        if self.wait >= max(1, self.patience):
+        if self._is_to_stop():
             self.stopped_epoch = params.cur_epoch_num
             run_context.request_stop()
             if self.verbose:
@@ -85,15 +89,27 @@ class EarlyStopping(Callback):
                 )
 
     def on_train_end(self, run_context: RunContext) -> None:
+        self._run_context = None
         if self.best_weights is not None:
             run_context.original_args().network.load_state_dict(self.best_weights)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"wait": self.wait, "best": self.best, "best_weights": self.best_weights}
+        return {
+            "wait": self.wait, "best": self.best, "best_weights": self.best_weights,
+            "stopped_epoch": self.stopped_epoch,
+        }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.wait, self.best = state_dict["wait"], state_dict["best"]
         self.best_weights = state_dict["best_weights"]
+        self.stopped_epoch = 0
+        if self._is_to_stop():
+            self.stopped_epoch = state_dict.get("stopped_epoch", 0)  # older checkpoints do not tell
+            if self._run_context is not None:
+                self._run_context.request_stop()
+
+    def _is_to_stop(self) -> bool:
+        return self.wait >= max(1, self.patience)
 
     def _is_better(self, value: float, than: float) -> bool:
         return self._sign * (than - value) > self.min_delta

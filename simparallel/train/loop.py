@@ -66,6 +66,7 @@ class Training:
             self.callbacks("on_train_begin")
             if resume_from is not None:
                 self._resume(resume_from)
+                self._agree_to_stop()  # a callback may know that it had stopped
             count = max(0, (self.epochs - self.epoch) * self.steps_per_epoch - self.step_in_epoch)
             steps = progress(range(count), "training") if show_progress else iter(range(count))
             while self.epoch < self.epochs and not self.context.get_stop_requested():
