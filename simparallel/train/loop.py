@@ -155,7 +155,7 @@ class Training:
             "step_in_epoch": self.step_in_epoch,
             "steps_per_epoch": self.steps_per_epoch,
             "step": self.params.cur_step_num,
-            "data": [self.stream.epoch, self.stream.offset],
+            "data": self.stream.state_dict(),
             "losses": self.losses.copy(),
             "boost": self.step.state_dict(),
         }
@@ -168,15 +168,21 @@ class Training:
                 steps than these.
         """
         steps, done = state_dict["steps_per_epoch"], state_dict["step_in_epoch"]
-        if done and steps != self.steps_per_epoch:
+        if done not in (0, steps) and steps != self.steps_per_epoch:
             raise CheckpointError(
                 f"Model: the checkpoint was saved after {done} of {steps} steps of an epoch, which has "
                 f"{self.steps_per_epoch} steps now. Use the dataset, batch size and sink_size of then."
             )
         self.step.load_state_dict(state_dict.get("boost", {}))
-        self.epoch, self.step_in_epoch = state_dict["epoch"], done
+        self.epoch = state_dict["epoch"]
+        self.step_in_epoch = self.steps_per_epoch if done == steps else done  # only the end is left of it
         self.params.cur_step_num = state_dict["step"]
-        self.stream.seek(*state_dict["data"])
+        data = state_dict["data"]
+        if not isinstance(
+            data, Mapping
+        ):  # an older checkpoint, which does not say how many batches there were
+            data = {"epoch": data[0], "offset": data[1], "num_batches": None if self.is_sink else steps}
+        self.stream.load_state_dict(data)
         self.losses[:] = state_dict["losses"]
         older = state_dict.get("callbacks", {})  # where older checkpoints hold their states
         for name, callback in self._named_callbacks().items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -42,6 +42,17 @@ class BatchStream:
     def seek(self, epoch: int, offset: int) -> None:
         """Go to a place."""
         self.epoch, self.offset, self._batches = epoch, offset, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is, in how long an epoch."""
+        return {"epoch": self.epoch, "offset": self.offset, "num_batches": self.size}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go to where another one was; behind its last batch, the next epoch begins, however long it is here."""
+        epoch, offset = state_dict["epoch"], state_dict["offset"]
+        if offset == state_dict["num_batches"]:
+            epoch, offset = epoch + 1, 0
+        self.seek(epoch, offset)
 
     def next(self) -> tuple[Any, ...]:
         """The fields of the next batch."""
