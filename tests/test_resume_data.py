@@ -9,7 +9,9 @@ import pytest
 
 import simparallel as sp
 from simparallel import nn, optim
-from simparallel.train import CheckpointConfig, Model, ModelCheckpoint
+from simparallel.errors import CheckpointError
+from simparallel.train import CheckpointConfig, CheckpointManager, Model, ModelCheckpoint
+from simparallel.train.loop import Training
 
 SAMPLES = 24
 NUMBERS = np.arange(SAMPLES, dtype=np.float32)[:, None]
@@ -86,3 +88,94 @@ def test_behind_the_last_step_of_an_epoch_a_sink_may_have_another_size(tmp_path)
     train(tmp_path, numbers(), 1, dataset_sink_mode=True, sink_size=4)
     more = train(tmp_path, numbers(), 3, resume=True, dataset_sink_mode=True, sink_size=7)
     assert more.steps[-1] == train(tmp_path / "x", numbers(), 3).steps[4 + 2 * 7 - 1]
+
+
+OTHER = {
+    "samples": (lambda: numbers(2, SAMPLES // 2), "num_samples=24, which is 12 now"),
+    "order": (lambda: numbers(shuffle=False), "shuffle=True, which is False now"),
+    "stages": (lambda: numbers().shuffle(2), "'batch 4', 'shuffle 2'"),
+    "batches": (lambda: numbers(4, 21), "num_samples=24, which is 21 now"),
+    "times": (lambda: numbers(8).repeat(2), "'batch 8', 'repeat 2'"),
+    "part": (lambda: numbers(4, num_samples=21), "'take 21', 'batch 4'"),
+    "loader": (lambda: loader(2, SAMPLES // 2), "num_samples=24, which is 12 now"),
+    "list": (lambda: [(NUMBERS[:4], NUMBERS[:4])] * 6, None),  # there is no telling
+}
+
+
+@pytest.mark.parametrize(("make", "match"), OTHER.values(), ids=OTHER)
+def test_other_data_in_the_middle_of_an_epoch_are_refused(tmp_path, make, match):
+    def numbers_then(interrupt: int) -> Seen:
+        return train(tmp_path, numbers(), 2, interrupt, every=interrupt)
+
+    data = make()
+    numbers_then(4)
+    if match is None:
+        train(tmp_path, data, 2, resume=True)
+    else:
+        with pytest.raises(CheckpointError, match=rf"after 4 batches .*{match}.* data of then"):
+            train(tmp_path, data, 2, resume=True)
+    numbers_then(6)
+    assert train(tmp_path, data, 2, resume=True).ends == [1, 2]
+
+
+def test_another_size_of_what_a_sink_goes_through_is_refused(tmp_path):
+    train(tmp_path, numbers(), 1, dataset_sink_mode=True, sink_size=4)
+    with pytest.raises(
+        CheckpointError, match="num_batches=6, which is 3 now, num_samples=24, which is 12 now"
+    ):
+        train(tmp_path, numbers(4, 12), 2, resume=True, dataset_sink_mode=True, sink_size=4)
+
+
+@pytest.mark.parametrize("interrupt", [4, 6])
+@pytest.mark.parametrize(
+    "make",
+    [
+        numbers, loader, lambda seed: numbers(seed=seed).shuffle(3).repeat(2),
+        lambda seed: sp.data.NumpySlicesDataset((NUMBERS, NUMBERS), seed=seed, shuffle=False).shuffle(9).batch(4),
+    ],
+)  # fmt: skip
+def test_the_order_is_that_of_the_seed_of_then(tmp_path, make, interrupt):
+    """A seed that is the time of day, for example."""
+    whole = train(tmp_path / "whole", make(seed=8), 3)
+    before = train(tmp_path / "part", make(seed=8), 3, interrupt)
+    assert before.steps + train(tmp_path / "part", make(seed=1), 3, resume=True).steps == whole.steps
+
+
+def test_a_pipeline_and_a_loader_of_the_same_samples_are_the_same_data(tmp_path):
+    whole = train(tmp_path / "whole", numbers(), 2)
+    train(tmp_path / "part", numbers(), 2, interrupt=4)
+    assert train(tmp_path / "part", loader(seed=1), 2, resume=True).steps == whole.steps[4:]
+
+
+@pytest.mark.parametrize("now", [{"samples": 16}, {"batch": 2}])
+def test_after_its_end_only_as_many_samples_get_the_seed_of_then(tmp_path, now):
+    train(tmp_path / "part", numbers(seed=8), 1)
+    more = train(tmp_path / "part", numbers(seed=1, **now), 2, resume=True)
+    seed = 1 if "samples" in now else 8
+    whole = train(tmp_path / "whole", numbers(seed=seed, **now), 2).steps
+    assert more.steps == whole[len(whole) // 2 :]
+
+
+@pytest.mark.parametrize("interrupt", [4, 6])
+@pytest.mark.parametrize("sink_size", [None, 2])
+def test_a_checkpoint_that_does_not_describe_the_data_is_gone_on_from(
+    tmp_path, monkeypatch, interrupt, sink_size
+):
+    """As they were before: a place in the data, and the callbacks in one piece with it."""
+    sink = {} if sink_size is None else {"dataset_sink_mode": True, "sink_size": sink_size}
+    whole = train(tmp_path / "whole", numbers(), 6, **sink)
+    new, save = Training.state_dict, CheckpointManager.save
+
+    def older(self: Training) -> dict[str, Any]:
+        state = new(self)
+        callbacks = {name: callback.state_dict() for name, callback in self._named_callbacks().items()}
+        return {**state, "data": [self.stream.epoch, self.stream.offset], "callbacks": callbacks}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "state_dict", older)
+        patch.setattr(CheckpointManager, "save", lambda self, step, own, **more: save(self, step, **more))
+        train(tmp_path / "part", numbers(), 6, interrupt, **sink)
+    more = train(tmp_path / "part", numbers(), 6, resume=True, **sink)
+
+    assert more.steps == whole.steps[-len(more.steps) :]
+    assert more.history.epoch == whole.history.epoch

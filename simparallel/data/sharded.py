@@ -81,6 +81,10 @@ class SourceDataset(Pipeline):
     def seed(self) -> int:
         return self._seed
 
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._seed = seed
+
     def plans(self, epoch: int) -> Iterator[Plan]:
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)

@@ -164,8 +164,8 @@ class Training:
         """Go to a place.
 
         Raises:
-            CheckpointError: in the middle of an epoch that had another number of steps; StateDictError: of other
-                steps than these.
+            CheckpointError: in the middle of an epoch that had another number of steps, or other data; StateDictError:
+                of other steps than these.
         """
         steps, done = state_dict["steps_per_epoch"], state_dict["step_in_epoch"]
         if done not in (0, steps) and steps != self.steps_per_epoch:
@@ -181,7 +181,8 @@ class Training:
         if not isinstance(
             data, Mapping
         ):  # an older checkpoint, which does not say how many batches there were
-            data = {"epoch": data[0], "offset": data[1], "num_batches": None if self.is_sink else steps}
+            size = self.stream.size if self.is_sink else steps
+            data = {"epoch": data[0], "offset": data[1], "num_batches": size}
         self.stream.load_state_dict(data)
         self.losses[:] = state_dict["losses"]
         older = state_dict.get("callbacks", {})  # where older checkpoints hold their states

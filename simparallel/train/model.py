@@ -119,7 +119,8 @@ class Model:
             initial_epoch: number of epochs that count as done.
             resume: a folder of checkpoints whose last one is gone on from; True for that of the
                 `ModelCheckpoint` among the callbacks, if there is one in it yet. Everything then is as if
-                training had not ended, to the bit.
+                training had not ended, to the bit. The data are gone through with the seed of then; in the
+                middle of an epoch they have to be the same.
             progress: draw a progress bar, on rank 0.
 
         Returns:

@@ -7,7 +7,8 @@ from itertools import islice
 from typing import Any
 
 from simparallel.data import DataLoader, Pipeline
-from simparallel.errors import InputError
+from simparallel.data.order import order_of, take_seed
+from simparallel.errors import CheckpointError, InputError
 
 
 class BatchStream:
@@ -44,15 +45,34 @@ class BatchStream:
         self.epoch, self.offset, self._batches = epoch, offset, None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is, in how long an epoch."""
-        return {"epoch": self.epoch, "offset": self.offset, "num_batches": self.size}
+        """Where it is, in how long an epoch, in which order."""
+        return {"epoch": self.epoch, "offset": self.offset, **self._order()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to where another one was; behind its last batch, the next epoch begins, however long it is here."""
+        """Go to where another one was, with its seed; behind its last batch, the next epoch begins.
+
+        Raises:
+            CheckpointError: in the middle of an epoch that had other batches.
+        """
         epoch, offset = state_dict["epoch"], state_dict["offset"]
         if offset == state_dict["num_batches"]:
             epoch, offset = epoch + 1, 0
+        own = self._order()
+        differ = [
+            f"{name}={state_dict[name]!r}, which is {own[name]!r} now"
+            for name in ("num_batches", "num_samples", "shuffle", "stages")
+            if name in own and state_dict.get(name, own[name]) != own[name]
+        ]
+        if offset and differ:
+            raise CheckpointError(
+                f"Model: the checkpoint was saved after {offset} batches of an epoch of data with {', '.join(differ)}; "
+                "the rest would be other samples. Use the data of then, or a checkpoint of the end of an epoch."
+            )
+        take_seed(self.dataset, dict(state_dict))
         self.seek(epoch, offset)
+
+    def _order(self) -> dict[str, Any]:
+        return {"num_batches": self.size, **order_of(self.dataset)}
 
     def next(self) -> tuple[Any, ...]:
         """The fields of the next batch."""

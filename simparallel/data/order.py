@@ -1,0 +1,74 @@
+"""What the order of a dataset's batches depends on, and the seed of another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simparallel.data.loader import DataLoader
+from simparallel.data.pipeline import Batched, Pipeline, Repeated, Shuffled
+from simparallel.data.sampler import Sampler
+from simparallel.data.sharded import SourceDataset
+
+_SOURCE = ("num_samples", "shuffle")  # equal: the seed of the one gives the other its order
+
+
+def order_of(dataset: Any) -> dict[str, Any]:
+    """Plain data that is the same for all shards, and for any number of them.
+
+    Returns:
+        "num_samples" and "shuffle" of the sampler, "stages" in their order, with the samples in a batch of all
+        shards, "seed" and "stage_seed", each None where nothing is shuffled with it. What is not known is left
+        out: all of it, unless the dataset is a `DataLoader` or a pipeline.
+    """
+    if isinstance(dataset, DataLoader):
+        return {
+            **_of_sampler(dataset.sampler),
+            "stages": [f"batch {_together(dataset.sampler, dataset.batch_size)}"],
+        }
+    if not isinstance(dataset, Pipeline):
+        return {}
+    source, stages = _source(dataset), []
+    stage: Pipeline | None = dataset
+    while stage is not None:
+        if isinstance(stage, Shuffled):
+            stages.append(f"shuffle {stage.buffer_size}")
+        elif isinstance(stage, Batched):
+            stages.append(f"batch {_together(source.sampler, stage.batch_size)}")
+        elif isinstance(stage, Repeated):
+            stages.append(f"repeat {stage.count}")
+        elif isinstance(stage, SourceDataset) and stage.num_samples < len(stage.sampler):
+            stages.append(f"take {_together(stage.sampler, stage.num_samples)}")
+        stage = stage.child
+    seed = source.seed if dataset.num_shuffles else None
+    return {**_of_sampler(source.sampler), "stages": stages[::-1], "stage_seed": seed}
+
+
+def take_seed(dataset: Any, order: dict[str, Any]) -> None:
+    """Shuffle with the seed of an `order_of`, if that was of as many samples, shuffled or not as these."""
+    own = order_of(dataset)
+    if not own or any(order.get(name) != own.get(name) for name in _SOURCE):
+        return
+    source = _source(dataset) if isinstance(dataset, Pipeline) else dataset
+    if own.get("seed") is not None and order.get("seed") is not None:
+        source.sampler.seed = order["seed"]
+    if own.get("stage_seed") is not None and order.get("stage_seed") is not None:
+        source.seed = order["stage_seed"]
+
+
+def _of_sampler(sampler: Any) -> dict[str, Any]:
+    if not isinstance(sampler, Sampler):
+        return {}
+    state = Sampler.state_dict(sampler)
+    return {name: state[name] for name in _SOURCE} | {"seed": state["seed"] if state["shuffle"] else None}
+
+
+def _source(pipeline: Pipeline) -> SourceDataset:
+    while pipeline.child is not None:
+        pipeline = pipeline.child
+    assert isinstance(pipeline, SourceDataset)
+    return pipeline
+
+
+def _together(sampler: Any, count: int) -> int:
+    """So many of each shard, of all of them."""
+    return count * getattr(sampler, "num_replicas", 1)
