@@ -303,3 +303,35 @@ def test_a_callback_that_no_rank_had_begins_afresh(tmp_path):
     counter = Counter(0)
     program([counter], True)
     assert counter.count == 2 * STEPS - 4
+
+
+@pytest.mark.parametrize("saved", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_mean_loss_of_an_epoch_is_that_of_its_steps_on_whatever_ranks(tmp_path, saved, ranks):
+    """A network that does not learn: the mean of the samples, cut into batches and shares of one size."""
+
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(np.ones((), np.float32))
+
+        def forward(self, x):
+            return (self.weight * sp.Tensor(x)).mean()
+
+    def program(interrupt, resume):
+        sp.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+        rank, size = sp.get_rank(), sp.get_world_size()
+        network = Mean()
+        data = [(step[rank::size],) for step in np.arange(48, dtype=np.float32).reshape(4, 12)]
+        model = Model(network, None, optim.SGD(network.parameters(), 0.0))
+        callbacks = [ModelCheckpoint("net", tmp_path), Interrupt(interrupt)]
+        try:
+            return model.train(1, data, callbacks, resume=resume, progress=False).history["loss"]
+        except KeyboardInterrupt:
+            return None
+        finally:
+            sp.reset_auto_parallel_context()
+
+    sp.launch(program, (3, False), world_size=saved, transport="inline")
+    found = sp.launch(program, (-1, True), world_size=ranks, transport="inline")
+    assert list(found) == [[pytest.approx(np.arange(48).mean(), rel=1e-12)]] * ranks

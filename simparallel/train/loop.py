@@ -13,10 +13,11 @@ from simparallel import collectives
 from simparallel.errors import CheckpointError
 from simparallel.runtime import progress
 from simparallel.train.callback import Callback, CallbackList, CallbackParams, RunContext
-from simparallel.train.checkpoint import CheckpointManager
+from simparallel.train.checkpoint import CheckpointManager, TensorSlice
 from simparallel.train.monitors import History
 from simparallel.train.step import TrainStep
 from simparallel.train.stream import BatchStream
+from simparallel.world import get_rank, get_world_size
 
 
 class Training:
@@ -156,7 +157,7 @@ class Training:
             "steps_per_epoch": self.steps_per_epoch,
             "step": self.params.cur_step_num,
             "data": self.stream.state_dict(),
-            "losses": self.losses.copy(),
+            "losses": self._losses_of_all(),
             "boost": self.step.state_dict(),
         }
 
@@ -184,11 +185,27 @@ class Training:
             size = self.stream.size if self.is_sink else steps
             data = {"epoch": data[0], "offset": data[1], "num_batches": size}
         self.stream.load_state_dict(data)
-        self.losses[:] = state_dict["losses"]
+        self.losses[:] = self._own_losses(state_dict["losses"])
         older = state_dict.get("callbacks", {})  # where older checkpoints hold their states
         for name, callback in self._named_callbacks().items():
             if name in older:
                 callback.load_state_dict(older[name])
+
+    def _losses_of_all(self) -> np.ndarray | TensorSlice:
+        """A row for each of the ranks that work together; this one gives its own."""
+        row, rank = self.losses[None].copy(), get_rank()
+        if not self.is_parallel:
+            return row
+        return TensorSlice((get_world_size(), 2), (slice(rank, rank + 1), slice(0, 2)), row)
+
+    def _own_losses(self, saved: Any) -> np.ndarray:
+        """This rank's row; on another number of ranks each takes their mean, so that a step counts as a step."""
+        if isinstance(saved, TensorSlice):  # its own again, after another rank could not restore
+            saved = saved.array[0]
+        if saved.ndim == 1:  # else that of an older checkpoint, in which each rank has its own
+            return saved
+        rank, size = (get_rank(), get_world_size()) if self.is_parallel else (0, 1)
+        return saved[rank] if len(saved) == size else saved.mean(0)
 
     def _named_callbacks(self) -> dict[str, Callback]:
         """Class and number among its class -> callback."""
