@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -335,3 +336,21 @@ def test_the_mean_loss_of_an_epoch_is_that_of_its_steps_on_whatever_ranks(tmp_pa
     sp.launch(program, (3, False), world_size=saved, transport="inline")
     found = sp.launch(program, (-1, True), world_size=ranks, transport="inline")
     assert list(found) == [[pytest.approx(np.arange(48).mean(), rel=1e-12)]] * ranks
+
+
+def test_the_steps_that_are_saved_do_not_depend_on_where_training_was_resumed(tmp_path):
+    def steps(name, *interrupts):
+        for interrupt in (*interrupts, None, None):  # at last, with nothing left to do
+            sp.launch(keeping, (tmp_path / name, interrupt), transport="inline")
+        return sorted(path.name for path in (tmp_path / name / "net").iterdir())
+
+    def keeping(folder, interrupt):
+        network = nn.Linear(5, 3)
+        checkpoint = ModelCheckpoint("net", folder, CheckpointConfig(4, keep_checkpoint_max=99))
+        callbacks = [checkpoint, *([] if interrupt is None else [Interrupt(interrupt)])]
+        model = Model(network, nn.CrossEntropyLoss(), optim.SGD(network.parameters()))
+        with contextlib.suppress(KeyboardInterrupt):
+            model.train(4, dataset("loader"), callbacks, resume=True, progress=False)
+
+    assert steps("whole") == ["ckpt-000004-0001", "ckpt-000008-0002", "ckpt-000012-0003"]
+    assert steps("parts", 5, 7, 11) == steps("whole")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from simparallel import collectives
 from simparallel.data.sampler import check_integer
@@ -97,5 +98,12 @@ class ModelCheckpoint(Callback):
 
     def _save(self, run_context: RunContext) -> None:
         params = run_context.original_args()
+        self._saved_step = params.cur_step_num  # first: it belongs to what is saved
         params.training.save(self.manager)
-        self._saved_step, self._saved_s = params.cur_step_num, time.monotonic()
+        self._saved_s = time.monotonic()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"saved_step": self._saved_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved_step = state_dict.get("saved_step", self._saved_step)  # older checkpoints do not tell
