@@ -187,6 +187,11 @@ def test_without_a_checkpoint_it_begins_or_is_told_so(tmp_path):
         model.train(1, dataset("pipeline"), resume=tmp_path / "nothing", progress=False)
 
 
+def test_no_folder_to_resume_from_begins(tmp_path):
+    (begun,) = sp.launch(train, (tmp_path / "a", "pipeline", 1, 1, None, None), transport="inline")
+    assert same(begun, sp.launch(train, (tmp_path / "b", "pipeline", 1), transport="inline")[0])
+
+
 def test_another_number_of_steps_in_the_middle_of_an_epoch_is_refused(tmp_path):
     def program(rows, resume):
         network = nn.Linear(5, 3)

@@ -103,7 +103,7 @@ class Model:
 
     def train(
         self, epoch: int, train_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False,
-        sink_size: int = -1, initial_epoch: int = 0, *, resume: bool | str | os.PathLike[str] = False,
+        sink_size: int = -1, initial_epoch: int = 0, *, resume: bool | str | os.PathLike[str] | None = False,
         progress: bool = True,
     ) -> History:  # fmt: skip
         """Train.
@@ -117,7 +117,7 @@ class Model:
             sink_size: steps of an epoch with a sink; -1 for as many as the dataset has. Data is gone through
                 on and on: an epoch begins where the last one ended.
             initial_epoch: number of epochs that count as done.
-            resume: a folder of checkpoints whose last one is gone on from; True for that of the
+            resume: a folder of checkpoints whose last one is gone on from (None as False); True for that of the
                 `ModelCheckpoint` among the callbacks, if there is one in it yet. Everything then is as if
                 training had not ended, to the bit. The data are gone through with the seed of then; in the
                 middle of an epoch they have to be the same.
@@ -140,7 +140,7 @@ class Model:
     def fit(
         self, epoch: int, train_dataset: Any, valid_dataset: Any = None, valid_frequency: int | Sequence[int] = 1,
         callbacks: Any = None, dataset_sink_mode: bool = False, valid_dataset_sink_mode: bool = False,
-        sink_size: int = -1, initial_epoch: int = 0, *, resume: bool | str | os.PathLike[str] = False,
+        sink_size: int = -1, initial_epoch: int = 0, *, resume: bool | str | os.PathLike[str] | None = False,
         progress: bool = True,
     ) -> History:  # fmt: skip
         """Train, and evaluate at the end of epochs. What is not said here is as for `train`.
@@ -313,7 +313,7 @@ def _schedule(frequency: int | Sequence[int]) -> Callable[[int], bool]:
 
 
 def _to_resume_from(resume: Any, callbacks: CallbackList) -> CheckpointManager | None:
-    if resume is False:
+    if resume is None or resume is False:
         return None
     if resume is not True:
         return CheckpointManager(resume)
