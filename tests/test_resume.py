@@ -211,6 +211,7 @@ def test_another_number_of_steps_in_the_middle_of_an_epoch_is_refused(tmp_path):
     ("call", "match"),
     [
         (lambda: ModelCheckpoint("a/b"), "a/b"), (lambda: ModelCheckpoint(""), "prefix=''"),
+        (lambda: ModelCheckpoint(".."), r"'\.\.'"), (lambda: ModelCheckpoint("."), r"'\.'"),
         (lambda: CheckpointConfig(0), "save_checkpoint_seconds"), (lambda: CheckpointConfig(-1), "-1"),
         (lambda: CheckpointConfig(keep_checkpoint_max=0), "keep_checkpoint_max"),
     ],

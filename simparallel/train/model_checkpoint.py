@@ -65,8 +65,11 @@ class ModelCheckpoint(Callback):
         self, prefix: str = "CKP", directory: str | os.PathLike[str] | None = None,
         config: CheckpointConfig | None = None,
     ) -> None:  # fmt: skip
-        if not prefix or prefix != Path(prefix).name:
-            raise InputError(f"ModelCheckpoint: prefix={prefix!r} must be a name without '/'.")
+        if prefix in ("", "..") or prefix != Path(prefix).name:
+            raise InputError(
+                f"ModelCheckpoint: prefix={prefix!r} must be the name of a folder, without '/'; the folder that it "
+                "lies in is directory."
+            )
         self.config = CheckpointConfig() if config is None else config
         self.manager = CheckpointManager(
             Path(directory or ".") / prefix, keep=self.config.keep_checkpoint_max
