@@ -486,6 +486,29 @@ def test_parameters_go_by_name_and_the_rest_is_told():
         equal(model.state_dict(), before)
 
 
+def test_a_layer_with_another_name_is_warned_of(tmp_path):
+    class Net(nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+            setattr(self, name, nn.Linear(3, 3))
+
+    saved, net, path = Net("body"), Net("backbone"), tmp_path / "file"
+    before = net.state_dict()
+    sp.save_checkpoint(saved, path)
+    names = r"for backbone\.weight, backbone\.bias of Net; Net has nothing called body\.bias, body\.weight\."
+    with pytest.warns(RuntimeWarning, match=names):
+        sp.load_checkpoint(path, net)
+    equal(net.state_dict(), {**before, "head.weight": saved.head.weight, "head.bias": saved.head.bias})
+    with pytest.raises(CheckpointError, match="body"):
+        sp.load_checkpoint(path, net, strict_load=True)
+    sp.save_checkpoint({"weight": net.head.weight, "step": np.array(3)}, path)
+    with pytest.warns(
+        RuntimeWarning, match=r"it has nothing for bias of Linear; Linear has nothing called step\."
+    ):
+        sp.load_checkpoint(path, nn.Linear(3, 2))
+
+
 def test_a_file_with_nothing_of_the_model_is_refused(tmp_path):
     sp.save_checkpoint({"a": np.ones(1)}, tmp_path / "file")
 

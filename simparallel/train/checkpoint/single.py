@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def load_checkpoint(
 
     Args:
         ckpt_file_name: path of the file.
-        net: a model that takes the arrays over, see `load_param_into_net`.
+        net: a model that takes the arrays over, see `load_param_into_net`. Names that only the one or the other has
+            are warned of.
+        strict_load: names must match exactly, or it is an error.
 
     Returns:
         Name -> array.
@@ -68,13 +71,23 @@ def load_checkpoint(
     path = Path(ckpt_file_name)
     arrays, _ = _read(path)
     if net is not None:
-        missing, _ = load_param_into_net(net, arrays, strict_load, _who=str(path))
+        missing, unused = load_param_into_net(net, arrays, strict_load, _who=str(path))
         if len(missing) == len(bare(net).state_dict()) and missing:
             raise CheckpointError(
                 f"{path} has nothing of this {type(net).__name__}: it holds {_listed(arrays)}, the model has "
                 f"{_listed(missing)}.",
                 path=str(path),
             )  # fmt: skip
+        if missing or unused:
+            who = type(bare(net)).__name__
+            told = [f"it has nothing for {_listed(missing)} of {who}"] if missing else []
+            told += [f"{who} has nothing called {_listed(sorted(unused))}"] if unused else []
+            warnings.warn(
+                f"{path}: {'; '.join(told)}. strict_load=True makes this an error; load_param_into_net returns the "
+                "names instead.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
     return arrays
 
 
