@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -20,6 +21,11 @@ from simparallel.data import DataLoader, DistributedSampler, RandomSampler, Sequ
 from simparallel.errors import CheckpointError, StateDictError
 from simparallel.parallel import DistributedDataParallel
 from simparallel.train import CheckpointManager
+from simparallel.train.checkpoint import (
+    CheckpointReader,
+    manager as manager_module,
+    restore as restore_module,
+)
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -297,6 +303,51 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_a_warning(tmp_pat
     equal(model.state_dict(), before)
     with pytest.raises(CheckpointError, match="it was cut off or replaced"):
         manager.restore(2, model=model)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("step", "found"), [(None, 3), (1, 1)])
+def test_a_checkpoint_that_is_removed_while_it_is_looked_at_gives_way_to_a_newer_one(
+    tmp_path, monkeypatch, ranks, step, found
+):
+    """A training beside saves after the reader has listed the directory, and keeps only that one."""
+    folder, model = tmp_path / "run", nn.Linear(2, 1)
+    newer = folder / f"ckpt-{found:06d}-0002"
+
+    class Beside(CheckpointReader):
+        def __init__(self, path: Any, rank: int, *args: Any) -> None:
+            if rank == 0 and path != newer:
+                made.rename(newer)
+                shutil.rmtree(path)
+            super().__init__(path, rank, *args)
+
+    def program(how: str) -> int:
+        manager = CheckpointManager(folder)
+        if how == "open":
+            with manager.open(step) as reader:
+                return reader.step
+        return manager.restore(step, model=nn.Linear(2, 1)).step
+
+    for module in (manager_module, restore_module):
+        monkeypatch.setattr(module, "CheckpointReader", Beside)
+    for how in ("restore", "open") if ranks == 1 else ("restore",):
+        shutil.rmtree(folder, ignore_errors=True)
+        CheckpointManager(folder, files=HookedFiles()).save(1, model=model)
+        made = CheckpointManager(tmp_path / "beside", files=HookedFiles()).save(found, model=model)
+        assert list(sp.launch(program, (how,), world_size=ranks, transport="inline")) == [found] * ranks
+
+
+def test_a_directory_that_is_emptied_while_it_is_looked_at_is_an_error(tmp_path, monkeypatch):
+    manager, model = CheckpointManager(tmp_path, files=HookedFiles()), nn.Linear(2, 1)
+    path = manager.save(1, model=model)
+
+    def read_states(*args: Any) -> Any:
+        shutil.rmtree(path, ignore_errors=True)
+        return restore_module.read_states(*args)
+
+    monkeypatch.setattr(manager_module, "read_states", read_states)
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        manager.restore(model=model)
 
 
 def test_a_part_that_is_not_there_is_an_error_not_a_reason_to_go_back(tmp_path):

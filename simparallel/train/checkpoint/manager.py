@@ -111,8 +111,14 @@ class CheckpointManager:
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
-        communicator = current()
-        return CheckpointReader(self.path(step), communicator.rank, communicator.world_size, verify)
+        communicator, path = current(), self.path(step)
+        while True:
+            try:
+                return CheckpointReader(path, communicator.rank, communicator.world_size, verify)
+            except CheckpointError:
+                before, path = path, self.path(step)
+                if path == before:
+                    raise  # else a training that runs beside has put another one in its place
 
     # --- saving --------------------------------------------------------------------------------------
 
@@ -202,7 +208,8 @@ class CheckpointManager:
         what is a rank's `own` is then an error.
 
         Args:
-            step: which one; None takes the last, and if that is damaged, with a warning the one before.
+            step: which one; None takes the last, and if that is damaged, with a warning the one before. A training
+                may run beside and save: one that it has removed meanwhile gives way to a newer one.
             model, optimizer, scheduler, sampler, scaler, random: what to restore; what is named has to
                 be in the checkpoint.
             layouts: how parameters are cut now, whatever it was when they were saved.
@@ -233,15 +240,18 @@ class CheckpointManager:
             }  # fmt: skip
             parts = Parts(objects, random, layouts, own)
         candidates = team.agree(candidates)[0]
-        for path, older in zip(candidates, [*candidates[1:], None], strict=True):
+        while True:
+            path = candidates[0]
             try:
                 reader, states = read_states(team, path, parts, verify)
                 break
             except CheckpointError as error:
-                if older is None:
+                with team.attempt():
+                    if team.rank == 0:
+                        candidates = self._other_candidates(step, candidates, error)
+                candidates = team.agree(candidates)[0]
+                if not candidates:
                     raise
-                if team.rank == 0:
-                    warnings.warn(f"{error} Going back to {older}.", RuntimeWarning, stacklevel=2)
         load_states(team, reader, parts, states)
         return Restored(reader.step, reader.extra, path, reader.world_size)
 
@@ -328,6 +338,20 @@ class CheckpointManager:
                 path=str(self.directory),
             )
         return paths[:1]
+
+    def _other_candidates(
+        self, step: int | None, candidates: list[Path], error: CheckpointError
+    ) -> list[Path]:
+        """Where to look after this error of the first of them; empty for nowhere. Raises as `_candidates`."""
+        there = self._candidates(step)
+        if (
+            candidates[0] not in there
+        ):  # not damaged: a training beside has removed it, after it made a newer one
+            return there
+        older = candidates[1:]
+        if older:
+            warnings.warn(f"{error} Going back to {older[0]}.", RuntimeWarning, stacklevel=3)
+        return older
 
 
 def _temporary(name: str) -> str:
