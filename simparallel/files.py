@@ -19,6 +19,11 @@ WRITE_BYTES = 4 << 20  # handed to one system call
 DIRECTORY_MODE = 0o700
 
 
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path that a user gave; "~" at its beginning is the user's folder."""
+    return Path(os.path.expanduser(path))
+
+
 class Files:
     """The system calls of a durable write. All raise OSError."""
 

@@ -403,6 +403,18 @@ def test_a_bad_number_to_keep_is_refused(tmp_path, keep):
         CheckpointManager(tmp_path, keep)
 
 
+def test_a_tilde_is_the_folder_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    manager, array = CheckpointManager("~/run", files=HookedFiles()), np.arange(3)
+    assert manager.save(1, extra="saved").parent == tmp_path / "run"
+    assert CheckpointReader("~/run/ckpt-000001-0001").extra == "saved"
+    sp.save(array, Path("~/plain"))
+    sp.save_checkpoint({"x": array}, "~/file")
+    equal([sp.load("~/plain"), sp.load_checkpoint("~/file")], [array, {"x": array}])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "plain", "run"]
+
+
 def test_a_group_saves_and_restores_on_its_own(tmp_path):
     def program(directory: str) -> Any:
         sp.init()

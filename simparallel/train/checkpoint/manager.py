@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from simparallel.comm import Group, current
 from simparallel.errors import CheckpointError
-from simparallel.files import FILES, Files, make_directories, remove_tree, write_file
+from simparallel.files import FILES, Files, expanded, make_directories, remove_tree, write_file
 from simparallel.layout import Layout
 from simparallel.train.checkpoint.contents import Contents, Parts
 from simparallel.train.checkpoint.manifest import MAX_BYTES, Manifest
@@ -60,8 +60,8 @@ class CheckpointManager:
     """The checkpoints in a directory.
 
     Args:
-        directory: made by the first save, for the owner alone. One training at a time writes into it;
-            where ranks run on several machines, all of them have to see it.
+        directory: made by the first save, for the owner alone; "~" is the user's folder. One training at a
+            time writes into it; where ranks run on several machines, all of them have to see it.
         keep: number of checkpoints that stay, 1 or more; older ones are removed after a save.
         files: the system calls; tests put others here.
 
@@ -82,7 +82,7 @@ class CheckpointManager:
     def __init__(self, directory: str | os.PathLike[str], keep: int = 2, *, files: Files = FILES) -> None:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise CheckpointError(f"CheckpointManager: keep={keep!r} must be an integer of 1 or more.")
-        self.directory = Path(directory)
+        self.directory = expanded(directory)
         self.keep = keep
         self._files = files
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from simparallel.errors import CheckpointError
-from simparallel.files import open_regular, read_into
+from simparallel.files import expanded, open_regular, read_into
 from simparallel.train.checkpoint import tree as trees
 from simparallel.train.checkpoint.arrays import Block, Region, raw
 from simparallel.train.checkpoint.manifest import MAX_BYTES, Copy, Manifest, from_bytes, no_tensor
@@ -55,7 +55,7 @@ class CheckpointReader:
     def __init__(
         self, path: str | os.PathLike[str], rank: int = 0, world_size: int = 1, verify: bool = True
     ) -> None:
-        self.path = Path(path)
+        self.path = expanded(path)
         self.rank, self._own_size, self.verify = rank, world_size, verify
         self._descriptors: dict[str, int] = {}
         self.stood_in: list[str] = []

@@ -15,7 +15,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from simparallel.errors import CheckpointError, StateDictError
-from simparallel.files import write_atomically
+from simparallel.files import expanded, write_atomically
 from simparallel.nn import Module
 from simparallel.train.checkpoint import tree as trees
 from simparallel.train.checkpoint.arrays import host_array, plan_file, raw
@@ -45,7 +45,7 @@ def save_checkpoint(save_obj: Module | Mapping[str, Any], ckpt_file_name: str | 
         raise CheckpointError(
             f"save_checkpoint: need a Module or a dict of arrays, got {type(save_obj).__name__}."
         )
-    _write(Path(ckpt_file_name), arrays, {})
+    _write(expanded(ckpt_file_name), arrays, {})
 
 
 def load_checkpoint(
@@ -68,7 +68,7 @@ def load_checkpoint(
 
     Collective: no.
     """
-    path = Path(ckpt_file_name)
+    path = expanded(ckpt_file_name)
     arrays, _ = _read(path)
     if net is not None:
         missing, unused = load_param_into_net(net, arrays, strict_load, _who=str(path))
@@ -133,12 +133,12 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
         return name
 
     tree = trees.encode(obj, keep)
-    _write(Path(path), arrays, {"tree": tree})
+    _write(expanded(path), arrays, {"tree": tree})
 
 
 def load(path: str | os.PathLike[str]) -> Any:
     """What `save` was given; of another safetensors file a dict of its arrays. Raises CheckpointError."""
-    arrays, note = _read(Path(path))
+    arrays, note = _read(expanded(path))
     return arrays if "tree" not in note else trees.decode(note["tree"], arrays.__getitem__)
 
 
