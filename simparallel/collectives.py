@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd import Tensor
+from simparallel.autograd.tape import mark_changed
 from simparallel.backend import Array, is_array, to_device_like, to_host
 from simparallel.comm import Group, Work, current
 from simparallel.devices import FIRST, Device
@@ -266,6 +267,8 @@ def _in_place(x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
     if type(x) is np.ndarray:  # which is already where its communicator wants it
         return communicate(x)
     array = _array("this call", x)
+    if isinstance(x, Tensor):
+        mark_changed((x,))
     if isinstance(array, np.ndarray):
         wait_for(_device(x))
         result = communicate(array)
@@ -329,6 +332,7 @@ def _together(xs: Sequence[Any], op: str, group: Group | None, async_op: bool, a
             )
         if isinstance(array, np.ndarray) and not array.flags.writeable:
             raise InputError(f"all_reduce: array {i} of the list is read-only, but would be written.")
+    mark_changed(x for x in xs if isinstance(x, Tensor))
     devices = dict.fromkeys(map(_device, xs))
     for device in devices:
         wait_for(device)

@@ -278,9 +278,7 @@ def test_a_graph_that_kept_other_values_is_refused_before_anything_is_added(chan
     y.backward(retain_graph=True)
     change(w)
     v.grad = w.grad = None
-    with pytest.raises(
-        AutogradError, match="has other values now than when MatMul.*Call backward before step"
-    ):
+    with pytest.raises(AutogradError, match="which MatMul.*has other values now than in forward"):
         y.backward()
     assert v.grad is w.grad is None
 
@@ -303,6 +301,32 @@ def test_the_first_layer_of_a_kept_graph_goes_on(layer):
     optim.SGD(layer.parameters(), 0.1).step()
     y.backward()
     assert (layer.weight.grad.numpy() == 6).all()
+
+
+@pytest.mark.parametrize("collective", [sp.all_reduce, sp.broadcast, lambda y: sp.all_reduce([y])])
+def test_a_collective_in_place_on_what_backward_needs_is_an_error(collective):
+    def program(which):
+        x = sp.Tensor([1.0], requires_grad=True)
+        factor, y = sp.Tensor([3.0]), x.exp()
+        loss = (y * factor).sum()
+        collective({"the result of exp": y, "a factor": factor}[which])
+        with pytest.raises(AutogradError, match="a collective in place"):
+            loss.backward()
+        assert x.grad is None
+
+    for which in ("the result of exp", "a factor"):
+        sp.launch(program, (which,), world_size=2, transport="inline")
+
+
+def test_a_collective_in_place_on_what_backward_does_not_need_is_none():
+    def program():
+        x = sp.Tensor([1.0, 2.0], requires_grad=True)
+        loss = (x * 3.0).sum()
+        sp.all_reduce(loss)  # to show it; in place, as in many programs
+        loss.backward()
+        return x.grad.numpy().tolist()
+
+    assert list(sp.launch(program, world_size=2, transport="inline")) == [[3, 3]] * 2
 
 
 def test_two_losses_with_a_step_between_them_are_the_mistake_that_it_looks_like():

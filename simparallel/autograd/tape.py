@@ -144,7 +144,7 @@ def run_backward(
     tells the leaves' hooks.
 
     Raises:
-        AutogradError: the graph was consumed, or a leaf that it needs has other values now. Nothing was delivered.
+        AutogradError: the graph was consumed, or a tensor that it needs has other values now. Nothing was delivered.
     """
     uses = _count_uses(root._node) if root._node else {id(root): 1}
     grads = _Gradients({id(root._node): seed})
@@ -245,12 +245,16 @@ def _count_uses(root: Node) -> dict[int, int]:
                 f"backward: the graph behind {node.op!r} was consumed by an earlier backward; "
                 "run the forward pass again, or pass retain_graph=True the first time."
             )
+        if getattr(node.ctx, "outdated", False):
+            raise _outdated(f"what {node.op!r} gave")
         for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
+            if getattr(tensor, "_changed", 0) > node.number and _uses(node, tensor):
+                raise _outdated(
+                    f"{tensor.name or 'a tensor'} of shape {tensor.shape}, which {node.op!r} used,"
+                )
             if not needed:
                 continue
             source, key = tensor._node, _key(tensor)
-            if source is None and getattr(tensor, "_changed", 0) > node.number and _uses(node, tensor):
-                raise _outdated(node, tensor)
             if key in uses:
                 uses[key] += 1
             else:
@@ -260,30 +264,38 @@ def _count_uses(root: Node) -> dict[int, int]:
     return uses
 
 
-def mark_changed(leaves: Iterable[Tensor]) -> None:
-    """These leaves were given other values: backward through a graph that kept the old ones is an error."""
+def mark_changed(tensors: Iterable[Tensor]) -> None:
+    """These tensors got other values in place: backward through a graph that kept the old ones is an error."""
     now = next(grad_mode.numbers)
-    for leaf in leaves:
-        leaf._changed = now
+    for tensor in tensors:
+        tensor._changed = now
+        node = tensor._node
+        if node is not None and node.ctx is not None and _keeps(node.ctx, tensor):
+            node.ctx.outdated = True
 
 
-def _uses(node: Node, leaf: Tensor) -> bool:
-    """Does backward use the leaf's own array, not a copy that forward has made?"""
+def _uses(node: Node, tensor: Tensor) -> bool:
+    """Does backward use the values of this input?"""
     assert node.ctx is not None
     if node.op.is_product and not any(
-        needed for x, needed in zip(node.inputs[:2], node.ctx.needs, strict=False) if x is not leaf
+        needed for x, needed in zip(node.inputs[:2], node.ctx.needs, strict=False) if x is not tensor
     ):
         return False
-    data = leaf.data
+    return _keeps(node.ctx, tensor)
+
+
+def _keeps(context: Context, tensor: Tensor) -> bool:
+    """Is the tensor's own array, and not a copy, among what forward kept?"""
+    data = tensor.data
     return any(
         value is data or (isinstance(value, np.ndarray) and np.may_share_memory(value, data))
-        for value in vars(node.ctx).values()
+        for value in vars(context).values()
     )
 
 
-def _outdated(node: Node, leaf: Tensor) -> AutogradError:
+def _outdated(what: str) -> AutogradError:
     return AutogradError(
-        f"backward: {leaf.name or 'a parameter'} of shape {leaf.shape} has other values now than when {node.op!r} used "
-        "it in forward: an optimizer's step or a load came in between. The gradients would belong to neither. Call "
-        "backward before step, or run forward again."
+        f"backward: {what} has other values now than in forward: an optimizer's step, a load or a collective in place "
+        "came in between. The gradients would belong to neither. Call backward before that, run forward again, or "
+        "give a collective a detach().clone()."
     )

@@ -19,7 +19,7 @@ import numpy as np
 
 from simparallel import collectives
 from simparallel.autograd import Tensor
-from simparallel.autograd.tape import grad_mode, mark_changed
+from simparallel.autograd.tape import grad_mode
 from simparallel.backend import random_state, to_host
 from simparallel.comm import Group, current
 from simparallel.errors import CollectiveMismatchError, InputError
@@ -301,10 +301,8 @@ def broadcast_parameters(
     Collective: yes.
     """
     source = (group.ranks[0] if group else 0) if src is None else src
-    tensors = list(parameters)
-    for tensor in tensors:
+    for tensor in parameters:
         collectives.broadcast(tensor, src=source, group=group)
-    mark_changed(tensors)
 
 
 def max_difference_between_ranks(module: Module, group: Group | None = None) -> float:
