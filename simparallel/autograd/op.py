@@ -80,10 +80,12 @@ class Context:
         rooms: in the backward of an op that `fills_rooms`, for each input an array where its gradient may be
             written, or None; see `gradient`.
         device: which one the inputs are on.
+        outdated: something that is kept here, and was given as the output, has been changed in place.
     """
 
     onto: Array | None = None
     rooms: Sequence[Array | None] = ()
+    outdated = False
     device: Device = FIRST  # of the class, because it is nearly always this one
 
     def __init__(self, xp: ModuleType, needs: tuple[bool, ...], plan: Plan) -> None:

@@ -64,6 +64,7 @@ class Reversible:
     adds_onto = False
     fills_rooms = False
     is_product = False
+    outdated = False  # for those that are their own context
 
 
 class Node:
@@ -245,10 +246,10 @@ def _count_uses(root: Node) -> dict[int, int]:
                 f"backward: the graph behind {node.op!r} was consumed by an earlier backward; "
                 "run the forward pass again, or pass retain_graph=True the first time."
             )
-        if getattr(node.ctx, "outdated", False):
+        if node.ctx.outdated:
             raise _outdated(f"what {node.op!r} gave")
         for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
-            if getattr(tensor, "_changed", 0) > node.number and _uses(node, tensor):
+            if tensor._changed > node.number and _uses(node, tensor):
                 raise _outdated(
                     f"{tensor.name or 'a tensor'} of shape {tensor.shape}, which {node.op!r} used,"
                 )

@@ -51,7 +51,6 @@ class Tensor(TensorOperators):
         "placement", "requires_grad",
     )  # fmt: skip
     _scaled: tuple[float, Tensor | None]  # only what comes from `scale_loss` has it
-    _changed: int  # of a leaf that `mark_changed` knows: the number that a node would have got then
     __array_priority__ = 1000  # numpy_array * tensor asks the tensor first
 
     def __init__(self, data: Any, requires_grad: bool = False, name: str = "", device: Any = None) -> None:
@@ -81,6 +80,7 @@ class Tensor(TensorOperators):
         self.name = name
         self.placement: Placement | None = None
         self._node: Node | None = None
+        self._changed = 0  # if `mark_changed` knows it: the number that a node would have got then
         self._hooks: list[Callable[[Tensor], None]] | None = None
         self._room: Array | None = (
             None  # contiguous; backward may write the gradient there while `.grad` is None
@@ -101,6 +101,7 @@ class Tensor(TensorOperators):
         self._node = node
         self._hooks = None
         self._room = None
+        self._changed = 0
         self._device = device
         return self
 

@@ -42,7 +42,7 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
     needs = tuple(source.requires_grad for source in sources)
     if not (grad_mode.enabled and any(needs)):
         return y
-    context = SimpleNamespace(needs=needs, inputs=inputs, drawn=drawn, part=shared)
+    context = SimpleNamespace(needs=needs, inputs=inputs, drawn=drawn, part=shared, outdated=False)
     node = Node(_Recompute(part, parameters), context, sources)  # type: ignore[arg-type]
     return Tensor._result(y.data, node, y._device)
 

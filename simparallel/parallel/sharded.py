@@ -182,6 +182,7 @@ class Runner(Reversible):
         self._gradient_axes = [(i, axes) for i, axes in all_axes if axes]
         cut = call.window_cut
         self._halo = None if cut is None else compile_halo(cut, self.rank)
+        self.is_product = call.op.is_product
 
     def __call__(self, inputs: tuple[Tensor, ...]) -> Tensor:
         moved = inputs
