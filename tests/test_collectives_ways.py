@@ -103,3 +103,46 @@ def test_every_rank_may_take_its_own_way(world: World, program: tuple[int, list[
         for rank in range(ranks):
             if wanted[rank] is not None:
                 np.testing.assert_array_equal(np.array(results[rank][number]), np.array(wanted[rank]))
+
+
+def shifted(size: int) -> list[Any]:
+    """Collectives of float64 in the arena, four bytes behind a multiple of eight."""
+    me, ranks = sp.get_rank(), sp.get_world_size()
+
+    def given() -> np.ndarray:
+        x = sp.empty(2 * size + 1, np.float32, shared=True)[1:].view(np.float64)
+        x[...] = given_by(me, size, 0)
+        return x
+
+    calls: list[Any] = [
+        sp.all_reduce, lambda x: sp.broadcast(x, src=1), lambda x: sp.reduce(x, dst=0), sp.all_gather,
+        sp.reduce_scatter, sp.all_to_all, lambda x: sp.gather(x, dst=0),
+        lambda x: sp.scatter(list(x.reshape(ranks, -1)) if me == 0 else None), lambda x: sp.all_reduce(x, "adasum"),
+    ]  # fmt: skip
+    found = [call(given()) for call in calls]
+    found += [
+        sp.all_gather(given(), out=sp.empty(2 * size * ranks + 1, np.float32, shared=True)[1:].view(float))
+    ]
+    return [None if result is None else _kept(result) for result in found]
+
+
+@pytest.mark.parametrize("size", [12, 2 * SLOT, 24 * SLOT])
+def test_arrays_in_the_arena_may_begin_anywhere(world: World, size: int) -> None:
+    results = world.run(2, shifted, size)
+    xs = [given_by(rank, size, 0) for rank in range(2)]
+    lists = [list(x.reshape(2, -1)) for x in xs]
+    wanted = [
+        oracles.all_reduce(xs), oracles.broadcast(xs, 1), oracles.reduce(xs, 0), oracles.all_gather(xs),
+        oracles.reduce_scatter(xs), oracles.all_to_all(xs), oracles.gather(xs, 0), oracles.scatter(lists, 0),
+        None, oracles.all_gather(xs),
+    ]  # fmt: skip
+    for number, expectation in enumerate(wanted):
+        for rank in range(2):
+            if expectation is not None and expectation[rank] is not None:
+                np.testing.assert_array_equal(
+                    np.array(results[rank][number]), np.array(expectation[rank]), str(number)
+                )
+    plain = sp.launch(
+        lambda: sp.all_reduce(given_by(sp.get_rank(), size, 0), "adasum"), world_size=2, transport="inline"
+    )
+    np.testing.assert_array_equal(results[1][8], plain[1])

@@ -172,8 +172,13 @@ def test_arrays_give_their_memory_back_with_their_last_view(segment):
     assert arena.offset_of(x[:, 1:]) is None
     assert arena.offset_of(np.ones(3)) is None
     assert Arena(segment, 1).offset_of(x) is None
+    flat = x.reshape(-1)
+    assert arena.offset_of(flat[2:].view(np.float64)) == HEAP_AT + 8
+    assert arena.offset_of(flat[1:-1].view(np.float64)) is None  # not at a multiple of its size
+    assert arena.offset_of(flat[2:-2].view(np.complex128)) is None
+    assert arena.offset_of(flat[1:1999].view("f4, f8")) == HEAP_AT + 4  # 12 bytes: read at any place
     view = x[1:][2]
-    del x
+    del x, flat
     assert len(arena._free) == 1
     assert arena._free[0][0] > HEAP_AT
     del view

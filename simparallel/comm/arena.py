@@ -95,10 +95,15 @@ class Arena:
         return owner.view(dtype).reshape(shape)
 
     def offset_of(self, x: np.ndarray) -> int | None:
-        """Where `x` lies in this arena, or None if it lies elsewhere or has gaps."""
+        """Where `x` lies in this arena, or None if peers cannot read it there.
+
+        They cannot if it lies elsewhere, has gaps, or does not begin at a multiple of its elements' size: peers
+        see an arena as an array of elements, see `staging.Arenas`.
+        """
         offset = x.__array_interface__["data"][0] - self.segment.address - self.segment.arena_at(self.rank)
         if 0 <= offset < self.segment.arena_bytes and x.flags.c_contiguous:
-            return offset
+            item = x.itemsize
+            return None if item and LINE % item == 0 and offset % item else offset
         return None
 
     def _fallocate_to(self, end: int) -> None:
