@@ -134,6 +134,13 @@ def test_a_cycle_of_some_ranks_is_found_while_another_works(monkeypatch: pytest.
 
 
 @pytest.mark.process
+def test_cycles_are_found_where_no_timeout_is_set() -> None:
+    with pytest.raises(RunFailedError) as caught:
+        sp.launch(ring_of_receives, world_size=2, timeout_s=float("inf"), echo=False)
+    assert isinstance(caught.value.__cause__, DeadlockError)
+
+
+@pytest.mark.process
 def test_slow_ranks_are_no_deadlock() -> None:
     def program() -> float:
         me, total = sp.get_rank(), 0.0

@@ -148,7 +148,7 @@ class ShmTransport(AbstractTransport):
 
     def _sleep_until_met(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         words, first = self.words, conditions[0]
-        deadline = time.monotonic() + self.timeout_s
+        since = time.monotonic()
         self._vigil.end()  # it may still show a wait that ended with an error
         is_shown = False
         try:
@@ -164,8 +164,8 @@ class ShmTransport(AbstractTransport):
                         break
                 if any(self.met(condition) for condition in conditions):
                     return
-                self._check(first, describe, deadline)
-                if time.monotonic() > deadline - self.timeout_s + PATIENCE_S:
+                self._check(first, describe, since)
+                if time.monotonic() > since + PATIENCE_S:
                     self._vigil.look(conditions, describe)
         except (DeadlockError, DeadlineError):
             is_shown = True  # what the vigil shows stays, so that the others find the same
@@ -180,12 +180,12 @@ class ShmTransport(AbstractTransport):
         if self.memory[self._sleepers] != self._all_awake:
             self._futex.wake(index)
 
-    def _check(self, needed: Condition, describe: Callable[[], str], deadline: float) -> None:
+    def _check(self, needed: Condition, describe: Callable[[], str], since: float) -> None:
         words, control = self.words, self.segment.map
         if words[control.abort()] == ABORT_INTERRUPT:
             raise KeyboardInterrupt
         self.check_health(needed, describe)
-        late_s = time.monotonic() - deadline
+        late_s = time.monotonic() - since - self.timeout_s
         if late_s > 0:
             missing = self.lagging(needed)
             idle, waiting = self._vigil.behind(missing)
