@@ -10,6 +10,7 @@ import pytest
 import test_collectives as contract
 import test_collectives_out as into
 import test_mismatch as mismatch
+import test_polling as polling
 from fake_mpi import MODULE
 from oracles import World
 
@@ -51,6 +52,8 @@ def test_gives_what_numpy_gives_into_out(world, name):
         contract.test_works_of_one_group_follow_each_other_and_those_of_two_overlap,
         contract.test_nobody_leaves_a_barrier_before_everybody_came, mismatch.test_groups_of_other_ranks,
         mismatch.test_right_programs_run, mismatch.test_a_group_is_for_its_members,
+        polling.test_others_go_on_meanwhile, polling.test_who_asks_may_go_on_with_something_else,
+        polling.test_what_waiting_would_raise,
     ],
     ids=lambda test: test.__name__,
 )  # fmt: skip
@@ -61,6 +64,11 @@ def test_the_contract(world, test):
 @pytest.mark.parametrize("what", ["name", "shape", "root"])
 def test_every_rank_learns_who_called_what_and_where(world, what):
     mismatch.test_every_rank_learns_who_called_what_and_where(world, what)
+
+
+@pytest.mark.parametrize("program", [polling.nobody_sends, polling.others_wait])
+def test_asking_in_vain_ends_at_the_timeout(world, program):
+    polling.test_asking_in_vain_ends_at_the_timeout(world, program)
 
 
 def test_ranks_that_leave_or_fail(world):

@@ -1,8 +1,8 @@
 """Ranks as threads of one process that take turns: the same order on every run.
 
 Exactly one rank runs at a time. A rank that has to wait hands the turn to the next one that can
-go on, in the order of ranks. If none can, every rank waits for another: that is a deadlock, known
-at once, and all are told who waits where.
+go on, in the order of ranks; so does one that asks in vain whether a work is done. If none can,
+every rank waits for another: that is a deadlock, known at once, and all are told who waits where.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simparallel.comm.progress import error_of
+from simparallel.comm.progress import error_of, last_calls
 from simparallel.comm.segment import ABORT_INTERRUPT, DONE, FAILED, RUNNING, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.errors import DeadlockError
@@ -24,6 +24,7 @@ class Turns:
         self.gates = [threading.Semaphore(0) for _ in range(world_size)]
         self.transports: list[InlineTransport] = []
         self.blocked: dict[int, tuple[Sequence[Condition], Callable[[], str]]] = {}
+        self.looking: dict[int, Callable[[], str]] = {}  # who gave the turn away, and can go on nevertheless
         self.deadlock: dict[int, str] | None = None
 
     def begin(self, rank: int) -> None:
@@ -72,15 +73,35 @@ class InlineTransport(AbstractTransport):
     def wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
         turns = self.turns
         while not any(self.met(condition) for condition in conditions):
-            if self.words[self.segment.map.abort()] == ABORT_INTERRUPT:
-                raise KeyboardInterrupt
-            if turns.deadlock is not None:
-                raise self._deadlock_error()
-            self.check_health(conditions[0], describe)
+            self._check(conditions[0], describe)
             turns.blocked[self.rank] = conditions, describe
             if turns.pass_on(self.rank):
                 turns.gates[self.rank].acquire()
             del turns.blocked[self.rank]
+
+    def looked(self, needed: Condition, describe: Callable[[], str], looked_s: float) -> None:
+        self._check(needed, describe)
+        turns, missing = self.turns, self.lagging(needed)
+        if looked_s > self.timeout_s:
+            raise self._late_error(missing, "; ".join(map(self._told, missing)), describe)
+        turns.looking[self.rank] = describe
+        if turns.pass_on(self.rank):
+            turns.gates[self.rank].acquire()
+        del turns.looking[self.rank]
+
+    def _check(self, needed: Condition, describe: Callable[[], str]) -> None:
+        if self.words[self.segment.map.abort()] == ABORT_INTERRUPT:
+            raise KeyboardInterrupt
+        if self.turns.deadlock is not None:
+            raise self._deadlock_error()
+        self.check_health(needed, describe)
+
+    def _told(self, rank: int) -> str:
+        """Where a rank is that gave the turn away."""
+        blocked = self.turns.blocked.get(rank)
+        place = blocked[1] if blocked else self.turns.looking.get(rank)
+        waits = f"which waits in {place()}" if place else last_calls(self.segment, rank)
+        return f"rank {rank}, {waits}"
 
     def notify(self, index: int) -> None:
         """Nobody else is running, so nobody has to be woken."""

@@ -31,7 +31,7 @@ from simparallel.comm.mpi_group import MpiCommunicator
 from simparallel.comm.progress import last_calls, unreceived
 from simparallel.comm.segment import DONE, FAILED, FAILED_BY_OTHERS, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, LEFT, AbstractTransport, Condition
-from simparallel.errors import DeadlineError, DeadlockError, RankFailedError
+from simparallel.errors import DeadlockError, RankFailedError
 from simparallel.events import Recorder, set_recorder
 
 ARENA_BYTES = 4 << 30  # address space for the messages of each rank
@@ -207,7 +207,7 @@ class MpiTransport(AbstractTransport):
         self._vigil.end()
 
     def _wait(self, conditions: Sequence[Condition], describe: Callable[[], str]) -> None:
-        deadline = time.monotonic() + self.timeout_s
+        since = time.monotonic()
         looks, next_check = 0, 0.0
         while True:
             self.poll()
@@ -218,8 +218,7 @@ class MpiTransport(AbstractTransport):
                 self.check_health(conditions[0], describe)
                 self._vigil.look(conditions, describe)
                 next_check = now + HEALTH_S
-                if now > deadline:
-                    raise self._late_error(conditions[0], describe)
+                self._check_time(conditions[0], describe, now - since)
 
     def _pause(self, looks: int) -> int:
         """Give the core away; after some time for longer. MPI has no wait that ends."""
@@ -229,18 +228,20 @@ class MpiTransport(AbstractTransport):
         time.sleep(SLEEP_S)
         return looks
 
-    def _late_error(self, needed: Condition, describe: Callable[[], str]) -> DeadlineError:
-        missing = self.lagging(needed)
-        waits = {rank: self._vigil.text_of(rank) for rank in missing}
-        told = "; ".join(
-            f"rank {rank}, {f'which waits in {text}; ' if text else ''}{last_calls(self.segment, rank)}"
-            for rank, text in waits.items()
-        )
-        return DeadlineError(
-            f"rank {self.rank} waited {self.timeout_s:g} s in {describe()}. Missing: {told}. Raise timeout_s if that "
-            "rank legitimately works that long.",
-            rank=self.rank, missing=missing, timeout_s=self.timeout_s,
-        )  # fmt: skip
+    def looked(self, needed: Condition, describe: Callable[[], str], looked_s: float) -> None:
+        self.poll()
+        os.sched_yield()
+        self.check_health(needed, describe)
+        self._check_time(needed, describe, looked_s)
+
+    def _check_time(self, needed: Condition, describe: Callable[[], str], waited_s: float) -> None:
+        if waited_s > self.timeout_s and (missing := self.lagging(needed)):
+            waits = {rank: self._vigil.text_of(rank) for rank in missing}
+            told = "; ".join(
+                f"rank {rank}, {f'which waits in {text}; ' if text else ''}{last_calls(self.segment, rank)}"
+                for rank, text in waits.items()
+            )
+            raise self._late_error(missing, told, describe)
 
     # --- the end ---------------------------------------------------------------------------------------
 

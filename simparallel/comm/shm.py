@@ -142,6 +142,10 @@ class ShmTransport(AbstractTransport):
             self.interrupted(first, describe)
             raise
 
+    def looked(self, needed: Condition, describe: Callable[[], str], looked_s: float) -> None:
+        os.sched_yield()
+        self._check(needed, describe, time.monotonic() - looked_s)
+
     def interrupted(self, needed: Condition, describe: Callable[[], str]) -> None:
         if self.words[self.segment.map.abort()] != ABORT_INTERRUPT:
             self.check_health(needed, describe)  # a failure that we had not seen yet
@@ -186,17 +190,11 @@ class ShmTransport(AbstractTransport):
             raise KeyboardInterrupt
         self.check_health(needed, describe)
         late_s = time.monotonic() - since - self.timeout_s
-        if late_s > 0:
-            missing = self.lagging(needed)
+        if late_s > 0 and (missing := self.lagging(needed)):
             idle, waiting = self._vigil.behind(missing)
             if late_s < GRACE_S and not any(self._state(rank) in _SURE for rank in idle):
                 return  # who seems to be busy may be about to tell whom it waits for
-            told = self._told(idle, waiting)
-            raise DeadlineError(
-                f"rank {self.rank} waited {self.timeout_s:g} s in {describe()}. Missing: {told}. "
-                "Raise timeout_s if that rank legitimately works that long.",
-                rank=self.rank, missing=missing, timeout_s=self.timeout_s,
-            )  # fmt: skip
+            raise self._late_error(missing, self._told(idle, waiting), describe)
 
     def _told(self, idle: list[int], waiting: list[int]) -> str:
         """Who holds up the others, first those that wait for nobody."""

@@ -29,7 +29,7 @@ from simparallel.comm.segment import (
     SITES,
     Segment,
 )
-from simparallel.errors import CommError, DeadlockError, RankFailedError
+from simparallel.errors import CommError, DeadlineError, DeadlockError, RankFailedError
 
 DEFAULT_TIMEOUT_S = 60.0
 LEFT = "left normally"
@@ -101,6 +101,16 @@ class AbstractTransport:
         """
         raise NotImplementedError
 
+    def looked(self, needed: Condition, describe: Callable[[], str], looked_s: float) -> None:
+        """Called where a rank looked for `needed` in vain and does not wait: raise what `wait` would raise.
+
+        Args:
+            needed: what it looked for.
+            describe: what looks, for errors.
+            looked_s: for how long it has looked again and again.
+        """
+        raise NotImplementedError
+
     def interrupted(self, needed: Condition, describe: Callable[[], str]) -> None:
         """Called at a KeyboardInterrupt: raise what it stands for, if not for Ctrl-C."""
 
@@ -157,6 +167,13 @@ class AbstractTransport:
             raise self._death_error(lost - 1, 0, describe)
         if FAILED_BY_OTHERS in states:
             raise self._failed_error(states.index(FAILED_BY_OTHERS), describe)
+
+    def _late_error(self, missing: list[int], told: str, describe: Callable[[], str]) -> DeadlineError:
+        return DeadlineError(
+            f"rank {self.rank} waited {self.timeout_s:g} s in {describe()}. Missing: {told}. "
+            "Raise timeout_s if that rank legitimately works that long.",
+            rank=self.rank, missing=missing, timeout_s=self.timeout_s,
+        )  # fmt: skip
 
     def _left_error(self, rank: int, needed: Condition, describe: Callable[[], str]) -> RankFailedError:
         group = self.segment.map.group_of(needed.indices[0])

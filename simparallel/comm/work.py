@@ -2,13 +2,15 @@
 
 A communication is written as a generator: it yields the `Condition` it has to wait for and
 returns its result. Nobody runs in the background. A work advances when its rank touches its
-lane: at the call, at `wait()`, and whenever another communication of the rank waits or starts.
-Works of one lane (one group, or one direction to one peer) run strictly one after the other,
-because the headers of a group are double-buffered and not more.
+lane: at the call, at `wait()`, when it is asked whether it is done, and whenever another
+communication of the rank waits or starts. Works of one lane (one group, or one direction to
+one peer) run strictly one after the other, because the headers of a group are double-buffered
+and not more.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from simparallel.comm.transport import AbstractTransport, Condition
 
 Steps = Generator[Condition, None, Any]
+LONGEST_LOOK_S = 1.0  # between two questions whether a work is done; what is longer was something else
 
 
 class Work:
@@ -50,9 +53,14 @@ class Work:
         return self.result
 
     def is_completed(self) -> bool:
-        """Advance as far as possible without waiting; True when the result is there."""
+        """Advance as far as possible without waiting; True when the result is there.
+
+        Raises:
+            What `wait` raises, a DeadlineError after `timeout_s` of asking in vain. Ranks that ask are not known
+            to wait for each other: they may go on with something else.
+        """
         if not self.finished:
-            self._lane.advance()
+            self._lane.look(self)
         return self.finished
 
     def steps(self) -> Generator[Condition, None, None]:
@@ -121,6 +129,8 @@ class Lane:
         self._queue: deque[Work] = deque()
         self._waiting_for: Condition | None = None
         self._error: BaseException | None = None
+        self._looked_for: Condition | None = None  # in vain; when that was last, and for how long
+        self._looked_at = self._looked_s = 0.0
 
     def submit(self, work: Work) -> Work:
         """Put a communication at the end, and advance."""
@@ -165,10 +175,28 @@ class Lane:
 
     def finish(self, work: Work | None = None) -> None:
         """Advance this lane, and meanwhile all others, until `work` is finished (None: everything)."""
+        while conditions := self._missing(work):
+            self.transport.wait(conditions, (work or self._queue[-1]).describe)
+
+    def look(self, work: Work) -> None:
+        """The same once, without waiting; other ranks get their chance, and what waiting would raise is raised."""
+        conditions = self._missing(work)
+        if conditions:
+            now = time.monotonic()
+            if conditions[0] == self._looked_for:
+                self._looked_s += min(now - self._looked_at, LONGEST_LOOK_S)
+            else:
+                self._looked_for, self._looked_s = conditions[0], 0.0
+            self._looked_at = now
+            self.transport.looked(conditions[0], work.describe, self._looked_s)
+            self.advance()
+
+    def _missing(self, work: Work | None) -> list[Condition]:
+        """Advance all lanes as far as they go: what they wait for, this one first; empty if `work` is finished."""
         while True:
             condition = self.advance()
             if condition is None or (work is not None and work.finished):
-                return
+                return []
             conditions = [condition]
             if len(self._others) > 1:
                 for lane in tuple(self._others):
@@ -178,4 +206,4 @@ class Lane:
                             conditions.append(other)
                 if self.transport.met(condition):
                     continue
-            self.transport.wait(conditions, (work or self._queue[-1]).describe)
+            return conditions
