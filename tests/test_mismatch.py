@@ -599,3 +599,25 @@ def test_a_group_is_for_its_members(world):
         return sp.all_reduce(np.ones(1))[0]
 
     assert list(world.run(3, program)) == [3.0] * 3
+
+
+def test_a_group_is_for_its_run(world):
+    def program():
+        import oracles  # a module of the process, which a warm cluster keeps
+
+        kept = vars(oracles).setdefault("_kept_groups", {})
+        me = sp.get_rank()
+        old = kept.get(me)
+        if old is None:
+            kept[me] = sp.new_group([1, 0])
+            return sp.all_reduce(np.ones(1), group=kept[me])[0]
+        del kept[me]
+        x = np.ones(1)
+        for call in (lambda: sp.all_reduce(x, group=old), lambda: sp.barrier(group=old)):
+            text = raised(InputError, call)
+            assert "group 1 (ranks 1, 0) belongs to another world" in text
+            assert "Make it in this run: new_group([1, 0])" in text
+        return sp.all_reduce(x, group=sp.new_group(old.ranks))[0]
+
+    for _ in range(2):
+        assert list(world.run(2, program)) == [2.0] * 2

@@ -354,6 +354,11 @@ class Communicator(AbstractCommunicator):
             group = self.world
         elif not isinstance(group, Group):
             raise InputError(f"{op}: group={group!r} is not a group; use new_group(ranks).")
+        elif group.transport is not self.transport:
+            raise InputError(
+                f"{op}: {group.name} belongs to another world than rank {self.rank} of {self.world_size} here: to an "
+                f"earlier run, an outer one, or another thread. Make it in this run: new_group({list(group.ranks)})."
+            )
         if group.rank is None:
             raise InputError(f"{op}: rank {self.rank} is not a member of {group.name}.")
         if (algorithm or self.default_algorithm) == "direct":
