@@ -30,7 +30,7 @@ def all_reduce(
 
     Args:
         x: array or Tensor, any shape and numeric dtype, the same on every rank; written. Or a list of
-            them, of one dtype, which travel as one vector.
+            them, of one dtype, which travel as one vector; their shapes are the same on every rank.
         op: "sum", "mean", "prod", "max", "min", "and" or "or". float16 is summed in float32
             (on messages: rounded at each step). Or "adasum", see `sp.adasum`, of floating-point x: each array
             of a list is summed by itself. By "ring" that is a left fold, another result than of the others.
@@ -337,14 +337,11 @@ def _together(xs: Sequence[Any], op: str, group: Group | None, async_op: bool, a
     for device in devices:
         wait_for(device)
     flat = np.concatenate([to_host(array).reshape(-1) for array in arrays])
-    sizes = [array.size for array in arrays]
-    if op == "adasum":
-        result = current().adasum(flat, sizes, group, async_op, algorithm)
-    else:
-        result = current().all_reduce(flat, op, group, async_op, algorithm)
+    shapes, ends = [array.shape for array in arrays], np.cumsum([array.size for array in arrays])
+    result = current().all_reduce_list(flat, shapes, op, group, async_op, algorithm)
 
     def copy_back(_: Any = None) -> Any:
-        for array, part in zip(arrays, np.split(flat, np.cumsum(sizes)[:-1]), strict=True):
+        for array, part in zip(arrays, np.split(flat, ends[:-1]), strict=True):
             array[...] = to_device_like(part.reshape(array.shape), array)
         for device in devices:
             go_on(device)

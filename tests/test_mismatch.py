@@ -621,3 +621,72 @@ def test_a_group_is_for_its_run(world):
 
     for _ in range(2):
         assert list(world.run(2, program)) == [2.0] * 2
+
+
+# --- lists and objects ------------------------------------------------------------------------------
+
+
+def lists(shapes: tuple[Any, Any], op: str) -> None:
+    """Reduce a list of arrays, or one array where there are only numbers."""
+    own = shapes[sp.get_rank()]
+    is_list = isinstance(own[0], tuple)
+    arrays = [np.full(shape, i + 1.0) for i, shape in enumerate(own if is_list else [own])]
+    try:
+        sp.all_reduce(arrays if is_list else arrays[0], op)
+    finally:
+        for i, array in enumerate(arrays):
+            assert (array == i + 1.0).all()
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "adasum"])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        (((2,), (3,)), ((3,), (2,))), (((2, 3),), ((3, 2),)), (((2, 3), (1,)), ((6,), (1,))), (((5,),), (5,)),
+        (((2,), (3,)), (5,)), (((1,),) * 9 + ((2,), (1,)), ((1,),) * 9 + ((1,), (2,))), (((0,), (4,)), ((4,),)),
+    ],
+)  # fmt: skip
+def test_lists_of_other_shapes(world, shapes, op):
+    error, reports = reports_of(world, 2, lists, shapes, op)
+    assert isinstance(error.__cause__, CollectiveMismatchError)
+    assert set(reports) == {0, 1}
+    assert "shapes in the list. No data was changed" in str(error)
+    assert re.search(r"called all_reduce\(\w.*\) float64 list of \d+, sizes \(.*\), shapes #", str(error))
+
+
+def test_lists_of_the_same_shapes_are_one_call(world):
+    def program(op):
+        arrays = [np.full(shape, sp.get_rank() + 1.0) for shape in ((2, 3), (), (4, 0), (5,))]
+        return [array.tolist() for array in sp.all_reduce(arrays, op)]
+
+    expected = [np.full(shape, 3.0).tolist() for shape in ((2, 3), (), (4, 0), (5,))]
+    assert list(world.run(2, program, "sum")) == [expected] * 2
+
+
+OBJECT_CALLS: dict[str, Any] = {
+    "all_gather_object": lambda: sp.all_gather_object({"a": 1}),
+    "broadcast_object": lambda: sp.broadcast_object({"a": 1}),
+    "gather_object": lambda: sp.gather_object({"a": 1}),
+    "gather_object root 1": lambda: sp.gather_object({"a": 1}, dst=1),
+    "all_gather int64 (1,) dim 0": lambda: sp.all_gather(np.array([5])),
+    "broadcast int64 (1,) root 0": lambda: sp.broadcast(np.array([5])),
+}
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [
+        ("all_gather_object", "all_gather int64 (1,) dim 0"), ("broadcast_object", "broadcast int64 (1,) root 0"),
+        ("gather_object", "all_gather int64 (1,) dim 0"), ("gather_object", "all_gather_object"),
+        ("gather_object", "gather_object root 1"), ("broadcast_object", "all_gather_object"),
+    ],
+)  # fmt: skip
+def test_objects_match_nothing_but_objects(world, mine, other):
+    def program():
+        OBJECT_CALLS[other if sp.get_rank() else mine]()
+
+    error, reports = reports_of(world, 2, program)
+    assert isinstance(error.__cause__, CollectiveMismatchError)
+    assert set(reports) == {0, 1}
+    assert f"rank 0 called {mine}" in str(error)
+    assert f"rank 1 called {other}" in str(error)

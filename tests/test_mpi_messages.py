@@ -71,6 +71,13 @@ def test_asking_in_vain_ends_at_the_timeout(world, program):
     polling.test_asking_in_vain_ends_at_the_timeout(world, program)
 
 
+def test_lists_and_objects(world):
+    mismatch.test_lists_of_other_shapes(world, (((2, 3), (1,)), ((6,), (1,))), "sum")
+    mismatch.test_lists_of_the_same_shapes_are_one_call(world)
+    mismatch.test_objects_match_nothing_but_objects(world, "gather_object", "all_gather_object")
+    mismatch.test_objects_match_nothing_but_objects(world, "broadcast_object", "broadcast int64 (1,) root 0")
+
+
 def test_ranks_that_leave_or_fail(world):
     mismatch.test_a_rank_that_leaves(world, 1, 3)
     mismatch.test_others_are_stopped_and_the_cause_comes_first(world, 2, "é" * 4000)

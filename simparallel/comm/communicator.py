@@ -27,7 +27,7 @@ from simparallel.comm.arguments import (
     position_of,
 )  # fmt: skip
 from simparallel.comm.call import CallPlan
-from simparallel.comm.contract import AbstractCommunicator
+from simparallel.comm.composed import Composed
 from simparallel.comm.faulty import FaultyGroup
 from simparallel.comm.group import Group
 from simparallel.comm.p2p import Inbox, Outbox
@@ -38,7 +38,7 @@ from simparallel.events import Recorder
 from simparallel.summation import check_dtype
 
 
-class Communicator(AbstractCommunicator):
+class Communicator(Composed):
     """The contract on shared memory.
 
     Args:

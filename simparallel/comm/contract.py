@@ -132,35 +132,27 @@ class AbstractCommunicator:
         """A group of these ranks, in this order. Every rank of the world calls it, member or not."""
         raise NotImplementedError
 
-    # --- objects, on top of arrays ------------------------------------------------------------------
+    # --- what is no array: see `composed` -----------------------------------------------------------
+
+    def all_reduce_list(
+        self, x: np.ndarray, shapes: Sequence[tuple[int, ...]], op: str = "sum", group: Any = None,
+        async_op: bool = False, algorithm: str | None = None,
+    ) -> Any:  # fmt: skip
+        """`all_reduce` of a flat x that holds arrays of these shapes, which must be the same on every rank; returns x.
+        By "adasum", each of them is summed by itself."""
+        raise NotImplementedError
 
     def all_gather_object(self, value: Any, group: Any = None) -> list[Any]:
         """Every rank's value, in the order of the group. For small control data, see `pack`."""
-        data = self.pack(value)
-        sizes = self.all_gather(np.array([data.size]), group=group)
-        padded = np.zeros(int(sizes.max()), np.uint8)
-        padded[: data.size] = data
-        rows = self.all_gather(padded, group=group).reshape(len(sizes), -1)
-        return [self.unpack(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+        raise NotImplementedError
 
     def broadcast_object(self, value: Any = None, src: int = 0, group: Any = None) -> Any:
         """The value of rank `src`, on every rank. For small control data, see `pack`."""
-        data = self.pack(value) if self.rank == src else np.empty(0, np.uint8)
-        size = self.broadcast(np.array([data.size]), src=src, group=group)
-        data = data if self.rank == src else np.empty(int(size[0]), np.uint8)
-        self.broadcast(data, src=src, group=group)
-        return value if self.rank == src else self.unpack(data)
+        raise NotImplementedError
 
     def gather_object(self, value: Any, dst: int = 0, group: Any = None) -> list[Any] | None:
         """On `dst` every rank's value, in the order of the group; None elsewhere. See `pack`."""
-        data = self.pack(value)
-        sizes = self.all_gather(np.array([data.size]), group=group)
-        padded = np.zeros(int(sizes.max()), np.uint8)
-        padded[: data.size] = data
-        rows = self.gather(padded, dst=dst, group=group)
-        if rows is None:
-            return None
-        return [self.unpack(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+        raise NotImplementedError
 
     @staticmethod
     def pack(value: Any) -> np.ndarray:

@@ -6,6 +6,7 @@ In shared memory the headers of all ranks lie together, so that one comparison o
     0 tag (of a message)   1 op   2 reduce op   3 root   4 dtype   5 dims (dim, or split and concat)   6 ndim
     7 … 14 shape (the last one holds a hash of any further sizes)
     15 members (new_group), or the number of the algorithm (all others)
+    in an all_reduce of a list: 0 hash of the shapes   6 number of its arrays   7 … 14 their sizes
     16 call site   17 simulated time at the call [ps]   18 offset of the payload in the arena
     19 payload [bytes]   20 1 if the payload is the user's own array, 2 if all of it lies there at once   21 seq
     22 dtype   23 ndim   24 … 31 shape of what the root of a scatter gives to each; in an all_reduce
@@ -27,13 +28,15 @@ OPS = (
     "none", "barrier", "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter",
     "all_to_all", "gather", "scatter", "new_group", "send",
 )  # fmt: skip
-OP_CODES = {name: code for code, name in enumerate(OPS)}
+OBJECT_OPS = ("all_gather_object", "broadcast_object", "gather_object")  # carried by collectives of arrays
+OP_NAMES = (*OPS, *OBJECT_OPS)
+OP_CODES = {name: code for code, name in enumerate(OP_NAMES)}
 ALGORITHMS = ("direct", "naive", "ring", "tree", "halving_doubling")
 REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or", "adasum", "adasum of layers")
 REDUCE_CODES = {name: code for code, name in enumerate(REDUCE_OPS)}
 
 TAG, OP, REDUCE, ROOT, DTYPE, DIMS, NDIM, SHAPE, MEMBERS = 0, 1, 2, 3, 4, 5, 6, 7, 15
-ALGORITHM = MEMBERS
+LISTED, ALGORITHM = TAG, MEMBERS
 COMPARED = 16
 SITE, SIM_PS, OFFSET, NBYTES, SHOWN, SEQ = 16, 17, 18, 19, 20, 21
 GIVEN_DTYPE, GIVEN_NDIM, GIVEN_SHAPE = 22, 23, 24
@@ -71,8 +74,12 @@ def _dtype_text(code: int) -> str:
 def encode(
     op: str, reduce_op: str = "-", root: int = 0, dtype: np.dtype | None = None,
     shape: tuple[int, ...] = (), dims: int = 0, members: Sequence[int] = (),
+    listed: Sequence[tuple[int, ...]] = (),
 ) -> array[int]:  # fmt: skip
-    """A header for this call, all but the words that change from call to call."""
+    """A header for this call, all but the words that change from call to call.
+
+    Of a list of arrays, `listed` are their shapes, and `shape` their sizes.
+    """
     words = array("q", bytes(8 * USED))
     words[OP], words[REDUCE], words[ROOT] = OP_CODES[op], REDUCE_CODES[reduce_op], root
     words[DTYPE] = encode_dtype(dtype) if dtype is not None else 0
@@ -82,6 +89,7 @@ def encode(
     if len(shape) > _SHAPE_WORDS:
         words[MEMBERS - 1] = _hash63(str(shape))
     words[MEMBERS] = _hash63(str(tuple(members))) if members else 0
+    words[LISTED] = 1 << 32 | zlib.crc32(str(tuple(listed)).encode()) if listed else 0
     return words
 
 
@@ -109,14 +117,17 @@ def decode_given(dtype: int, ndim: int, *shape: int) -> tuple[tuple[int, ...], n
 
 def describe(words: Sequence[int]) -> str:
     """A header in words: `all_reduce(sum) float32 (20, 2)`. Never raises: it may have been overwritten."""
-    text = _name(OPS, words[OP])
+    text = _name(OP_NAMES, words[OP])
     if words[REDUCE]:
         text += f"({_name(REDUCE_OPS, words[REDUCE])})"
-    if words[DTYPE]:
+    if words[DTYPE] and text not in OBJECT_OPS:  # what carries an object is not what was called
         sizes = [str(size) for size in words[SHAPE : SHAPE + min(words[NDIM], _SHAPE_WORDS)]]
         if words[NDIM] > _SHAPE_WORDS:
             sizes[-1] = "…"
-        text += f" {decode_dtype(words[DTYPE])} ({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+        shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+        if words[LISTED] and words[OP] == OP_CODES["all_reduce"]:
+            shape = f"list of {words[NDIM]}, sizes {shape}, shapes #{words[LISTED] & 0xFFFFFFFF:08x}"
+        text += f" {decode_dtype(words[DTYPE])} {shape}"
     if text.startswith(("broadcast", "reduce(", "gather", "scatter")):
         text += f" root {words[ROOT]}"
     if words[DIMS]:
@@ -144,7 +155,7 @@ def decode_dims(word: int) -> list[int]:
 
 
 _FIELDS = {"op": (OP,), "reduce op": (REDUCE,), "root": (ROOT,), "dtype": (DTYPE,),
-           "dim": (DIMS,), "shape": tuple(range(NDIM, MEMBERS))}  # fmt: skip
+           "dim": (DIMS,), "shape": tuple(range(NDIM, MEMBERS)), "shapes in the list": (LISTED,)}  # fmt: skip
 
 
 def mismatch_error(
