@@ -89,9 +89,24 @@ def asynchronous() -> None:
         work.wait()
 
 
+def much_at_once() -> None:
+    """One rank has begun much that nobody else begins: collectives of many groups, messages with all."""
+    me, size = sp.get_rank(), sp.get_world_size()
+    groups = [sp.new_group(range(size)) for _ in range(60)]
+    if me == 0:
+        works = []
+        for group in groups:
+            works.append(sp.all_reduce(np.ones(3), group=group, async_op=True))
+        works += [sp.irecv(np.ones(1), rank) for rank in range(size)]
+        works += [sp.isend(np.ones(1), rank, tag=1) for rank in range(1, size) for _ in range(17)]
+        works[0].wait()
+    sp.recv(np.ones(1), (me + 1) % size)
+
+
 @pytest.mark.parametrize(
     ("program", "size"),
     [
+        (much_at_once, 3),
         (crossed_groups, 3),
         (ring_of_receives, 3),
         (message_against_collective, 3),

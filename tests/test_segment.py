@@ -63,6 +63,8 @@ def test_every_word_has_one_meaning(size):
     for rank in ranks:
         for name in ("exit_of", "state", "pid", "sleeping", "record_length", "wait_epoch"):
             take(getattr(control, name)(rank))
+        first, end = control.waits(rank)
+        take(first, end - first)
         for group in range(control.max_groups):
             for which in range(NUM_MARKS):
                 take(control.mark(group, rank, which))

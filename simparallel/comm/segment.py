@@ -41,6 +41,7 @@ NUM_MARKS = 4
 RING = 16  # messages in flight between two ranks
 SITES, SITE_BYTES = 256, 256
 WAIT_BYTES = 512
+WAITS = 72  # of P + 1 words each: of 64 groups, and of messages from and to everyone, of 3 words each
 RECORD_BYTES = 16 * 1024
 DEFAULT_ARENA_BYTES = 16 << 30
 SMALLEST_ARENA_BYTES = 64 << 20
@@ -63,7 +64,7 @@ class ControlMap:
     sent       P x P x 8        messages sent from r to q      written by r
     taken      P x P x 8        messages from q taken by r     written by r
     letters    P x P x 16 x 32  headers of the messages        written by r (sender)
-    waits      P x 4 (P + 2)    what rank r waits for          written by rank r
+    waits      P x 72 (P + 1)   what rank r waits for          written by rank r
     G is `max_groups`, the world included; a device matrix of P ranks has up to P / 2 groups along each axis.
     """
 
@@ -77,7 +78,7 @@ class ControlMap:
     def _starts(self) -> tuple[int, ...]:
         p, g = self.world_size, self.max_groups
         sizes = (8, 8 * p, 8 * p, round_up(p, 8), g * NUM_MARKS * p, g * 2 * p * HEADER_WORDS, g * 2 * p * NOTE_WORDS,
-                 p * p * 8, p * p * 8, p * p * RING * LETTER_WORDS, 4 * p * (p + 2))  # fmt: skip
+                 p * p * 8, p * p * 8, p * p * RING * LETTER_WORDS, WAITS * p * (p + 1))  # fmt: skip
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + size)
@@ -131,7 +132,7 @@ class ControlMap:
 
     def waits(self, rank: int) -> tuple[int, int]:
         """First and past-the-last word of what a rank tells about its wait, see `deadlock.Vigil`."""
-        size = 4 * (self.world_size + 2)
+        size = WAITS * (self.world_size + 1)
         start = self._starts[10] + rank * size
         return start, start + size
 
