@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
+import tempfile
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -690,3 +692,39 @@ def test_objects_match_nothing_but_objects(world, mine, other):
     assert set(reports) == {0, 1}
     assert f"rank 0 called {mine}" in str(error)
     assert f"rank 1 called {other}" in str(error)
+
+
+# --- places -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["/tmp/caf\udce9", "/home/" + "数据并行" * 30, "/" + "a" * 300 + "ä" * 90],
+                         ids=["no text", "three bytes each", "two bytes each"])  # fmt: skip
+def test_every_file_may_call(world, folder):
+    """Also one whose name is no UTF-8, or longer than what is kept of it."""
+    source = "import simparallel as sp, numpy as np\ndef step(n): return sp.all_reduce(np.ones(n))[0]\nfound = step(3)"
+
+    def program(differ):
+        code = compile(source.replace("(3)", f"({3 + differ * sp.get_rank()})"), f"{folder}/train.py", "exec")
+        names: dict[str, Any] = {}
+        exec(code, names)
+        return names["found"]
+
+    assert list(world.run(2, program, False)) == [2.0] * 2
+    error, _ = reports_of(world, 2, program, True)
+    assert str(error.__cause__).count("/train.py:2 in step\n") == 2
+
+
+def test_a_working_directory_that_is_gone(world):
+    def program():
+        before = os.open(".", os.O_RDONLY)
+        folder = tempfile.mkdtemp()
+        os.chdir(folder)
+        os.rmdir(folder)
+        try:
+            return sp.all_reduce(np.ones(3)).sum()
+        finally:
+            os.fchdir(before)
+            os.close(before)
+
+    size = 1 if world.transport == "inline" else 2  # threads have one working directory
+    assert list(world.run(size, program)) == [3.0 * size] * size

@@ -262,25 +262,29 @@ class Segment:
     # --- texts ------------------------------------------------------------------------------------
 
     def write_site(self, rank: int, number: int, text: str) -> None:
-        self._write_text(self._sites_at + (rank * SITES + number) * SITE_BYTES, SITE_BYTES, text)
+        """A place in the program; of a long one the end stays, which has the line."""
+        data = _encoded(text)[-SITE_BYTES:].lstrip(_INNER_BYTES)  # no half character
+        self._write(self._sites_at + (rank * SITES + number) * SITE_BYTES, SITE_BYTES, data)
 
     def read_site(self, rank: int, number: int) -> str:
         return self._read_text(self._sites_at + (rank * SITES + number) * SITE_BYTES, SITE_BYTES)
 
     def write_wait(self, rank: int, text: str) -> None:
         """Where `rank` waits; what does not fit is cut out of the middle, for the end has the place."""
-        data = text.encode()
+        data = _encoded(text)
         if len(data) > WAIT_BYTES:
-            text = data[:200].decode(errors="ignore") + " … " + data[-300:].decode(errors="ignore")
-        self._write_text(self._waits_at + rank * WAIT_BYTES, WAIT_BYTES, text)
+            begin, end = data[:200].decode(errors="ignore"), data[-300:].decode(errors="ignore")
+            data = f"{begin} … {end}".encode()
+        self._write(self._waits_at + rank * WAIT_BYTES, WAIT_BYTES, data)
 
     def read_wait(self, rank: int) -> str:
         return self._read_text(self._waits_at + rank * WAIT_BYTES, WAIT_BYTES)
 
     def write_record(self, rank: int, text: str) -> None:
         """Why `rank` failed. Its length is stored last, so that a reader sees all or nothing."""
-        length = self._write_text(self._records_at + rank * RECORD_BYTES, RECORD_BYTES, text)
-        self.words[self.map.record_length(rank)] = length
+        data = _encoded(text)[:RECORD_BYTES]
+        self._write(self._records_at + rank * RECORD_BYTES, RECORD_BYTES, data)
+        self.words[self.map.record_length(rank)] = len(data)
 
     def read_record(self, rank: int) -> str:
         start = self._records_at + rank * RECORD_BYTES
@@ -290,14 +294,20 @@ class Segment:
     def _read_text(self, start: int, limit: int) -> str:
         return bytes(self.mmap[start : start + limit]).rstrip(b"\0").decode(errors="replace")
 
-    def _write_text(self, start: int, limit: int, text: str) -> int:
-        data = text.encode()[:limit]
+    def _write(self, start: int, limit: int, data: bytes) -> None:
         self.mmap[start : start + limit] = data.ljust(limit, b"\0")
-        return len(data)
 
     def reset(self) -> None:
         """Forget everything said so far. Only while no rank is running."""
         self.mmap[: self._sites_at] = bytes(self._sites_at)
+
+
+_INNER_BYTES = bytes(range(0x80, 0xC0))  # with which no character begins in UTF-8
+
+
+def _encoded(text: str) -> bytes:
+    """As UTF-8; what is none, as in the names of some files, as \\udc followed by its byte."""
+    return text.encode(errors="backslashreplace")
 
 
 _fence_lock = threading.Lock()

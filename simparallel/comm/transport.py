@@ -7,6 +7,7 @@ spinning, yielding and sleeping (`shm`); ranks that are threads hand the turn to
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -25,7 +26,6 @@ from simparallel.comm.segment import (
     FAILED_BY_OTHERS,
     RECORD_BYTES,
     RUNNING,
-    SITE_BYTES,
     SITES,
     Segment,
 )
@@ -247,9 +247,9 @@ class AbstractTransport:
     def _intern_site(self, code: Any, line: int) -> int:
         number = min(len(self._lines) + 1, SITES - 1)  # the last one is shared by the rest
         file = code.co_filename
-        if not file.startswith("<"):
-            file = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
-        text = f"{file}:{line} in {code.co_name}"[-SITE_BYTES:]  # the end has the line
+        with contextlib.suppress(OSError):  # the working directory may be gone
+            file = file.removeprefix(os.getcwd() + os.sep)
+        text = f"{file}:{line} in {code.co_name}"
         self.segment.write_site(self.rank, number, text if number < SITES - 1 else "(one of many places)")
         return number
 
