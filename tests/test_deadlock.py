@@ -22,6 +22,7 @@ from simparallel.comm.transport import Condition
 from simparallel.errors import (
     CollectiveMismatchError,
     CommError,
+    DeadlineError,
     DeadlockError,
     InputError,
     RankFailedError,
@@ -221,7 +222,7 @@ def test_the_search_itself() -> None:
 
 def test_a_long_place_keeps_its_end() -> None:
     segment = Segment(1, arena_bytes=1 << 20)
-    segment.write_wait(0, "begin " + "x" * 600 + " train.py:31 in step")
+    segment.write_wait(0, "begin " + "ä" * WAIT_BYTES + " train.py:31 in step")
     text = segment.read_wait(0)
     assert len(text.encode()) <= WAIT_BYTES
     assert text.startswith("begin ")
@@ -276,6 +277,36 @@ def test_messages_that_nobody_received(world: World, how: str) -> None:
     assert bool(re.search(asked, text)) == (how == "other tag")
     assert ("with tag 5 at" in text) == (how == "never asked")
     assert list(world.run(2, sp.get_rank)) == [0, 1]
+
+
+def other_tag(how: str) -> None:
+    """Rank 1 asks for a tag that nobody sends; four messages with other ones come."""
+    if sp.get_rank() == 0:
+        for tag in (1, 3, 4, 5):
+            sp.isend(np.ones(2, "i4"), 1, tag=tag)
+        if how == "waits":
+            sp.barrier()
+        if how == "works":
+            while True:
+                time.sleep(0.001)
+    else:
+        sp.recv(np.ones(2, "i4"), 0, tag=2)
+
+
+@pytest.mark.parametrize("how", ["leaves", "waits", "works"])
+def test_a_receive_tells_what_came_instead(world: World, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "works":
+        if world.transport != "shm":
+            pytest.skip("inline, a rank that works makes nobody wait; over MPI, nobody ends its loop")
+        monkeypatch.setattr(run, "LADDER", ((0.3, signal.SIGINT), *run.LADDER[1:]))
+    with pytest.raises(RunFailedError) as caught:
+        world.run(2, other_tag, how, timeout_s=0.5 if how == "works" else 20.0)
+    kind = {"leaves": RankFailedError, "waits": DeadlockError, "works": DeadlineError}[how]
+    assert isinstance(caught.value.__cause__, kind)
+    came = r"int32 \(2,\) with tag {} at .*test_deadlock\.py:\d+ in other_tag"
+    told = "; ".join(f"rank 0 sent {came.format(tag)}" for tag in (1, 3, 4))
+    asked = rf"recv\(int32 \(2,\), src=0, tag=2\) at .*:\d+ in other_tag \({told}; and 1 more, which nobody"
+    assert re.search(asked, str(caught.value.__cause__))
 
 
 def test_a_failure_is_told_before_its_letters(world: World) -> None:

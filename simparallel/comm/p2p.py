@@ -136,6 +136,8 @@ class Outbox(Lane):
 class Receive(Work):
     """A message that was asked for."""
 
+    _lane: Inbox
+
     def __init__(
         self, inbox: Inbox, x: np.ndarray, tag: int, site: int, issued_ps: int, recorder: Recorder | None
     ) -> None:
@@ -147,7 +149,14 @@ class Receive(Work):
         self.start_ns = perf_counter_ns()
 
     def describe(self) -> str:
-        return self.named.text(self._lane.transport)
+        """Also what came instead: a message with another tag is why this one is waited for in vain."""
+        text, src = self.named.text(self._lane.transport), self._lane.src
+        letters = self._lane.letters()
+        if letters:
+            told = "; ".join(f"rank {src} sent {letter}" for letter in letters[:3])
+            more = f"; and {len(letters) - 3} more" if len(letters) > 3 else ""
+            text += f" ({told}{more}, which nobody has asked for)"
+        return text
 
 
 class Inbox(Lane):
@@ -221,23 +230,26 @@ class Inbox(Lane):
         if self.transport.faults is not None:
             self.transport.faults.at(phase, "p2p", "recv", number + 1)
 
+    def letters(self) -> list[str]:
+        """The messages that were taken out of the ring, and that nobody has asked for yet, in words."""
+        return [letter_text(self.transport.segment, self.src, letter) for letter, _ in self._unclaimed]
+
     def kept(self) -> list[tuple[int, str]]:
-        """(sender, text) of messages that were taken out of the ring and never asked for."""
-        segment, last = self.transport.segment, self._last_call
+        """(sender, text) of these messages, at the end of a run."""
+        last = self._last_call
         asked = f", but the last one asked for was {last.text(self.transport)}" if last is not None else ""
-        return [
-            (self.src, f"{letter_text(segment, self.src, letter)}{asked}") for letter, _ in self._unclaimed
-        ]
+        return [(self.src, f"{letter}{asked}") for letter in self.letters()]
 
     def _deliver(self, receive: Receive, letter: list[int], raw: np.ndarray) -> None:
         x, transport, recorder = receive.x, self.transport, receive.recorder
         if letter[h.DTYPE : h.MEMBERS] != _form(x.dtype, x.shape)[h.DTYPE : h.MEMBERS].tolist():
             place = transport.site_text(self.src, letter[h.SITE])
+            call = receive.named.text(transport)
             error = CollectiveMismatchError(
-                f"rank {transport.rank}: {receive.describe()}, but rank {self.src} sent {h.describe(letter)[5:]} "
+                f"rank {transport.rank}: {call}, but rank {self.src} sent {h.describe(letter)[5:]} "
                 f"at {place}. No data was changed. Both sides need the same shape and dtype.",
                 group=f"ranks {self.src} -> {transport.rank}", seq=letter[h.SEQ],
-                calls={self.src: h.describe(letter), transport.rank: receive.describe()},
+                calls={self.src: h.describe(letter), transport.rank: call},
             )  # fmt: skip
             self.fail(error)  # whoever asks from now on gets it too
             raise error

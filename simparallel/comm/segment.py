@@ -7,7 +7,7 @@ SIGBUS, and no rank ever has to map again.
 
     control   int64 words, every word has exactly one writer (see `ControlMap`)
     sites     per rank: 256 interned call sites of 256 bytes, "train.py:31 in step"
-    waiting   per rank: 512 bytes, where it waits
+    waiting   per rank: 1024 bytes, where it waits
     records   per rank: 16 KiB of JSON, why it failed
     arenas    per rank: `arena_bytes` for its payloads; slots of the groups first, then a heap
 
@@ -40,7 +40,7 @@ LETTER_WORDS = HEADER_WORDS + NOTE_WORDS
 NUM_MARKS = 4
 RING = 16  # messages in flight between two ranks
 SITES, SITE_BYTES = 256, 256
-WAIT_BYTES = 512
+WAIT_BYTES = 1024
 WAITS = 72  # of P + 1 words each: of 64 groups, and of messages from and to everyone, of 3 words each
 RECORD_BYTES = 16 * 1024
 DEFAULT_ARENA_BYTES = 16 << 30
@@ -273,7 +273,10 @@ class Segment:
         """Where `rank` waits; what does not fit is cut out of the middle, for the end has the place."""
         data = _encoded(text)
         if len(data) > WAIT_BYTES:
-            begin, end = data[:200].decode(errors="ignore"), data[-300:].decode(errors="ignore")
+            begin, end = (
+                data[: WAIT_BYTES // 2 - 5].decode(errors="ignore"),
+                data[-WAIT_BYTES // 2 :].decode(errors="ignore"),
+            )
             data = f"{begin} … {end}".encode()
         self._write(self._waits_at + rank * WAIT_BYTES, WAIT_BYTES, data)
 
