@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -179,3 +182,57 @@ def test_an_interrupt_ends_it(inline: World) -> None:
         sp.send(np.ones(1), 0)
 
     assert inline.run(1, program) == [None]
+
+
+# --- receives that are given up ---------------------------------------------------------------------
+
+
+class Enough(Exception):
+    pass
+
+
+def given_up() -> tuple[float, float, bool]:
+    """A receive that an exception ends, in the middle of its wait; then two messages come."""
+    communicator, x, y = current(), np.zeros(1), np.zeros(1)
+    wait = communicator.transport.wait
+
+    def interrupted(*_: Any) -> None:
+        raise Enough
+
+    communicator.transport.wait = interrupted  # type: ignore[method-assign]
+    with contextlib.suppress(Enough):
+        sp.recv(x, sp.get_rank())
+    communicator.transport.wait = wait  # type: ignore[method-assign]
+    is_idle = not communicator._lanes
+    for value in (1.0, 2.0):
+        sp.send(np.full(1, value), sp.get_rank())
+    return sp.recv(y, sp.get_rank())[0], sp.recv(y, sp.get_rank())[0], is_idle and x[0] == 0
+
+
+def test_a_receive_that_was_given_up_takes_no_message(world: World) -> None:
+    assert world.run(2, given_up) == [(1.0, 2.0, True)] * 2
+
+
+@pytest.mark.process
+def test_a_signal_may_end_a_receive() -> None:
+    def program() -> list[float]:
+        transport = current().transport
+        words, control = transport.words, transport.segment.map
+        if sp.get_rank() == 1:
+            while not words[control.wait_epoch(0)] & 1:
+                os.sched_yield()
+            os.kill(words[control.pid(0)], signal.SIGUSR1)
+            sp.barrier()
+            sp.send(np.ones(1), 0)
+            return []
+
+        def leave(*_: Any) -> None:
+            raise Enough
+
+        signal.signal(signal.SIGUSR1, leave)
+        with contextlib.suppress(Enough):
+            sp.recv(np.zeros(1), 1)
+        sp.barrier()
+        return [sp.recv(np.zeros(1), 1)[0]]
+
+    assert sp.launch(program, world_size=2, echo=False) == [[1.0], []]

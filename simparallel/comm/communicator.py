@@ -30,7 +30,7 @@ from simparallel.comm.call import CallPlan
 from simparallel.comm.composed import Composed
 from simparallel.comm.faulty import FaultyGroup
 from simparallel.comm.group import Group
-from simparallel.comm.p2p import Inbox, Outbox
+from simparallel.comm.p2p import Inbox, Outbox, Receive
 from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.work import Lane, Work
 from simparallel.errors import CommError, InputError, ShapeError
@@ -292,13 +292,13 @@ class Communicator(Composed):
         self.isend(x, dst, tag).wait()
 
     def recv(self, x: np.ndarray, src: int, tag: int = 0) -> np.ndarray:
-        return self.irecv(x, src, tag).wait()
+        return self.irecv(x, src, tag).wait_or_withdraw()
 
     def isend(self, x: np.ndarray, dst: int, tag: int = 0) -> Work:
         self._check_message("send", x, "dst", dst, tag)
         return self.outbox(dst).send(x, tag)
 
-    def irecv(self, x: np.ndarray, src: int, tag: int = 0) -> Work:
+    def irecv(self, x: np.ndarray, src: int, tag: int = 0) -> Receive:
         self._check_message("recv", x, "src", src, tag)
         check_array("recv", x, written=True)
         return self.inbox(src).receive(x, tag)

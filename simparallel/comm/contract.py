@@ -113,7 +113,10 @@ class AbstractCommunicator:
         raise NotImplementedError
 
     def recv(self, x: np.ndarray, src: int, tag: int = 0) -> np.ndarray:
-        """Fill x with the next message from `src` with this tag; returns x. Not collective."""
+        """Fill x with the next message from `src` with this tag; returns x. Not collective.
+
+        Left by an exception, such as one that a signal's handler raises, it takes no message.
+        """
         raise NotImplementedError
 
     def isend(self, x: np.ndarray, dst: int, tag: int = 0) -> Work:

@@ -9,6 +9,7 @@ receive that asked for its tag; where nobody has asked yet, a copy is kept until
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections import deque
 from functools import lru_cache
@@ -148,6 +149,14 @@ class Receive(Work):
         self.issued_ps = issued_ps
         self.start_ns = perf_counter_ns()
 
+    def wait_or_withdraw(self) -> Any:
+        """`wait`; what is left by an exception no longer asks, so that the next one gets the message."""
+        try:
+            return self.wait()
+        except BaseException:
+            self._lane.withdraw(self)
+            raise
+
     def describe(self) -> str:
         """Also what came instead: a message with another tag is why this one is waited for in vain."""
         text, src = self.named.text(self._lane.transport), self._lane.src
@@ -177,7 +186,7 @@ class Inbox(Lane):
         self._taken_index = control.taken(transport.rank, src)
         self._letters = [control.letter(src, transport.rank, number) for number in range(RING)]
 
-    def receive(self, x: np.ndarray, tag: int, part_of: int | None = None) -> Work:
+    def receive(self, x: np.ndarray, tag: int, part_of: int | None = None) -> Receive:
         """Ask for a message. `part_of`: call site of the collective whose event stands for this message too."""
         site = self.transport.call_site() if part_of is None else part_of
         recorder = self.recorder if part_of is None else None
@@ -191,7 +200,19 @@ class Inbox(Lane):
                 self._deliver(receive, letter, raw)
                 self._fault("returned", letter[h.SEQ])
                 return receive
-        return self.submit(receive)
+        try:
+            self.submit(receive)
+        except BaseException:  # also one that a signal raises: nobody knows of this one
+            self.withdraw(receive)
+            raise
+        return receive
+
+    def withdraw(self, receive: Receive) -> None:
+        """Ask no longer for a message."""
+        with contextlib.suppress(ValueError):  # it came
+            self._queue.remove(receive)
+        if not self._queue and self._error is None:
+            self._others.pop(self, None)
 
     def advance(self) -> Condition | None:
         self.check()
