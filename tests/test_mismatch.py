@@ -694,6 +694,17 @@ def test_objects_match_nothing_but_objects(world, mine, other):
     assert f"rank 1 called {other}" in str(error)
 
 
+def test_the_order_of_bytes_is_told(world):
+    def program():
+        sp.all_reduce(np.ones(3, ">f4" if sp.get_rank() else "<f4"))
+
+    text = str(reports_of(world, 2, program)[0])
+    other = "big" if sys.byteorder == "little" else "little"
+    assert f"called all_reduce(sum) float32 {other}-endian (3,) at" in text
+    assert "called all_reduce(sum) float32 (3,) at" in text
+    assert "They differ in: dtype. No data was changed" in text
+
+
 # --- places -----------------------------------------------------------------------------------------
 
 

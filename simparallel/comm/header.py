@@ -62,9 +62,13 @@ def decode_dtype(code: int) -> str:
     if code <= 0:
         return f"a dtype with a long name [{-code:x}]" if code else "-"
     try:
-        return np.dtype(_dtype_text(code)).name
+        dtype = np.dtype(_dtype_text(code))
     except (TypeError, ValueError, SyntaxError):
         return _damaged(code)
+    # The name says nothing of the order of bytes, and bytes of another one are another dtype.
+    return (
+        dtype.name if dtype.isnative else f"{dtype.name} {'big' if dtype.str[0] == '>' else 'little'}-endian"
+    )
 
 
 def _dtype_text(code: int) -> str:
