@@ -52,8 +52,11 @@ def _hash63(text: str) -> int:
 
 def encode_dtype(dtype: np.dtype) -> int:
     """A dtype's text as a number that can be read back; longer texts become a hash."""
-    if dtype.fields is not None:  # its `str` tells its size only
-        return -_hash63(str(dtype.descr))
+    if dtype.fields is not None:  # `dtype.str` tells its size only
+        try:
+            return -_hash63(str(dtype.descr))
+        except ValueError:  # fields out of order, or that share bytes
+            return -_hash63(str(dtype))
     text = dtype.str.encode()
     return int.from_bytes(text, "little") if len(text) < 8 else -_hash63(dtype.str)
 
