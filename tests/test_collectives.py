@@ -639,6 +639,33 @@ def test_blocking_sends_join_the_simulated_clock_also_when_the_ring_is_full(worl
         assert list(world.run(2, program, count)) == [count * cost_ps] * 2
 
 
+BYTE_ORDER_CALLS: dict[str, Any] = {
+    "all_gather": sp.all_gather,
+    "all_gather by ring": lambda x: sp.all_gather(x, algorithm="ring"),
+    "reduce_scatter": sp.reduce_scatter,
+    "reduce_scatter of dim 1": lambda x: sp.reduce_scatter(x, dim=1),
+    "reduce_scatter by ring": lambda x: sp.reduce_scatter(x, algorithm="ring"),
+    "all_to_all": sp.all_to_all,
+    "all_to_all by naive": lambda x: sp.all_to_all(x, algorithm="naive"),
+    "gather": lambda x: (sp.gather(x) or [x.astype("=f4")])[-1],
+    "gather by naive": lambda x: (sp.gather(x, algorithm="naive") or [x.astype("=f4")])[-1],
+    "scatter": lambda x: sp.scatter(None if sp.get_rank() else [x] * sp.get_world_size()),
+}
+
+
+@pytest.mark.parametrize("columns", [6, 6000])
+@pytest.mark.parametrize("name", BYTE_ORDER_CALLS)
+def test_new_arrays_are_in_this_machines_byte_order(world, name, columns):
+    def program():
+        call = BYTE_ORDER_CALLS[name]
+        x = np.arange(6 * columns, dtype="=f4").reshape(6, columns) + sp.get_rank()
+        found, wanted = call(x.astype(x.dtype.newbyteorder())), call(x)
+        return found.dtype == x.dtype and np.array_equal(found, wanted)
+
+    for size in (1, 2, 3):
+        assert list(world.run(size, program)) == [True] * size
+
+
 # --- objects, Tensors, groups -----------------------------------------------------------------------
 
 

@@ -69,8 +69,13 @@ def check_parts(arrays: Sequence[np.ndarray] | None, size: int) -> list[np.ndarr
                 f"scatter: all parts need one shape and dtype; part 0 is {arrays[0].dtype} {arrays[0].shape}, "
                 f"part {i} is {part.dtype} {part.shape}."
             )
-    # In this machine's byte order, which results have.
-    return list(arrays if arrays[0].dtype.isnative else np.stack(list(arrays)))
+    dtype = arrays[0].dtype
+    return list(arrays) if dtype.isnative else [part.astype(native(dtype)) for part in arrays]
+
+
+def native(dtype: np.dtype) -> np.dtype:
+    """The dtype in this machine's byte order, which results have that are new arrays."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 # --- where results go ----------------------------------------------------------------------------------

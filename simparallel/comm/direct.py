@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.comm import adasum, header as h
-from simparallel.comm.arguments import own_piece, rows_of
+from simparallel.comm.arguments import native, own_piece, rows_of
 from simparallel.comm.call import Body, BodySteps
 from simparallel.comm.large import LargeAllReduce
 from simparallel.comm.reduction import Reduction, reduce_arrays, reduce_into, reduce_stack, reduction
@@ -111,15 +111,15 @@ class Direct:
         return lambda payloads, x, out=None: np.concatenate(payloads.arrays, dim, out)
 
     def reduce_scatter(self, x: np.ndarray, dim: int, op: str) -> Body:
-        rule, piece = reduction(op, x.dtype), own_piece(x, dim, self)
+        rule, piece, dtype = reduction(op, x.dtype), own_piece(x, dim, self), native(x.dtype)
 
         def body(payloads: Payloads, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
             parts = [array[piece] for array in self._with_own(payloads, x)]
             if dim == 0 and (out is None or out.flags.c_contiguous):
-                target = np.empty(parts[0].shape, x.dtype) if out is None else out
+                target = np.empty(parts[0].shape, dtype) if out is None else out
                 reduce_into(rule, [part.reshape(-1) for part in parts], target.reshape(-1))
                 return target
-            return reduce_arrays(rule, parts, x.dtype, out)
+            return reduce_arrays(rule, parts, dtype, out)
 
         return _showing(body, self._others(x, dim))
 
@@ -132,8 +132,10 @@ class Direct:
         return _showing(body, self._others(x, split_dim))
 
     def gather(self, x: np.ndarray, root: int) -> Body:
+        is_native = x.dtype.isnative
+
         def body(payloads: Payloads, x: np.ndarray, out: Any = None) -> Any:
-            return copies(self._with_own(payloads, x), out)
+            return copies(self._with_own(payloads, x), out, is_native=is_native)
 
         return self._at_root(body, x) if self.rank == root else _nothing
 
@@ -179,10 +181,10 @@ def into(out: np.ndarray | None, result: np.ndarray) -> np.ndarray:
     return out
 
 
-def copies(arrays: Sequence[np.ndarray], out: Any) -> Any:
+def copies(arrays: Sequence[np.ndarray], out: Any, *, is_native: bool) -> Any:
     """What a gather gives: a list of arrays, or `out` filled with them."""
     if out is None:
-        return [array.copy() for array in arrays]
+        return [array.copy() if is_native else array.astype(native(array.dtype), "C") for array in arrays]
     for row, array in zip(rows_of(out), arrays, strict=True):
         row[...] = array
     return out

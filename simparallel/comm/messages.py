@@ -16,6 +16,7 @@ from simparallel.cluster import Traffic
 from simparallel.comm import header as h
 from simparallel.comm.adasum import Layers
 from simparallel.comm.algorithms import ALGORITHMS, PointToPoint, check_algorithm, find, offers
+from simparallel.comm.arguments import native
 from simparallel.comm.call import BodySteps, Call, CallPlan
 from simparallel.comm.direct import copies, given, into
 from simparallel.comm.group import Group
@@ -161,7 +162,7 @@ class ByMessages:
         def steps(call: Call) -> Steps:
             parts = np.array(np.split(call.x, self.size, dim), call.x.dtype)  # `stack` changes the byte order
             yield from self._run(call, parts.reshape(-1), combine)
-            return into(call.out, parts[self.rank])
+            return into(call.out, parts[self.rank].astype(native(call.x.dtype), copy=False))
 
         return steps
 
@@ -180,7 +181,8 @@ class ByMessages:
             yield from self._run(call, parts if self.rank == root else parts * self.size, root)
             if self.rank != root:
                 return None
-            return parts if call.out is None else copies(parts, call.out)
+            is_native = call.x.dtype.isnative
+            return parts if call.out is None and is_native else copies(parts, call.out, is_native=is_native)
 
         return steps
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.comm import adasum, header as h
+from simparallel.comm.arguments import native
 from simparallel.comm.call import ARRIVE, PHASE, Body, BodySteps, Call
 from simparallel.comm.communicator import Communicator
 from simparallel.comm.direct import given, into
@@ -160,8 +161,8 @@ class MpiGroup(Group):
         return adasum.small(layers)  # every rank gets all vectors, and does the whole tree
 
     def reduce_scatter(self, x: np.ndarray, dim: int, op: str) -> Body:
-        rule = reduction(op, x.dtype)
-        return lambda payloads, x, out=None: reduce_arrays(rule, payloads.arrays, x.dtype, out)
+        rule, dtype = reduction(op, x.dtype), native(x.dtype)
+        return lambda payloads, x, out=None: reduce_arrays(rule, payloads.arrays, dtype, out)
 
     def all_to_all(self, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:
         return lambda payloads, x, out=None: np.concatenate(payloads.arrays, concat_dim, out)
