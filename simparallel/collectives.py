@@ -16,6 +16,7 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.tape import mark_changed
 from simparallel.backend import Array, is_array, to_device_like, to_host
 from simparallel.comm import Group, Work, current
+from simparallel.comm.arguments import check_array
 from simparallel.devices import FIRST, Device
 from simparallel.errors import DTypeError, InputError
 from simparallel.events import current_recorder
@@ -324,6 +325,8 @@ def _together(xs: Sequence[Any], op: str, group: Group | None, async_op: bool, a
         if not is_array(array):
             kind = type(array).__name__
             raise InputError(f"all_reduce: entry {i} of the list is a {kind}; use one np.asarray(list).")
+        if isinstance(array, np.ndarray):
+            check_array("all_reduce", array, name=f"array {i} of the list")
     for i, array in enumerate(arrays):
         if array.dtype != arrays[0].dtype:
             raise DTypeError(

@@ -455,6 +455,10 @@ def read_only() -> np.ndarray:
     return x
 
 
+def matrix() -> np.ndarray:
+    return np.ones((4, 6)).view(np.matrix)  # its own way to make one warns
+
+
 ONES = np.ones((4, 6))
 BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "a list": (lambda: sp.all_reduce([1.0]), InputError, "list"),
@@ -465,6 +469,20 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "objects in a record": (lambda: sp.broadcast(np.zeros(1, [("a", "O")])), DTypeError, "_object"),
     "read-only all_reduce": (lambda: sp.all_reduce(read_only()), InputError, "read-only"),
     "read-only recv": (lambda: sp.recv(read_only(), 0), InputError, "read-only"),
+    "a mask": (lambda: sp.all_reduce(np.ma.masked_array(ONES, ONES > 0)), InputError, "mask.*x.filled"),
+    "a mask in a list": (
+        lambda: sp.all_reduce([np.ones(2), np.ma.ones(2)]),
+        InputError,
+        "array 1 of the list .*mask",
+    ),
+    "a mask to send": (lambda: sp.send(np.ma.ones(2), 0), InputError, "mask"),
+    "a matrix": (lambda: sp.all_gather(matrix()), InputError, r"matrix.*use np.asarray\(x\)"),
+    "a matrix as out": (lambda: sp.all_reduce(ONES, out=matrix()), InputError, "matrix"),
+    "matrices to scatter": (
+        lambda: sp.scatter([matrix()] * 3, src=sp.get_rank()),
+        InputError,
+        "matrix",
+    ),
     "dim too large": (lambda: sp.all_gather(ONES, dim=2), ShapeError, "dim 2"),
     "dim too small": (lambda: sp.all_gather(ONES, dim=-3), ShapeError, "dim -3"),
     "dim of a scalar": (lambda: sp.all_gather(np.array(1.0)), ShapeError, "reshape"),

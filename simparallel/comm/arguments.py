@@ -20,13 +20,25 @@ def is_integer(value: Any) -> bool:
 
 
 def check_array(op: str, x: Any, *, written: bool = False, name: str = "") -> None:
-    if not isinstance(x, np.ndarray):
-        what = f"{name} must be" if name else "needs"
-        raise InputError(f"{op}: {what} an array, got {type(x).__name__}; use np.asarray(...).")
+    if type(x) is not np.ndarray:
+        _check_kind(op, x, name)
     if x.dtype.hasobject:
         raise DTypeError(f"{op}: arrays of Python objects cannot be shared; use the _object version.")
     if written and not x.flags.writeable:
         raise InputError(f"{op}: writes its result into the array, but this one is read-only; pass a copy.")
+
+
+def _check_kind(op: str, x: Any, name: str) -> None:
+    """Arrays of a class of their own may be sent, but not those that are more than their elements."""
+    what = f"{name} must be" if name else "needs"
+    if not isinstance(x, np.ndarray):
+        raise InputError(f"{op}: {what} an array, got {type(x).__name__}; use np.asarray(...).")
+    if isinstance(x, np.ma.MaskedArray):
+        raise InputError(
+            f"{op}: {what} a plain array, got one with a mask, which no rank would get; use x.filled(...)."
+        )
+    if isinstance(x, np.matrix):
+        raise InputError(f"{op}: {what} a plain array, got a matrix, which is never flat; use np.asarray(x).")
 
 
 def check_dim(op: str, x: np.ndarray, dim: int, divided_by: int = 1) -> int:

@@ -15,11 +15,11 @@ from simparallel.events import Recorder
 class AbstractCommunicator:
     """What every transport offers. All methods are collective over `group` unless they say not.
 
-    Arrays are NumPy arrays of any dtype but object, any shape and any strides. Reductions run in
-    the order of the group's ranks, so every rank gets the same bits on every run. `async_op=True`
-    returns a `Work`; `work.wait()` then gives what the blocking call returns. `algorithm` names one of
-    `comm.algorithms`; None takes the communicator's own where that has the collective, else `direct`.
-    Algorithms on messages reduce in an order of their own, which each of them states.
+    Arrays are NumPy arrays of any dtype but object, any shape and any strides, but not masked ones and no np.matrix.
+    Results that are new arrays are in this machine's byte order. Reductions run in the order of the group's ranks, so
+    every rank gets the same bits on every run. `async_op=True` returns a `Work`; `work.wait()` then gives what the
+    blocking call returns. `algorithm` names one of `comm.algorithms`; None takes the communicator's own where that has
+    the collective, else `direct`. Algorithms on messages reduce in an order of their own, which each of them states.
 
     `out`: where the result goes, and what is returned: an array of the result's shape and dtype, with any strides,
     that belongs to this rank alone; others need not give theirs. x then stays as it is, unless out is x or overlaps
