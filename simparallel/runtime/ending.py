@@ -12,6 +12,7 @@ import io
 import logging
 import multiprocessing
 import multiprocessing.util
+import os
 import sys
 import threading
 import time
@@ -41,7 +42,10 @@ def run_program(
     Raises:
         LaunchError: its threads or processes still run when the time for a rank is up.
     """
+    pid = os.getpid()
     run_script(name, arguments, with_local_rank, is_module)
+    if os.getpid() != pid:  # a process that the script forked: the threads and processes are not its own
+        return
     communicator = current()
     limit_s = communicator.transport.timeout_s
     running = end_program(limit_s)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TypeVar
 
 from simparallel.autograd.tape import grad_mode
 from simparallel.backend import random_state
@@ -43,7 +45,7 @@ def play_rank(
     outcome = Outcome(transport.rank)
     with use_recorder(recorder), use_communicator(communicator), _telling(tell):
         try:
-            with _normal_exit():
+            with _ending_forks(), _normal_exit():
                 outcome.value = call()
             with _normal_exit():  # a call that was left in its middle raises the same again
                 communicator.finish()
@@ -66,6 +68,39 @@ def _normal_exit() -> Iterator[None]:
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
+
+
+@contextmanager
+def _ending_forks() -> Iterator[None]:
+    """What the block forks ends where the block ends: it is not the rank, and must not answer in its place."""
+    pid, error = os.getpid(), None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if os.getpid() != pid:
+            _end_fork(error)
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    """Leave as Python's main thread does, but for what is registered for the end of the rank."""
+    code = 1
+    try:
+        if error is None or isinstance(error, SystemExit) and error.code is None:
+            code = 0
+        elif isinstance(error, SystemExit) and isinstance(error.code, int):
+            code = error.code & 0xFF
+        elif isinstance(error, SystemExit):
+            print(error.code, file=sys.stderr)
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # it may be closed, or anything else
+                stream.flush()
+        os._exit(code)
 
 
 @contextmanager
