@@ -158,3 +158,23 @@ def test_pools_of_processes_work_in_a_rank() -> None:
 
     expected = [([(1, rank), (4, rank), (9, rank)], 2.0, True) for rank in range(2)]
     assert sp.launch(pooled, world_size=2) == expected
+
+
+# --- the launcher ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_a_cluster_belongs_to_the_process_that_started_its_devices(tmp_path: Path) -> None:
+    with sp.Cluster(2, echo=False, log_dir=tmp_path) as cluster:
+        pids = list(cluster.run(os.getpid))
+        (tmp_path / "error_rank0.json").write_text(
+            "{}"
+        )  # of the parent's run: the child must not tidy it away
+        told = said_by_child(lambda: cluster.run(lambda: 7))
+        assert told.startswith(
+            f"LaunchError: this Cluster's devices belong to process {os.getpid()}, and process "
+        )
+        assert "Make a new Cluster here." in told
+        assert (tmp_path / "error_rank0.json").exists()
+        assert said_by_child(lambda: list(sp.launch(sp.get_rank, world_size=2, echo=False))) == "[0, 1]"
+        assert cluster.run(os.getpid) == pids

@@ -144,13 +144,18 @@ class Cluster:
         Raises:
             RunFailedError: a rank raised, exited or died; the root cause comes first, and the
                 original exception is `__cause__`.
-            LaunchError: the function cannot be sent, the devices cannot be started, or they are busy
-                with a run of another thread.
+            LaunchError: the function cannot be sent, the devices cannot be started, they are busy with a run of
+                another thread, or they belong to the process that this one was forked from.
             InputError: SIMPARALLEL_FAULT has a wrong field (see `simparallel.comm.faults`).
             KeyboardInterrupt: after all ranks have stopped; the cluster stays usable.
         """
         if self._closed:
             raise LaunchError("this Cluster is closed; make a new one.")
+        if self._pool is not None and self._pool.owner != os.getpid():
+            raise LaunchError(
+                f"this Cluster's devices belong to process {self._pool.owner}, and process {os.getpid()} was forked "
+                "from it: two that talk to them would take each other's answers. Make a new Cluster here."
+            )
         if not callable(function):
             raise InputError(
                 f"run needs a function, got {type(function).__name__}; pass it without calling it."

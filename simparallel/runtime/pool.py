@@ -74,6 +74,9 @@ class Pool:
         blas_threads: of each device; None for cores // ranks, at least 1.
         start_timeout_s: how long they may take to come up.
 
+    Attributes:
+        owner: pid of the launcher; a process that is forked from it has a copy, which is of no use.
+
     Raises:
         LaunchError: the processes did not come up.
     """
@@ -85,6 +88,7 @@ class Pool:
     ) -> None:  # fmt: skip
         self.world_size = sum(map(len, nodes))
         self.usable = True
+        self.owner = os.getpid()
         self._start_timeout_s = start_timeout_s
         told = {
             "nodes": [list(node) for node in nodes], "device_ids": list(device_ids),
@@ -131,7 +135,7 @@ class Pool:
             }
             self._host = self._exec_host(wiring)
             self._closer = weakref.finalize(
-                self, _close, os.getpid(), self._host, self.control, self.connections, self.logs, life_write,
+                self, _close, self.owner, self._host, self.control, self.connections, self.logs, life_write,
                 self.segment,
             )  # fmt: skip
             undo.pop_all()
