@@ -218,6 +218,7 @@ def test_without_what_it_needs(
 
 SCRIPT = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import simparallel as sp
 
@@ -226,6 +227,9 @@ sp.init()
 me, size = sp.get_rank(), sp.get_world_size()
 assert sp.all_gather_object({"rank": me, "array": np.arange(me)})[2]["array"].tolist() == [0, 1]
 assert (sp.get_local_rank(), sp.get_local_world_size(), sp.get_num_nodes()) == (me, size, 1)
+with ThreadPoolExecutor(1) as other:
+    assert other.submit(sp.get_rank).result() == me
+    assert "communicates only in the thread" in str(other.submit(sp.barrier).exception())
 x = sp.all_reduce(np.full(30_000, me + 1.0))
 if len(sys.argv) > 1 and me == 1:
     raise ValueError("boo")

@@ -1,11 +1,12 @@
 """How ranks talk: the contract, shared memory between processes or threads, messages, groups.
 
 A rank's communicator is handed to whoever needs it; `current()` finds the one of the rank that
-the calling thread plays.
+the calling thread plays. Other threads of a process that is a rank know who they are, but must not communicate.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Iterator
@@ -27,24 +28,31 @@ __all__ = [
 ]  # fmt: skip
 
 _current = threading.local()
-# What writes where the other ranks look, or takes memory that only its owner may give out.
+_of_process: Communicator | None = None  # of the rank that this whole process plays, or played last
+# What writes where the other ranks look.
 _COMMUNICATION = (
     *(name for name, what in vars(AbstractCommunicator).items() if isinstance(what, FunctionType)),
-    "inbox", "outbox", "progress", "finish", "empty",
+    "inbox", "outbox", "progress", "finish",
 )  # fmt: skip
 
 
 def current() -> Communicator:
-    """The communicator of this rank; outside of a run, that of a world of one."""
+    """The communicator of this rank; outside of a run, that of a world of one.
+
+    In a process that is a rank, that of a thread which the rank's function started raises CommError where it would
+    communicate. Where the ranks are threads themselves, such a thread cannot be told from others: it is outside.
+    """
     communicator = getattr(_current, "communicator", None)
     if communicator is None:
+        if _of_process is not None:
+            return _beside(_of_process)
         communicator = _current.communicator = alone()
     return communicator
 
 
 def is_running() -> bool:
-    """Does this thread play a rank of a run?"""
-    return getattr(_current, "in_run", False)
+    """Does this thread, or the whole process, play a rank of a run?"""
+    return getattr(_current, "in_run", False) or _of_process is not None
 
 
 def alone() -> Communicator:
@@ -54,14 +62,22 @@ def alone() -> Communicator:
 
 
 def join_run(communicator: Communicator) -> None:
-    """Make `communicator` this thread's current one from now on: it plays a rank of a run."""
+    """Make `communicator` this thread's current one from now on: it plays a rank of a run, and so does the process."""
+    global _of_process
     _current.communicator, _current.in_run = communicator, True
+    _of_process = communicator
 
 
 @contextmanager
-def use_communicator(communicator: Communicator) -> Iterator[Communicator]:
-    """Make `communicator` this thread's current one inside the block."""
-    before = getattr(_current, "communicator", None), is_running()
+def use_communicator(communicator: Communicator, *, of_process: bool = False) -> Iterator[Communicator]:
+    """Make `communicator` this thread's current one inside the block.
+
+    `of_process`: the whole process is the rank, and stays it until it plays another run.
+    """
+    global _of_process
+    if of_process:
+        _of_process = communicator
+    before = getattr(_current, "communicator", None), getattr(_current, "in_run", False)
     _current.communicator, _current.in_run = communicator, True
     try:
         yield communicator
@@ -69,10 +85,26 @@ def use_communicator(communicator: Communicator) -> Iterator[Communicator]:
         _current.communicator, _current.in_run = before
 
 
+def _beside(communicator: Communicator) -> Communicator:
+    """For a thread beside that of the rank: it knows the same, but whatever would communicate is an error."""
+    quiet = copy.copy(communicator)
+    _silence(
+        quiet,
+        f"rank {communicator.rank} communicates only in the thread that runs its function, while it runs, and this is "
+        f"thread {threading.current_thread().name!r}: calls of several threads have no order that all ranks share. "
+        "Hand the data over to the function, and call it there.",
+    )
+    return quiet
+
+
 def _silence(communicator: Communicator, why: str) -> None:
     """From now on its collectives and messages are errors. An earlier reason stays."""
     for name in _COMMUNICATION:
-        vars(communicator).setdefault(name, partial(_refuse, f"{name}: {why}"))
+        _forbid(communicator, name, why)
+
+
+def _forbid(communicator: Communicator, name: str, why: str) -> None:
+    vars(communicator).setdefault(name, partial(_refuse, f"{name}: {why}"))
 
 
 def _refuse(text: str, *args: Any, **kwargs: Any) -> None:
@@ -81,13 +113,16 @@ def _refuse(text: str, *args: Any, **kwargs: Any) -> None:
 
 def _after_fork() -> None:
     """A process that a rank has forked shares the rank's memory: what it says there would be taken for the rank's."""
-    if is_running():
-        rank = current().rank
-        _silence(
-            current(),
-            f"this process (pid {os.getpid()}) was forked from rank {rank} (pid {os.getppid()}) and is none of the "
-            f"ranks. Let rank {rank} communicate, and send it the data through a pipe or a queue.",
-        )
+    of_thread = current() if getattr(_current, "in_run", False) else None
+    for communicator in (of_thread, _of_process):
+        if communicator is not None:
+            rank = communicator.rank
+            why = (
+                f"this process (pid {os.getpid()}) was forked from rank {rank} (pid {os.getppid()}) and is none of the "
+                f"ranks. Let rank {rank} communicate, and send it the data through a pipe or a queue."
+            )
+            _silence(communicator, why)
+            _forbid(communicator, "empty", why)  # the rank would give the same memory to somebody else
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -135,6 +135,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
         outcome, last = play_rank(
             call, transport, settings["cluster"], keep_events=settings["keep_events"],
             memory_bytes=settings["memory_bytes"], algorithm=settings["algorithm"], tell=tell,
+            is_process=True,
         )  # fmt: skip
         interrupts.armed = False
         sys.stdout.flush()

@@ -72,7 +72,7 @@ def main(config_text: str) -> None:
     transport.start()
     call = partial(run_script, config.script, config.arguments, config.with_local_rank, config.is_module)
     spec = describe(config.world_size, config.device, nodes=nodes)
-    outcome, _ = play_rank(call, transport, spec, communicator_type=MpiCommunicator)
+    outcome, _ = play_rank(call, transport, spec, communicator_type=MpiCommunicator, is_process=True)
     outcome.value = None  # of a script: nothing
     all_ended = transport.wait_for_the_others()
     if all_ended and outcome.report is None:

@@ -31,10 +31,11 @@ _teller = threading.local()
 def play_rank(
     call: Callable[[], Any], transport: AbstractTransport, cluster: ClusterSpec, *,
     keep_events: bool = True, memory_bytes: int | None = None, algorithm: str = "direct", tell: Tell | None = None,
-    communicator_type: type[Communicator] = Communicator,
+    communicator_type: type[Communicator] = Communicator, is_process: bool = False,
 ) -> tuple[Outcome, Communicator]:  # fmt: skip
     """Run `call()` as this transport's rank; never raises, the outcome says how it ended.
 
+    `is_process`: the process is the rank, and not only the calling thread.
     The rank starts with seed 0, clocks at 0, gradients on, each for itself. `sys.exit(0)` is a normal end.
     """
     recorder = Recorder(transport.rank, cluster, keep_events=keep_events, memory_bytes=memory_bytes)
@@ -43,7 +44,8 @@ def play_rank(
     grad_mode.enabled = True
     reset_auto_parallel_context()
     outcome = Outcome(transport.rank)
-    with use_recorder(recorder), use_communicator(communicator), _telling(tell):
+    joined = use_communicator(communicator, of_process=is_process)
+    with use_recorder(recorder), joined, _telling(tell):
         try:
             with _ending_forks(), _normal_exit():
                 outcome.value = call()

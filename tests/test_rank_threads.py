@@ -1,0 +1,114 @@
+"""Threads that a rank's function starts: they know the rank, and leave communication to the thread of the rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from leaks import no_leaks  # noqa: F401 (a fixture)
+
+import simparallel as sp
+from simparallel.errors import CommError, RunFailedError
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[sp.Cluster]:
+    with sp.Cluster(4, nodes=2, echo=False) as cluster:
+        cluster.run(sp.get_rank)
+        yield cluster
+
+
+def test_a_thread_knows_who_its_rank_is(warm: sp.Cluster) -> None:
+    def places() -> tuple[int, ...]:
+        sp.init()
+        return (
+            sp.get_rank(), sp.get_world_size(), sp.get_local_rank(), sp.get_local_world_size(), sp.get_node_rank(),
+            sp.get_num_nodes(),
+        )  # fmt: skip
+
+    def both() -> tuple[Any, Any]:
+        with ThreadPoolExecutor(1) as other:
+            return other.submit(places).result(), places()
+
+    for rank, (of_other, of_own) in enumerate(warm.run(both)):
+        assert of_other == of_own == (rank, 4, rank % 2, 2, rank // 2, 2)
+
+
+COMMUNICATION = {
+    "all_reduce": lambda: sp.all_reduce(np.ones(1)),
+    "adasum": lambda: sp.all_reduce(np.ones(1), op="adasum"),
+    "all_gather_object": lambda: sp.all_gather_object(5),
+    "barrier": sp.barrier,
+    "irecv": lambda: sp.irecv(np.ones(1), 0),
+    "new_group": lambda: sp.new_group([0]),
+}
+
+
+@pytest.mark.parametrize("name", COMMUNICATION)
+def test_what_a_thread_would_communicate_is_an_error(warm: sp.Cluster, name: str) -> None:
+    call = COMMUNICATION[name]
+
+    def from_a_thread() -> tuple[str, float]:
+        with ThreadPoolExecutor(1, thread_name_prefix="beside") as other:
+            error = other.submit(call).exception()
+        assert isinstance(error, CommError)
+        return str(error), float(sp.all_reduce(np.ones(1))[0])  # the rank itself goes on
+
+    for rank, (text, total) in enumerate(warm.run(from_a_thread)):
+        name = "all_reduce" if name == "adasum" else name
+        assert text.startswith(f"{name}: rank {rank} communicates only in the thread that runs its function")
+        assert "this is thread 'beside_0'" in text
+        assert total == 4
+
+
+def test_the_error_of_a_thread_fails_the_run(warm: sp.Cluster) -> None:
+    def save() -> None:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(sp.barrier).result()
+
+    with pytest.raises(
+        RunFailedError, match="CommError: barrier: rank [0-3] communicates only in the thread"
+    ):
+        warm.run(save)
+
+
+def test_a_thread_that_outlives_its_run_knows_its_rank(warm: sp.Cluster) -> None:
+    def start() -> None:
+        def after() -> None:
+            go_on.wait()
+            said.append(sp.get_rank())
+
+        go_on, said = threading.Event(), []
+        thread = threading.Thread(target=after, daemon=True)
+        thread.start()
+        np.left = thread, go_on, said  # any place that lasts
+
+    def end() -> list[int]:
+        thread, go_on, said = vars(np).pop("left")
+        go_on.set()
+        thread.join()
+        return said
+
+    warm.run(start)
+    assert warm.run(end) == [[0], [1], [2], [3]]
+
+
+def test_memory_that_is_shared_comes_from_any_thread(warm: sp.Cluster) -> None:
+    def total() -> float:
+        with ThreadPoolExecutor(1) as other:
+            x = other.submit(sp.empty, 40_000, shared=True).result()
+        x[...] = sp.get_rank()
+        return float(sp.all_reduce(x)[-1])
+
+    assert warm.run(total) == [6.0] * 4
+
+
+def test_a_world_of_one_is_for_every_thread() -> None:
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(sp.all_reduce, np.full(1, 5.0)).result() == [5.0]
