@@ -21,7 +21,7 @@ from leaks import belongings, finish, marked, no_leaks, start_script, wait_for  
 
 import simparallel as sp
 from simparallel.errors import ClusterError, DeadlineError, InputError, LaunchError, RunFailedError
-from simparallel.runtime import pool
+from simparallel.runtime import pool, run
 
 pytestmark = pytest.mark.process
 
@@ -346,6 +346,67 @@ def test_a_stopped_rank_is_called_stopped() -> None:
     assert "Stopped because of it: rank 1." in str(error)
 
 
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher looks ten times as often whether a rank is stopped."""
+    for module in (pool, run):
+        monkeypatch.setattr(module, "LOOK_S", 0.1)
+
+
+def test_a_stopped_rank_that_nobody_waits_for_ends_the_run(often: None) -> None:
+    def stop() -> None:
+        if sp.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with sp.Cluster(3, echo=False, timeout_s=0.5) as cluster:
+        error = failure(cluster.run, stop)
+        assert str(error).startswith(
+            "rank 1 of 3 failed: process is stopped (SIGSTOP), and nobody continued it for 0.5 s (timeout_s)"
+        )
+        assert list(error.reports) == [1]
+        assert error.exit_code == 1
+        assert works(cluster)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_rank_that_is_stopped_while_it_sends_its_result(
+    often: None, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """The launcher has read a part of it, and waits for the rest."""
+    size, pids, stopped = 16 << 20, [], []
+    readv, state_of = os.readv, run.process_state
+
+    def readv_and_stop(fd: int, buffers: list[memoryview]) -> int:
+        count = readv(fd, buffers)
+        if len(buffers[0]) >= size > count and not stopped:
+            os.kill(pids[0], signal.SIGSTOP)
+            stopped.append(pids[0])
+        return count
+
+    def state_and_go_on(pid: int) -> str:
+        state = state_of(pid)
+        if goes_on and state == "T":
+            os.kill(pid, signal.SIGCONT)
+        return state
+
+    with sp.Cluster(1, echo=False, timeout_s=0.5) as cluster:
+        pids += cluster.run(os.getpid)
+        monkeypatch.setattr(os, "readv", readv_and_stop)
+        monkeypatch.setattr(run, "process_state", state_and_go_on)
+        if goes_on:
+            assert len(cluster.run(bytes, size)[0]) == size
+        else:
+            assert "process is stopped (SIGSTOP)" in str(failure(cluster.run, bytes, size))
+    assert stopped == pids
+
+
+def test_a_rank_that_is_stopped_when_a_payload_comes(often: None) -> None:
+    with sp.Cluster(2, echo=False, timeout_s=0.5) as cluster:
+        os.kill(cluster.run(os.getpid)[1], signal.SIGSTOP)
+        error = failure(cluster.run, len, bytes(8 << 20))
+        assert str(error).startswith("rank 1 of 2 failed: process is stopped (SIGSTOP)")
+
+
 # --- what cannot be started ----------------------------------------------------------------------
 
 
@@ -582,7 +643,7 @@ def test_ctrl_c_while_devices_start(tmp_path: Path) -> None:
 import os, sys, time
 from pathlib import Path
 import simparallel as sp
-from simparallel.runtime import pool
+from simparallel.runtime import pool, run
 wait = pool.Pool._wait_until_ready
 def slowly(self):
     Path("starting").touch()

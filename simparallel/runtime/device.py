@@ -25,7 +25,7 @@ from simparallel.comm.faults import faults_of
 from simparallel.comm.segment import Segment
 from simparallel.comm.shm import ShmTransport
 from simparallel.errors import LaunchError
-from simparallel.runtime import records
+from simparallel.runtime import channel, records
 from simparallel.runtime.ending import end_program, forget_the_hosts, write_out
 from simparallel.runtime.environment import variables
 from simparallel.runtime.rank import play_rank
@@ -99,10 +99,10 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
     segment = Segment(wiring.world_size, fd=wiring.segment_fd)
     arena = Arena(segment, rank)
     last: Communicator | None = None
-    connection.send_bytes(cloudpickle.dumps({"kind": "ready", "pid": os.getpid()}))
+    channel.send(connection, cloudpickle.dumps({"kind": "ready", "pid": os.getpid()}))
     while True:
         try:
-            message = cloudpickle.loads(connection.recv_bytes())
+            message = cloudpickle.loads(channel.receive(connection))
         except (EOFError, ConnectionResetError):
             return
         if message["kind"] == "close":
@@ -118,7 +118,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
         signal.signal(signal.SIGINT, interrupts)  # a function of an earlier run may have set its own
 
         def tell(note: dict[str, Any]) -> None:
-            connection.send_bytes(cloudpickle.dumps(note))
+            channel.send(connection, cloudpickle.dumps(note))
 
         def call(payload: bytes = message["payload"]) -> Any:
             interrupts.armed = True
@@ -142,7 +142,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
         sys.stderr.flush()
         records.flush()
         for part in _packed(outcome):
-            connection.send_bytes(part)
+            channel.send(connection, part)
 
 
 def _packed(outcome: Outcome) -> tuple[bytes, bytes]:

@@ -31,9 +31,10 @@ from simparallel.comm.faults import Fault
 from simparallel.comm.segment import Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError
+from simparallel.runtime import channel
 from simparallel.runtime.logs import RANK_LINKS, LogFiles, Tail, console
 from simparallel.runtime.reports import Outcome, report_unreceived
-from simparallel.runtime.run import Note, Run
+from simparallel.runtime.run import LOOK_S, Note, Run
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 2.5  # for the host and its devices to end after a farewell
@@ -119,6 +120,8 @@ class Pool:
                 undo.callback(ends[-1][0].close)
                 theirs.callback(ends[-1][1].close)
             *self.connections, self.control = [ours for ours, _ in ends]
+            for connection in self.connections:
+                channel.limit_waits(connection, LOOK_S)
             life_read, life_write = os.pipe()
             theirs.callback(os.close, life_read)
             undo.callback(os.close, life_write)  # a host that was just started ends by that
@@ -163,7 +166,7 @@ class Pool:
             if not connection.poll(max(0.0, deadline - time.monotonic())):
                 raise self._start_error(f"rank {rank} was not ready after {self._start_timeout_s:g} s")
             try:
-                pids.append(cloudpickle.loads(connection.recv_bytes())["pid"])
+                pids.append(cloudpickle.loads(channel.receive(connection))["pid"])
             except (EOFError, OSError):
                 raise self._start_error(f"rank {rank} ended before it was ready") from None
         return pids
@@ -197,12 +200,12 @@ class Pool:
         }  # fmt: skip
         run_message = {"kind": "run", "payload": payload, "settings": settings, "sources": _cell_sources()}
         message = cloudpickle.dumps(run_message)
-        run = Run(self, Tail(self.logs.rank_fds, console(echo)), note)
+        run = Run(self, Tail(self.logs.rank_fds, console(echo)), note, timeout_s)
         try:
             for rank, connection in enumerate(self.connections):
                 run.waiting[connection] = rank  # first: what an interrupt cuts off counts as unanswered
                 with contextlib.suppress(OSError):  # its death is on its way through `control`
-                    connection.send_bytes(message)
+                    channel.send(connection, message, run.look)
             run.collect()
         except KeyboardInterrupt:
             run.interrupt()

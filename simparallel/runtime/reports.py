@@ -92,10 +92,24 @@ def death_report(pid: int, exit_code: int | None, *, by_us: bool = False) -> dic
         summary, code = f"killed by {name}{often}", 128 - exit_code
     else:
         summary, code = f"process ended with exit code {exit_code} in the middle of the run", exit_code or 1
+    return _report(pid, summary, code, secondary=by_us)
+
+
+def stop_report(pid: int, timeout_s: float) -> dict[str, Any]:
+    """A process that was stopped for too long, and killed for that."""
+    return _report(
+        pid,
+        f"process is stopped (SIGSTOP), and nobody continued it for {timeout_s:g} s (timeout_s), so it was killed. "
+        "Send SIGCONT in time, or raise timeout_s.",
+        1,
+    )
+
+
+def _report(pid: int, summary: str, code: int, *, secondary: bool = False) -> dict[str, Any]:
     return {
         "summary": summary,
         "traceback": "",
-        "secondary": by_us,
+        "secondary": secondary,
         "time_ns": time.monotonic_ns(),
         "pid": pid,
         "exit_code": code,

@@ -14,25 +14,35 @@ import cloudpickle
 from simparallel.comm.segment import ABORT_INTERRUPT
 from simparallel.comm.shm import process_state
 from simparallel.errors import LaunchError
+from simparallel.runtime import channel
 from simparallel.runtime.logs import Tail
-from simparallel.runtime.reports import Outcome, death_report, failure_report
+from simparallel.runtime.reports import Outcome, death_report, failure_report, stop_report
 
 if TYPE_CHECKING:
     from simparallel.runtime.pool import Pool
 
 POLL_S = 0.02
+LOOK_S = 1.0  # between looks whether a rank that has not answered is stopped
 # After the first failure or Ctrl-C: (seconds later, the signal for ranks that have not answered).
 LADDER = ((0.5, signal.SIGINT), (1.5, signal.SIGTERM), (2.5, signal.SIGKILL))
 Note = Callable[[dict[str, Any]], None]
 
 
 class Run:
-    """One run in progress, as the launcher sees it."""
+    """One run in progress, as the launcher sees it.
 
-    def __init__(self, pool: Pool, tail: Tail, note: Note | None) -> None:
+    Args:
+        pool: its processes.
+        tail: shows what they print.
+        note: gets what they tell meanwhile.
+        timeout_s: how long one of them may be stopped.
+    """
+
+    def __init__(self, pool: Pool, tail: Tail, note: Note | None, timeout_s: float) -> None:
         self.pool = pool
         self.tail = tail
         self.note = note
+        self.timeout_s = timeout_s
         self.waiting: dict[Connection, int] = {}
         self.dead: set[int] = set()
         self.outcomes = [Outcome(rank) for rank in range(pool.world_size)]
@@ -40,12 +50,34 @@ class Run:
         self._asked = 0  # steps of the ladder taken
         self._sent: set[int] = set()  # signals
         self._reading = False
+        self._stopped_s: dict[int, float] = {}  # since the look that found it so, by rank
+        self._given_up: set[int] = set()  # because they were stopped for too long
+        self._looked_at = time.monotonic()
 
     def collect(self) -> None:
         """Until every rank has answered or died."""
         while self.waiting:
             self._step(POLL_S)
             self._hurry()
+            self.look()
+
+    def look(self) -> None:
+        """Now and then: kill a rank that is stopped for longer than `timeout_s`. Perhaps no other one waits for it."""
+        now = time.monotonic()
+        passed = now - self._looked_at
+        if (
+            passed < LOOK_S or self._first_failure_at is not None
+        ):  # then all of them are hurried, see `_hurry`
+            return
+        self._looked_at = now
+        before, self._stopped_s = self._stopped_s, {}
+        for rank in self.waiting.values():
+            if process_state(self.pool.pids[rank]) == "T":
+                # If more time has passed, we were stopped too, and whoever goes on first must not blame the others.
+                self._stopped_s[rank] = before[rank] + min(passed, 2 * LOOK_S) if rank in before else 0.0
+                if self._stopped_s[rank] > self.timeout_s:
+                    self._given_up.add(rank)
+                    self.pool.signal_rank(rank, signal.SIGKILL)
 
     def _step(self, limit_s: float) -> None:
         ready = wait([*self.waiting, self.pool.control], limit_s)
@@ -70,16 +102,16 @@ class Run:
         """The next message of a rank, None at the end of file. An outcome's value comes as bytes."""
         self._reading = True
         try:
-            message: dict[str, Any] = cloudpickle.loads(connection.recv_bytes())
+            message: dict[str, Any] = cloudpickle.loads(channel.receive(connection, self.look))
             if message["kind"] == "outcome":
-                message["value"] = connection.recv_bytes()
+                message["value"] = channel.receive(connection, self.look)
         except (EOFError, OSError):
             self._reading = False
             return None
         self._reading = False
         return message
 
-    def _accept(self, rank: int, outcome: Outcome, value: bytes) -> None:
+    def _accept(self, rank: int, outcome: Outcome, value: bytearray) -> None:
         try:
             outcome.value = cloudpickle.loads(value)
         except (Exception, SystemExit) as error:  # any object of the user's may refuse, in any way
@@ -126,7 +158,10 @@ class Run:
                 self._accept(self.waiting.pop(connection), message["outcome"], message["value"])
         if self.waiting.pop(connection, None) is not None:
             by_us = exit_code is not None and -exit_code in self._sent
-            self.outcomes[rank].report = death_report(self.pool.pids[rank], exit_code, by_us=by_us)
+            report = death_report(self.pool.pids[rank], exit_code, by_us=by_us)
+            if rank in self._given_up:
+                report = stop_report(self.pool.pids[rank], self.timeout_s)
+            self.outcomes[rank].report = report
             self._first_failure_at = self._first_failure_at or time.monotonic()
 
     def _hurry(self) -> None:
