@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
+import io
 import logging
 import multiprocessing
 import os
@@ -17,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -414,6 +416,42 @@ def test_prints_arrive_with_their_rank(warm: sp.Cluster, capsys: pytest.CaptureF
         assert lines.pop(f"[rank {rank}] unfinished {rank}") == 1
     assert not lines
     assert sorted(second.splitlines()) == ["[rank 0] second", "[rank 1] second"]
+
+
+def lose_none() -> str:
+    print("before")
+    sys.stdout = sys.stderr = None
+    return "a result"
+
+
+def lose_closed() -> str:
+    print("before")
+    sys.stdout.close()
+    sys.stderr.close()
+    return "a result"
+
+
+def lose_replaced() -> str:
+    print("before")
+    sys.stdout = io.StringIO()
+    sys.stdout.close()
+    return "a result"
+
+
+@process
+@pytest.mark.parametrize("lose", [lose_none, lose_closed, lose_replaced])
+def test_a_result_arrives_whatever_becomes_of_stdout(
+    lose: Callable[[], str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with sp.Cluster(2, log_dir=tmp_path) as cluster:
+        assert cluster.run(lose) == ["a result"] * 2
+        cluster.run(print, "after")
+        cluster.run(atexit.register, print, "at the end")
+        cluster.run(lose)
+    said = sorted(capfd.readouterr().out.splitlines())
+    assert said == [f"[rank {rank}] {text}" for rank in range(2) for text in ("after", "before", "before")]
+    for rank in range(2):
+        assert (tmp_path / f"worker_{rank}.log").read_text() == "before\nafter\nbefore\nat the end\n"
 
 
 @process

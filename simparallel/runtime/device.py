@@ -13,7 +13,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TextIO
 
 import cloudpickle
 import numpy as np
@@ -28,7 +28,7 @@ from simparallel.errors import LaunchError
 from simparallel.runtime import channel, records
 from simparallel.runtime.ending import end_program, forget_the_hosts, write_out
 from simparallel.runtime.environment import variables
-from simparallel.runtime.rank import play_rank
+from simparallel.runtime.rank import flush_output, play_rank
 from simparallel.runtime.reports import Outcome, failure_report
 
 PR_SET_PDEATHSIG = 1
@@ -62,26 +62,32 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
         host_pid: to notice that the host died before we could watch it.
     """
     code = 1
+    streams = Streams()
     try:
         forget_the_hosts()
         _take_own_descriptors(rank, wiring, host_life)
+        streams.renew()
+        faulthandler.enable(file=sys.stderr)
+        faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
         _die_with_the_host(wiring.life_fd, host_life[0], host_pid)
         blas.limit_threads(wiring.blas_threads)
         records.begin()
         os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
         interrupts = Interrupts()
         signal.signal(signal.SIGINT, interrupts)
-        _serve(rank, wiring, interrupts)
+        _serve(rank, wiring, interrupts, streams)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        _leave(code)
+        _leave(code, streams)
 
 
-def _leave(code: int) -> None:
+def _leave(code: int, streams: Streams) -> None:
     """End the process, also if something of the user's refuses to."""
     try:
+        if streams.are_lost():
+            streams.renew()
         for running in end_program(END_LIMIT_S):
             print(f"the rank ends although {running} still runs: nobody joined it", file=sys.stderr)
         write_out()
@@ -89,12 +95,11 @@ def _leave(code: int) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        streams.flush()
         os._exit(code)
 
 
-def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
+def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) -> None:
     connection = Connection(wiring.connection_fds[rank])
     segment = Segment(wiring.world_size, fd=wiring.segment_fd)
     arena = Arena(segment, rank)
@@ -116,6 +121,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
         )
         transport.start()
         signal.signal(signal.SIGINT, interrupts)  # a function of an earlier run may have set its own
+        streams.renew()
 
         def tell(note: dict[str, Any]) -> None:
             channel.send(connection, cloudpickle.dumps(note))
@@ -138,8 +144,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts) -> None:
             is_process=True,
         )  # fmt: skip
         interrupts.armed = False
-        sys.stdout.flush()
-        sys.stderr.flush()
+        streams.flush()
         records.flush()
         for part in _packed(outcome):
             channel.send(connection, part)
@@ -159,6 +164,29 @@ def _packed(outcome: Outcome) -> tuple[bytes, bytes]:
             )
         )
     return cloudpickle.dumps({"kind": "outcome", "outcome": outcome}), packed_value
+
+
+class Streams:
+    """Standard output and error of this rank: every run begins with them, whatever the one before has left."""
+
+    def __init__(self) -> None:
+        self._own: list[TextIO] = []
+
+    def renew(self) -> None:
+        """Put them in their places; opened anew if somebody has closed them."""
+        if not self._own or any(stream.closed for stream in self._own):
+            self._own = [
+                open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+                for fd in (1, 2)
+            ]
+        sys.stdout, sys.stderr = self._own
+
+    def are_lost(self) -> bool:
+        """Is None or a closed file in one of their places?"""
+        return any(stream is None or getattr(stream, "closed", False) for stream in (sys.stdout, sys.stderr))
+
+    def flush(self) -> None:
+        flush_output(*self._own)
 
 
 class Interrupts:
@@ -181,10 +209,6 @@ def _take_own_descriptors(rank: int, wiring: Wiring, host_life: tuple[int, int])
     for other, fd in enumerate(wiring.connection_fds):
         if other != rank:
             os.close(fd)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    faulthandler.enable(file=sys.stderr)
-    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
 
 
 def _die_with_the_host(launcher_life: int, host_life: int, host_pid: int) -> None:

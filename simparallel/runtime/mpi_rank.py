@@ -23,7 +23,7 @@ from simparallel.events import Event
 from simparallel.files import write_atomically
 from simparallel.runtime.environment import variables
 from simparallel.runtime.logs import Tail, link_logs
-from simparallel.runtime.rank import play_rank
+from simparallel.runtime.rank import flush_output, play_rank
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.runtime.script import run_script
 
@@ -78,8 +78,7 @@ def main(config_text: str) -> None:
     if all_ended and outcome.report is None:
         error = transport.unreceived(outcome.kept_letters)
         outcome.report = None if error is None else failure_report(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     show()
     code = outcome.report["exit_code"] if outcome.report else 0
     if not all_ended:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from simparallel.autograd.tape import grad_mode
 from simparallel.backend import random_state
@@ -99,10 +99,15 @@ def _end_fork(error: BaseException | None) -> NoReturn:
         else:
             sys.excepthook(type(error), error, error.__traceback__)
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # it may be closed, or anything else
-                stream.flush()
+        flush_output()
         os._exit(code)
+
+
+def flush_output(*more: TextIO) -> None:
+    """Flush standard output and error; nothing happens if the user's function left something else in their places."""
+    for stream in (sys.stdout, sys.stderr, *more):
+        with suppress(Exception):  # None, a closed file, a full disk, any object of the user's
+            stream.flush()
 
 
 @contextmanager
