@@ -30,6 +30,7 @@ def run_threads(
         for rank in range(cluster.world_size)
     ]
     outcomes: list[Outcome] = [Outcome(rank) for rank in range(cluster.world_size)]
+    ended = [threading.Event() for _ in range(cluster.world_size)]
 
     def play(rank: int) -> None:
         turns.begin(rank)
@@ -40,19 +41,26 @@ def run_threads(
             )  # fmt: skip
         finally:
             transports[rank].end()
+            ended[rank].set()
+
+    def wait() -> None:
+        for (
+            end
+        ) in ended:  # `join` does not do: Python takes a thread for ended when a first one was interrupted
+            end.wait()
+        for thread in threads:
+            thread.join()
 
     threads = [threading.Thread(target=play, args=(r,), name=f"rank {r}") for r in range(cluster.world_size)]
     for thread in threads:
         thread.start()
     turns.gates[0].release()
     try:
-        for thread in threads:
-            thread.join()
+        wait()
     except KeyboardInterrupt:
         # Ranks see it at their next wait; a rank in the middle of a computation finishes that first.
         segment.words[segment.map.abort()] = ABORT_INTERRUPT
-        for thread in threads:
-            thread.join()
+        wait()
         raise
     finally:
         turns.transports.clear()  # else the memory would wait for the garbage collector
