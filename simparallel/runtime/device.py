@@ -155,7 +155,7 @@ def _packed(outcome: Outcome) -> tuple[bytes, bytes]:
     value, outcome.value = outcome.value, None
     try:
         packed_value = cloudpickle.dumps(value)
-    except (Exception, SystemExit) as error:  # any object of the user's may refuse, in any way
+    except BaseException as error:  # any object of the user's may refuse, in any way
         packed_value = cloudpickle.dumps(None)
         outcome.report = failure_report(
             LaunchError(

@@ -48,7 +48,7 @@ def failure_report(error: BaseException) -> dict[str, Any]:
     caused_by_others = isinstance(error, RankFailedError) and error.facts.get("cause") != LEFT
     try:
         pickled = cloudpickle.dumps(error)
-    except Exception:  # any class of the user's may fail here, in any way; its text is kept
+    except BaseException:  # any class of the user's may fail here, in any way; its text is kept
         pickled = None
     return {
         "summary": summary,

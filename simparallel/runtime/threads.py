@@ -11,8 +11,9 @@ from simparallel.comm.faults import Fault, faults_of
 from simparallel.comm.inline import InlineTransport, Turns
 from simparallel.comm.segment import ABORT_INTERRUPT, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
+from simparallel.errors import LaunchError
 from simparallel.runtime.rank import Tell, play_rank
-from simparallel.runtime.reports import Outcome, report_unreceived
+from simparallel.runtime.reports import Outcome, failure_report, report_unreceived
 
 ARENA_BYTES = 1 << 30  # address space, not memory
 
@@ -39,6 +40,10 @@ def run_threads(
                 call, transports[rank], cluster, keep_events=keep_events, memory_bytes=memory_bytes,
                 algorithm=algorithm, tell=tell,
             )  # fmt: skip
+        except BaseException as error:  # an object of the user's, while somebody looked at it
+            told = LaunchError(f"rank {rank}: {type(error).__name__} was raised while its end was noted.")
+            outcomes[rank].report = report = failure_report(told)
+            transports[rank].fail(report)
         finally:
             transports[rank].end()
             ended[rank].set()
