@@ -38,6 +38,7 @@ import simparallel as sp
 from simparallel.blas import THREAD_VARIABLES
 from simparallel.comm.shm import spread
 from simparallel.errors import LaunchError, RunFailedError
+from simparallel.runtime.logs import Tail
 
 process = pytest.mark.process
 
@@ -478,6 +479,33 @@ def test_lines_arrive_while_the_ranks_still_run(warm: sp.Cluster, tmp_path: Path
         warm.run(ask)
     finally:
         sys.stdout, warm.echo = before, False
+
+
+def test_a_log_that_is_truncated_is_shown_from_its_new_beginning(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with open(tmp_path / "worker_0.log", "a+b", buffering=0) as log:
+        tail = Tail([log.fileno()], out)
+        log.write(b"a line\nan unfinished one")
+        tail.show()
+        os.truncate(log.name, 0)
+        tail.show()
+        log.write(b"after\n")
+        tail.show(final=True)
+    assert out.getvalue() == "[rank 0] a line\n[rank 0] after\n"
+
+
+@process
+def test_a_log_may_be_truncated_during_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def truncate() -> int:
+        print("x" * 1000, flush=True)
+        os.truncate(tmp_path / "worker_0.log", 0)
+        print("after", flush=True)
+        return 7
+
+    with sp.Cluster(1, log_dir=tmp_path) as cluster:
+        cluster.run(print, "y" * 2000)
+        assert cluster.run(truncate) == [7]
+    assert capsys.readouterr().out.endswith("[rank 0] after\n")
 
 
 @process

@@ -132,11 +132,13 @@ class Tail:
         """Print the whole lines written since the last time; finally also an unfinished one."""
         for rank, fd in enumerate(self._fds):
             size = os.fstat(fd).st_size
+            if size < self._read[rank]:  # somebody has truncated it
+                self._read[rank], self._open_line[rank] = 0, b""
             if size == self._read[rank] and not (final and self._open_line[rank]):
                 continue
-            data = self._open_line[rank] + os.pread(fd, size - self._read[rank], self._read[rank])
-            self._read[rank] = size
-            lines = data.split(b"\n")
+            data = os.pread(fd, size - self._read[rank], self._read[rank])
+            self._read[rank] += len(data)
+            lines = (self._open_line[rank] + data).split(b"\n")
             self._open_line[rank] = lines.pop()
             if final and self._open_line[rank]:
                 lines.append(self._open_line[rank])
