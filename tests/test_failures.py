@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import io
 import json
 import os
@@ -456,6 +457,8 @@ def test_warning_about_a_big_payload(warm: sp.Cluster, monkeypatch: pytest.Monke
         ({"timeout_s": 0}, InputError, "timeout_s=0 must be more than 0"),
         ({"timeout_s": -1.0}, InputError, "timeout_s=-1.0"),
         ({"timeout_s": float("nan")}, InputError, "timeout_s=nan"),
+        ({"timeout_s": "5"}, InputError, "timeout_s='5' must be more than 0: a number of seconds"),
+        ({"start_timeout_s": None}, InputError, "start_timeout_s=None must be more than 0"),
         ({"log_dir": os.devnull}, InputError, "log_dir='/dev/null' cannot be used"),
         ({"log_dir": "/proc/nowhere"}, InputError, "log_dir='/proc/nowhere' cannot be used"),
         ({"fn": 3}, InputError, "needs a function, got int"),
@@ -517,6 +520,15 @@ def test_a_host_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
         sp.launch(sp.get_rank)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(LaunchError, match=r"ended before it was ready.*\n\(nothing\)"):
+        sp.launch(sp.get_rank)
+
+
+def test_a_machine_without_room_is_not_told_to_use_fewer_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(pool.subprocess, "Popen", refuse)
+    with pytest.raises(LaunchError, match=r"did not start: \[Errno 13\] Permission denied\.$"):
         sp.launch(sp.get_rank)
 
 

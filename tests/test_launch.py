@@ -8,6 +8,7 @@ import functools
 import gc
 import io
 import logging
+import math
 import multiprocessing
 import os
 import re
@@ -735,6 +736,34 @@ def test_modules_beside_the_script_are_found(tmp_path: Path) -> None:
     )
     text = "import helper, simparallel as sp; print(sp.launch(helper.answer, world_size=2))"
     assert finish(start_script(tmp_path, text)) == ("[42, 43]\n", "")
+
+
+@process
+def test_what_is_no_text_in_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list(sys.path)
+    monkeypatch.setattr(sys, "path", [*before, tmp_path, b"/as/bytes", None])
+    assert sp.launch(lambda: sys.path[-2:], echo=False) == [[str(tmp_path), "/as/bytes"]]
+
+
+@process
+def test_a_directory_that_was_removed(tmp_path: Path) -> None:
+    text = """
+import os, sys
+import simparallel as sp
+sys.path.insert(0, "")
+os.mkdir("gone")
+os.chdir("gone")
+os.rmdir("../gone")
+print(sp.launch(lambda: "" in sys.path, world_size=2))
+"""
+    assert finish(start_script(tmp_path, text)) == ("[False, False]\n", "")
+
+
+@process
+def test_no_limits() -> None:
+    limits = {"timeout_s": math.inf, "start_timeout_s": math.inf}
+    assert sp.launch(lambda: sp.all_reduce(np.ones(1)).item(), world_size=2, echo=False, **limits) == [2, 2]
+    assert sp.launch(abs, (-3,), timeout_s=10**400, start_timeout_s=10**400) == [3]
 
 
 # --- import --------------------------------------------------------------------------------------

@@ -95,6 +95,15 @@ def test_a_thread_without_end_is_named(capsys: pytest.CaptureFixture[str]) -> No
     assert "train.py has ended, but thread 'endless' still ran 0.2 s later" in capsys.readouterr().err
 
 
+def test_threads_are_waited_for_without_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor(1).submit(print, 'from a thread')\n"
+    Path("train.py").write_text(text)
+    assert (
+        cli.main(["run", "--timeout", "inf", "train.py"]) == 0
+    )  # the thread of the pool idles until it is told to end
+    assert "from a thread" in capsys.readouterr().out
+
+
 def _leave_open(path: str) -> None:
     global _left
     _left = open(path, "w")  # noqa: SIM115

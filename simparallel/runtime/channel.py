@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+LONGEST_WAIT_S = 1e6  # eleven days: poll takes no more than twice that, and nothing like math.inf
 _HEAD = struct.Struct("!Q")
 _TIMEVAL = struct.Struct("ll")
 

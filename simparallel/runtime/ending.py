@@ -23,6 +23,7 @@ from multiprocessing_logging import MultiProcessingHandler
 
 from simparallel.comm import current
 from simparallel.errors import LaunchError
+from simparallel.runtime.channel import LONGEST_WAIT_S
 from simparallel.runtime.script import run_script
 
 _IN_MEMORY = io.BytesIO, io.StringIO
@@ -62,6 +63,7 @@ def end_program(limit_s: float) -> list[str]:
     Returns:
         Names of those that still run, after `limit_s`.
     """
+    limit_s = min(limit_s, LONGEST_WAIT_S)
     deadline = time.monotonic() + limit_s
     if _threads():
         # An executor's idle threads end when they are told to, which waits for those that are not idle.

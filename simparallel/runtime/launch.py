@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,8 @@ class Cluster:
         device_memory: capacity of each device, such as "64MB"; None for no limit.
         devices_per_rank: simulated devices of each rank, "sim:0" to "sim:n-1", with equal figures and the
             same link between them; None makes them as they are named. One process drives them all.
-        timeout_s: how long a rank waits for another one before it calls that an error.
+        timeout_s: how long a rank waits for another one before it calls that an error, and how long a rank
+            may be stopped (SIGSTOP); `math.inf` for ever.
         algorithm: "direct", "naive", "ring", "tree" or "halving_doubling": how collectives run that do
             not name one themselves. Collectives that it does not have run by "direct".
         arena_bytes: address space for each rank's shared memory; 0 for the default.
@@ -105,9 +108,8 @@ class Cluster:
         if transport not in TRANSPORTS:
             mpi = " MPI processes run scripts: simparallel run --transport mpi." * (transport == "mpi")
             raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.{mpi}")
-        for name, limit_s in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
-            if not limit_s > 0:
-                raise InputError(f"{name}={limit_s!r} must be more than 0.")
+        timeout_s = _seconds("timeout_s", timeout_s)
+        start_timeout_s = _seconds("start_timeout_s", start_timeout_s)
         if algorithm not in ALGORITHMS:
             raise InputError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}.")
         if check not in CHECKS:
@@ -265,6 +267,17 @@ def launch(
     """
     with Cluster(world_size, **settings) as cluster:
         return cluster.run(fn, *args, **(kwargs or {}))
+
+
+def _seconds(name: str, value: float) -> float:
+    if not isinstance(value, Real) or not value > 0:
+        raise InputError(
+            f"{name}={value!r} must be more than 0: a number of seconds, or math.inf for no limit."
+        )
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf
 
 
 def _quiet_tqdm() -> type:

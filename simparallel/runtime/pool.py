@@ -8,6 +8,7 @@ of a pipe whose write end is here, and the whole process group is killed if aski
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import linecache
 import os
@@ -39,6 +40,7 @@ from simparallel.runtime.run import LOOK_S, Note, Run
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 2.5  # for the host and its devices to end after a farewell
 PAYLOAD_WARNING_BYTES = 64 << 20
+_SCARCE = errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM
 
 
 def pack(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -98,9 +100,8 @@ class Pool:
         try:
             self._start(LogFiles(log_dir, nodes, links), arena_bytes, told)
         except OSError as error:
-            raise LaunchError(
-                f"the device processes did not start: {error}. Use fewer ranks, or raise the limit (ulimit -n, -u)."
-            ) from error
+            way_out = " Use fewer ranks, or raise the limit (ulimit -n, -u)." * (error.errno in _SCARCE)
+            raise LaunchError(f"the device processes did not start: {error}.{way_out}") from error
         try:
             self.pids = self._wait_until_ready()
         except BaseException:  # also Ctrl-C: its traceback would keep this pool alive
@@ -133,7 +134,7 @@ class Pool:
                 "connection_fds": connection_fds,
                 "control_fd": control_fd,
                 "world_size": self.world_size,
-                "path": [path or os.getcwd() for path in sys.path],
+                "path": _module_path(),
                 **told,
             }
             self._host = self._exec_host(wiring)
@@ -163,7 +164,7 @@ class Pool:
         deadline = time.monotonic() + self._start_timeout_s
         pids = []
         for rank, connection in enumerate(self.connections):
-            if not connection.poll(max(0.0, deadline - time.monotonic())):
+            if not connection.poll(min(max(0.0, deadline - time.monotonic()), channel.LONGEST_WAIT_S)):
                 raise self._start_error(f"rank {rank} was not ready after {self._start_timeout_s:g} s")
             try:
                 pids.append(cloudpickle.loads(channel.receive(connection))["pid"])
@@ -235,6 +236,18 @@ class Pool:
         """End all processes and give everything back. May be called again."""
         self.usable = False
         self._closer()
+
+
+def _module_path() -> list[str]:
+    """`sys.path` for the devices, as text: "" is the directory that we are in, if it still exists."""
+    found = [os.fsdecode(entry) for entry in sys.path if isinstance(entry, (str, bytes, os.PathLike))]
+    if "" in found:
+        try:
+            here = [os.getcwd()]
+        except FileNotFoundError:  # somebody has removed it; Python looks nowhere then
+            here = []
+        found = [path for entry in found for path in ([entry] if entry else here)]
+    return found
 
 
 def _blas_threads(world_size: int) -> int:
