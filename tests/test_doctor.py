@@ -6,6 +6,7 @@ import errno
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from simparallel import cli, doctor
 from simparallel.comm import shm, unnamed
 from simparallel.comm.segment import Segment
 from simparallel.errors import SharedMemoryError
+from simparallel.runtime import probes
 
 HOME = str(Path(simparallel.__file__).parents[1])
 
@@ -32,7 +34,8 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.rstrip().endswith("Runs work here.")
     for name in ("memfd", "sealing", "futex", "pidfd", "posix_fallocate", "/dev/shm", "cores", "affinity", "blas",
-                 "memory", "overcommit", "semaphores", "cupy", "mpi4py"):  # fmt: skip
+                 "memory", "overcommit", "descriptors", "address space", "file size", "semaphores", "cupy",
+                 "mpi4py"):  # fmt: skip
         assert re.search(rf"^{name} +(ok|fallback|absent) +\S", out, re.MULTILINE)
 
 
@@ -74,7 +77,86 @@ def test_which_kernels_blas_uses_is_what_it_was_told(tmp_path: Path) -> None:
 def test_what_is_disabled_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = states()
     monkeypatch.setenv("SIMPARALLEL_DISABLE", name)
-    assert states() == {**before, name: "fallback"}
+    unsealed = {"sealing": "fallback"} if name == "memfd" else {}  # what is used instead cannot be sealed
+    assert states() == {**before, name: "fallback", **unsealed}
+
+
+@pytest.mark.parametrize(
+    ("number", "limit", "told"),
+    [
+        (resource.RLIMIT_NOFILE, 60, {"descriptors": r"60: room for about \d ranks; raise it \(ulimit -n\)"}),
+        (resource.RLIMIT_AS, 8 << 30, {
+            "address space": r"8\.59 GB: shared memory is the smaller.* \(ulimit -v\)",
+            "shared memory of 2 ranks": r"\d.* of address space for each, where 17\.2 GB is usual",
+        }),
+        (resource.RLIMIT_FSIZE, 8 << 30, {
+            "file size": r"8\.59 GB: shared memory, logs and checkpoints are no larger; raise it \(ulimit -f\)",
+            "shared memory of 2 ranks": "where 17.2 GB is usual",
+        }),
+    ],
+)  # fmt: skip
+def test_limits_of_a_process_are_told(number: int, limit: int, told: dict[str, str]) -> None:
+    before, (soft, hard) = states(), resource.getrlimit(number)
+    resource.setrlimit(number, (limit, hard))
+    try:
+        found = doctor.findings()
+    finally:
+        resource.setrlimit(number, (soft, hard))
+    assert {f.name: f.state for f in found} == {**before, **dict.fromkeys(told, "fallback")}
+    for finding in found:
+        assert re.search(told.get(finding.name, ""), finding.detail)
+
+
+def test_room_for_ranks_is_what_a_launch_needs(tmp_path: Path) -> None:
+    """With as many descriptors as the doctor wants for two ranks, two ranks start."""
+    text = """
+import os, re, resource
+import simparallel as sp
+from simparallel import doctor
+limit = len(os.listdir("/proc/self/fd")) + 8 + 4 * 2
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, 1000))
+print([f.detail for f in doctor.findings() if f.name == "descriptors"])
+print(sp.launch(sp.get_rank, world_size=2, echo=False))
+"""
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": HOME}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment
+    )
+    assert re.fullmatch(r"\['\d+: room for about 2 ranks; raise .*'\]\n\[0, 1\]\n", done.stdout)
+
+
+def detail(name: str) -> str:
+    return next(": ".join(finding[1:]) for finding in doctor.findings() if finding.name == name)
+
+
+def test_cupy_without_a_gpu_is_not_called_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda *names: "13.4" if "cupy" in names else "")
+    monkeypatch.setattr(doctor.backend, "device_count", lambda: 0)
+    assert detail("cupy") == "fallback: 13.4; it finds no GPU that it can use; arrays are NumPy's"
+    monkeypatch.setattr(doctor.backend, "device_count", lambda: 2)
+    assert detail("cupy") == "ok: 13.4; 2 GPUs"
+
+
+def test_mpi4py_without_an_mpi_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda *names: "4.1" if "mpi4py" in names else "")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: name)
+    monkeypatch.setattr(doctor, "LINKER", str(tmp_path / "none"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    assert detail("mpi4py").startswith("fallback: 4.1; no MPI library is found")
+    library = tmp_path / "lib" / "libmpi.so.12"
+    library.parent.mkdir()
+    library.touch()
+    assert detail("mpi4py") == f"ok: 4.1; simparallel run --transport mpi; {library}"
+
+
+def test_a_futex_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probes.futex_answer() == errno.EAGAIN
+    monkeypatch.setattr(doctor, "futex_answer", lambda: errno.ENOSYS)
+    assert detail("futex").startswith("fallback: it does not work here (Function not implemented)")
 
 
 def test_a_machine_that_cannot_run(
