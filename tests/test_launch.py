@@ -739,6 +739,29 @@ def test_modules_beside_the_script_are_found(tmp_path: Path) -> None:
 
 
 @process
+@pytest.mark.parametrize("closed", [(0,), (1, 2), (0, 1, 2)])
+def test_a_launcher_without_standard_streams(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    text = f"""
+import os, sys
+import numpy as np
+import simparallel as sp
+for fd in {closed}:
+    os.close(fd)
+with sp.Cluster(2, log_dir="log", echo=False) as cluster:
+    sums = cluster.run(lambda: (print("hello"), sp.all_reduce(np.ones(2)).tolist())[1])
+    opened = [fd for fd in {closed} if os.path.exists(f"/proc/self/fd/{{fd}}")]
+with open("told.txt", "w") as file:
+    print(sums, opened, file=file)
+os._exit(0)
+"""
+    out, err = finish(start_script(tmp_path, text))
+    told = tmp_path / "told.txt"
+    assert told.exists(), err
+    assert told.read_text() == "[[2.0, 2.0], [2.0, 2.0]] []\n"
+    assert (tmp_path / "log" / "worker_1.log").read_text() == "hello\n"
+
+
+@process
 def test_what_is_no_text_in_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = list(sys.path)
     monkeypatch.setattr(sys, "path", [*before, tmp_path, b"/as/bytes", None])

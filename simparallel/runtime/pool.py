@@ -19,7 +19,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,8 @@ class Pool:
             "environment": dict(environment or {}), "blas_threads": blas_threads or _blas_threads(self.world_size),
         }  # fmt: skip
         try:
-            self._start(LogFiles(log_dir, nodes, links), arena_bytes, told)
+            with _standard_streams_taken():
+                self._start(LogFiles(log_dir, nodes, links), arena_bytes, told)
         except OSError as error:
             way_out = " Use fewer ranks, or raise the limit (ulimit -n, -u)." * (error.errno in _SCARCE)
             raise LaunchError(f"the device processes did not start: {error}.{way_out}") from error
@@ -236,6 +237,16 @@ class Pool:
         """End all processes and give everything back. May be called again."""
         self.usable = False
         self._closer()
+
+
+@contextlib.contextmanager
+def _standard_streams_taken() -> Iterator[None]:
+    """A daemon may have closed descriptors 0 to 2; ours must not get their numbers, which the host needs itself."""
+    with contextlib.ExitStack() as taken:
+        while (fd := os.open(os.devnull, os.O_RDWR)) < 3:
+            taken.callback(os.close, fd)
+        os.close(fd)
+        yield
 
 
 def _module_path() -> list[str]:
