@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import platform
 import re
@@ -84,7 +85,7 @@ def test_what_is_disabled_is_told(name: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("number", "limit", "told"),
     [
-        (resource.RLIMIT_NOFILE, 60, {"descriptors": r"60: room for about \d ranks; raise it \(ulimit -n\)"}),
+        (resource.RLIMIT_NOFILE, 60, {"descriptors": r"60: room for about \d+ ranks; raise it \(ulimit -n\)"}),
         (resource.RLIMIT_AS, 8 << 30, {
             "address space": r"8\.59 GB: shared memory is the smaller.* \(ulimit -v\)",
             "shared memory of 2 ranks": r"\d.* of address space for each, where 17\.2 GB is usual",
