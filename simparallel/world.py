@@ -146,9 +146,7 @@ def _ranks_of_node() -> tuple[int, ...]:
 
 
 def _cluster() -> ClusterSpec:
-    recorder = (
-        current_recorder() or current().recorder
-    )  # a thread beside that of the rank has none of its own
+    recorder = current_recorder() or current().recorder  # a thread beside that of the rank has none itself
     return recorder.cluster if recorder is not None else describe(get_world_size())
 
 

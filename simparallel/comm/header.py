@@ -69,9 +69,8 @@ def decode_dtype(code: int) -> str:
     except (TypeError, ValueError, SyntaxError):
         return _damaged(code)
     # The name says nothing of the order of bytes, and bytes of another one are another dtype.
-    return (
-        dtype.name if dtype.isnative else f"{dtype.name} {'big' if dtype.str[0] == '>' else 'little'}-endian"
-    )
+    order = "" if dtype.isnative else " big-endian" if dtype.str[0] == ">" else " little-endian"
+    return dtype.name + order
 
 
 def _dtype_text(code: int) -> str:

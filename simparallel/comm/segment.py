@@ -273,10 +273,8 @@ class Segment:
         """Where `rank` waits; what does not fit is cut out of the middle, for the end has the place."""
         data = _encoded(text)
         if len(data) > WAIT_BYTES:
-            begin, end = (
-                data[: WAIT_BYTES // 2 - 5].decode(errors="ignore"),
-                data[-WAIT_BYTES // 2 :].decode(errors="ignore"),
-            )
+            begin = data[: WAIT_BYTES // 2 - 5].decode(errors="ignore")
+            end = data[-WAIT_BYTES // 2 :].decode(errors="ignore")
             data = f"{begin} … {end}".encode()
         self._write(self._waits_at + rank * WAIT_BYTES, WAIT_BYTES, data)
 

@@ -109,9 +109,7 @@ class AbstractBatchNorm(Module):
             )
         affine = (self.weight, self.bias) if self.weight is not None and self.bias is not None else ()
         if self.training or not self.track_running_stats:
-            if (
-                self.running_mean is not None
-            ):  # the statistics are no input of the op, which checks its inputs
+            if self.running_mean is not None:  # no input of the op, which checks its inputs
                 common_device(type(self).__name__, (x, self.running_mean))
             return self._batch_op()(x, *affine)
         return functions.batch_norm(x, *affine, mean=self.running_mean, var=self.running_var, eps=self.eps)

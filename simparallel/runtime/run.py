@@ -65,9 +65,7 @@ class Run:
         """Now and then: kill a rank that is stopped for longer than `timeout_s`. Perhaps no other one waits for it."""
         now = time.monotonic()
         passed = now - self._looked_at
-        if (
-            passed < LOOK_S or self._first_failure_at is not None
-        ):  # then all of them are hurried, see `_hurry`
+        if passed < LOOK_S or self._first_failure_at is not None:  # after a failure `_hurry` sees to them
             return
         self._looked_at = now
         before, self._stopped_s = self._stopped_s, {}

@@ -49,9 +49,8 @@ def run_threads(
             ended[rank].set()
 
     def wait() -> None:
-        for (
-            end
-        ) in ended:  # `join` does not do: Python takes a thread for ended when a first one was interrupted
+        # `join` does not do: Python takes a thread for ended when a first one was interrupted.
+        for end in ended:
             end.wait()
         for thread in threads:
             thread.join()

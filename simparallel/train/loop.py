@@ -179,9 +179,7 @@ class Training:
         self.step_in_epoch = self.steps_per_epoch if done == steps else done  # only the end is left of it
         self.params.cur_step_num = state_dict["step"]
         data = state_dict["data"]
-        if not isinstance(
-            data, Mapping
-        ):  # an older checkpoint, which does not say how many batches there were
+        if not isinstance(data, Mapping):  # an older checkpoint, which does not tell the number of batches
             size = self.stream.size if self.is_sink else steps
             data = {"epoch": data[0], "offset": data[1], "num_batches": size}
         self.stream.load_state_dict(data)
