@@ -96,9 +96,13 @@ class Backward:
         self.outer, self.calls_hooks = outer, calls_hooks
         self.callbacks: list[tuple[int, Callable[[], None]]] = []
 
-    def outermost(self) -> Backward:
-        """The one that delivers what all of them find."""
-        return self if self.outer is None else self.outer.outermost()
+    def deliverer(self) -> Backward:
+        """The one that gives leaves what this one finds: itself, or the one that a part is computed again for."""
+        return self if self.calls_hooks or self.outer is None else self.outer.deliverer()
+
+    def at_end(self, callback: Callable[[], None], place: int = 0) -> None:
+        """See `at_backward_end`."""
+        self.callbacks.append((place, callback))
 
     def reaches(self, leaf: Tensor) -> bool:
         """May this leaf get a gradient? (It does not if every use of it contributes nothing.)"""
@@ -131,7 +135,7 @@ def at_backward_end(callback: Callable[[], None], place: int = 0) -> None:
     Raises:
         AutogradError: no backward is running on this thread.
     """
-    running_backward().callbacks.append((place, callback))
+    running_backward().at_end(callback, place)
 
 
 def run_backward(

@@ -250,9 +250,8 @@ def _labelled_images(who: str, reader: type[Any], root: Any, usage: str | None) 
         try:
             parts.append(reader(root, train=train))
         except DataError as error:
-            if (
-                usage == "all" or Path(error.facts["path"]).exists()
-            ):  # there, but broken or without its companion
+            # What exists is broken, or without its companion.
+            if usage == "all" or Path(error.facts["path"]).exists():
                 raise
             missing.append(error)
     if not parts:

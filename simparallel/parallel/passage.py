@@ -43,7 +43,7 @@ class _Passage(Reversible):
         self._reducer = reducer
 
     def run_backward(self, ctx: Any, dy: Array) -> list[Array]:
-        reducer, running = self._reducer, running_backward().outermost()
+        reducer, running = self._reducer, running_backward().deliverer()
         if not running.calls_hooks:
             raise AutogradError(
                 f"DistributedDataParallel, rank {reducer.communicator.rank}: only loss.backward() reduces gradients; "

@@ -86,9 +86,8 @@ class Reducer:
             for i, parameter in enumerate(bucket.tensors):
                 self._replace_others(parameter)
                 self._removers.append(parameter.register_post_accumulate_grad_hook(_Arrival(self, bucket, i)))
-                parameter._room = (
-                    bucket.views[i] if as_view else None
-                )  # written there at once, no copy is needed
+                # Written there at once, no copy is needed.
+                parameter._room = bucket.views[i] if as_view else None
         _live.reducers.add(self)
 
     @staticmethod
@@ -120,7 +119,7 @@ class Reducer:
         if self.backward is running:
             return
         self.backward = running  # one that was left by an error is forgotten here
-        running.callbacks.append((self._number, self._finish))
+        running.at_end(self._finish, self._number)
         self._prepare()
         if self._find_unused:
             for bucket in self.buckets:

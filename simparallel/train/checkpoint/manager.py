@@ -344,9 +344,7 @@ class CheckpointManager:
     ) -> list[Path]:
         """Where to look after this error of the first of them; empty for nowhere. Raises as `_candidates`."""
         there = self._candidates(step)
-        if (
-            candidates[0] not in there
-        ):  # not damaged: a training beside has removed it, after it made a newer one
+        if candidates[0] not in there:  # a training beside has removed it, after it made a newer one
             return there
         older = candidates[1:]
         if older:
