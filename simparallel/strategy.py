@@ -14,8 +14,6 @@ repeat; first where the rows of a table are looked up.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from itertools import permutations
 from math import gcd, prod
@@ -29,7 +27,6 @@ from simparallel.rule import Place, Shape, places
 from simparallel.sharding import Sharding, spread
 
 REPEAT = "repeat"
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 Strategy = tuple[Any, ...]  # for each input a tuple of cuts, or a called Layout
 
 
@@ -120,14 +117,6 @@ def check_form(op: str, in_strategy: Any, out_strategy: Any) -> None:
         )
     if out_strategy is not None and not isinstance(out_strategy, (tuple, Layout)):
         raise StrategyError(f"{op}.shard: out_strategy={out_strategy!r} must be a tuple of cuts or a Layout.")
-
-
-def user_line() -> str:
-    """ "file:line" of the innermost caller outside of this package."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back  # type: ignore[assignment]
-    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def out_layout(out_strategy: Any, made: Layout, shape: Shape, who: str) -> Layout:

@@ -31,7 +31,8 @@ class Shardable:
             StrategyError: not tuples or Layouts. Whether it is legal is known when the shapes are (see `plan`).
         """
         # Few programs cut ops by hand, and imports take time.
-        from simparallel.strategy import check_form, user_line
+        from simparallel.caller import user_line
+        from simparallel.strategy import check_form
 
         check_form(type(self).__name__, in_strategy, out_strategy)
         self.in_strategy, self.out_strategy = in_strategy, out_strategy

@@ -27,7 +27,7 @@ from simparallel.comm.arguments import (
     position_of,
 )  # fmt: skip
 from simparallel.comm.call import CallPlan
-from simparallel.comm.composed import Composed
+from simparallel.comm.composed import LAYERS, Composed
 from simparallel.comm.faulty import FaultyGroup
 from simparallel.comm.group import Group
 from simparallel.comm.p2p import Inbox, Outbox, Receive
@@ -35,7 +35,6 @@ from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.work import Lane, Work
 from simparallel.errors import CommError, InputError, ShapeError
 from simparallel.events import Recorder
-from simparallel.summation import check_dtype
 
 
 class Communicator(Composed):
@@ -85,9 +84,7 @@ class Communicator(Composed):
         key = "all_reduce", op, x.dtype, x.shape
         plan = group.plans.get(key)
         if plan is None:
-            body = group.all_reduce(x, op)
-            header = h.encode("all_reduce", op, dtype=x.dtype, shape=x.shape)
-            plan = group.add_plan(key, header, body, x, x.nbytes)
+            plan = self._add_reduction(group, key, x, op, x.shape)
         if out is not None:
             return _instead(group, plan, x, async_op, out)
         return group.run(plan, x, async_op)
@@ -98,14 +95,11 @@ class Communicator(Composed):
     ) -> Any:  # fmt: skip
         group = self._group("adasum", group, algorithm)
         check_array("adasum", x, written=out is None)
-        check_dtype("x", x.dtype)
-        sizes = (x.size,) if layers is None else check_layers(x, layers)
-        op, shape = ("adasum", x.shape) if layers is None else ("adasum of layers", sizes)
-        key = "adasum", op, x.dtype, shape
+        op, sizes = ("adasum", x.shape) if layers is None else (LAYERS, check_layers(x, layers))
+        key = "adasum", op, x.dtype, sizes
         plan = group.plans.get(key)
         if plan is None:
-            header = h.encode("all_reduce", op, dtype=x.dtype, shape=shape)
-            plan = group.add_plan(key, header, group.adasum(x, sizes), x, x.nbytes)
+            plan = self._add_reduction(group, key, x, op, sizes)
         if out is not None:
             return _instead(group, plan, x, async_op, out)
         return group.run(plan, x, async_op)

@@ -17,6 +17,8 @@ from simparallel.comm.arguments import check_array, position_of
 from simparallel.comm.contract import AbstractCommunicator
 from simparallel.summation import check_dtype
 
+LAYERS = "adasum of layers"
+
 
 class Composed(AbstractCommunicator):
     """These collectives, from the parts of which `Communicator` makes its others."""
@@ -34,15 +36,31 @@ class Composed(AbstractCommunicator):
         key = name, op, x.dtype, tuple(shapes)
         plan = group.plans.get(key)
         if plan is None:
-            sizes = tuple(map(math.prod, shapes))
-            if op == "adasum":
-                check_dtype("x", x.dtype)
-                body, op = group.adasum(x, sizes), "adasum of layers"
-            else:
-                body = group.all_reduce(x, op)
-            header = h.encode("all_reduce", op, dtype=x.dtype, shape=sizes, listed=shapes)
-            plan = group.add_plan(key, header, body, x, x.nbytes)
+            op = LAYERS if op == "adasum" else op
+            plan = self._add_reduction(group, key, x, op, tuple(map(math.prod, shapes)), shapes)
         return group.run(plan, x, async_op)
+
+    def _add_reduction(
+        self, group: Any, key: tuple[Any, ...], x: np.ndarray, op: str, sizes: tuple[int, ...],
+        listed: Sequence[tuple[int, ...]] = (),
+    ) -> Any:  # fmt: skip
+        """Plan what replaces x by a reduction.
+
+        Args:
+            group: of ranks.
+            key: the plan's.
+            x: arrays look like this.
+            op: of the reduction.
+            sizes: what the headers compare: the shape of x, or the sizes of what lies in it.
+            listed: shapes of what lies in it.
+        """
+        if op in ("adasum", LAYERS):
+            check_dtype("x", x.dtype)
+            body = group.adasum(x, sizes if op == LAYERS else (x.size,))
+        else:
+            body = group.all_reduce(x, op)
+        header = h.encode("all_reduce", op, dtype=x.dtype, shape=sizes, listed=listed)
+        return group.add_plan(key, header, body, x, x.nbytes)
 
     def all_gather_object(self, value: Any, group: Any = None) -> list[Any]:
         sizes, padded = self._padded("all_gather_object", value, None, group)

@@ -12,10 +12,10 @@ import json
 import os
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from sys import _getframe
 from typing import Any, NamedTuple
 
+from simparallel.caller import is_inside
 from simparallel.comm.arena import Arena
 from simparallel.comm.faults import Faults
 from simparallel.comm.header import COMPARED, OP
@@ -38,8 +38,6 @@ LEFT = "left normally"
 CHECKS = {"full": COMPARED, "light": OP + 1, "off": 0}
 UNKNOWN_END = "ended, and the host process does not say how"
 _ENDS = ("was killed by", "exited with", UNKNOWN_END)  # causes that are not an exception
-_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
-_BENCH = _PACKAGE + "bench" + os.sep  # its programs are in the place of a user's
 _INSIDE: dict[int, int] = {}  # the places of code of this package: its caller is meant
 
 
@@ -230,9 +228,7 @@ class AbstractTransport:
     def _sites_in(self, code: Any) -> dict[int, int]:
         """The places of a piece of code that is seen for the first time, by instruction."""
         self._site_codes.append(code)  # keeps its id taken
-        file = code.co_filename
-        is_inside = file.startswith(_PACKAGE) and not file.startswith(_BENCH)
-        numbers = self._sites[id(code)] = _INSIDE if is_inside else {}
+        numbers = self._sites[id(code)] = _INSIDE if is_inside(code.co_filename) else {}
         return numbers
 
     def _number_of(self, frame: Any, numbers: dict[int, int]) -> int:

@@ -7,8 +7,6 @@ of the k-th batch of one process whose batch is that many times as large.
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
@@ -16,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import random_permutation
+from simparallel.caller import user_level
 from simparallel.errors import InputError, StateDictError
 from simparallel.events import current_recorder
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Sampler:
@@ -198,7 +195,7 @@ class DistributedSampler(Sampler):
                     f"DistributedSampler: this is epoch {self.epoch} again, with the same order of samples. Call "
                     "sampler.set_epoch(epoch) before each epoch (or pass shuffle=False if one order is meant).",
                     UserWarning,
-                    stacklevel=_user_level(),
+                    stacklevel=user_level(),
                 )
             self._is_used = True
             order = random_permutation(self.seed + self.epoch, "sampler", self.size)
@@ -217,14 +214,6 @@ class DistributedSampler(Sampler):
 
     def _shuffles(self) -> bool:
         return self.shuffle
-
-
-def _user_level() -> int:
-    """`stacklevel` for a warning of the caller: the innermost frame outside of this package, whose loop it is."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def check_integer(who: str, name: str, value: Any, low: int) -> int:
