@@ -136,6 +136,25 @@ def test_collectives_of_a_forked_process_are_refused_and_disturb_nobody(transpor
         assert said[-1] == f"({rank}, 2)"
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_the_rank_began_goes_on_without_a_forked_process(transport: str) -> None:
+    def sums() -> tuple[list[str], list[float]]:
+        if sp.get_rank() == 1:
+            sp.recv(np.ones(1), 0)  # until then nobody's work can be finished
+        x = np.full(40_000, 1.0 + sp.get_rank())
+        work = sp.all_reduce(x, async_op=True)
+        said = []
+        if sp.get_rank() == 0:
+            said = [said_by_child(work.wait), said_by_child(work.is_completed)]
+            sp.send(np.ones(1), 1)
+        return said, [float(work.wait()[-1]), float(sp.all_reduce(np.ones(1))[0])]
+
+    (said, totals), (_, others) = sp.launch(sums, world_size=2, transport=transport)
+    assert totals == others == [3.0, 2.0]
+    for text in said:
+        assert text.startswith("CommError: this process (pid "), text
+
+
 def test_a_world_of_one_goes_on_in_a_forked_process() -> None:
     assert said_by_child(lambda: sp.all_reduce(np.full(2, 3.0)).tolist()) == "[3.0, 3.0]"
 

@@ -67,6 +67,35 @@ def test_what_a_thread_would_communicate_is_an_error(warm: sp.Cluster, name: str
         assert total == 4
 
 
+@pytest.mark.parametrize("is_message", [False, True])
+@pytest.mark.parametrize("ask", ["wait", "is_completed"])
+def test_a_thread_may_not_wait_for_what_its_rank_began(warm: sp.Cluster, ask: str, is_message: bool) -> None:
+    def from_a_thread() -> tuple[str, float]:
+        rank, x, token = sp.get_rank(), np.ones(40_000), np.ones(1)
+        if rank > 0:  # until rank 0 has asked, nothing of it can be finished
+            sp.recv(token, 0)
+            if is_message:
+                if rank == 1:
+                    sp.send(x * 4, 0)
+                return "", 4.0
+        work = sp.irecv(x, 1) if is_message else sp.all_reduce(x, async_op=True)
+        if rank > 0:
+            return "", float(work.wait()[-1])
+        with ThreadPoolExecutor(1, thread_name_prefix="beside") as other:
+            error = other.submit(getattr(work, ask)).exception()
+            for peer in range(1, 4):
+                sp.send(token, peer)
+            total = float(work.wait()[-1])
+            assert other.submit(work.wait).result() is x  # the result is for every thread
+        return f"{type(error).__name__}: {error}", total
+
+    results = warm.run(from_a_thread)
+    assert [total for _, total in results] == [4.0] * 4
+    text = results[0][0]
+    assert text.startswith("CommError: rank 0: thread 'beside_0' waits for "), text
+    assert ("recv" if is_message else "all_reduce") in text and "test_rank_threads.py:" in text
+
+
 def test_the_error_of_a_thread_fails_the_run(warm: sp.Cluster) -> None:
     def save() -> None:
         with ThreadPoolExecutor(1) as other:

@@ -123,6 +123,7 @@ def _after_fork() -> None:
             )
             _silence(communicator, why)
             _forbid(communicator, "empty", why)  # the rank would give the same memory to somebody else
+            communicator.abandon(CommError(why))
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -333,6 +333,11 @@ class Communicator(Composed):
         while self._lanes:
             next(iter(self._lanes)).finish()
 
+    def abandon(self, error: CommError) -> None:
+        """What was started and not waited for goes on elsewhere: here it raises this."""
+        for lane in tuple(self._lanes):
+            lane.fail(error)
+
     def kept_letters(self) -> list[tuple[int, str]]:
         """(sender, text) of messages that came and were never asked for by their tag."""
         return [letter for inbox in self._inboxes.values() for letter in inbox.kept()]

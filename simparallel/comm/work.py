@@ -10,12 +10,14 @@ and not more.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
 from simparallel.comm.transport import AbstractTransport, Condition
+from simparallel.errors import CommError
 
 Steps = Generator[Condition, None, Any]
 LONGEST_LOOK_S = 1.0  # between two questions whether a work is done; what is longer was something else
@@ -131,9 +133,11 @@ class Lane:
         self._error: BaseException | None = None
         self._looked_for: Condition | None = None  # in vain; when that was last, and for how long
         self._looked_at = self._looked_s = 0.0
+        self._thread = 0  # that of the rank, once it has begun something
 
     def submit(self, work: Work) -> Work:
         """Put a communication at the end, and advance."""
+        self._thread = threading.get_ident()
         self._queue.append(work)
         self._others[self] = None
         self.advance()
@@ -192,7 +196,16 @@ class Lane:
             self.advance()
 
     def _missing(self, work: Work | None) -> list[Condition]:
-        """Advance all lanes as far as they go: what they wait for, this one first; empty if `work` is finished."""
+        """Advance all lanes as far as they go: what they wait for, this one first; empty if `work` is finished.
+
+        Raises:
+            CommError: another thread than that of the rank waits for `work`, which the rank may be advancing.
+        """
+        if work is not None and threading.get_ident() != self._thread:
+            raise CommError(
+                f"rank {self.transport.rank}: thread {threading.current_thread().name!r} waits for {work.describe()}, "
+                "which belongs to the thread that runs the rank's function. Wait for it there, and hand on the result."
+            )
         while True:
             condition = self.advance()
             if condition is None or (work is not None and work.finished):
