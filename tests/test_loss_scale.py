@@ -89,6 +89,28 @@ def test_a_scaled_step_is_the_plain_step(power, lr):
     assert scaled.item() == plain.item()
 
 
+def test_a_scaler_that_is_off_steps_as_if_it_were_not_there():
+    param, plain = leaf([3.0]), leaf([3.0])
+    scaler = optim.GradScaler(init_scale=2.0**10, growth_interval=1, enabled=False)
+    optimizer, alone = optim.SGD([param], 0.5), optim.SGD([plain], 0.5)
+    for _ in range(3):
+        loss = (param * param).sum()
+        assert scaler.scale(loss).item() == loss.item()
+        scaler.scale(loss).backward()
+        (plain * plain).sum().backward()
+        assert scaler.unscale_(optimizer) is False
+        assert scaler.step(optimizer)
+        scaler.update()
+        alone.step()
+        assert param.item() == plain.item()
+    assert (scaler.is_enabled(), scaler.get_scale(), scaler.state_dict()) == (False, 1.0, {})
+    scaler.load_state_dict(optim.GradScaler().state_dict())
+    assert scaler.get_scale() == 1.0
+    param.grad = Tensor(np.array([np.inf]))
+    assert scaler.step(optimizer)
+    assert param.item() == -np.inf
+
+
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_an_overflow_skips_the_step_and_halves_the_scale(bad):
     a, b = leaf([1.0, 1.0]), leaf([1.0])

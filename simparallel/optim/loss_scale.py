@@ -134,6 +134,10 @@ def all_finite(arrays: Iterable[Tensor | Array]) -> bool:
     return True
 
 
+_OFF = FixedLossScaleManager(1.0, drop_overflow_update=False)
+_DEFAULTS = 2.0**16, 2.0, 0.5, 2000
+
+
 class GradScaler:
     """Scales the loss, divides the gradients, and steps only if they are finite.
 
@@ -158,6 +162,8 @@ class GradScaler:
         backoff_factor: what multiplies it at an overflow: 1 / growth_factor, as that manager has one factor
             for both. It does not go below 1.
         growth_interval: steps without an overflow before the scale grows.
+        enabled: False scales by 1 and skips no step, whatever the rest says, so that a program stays as it is
+            without mixed precision. Its state is empty.
 
     Raises:
         InputError: a setting out of range; `unscale_` twice for one step, or an optimizer that divides by itself.
@@ -165,9 +171,12 @@ class GradScaler:
 
     def __init__(
         self, manager: LossScaleManager | None = None, reduce_overflow: Callable[[bool], bool] | None = None, *,
-        init_scale: float = 2.0**16, growth_factor: float = 2.0, backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
+        init_scale: float = _DEFAULTS[0], growth_factor: float = _DEFAULTS[1],
+        backoff_factor: float = _DEFAULTS[2], growth_interval: int = _DEFAULTS[3], enabled: bool = True,
     ) -> None:  # fmt: skip
+        self._enabled = bool(enabled)
+        if not enabled:
+            manager, init_scale, growth_factor, backoff_factor, growth_interval = _OFF, *_DEFAULTS
         settings = init_scale, growth_factor, backoff_factor, growth_interval
         if manager is None:
             manager = DynamicLossScaleManager(init_scale, growth_factor, growth_interval)
@@ -176,7 +185,7 @@ class GradScaler:
                     f"GradScaler: growth_factor={growth_factor!r} and backoff_factor={backoff_factor!r} must be "
                     "inverse to each other; for others write a LossScaleManager of your own."
                 )
-        elif settings != (2.0**16, 2.0, 0.5, 2000):
+        elif settings != _DEFAULTS:
             raise InputError(
                 f"GradScaler: a {type(manager).__name__} has settings of its own; give it those."
             )
@@ -238,14 +247,18 @@ class GradScaler:
         self._overflow_of = {}
         self.manager.update_loss_scale(overflow)
 
+    def is_enabled(self) -> bool:
+        return self._enabled
+
     def get_scale(self) -> float:
         """The scale of the next `scale(loss)`."""
         return self.manager.get_loss_scale()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data; save it between steps."""
-        return self.manager.state_dict()
+        return self.manager.state_dict() if self._enabled else {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on with another scaler's state."""
-        self.manager.load_state_dict(state_dict)
+        """Go on with another scaler's state; one that is not enabled goes on as it is."""
+        if self._enabled:
+            self.manager.load_state_dict(state_dict)
