@@ -12,6 +12,7 @@ import pytest
 
 import simparallel as sp
 from simparallel import nn, optim
+from simparallel.autograd.tape import mark_changed
 from simparallel.errors import (
     AutogradError,
     CollectiveMismatchError,
@@ -280,7 +281,7 @@ def changed_by_a_step(w):
 def changed_by_a_load(w):
     module = nn.Linear(1, 1, bias=False)
     module._parameters["weight"] = w
-    module.load_state_dict({"weight": np.ones((1, 1), np.float32)})
+    module.load_state_dict({"weight": np.ones(w.shape, np.float32)})
 
 
 def changed_by_a_broadcast(w):
@@ -332,6 +333,41 @@ def test_a_collective_in_place_on_what_backward_needs_is_an_error(collective):
 
     for which in ("the result of exp", "a factor"):
         sp.launch(program, (which,), world_size=2, transport="inline")
+
+
+VIEWED = {
+    "p * p": lambda p: p * p,
+    "p @ p": lambda p: p @ p,
+    "a view of a view": lambda p: p.reshape(4)[1:3] * p.reshape(4)[2:],
+    "a view by a constant, and again": lambda p: p.transpose(0, 1) * 2.0 * p[0],
+    "the other layer's transpose": lambda p: sp.functions.relu(p @ p.transpose(0, 1)) @ p.transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("change", [changed_by_a_step, changed_by_a_load, changed_by_a_broadcast])
+@pytest.mark.parametrize("name", VIEWED)
+def test_values_that_backward_needs_are_missed_in_views_and_in_squares_too(name, change):
+    p = sp.Tensor(np.full((2, 2), 3.0, np.float32), requires_grad=True)
+    loss = VIEWED[name](p).sum()
+    loss.backward(retain_graph=True)
+    change(p)
+    p.grad = None
+    with pytest.raises(AutogradError, match="has other values now than in forward"):
+        loss.backward()
+    assert p.grad is None
+
+
+def test_views_whose_values_backward_does_not_need_may_change():
+    p = sp.Tensor(np.full((2, 2), 3.0, np.float32), requires_grad=True)
+    x = sp.Tensor(np.ones((2, 2), np.float32), requires_grad=True)
+    loss = (p.reshape(4) * 2.0).sum() + (x.detach() @ p.transpose(0, 1)).sum()
+    mark_changed([p])
+    loss.backward()
+    assert p.grad.numpy().tolist() == [[4, 4]] * 2
+    later = (p.transpose(0, 1) * p).sum()  # made after the change
+    p.grad = None
+    later.backward()
+    assert p.grad.numpy().tolist() == [[6, 6]] * 2
 
 
 def test_a_collective_in_place_on_what_backward_does_not_need_is_none():

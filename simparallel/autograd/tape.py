@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
 from itertools import count
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -87,13 +87,14 @@ class Backward:
         outer: the one inside of which it runs, as that of a part that is computed again does; or None.
         calls_hooks: gradients go to `.grad`, and hooks of the leaves are told.
         callbacks: what to call at its end, each with its place among them.
+        is_over: it has ended, maybe by an error.
     """
 
-    __slots__ = ("callbacks", "calls_hooks", "outer", "uses")
+    __slots__ = ("callbacks", "calls_hooks", "is_over", "outer", "uses")
 
     def __init__(self, uses: dict[int, int], outer: Backward | None, calls_hooks: bool) -> None:
         self.uses = uses
-        self.outer, self.calls_hooks = outer, calls_hooks
+        self.outer, self.calls_hooks, self.is_over = outer, calls_hooks, False
         self.callbacks: list[tuple[int, Callable[[], None]]] = []
 
     def deliverer(self) -> Backward:
@@ -201,7 +202,7 @@ def run_backward(
         for _, callback in sorted(running.callbacks, key=itemgetter(0)):
             callback()
     finally:
-        _running.backward = outer
+        _running.backward, running.is_over = outer, True
 
 
 class _Gradients(dict[int, Array]):
@@ -242,6 +243,7 @@ def _key(tensor: Tensor) -> int:
 def _count_uses(root: Node) -> dict[int, int]:
     """How often each node and leaf behind `root` is used; keys are ids of nodes and leaves."""
     uses: dict[int, int] = {}
+    changed: list[tuple[Node, Tensor]] = []
     stack = [root]
     while stack:
         node = stack.pop()
@@ -253,10 +255,9 @@ def _count_uses(root: Node) -> dict[int, int]:
         if node.ctx.outdated:
             raise _outdated(f"what {node.op!r} gave")
         for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
-            if tensor._changed > node.number and _uses(node, tensor):
-                raise _outdated(
-                    f"{tensor.name or 'a tensor'} of shape {tensor.shape}, which {node.op!r} used,"
-                )
+            if tensor._changed > node.number:
+                _check_use(node, tensor)
+                changed.append((node, tensor))
             if not needed:
                 continue
             source, key = tensor._node, _key(tensor)
@@ -266,7 +267,42 @@ def _count_uses(root: Node) -> dict[int, int]:
                 uses[key] = 1
                 if source is not None:
                     stack.append(source)
+    if changed:
+        _check_views(root, changed)
     return uses
+
+
+def _check_use(node: Node, tensor: Tensor) -> None:
+    """Raises AutogradError if the backward of a node uses the values of this input, which were changed."""
+    if _uses(node, tensor):
+        raise _outdated(f"{tensor.name or 'a tensor'} of shape {tensor.shape}, which {node.op!r} used,")
+
+
+def _check_views(root: Node, changed: list[tuple[Node, Tensor]]) -> None:
+    """The same for what lies in the memory of changed tensors, as the results of `reshape` and `transpose` do.
+
+    Args:
+        root: of the graph.
+        changed: tensors that were changed, and the nodes that they went into before.
+    """
+    users: dict[int, list[tuple[Node, Tensor]]] = {}  # of what a node gave
+    stack, seen = [root], {id(root)}
+    while stack:
+        node = stack.pop()
+        for tensor in node.inputs:
+            source = tensor._node
+            if source is not None:
+                users.setdefault(id(source), []).append((node, tensor))
+                if id(source) not in seen:
+                    seen.add(id(source))
+                    stack.append(source)
+    since = [(source, base.data, base._changed) for source, base in changed]
+    while since:
+        source, data, number = since.pop()
+        for node, view in users.get(id(source), ()):
+            if node.number < number and _shares_memory(view.data, data):
+                _check_use(node, view)
+                since.append((node, view.data, number))
 
 
 def mark_changed(tensors: Iterable[Tensor]) -> None:
@@ -283,7 +319,7 @@ def _uses(node: Node, tensor: Tensor) -> bool:
     """Does backward use the values of this input?"""
     assert node.ctx is not None
     if node.op.is_product and not any(
-        needed for x, needed in zip(node.inputs[:2], node.ctx.needs, strict=False) if x is not tensor
+        needed for other, needed in zip(node.inputs[1::-1], node.ctx.needs, strict=False) if other is tensor
     ):
         return False
     return _keeps(node.ctx, tensor)
@@ -292,9 +328,12 @@ def _uses(node: Node, tensor: Tensor) -> bool:
 def _keeps(context: Context, tensor: Tensor) -> bool:
     """Is the tensor's own array, and not a copy, among what forward kept?"""
     data = tensor.data
-    return any(
-        value is data or (isinstance(value, np.ndarray) and np.may_share_memory(value, data))
-        for value in vars(context).values()
+    return any(_shares_memory(value, data) for value in vars(context).values())
+
+
+def _shares_memory(value: Any, data: Array) -> bool:
+    return value is data or (
+        isinstance(value, np.ndarray) and isinstance(data, np.ndarray) and np.may_share_memory(value, data)
     )
 
 

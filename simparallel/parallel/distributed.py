@@ -154,6 +154,7 @@ class DistributedDataParallel(Module):
         return watched(y, self._reducer) if will_reduce else y
 
     def _before_forward(self, will_reduce: bool) -> None:
+        self._reducer.settle()
         source = self._share.ranks[0]
         if self._join is not None:
             source = self._join.announce(Turn(will_reduce, self._send_buffers))

@@ -76,6 +76,7 @@ class Reducer:
         self._beside_others, self._graphs_differ = beside_others, self._find_unused
         self._number = next(_numbers)  # on every rank in the order of construction
         self.backward: Backward | None = None
+        self._begun: Backward | None = None  # one whose buckets may be on their way
         self._early: list[_Arrival] = []  # of `_early_in`
         self._early_in: Backward | None = None
         self._next = 0
@@ -118,7 +119,8 @@ class Reducer:
         """A backward that reduces has reached the model."""
         if self.backward is running:
             return
-        self.backward = running  # one that was left by an error is forgotten here
+        self.settle()
+        self.backward = self._begun = running
         running.at_end(self._finish, self._number)
         self._prepare()
         if self._find_unused:
@@ -135,6 +137,26 @@ class Reducer:
             for arrival in early:
                 arrival.arrive()
         self._early_in = None
+
+    def settle(self) -> None:
+        """Forget a backward that was left by an error; what it had started comes to its end first.
+
+        Its sums are nobody's, and they arrive where gradients are. On ranks that have the same error, that is no
+        communication of its own.
+        """
+        if self._begun is None or not self._begun.is_over:
+            return
+        self._begun = self.backward = None
+        under_way = [bucket for bucket in self.buckets if hasattr(bucket.work, "wait")]
+        values = [
+            bucket.flat.copy() for bucket in under_way
+        ]  # of all: while one is waited for, others may end
+        for bucket in under_way:
+            bucket.work.wait()
+        for bucket, before in zip(under_way, values, strict=True):
+            bucket.flat[...] = before
+        for bucket in self.buckets:
+            bucket.work, bucket.used = None, bytearray(len(bucket.tensors))
 
     def _prepare(self) -> None:
         self._next = 0
@@ -201,6 +223,7 @@ class Reducer:
         self._hand_out()
         for bucket in self.buckets:
             bucket.used = bytearray(len(bucket.tensors))
+        self._begun = None
 
     def shadow(self) -> None:
         """Take part in the reduction of a backward that this rank does not make, with zeros."""
