@@ -14,6 +14,7 @@ from simparallel.layout import Layout
 from simparallel.nn.init import initializer
 from simparallel.parallel import (
     AutoParallel,
+    ColumnParallelLinear,
     distribute_tensor,
     explicit_redistribution,
     implicit_redistributions,
@@ -152,16 +153,12 @@ def test_what_is_explained_is_what_is_sent(kind, quick):
             return steps()
 
     def steps():
-        net = Network(kind)
-        run = AutoParallel(lambda x: net(x))
-        run(batches()[0][0].astype(np.float32))  # the first step cuts the parameters
+        net, x = Network(kind), batches()[0][0].astype(np.float32)
+        run = AutoParallel(lambda x: net(x).backward(np.ones((4, 10), np.float32)))
+        run(x)  # the first step cuts the parameters, and the ranks tell each other their shapes
         recorder = sp.events.current_recorder()
         before = len(recorder.events)
-
-        def step(x):
-            net(x).backward(np.ones((4, 10), np.float32))
-
-        AutoParallel(step)(batches()[0][0].astype(np.float32))
+        run(x)
         events = [e for e in recorder.events[before:] if len(e.group) > 1]
         received = sum(e.size_bytes for e in events if e.name == "recv")
         return [(e.name, e.sent_bytes) for e in events if e.kind == "collective" and e.sent_bytes], received
@@ -380,3 +377,70 @@ def test_memory_is_limited_as_a_script_says():
         return float((sp.Tensor(np.ones((400, 400))) * 2.0).sum())
 
     assert sp.launch(program, world_size=1, transport="inline")[0] == 320_000
+
+
+@pytest.mark.parametrize("dataset", ["data_parallel", "full_batch", ((2, 1), (2, 1))])
+def test_arguments_that_differ_in_shape_are_refused_before_they_are_used(dataset):
+    called = []
+
+    def program():
+        rank, layer = sp.get_rank(), nn.Linear(4, 2)
+
+        def step(x, t):
+            called.append(rank)
+            return ((layer(x) - t) ** 2).mean()
+
+        run = AutoParallel(step, dataset_strategy=dataset)
+        run(np.ones((4, 4), np.float32), np.ones((4, 2), np.float32))
+        with pytest.raises(
+            LayoutError, match=r"argument 0 is \(3, 4\) on rank 0, argument 0 is \(2, 4\) on rank 1"
+        ):
+            run(np.ones((3 - rank, 4), np.float32), np.ones((3 - rank, 2), np.float32))
+        run(np.ones((2, 4), np.float32), np.ones((2, 2), np.float32))  # the control: a shorter last batch
+
+    sp.launch(program, world_size=2, transport="inline")
+    assert sorted(called) == [0, 0, 1, 1]
+
+
+def test_a_loss_may_be_scaled_and_gradients_accumulated():
+    """Numbers without dims: backward makes NumPy's scalars of them."""
+    x = np.random.default_rng(0).standard_normal((4, 3))
+
+    def train(is_cut):
+        sp.manual_seed(0)
+        layer = nn.Linear(3, 2, dtype=np.float64)
+        optimizer, scaler = optim.SGD(layer.parameters(), 0.1), optim.GradScaler(init_scale=8.0)
+
+        def step(x):
+            for part in (2.0, -4.0):
+                scaler.scale(-(layer(x) ** 2).mean() * 3.0 / part).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        (AutoParallel(step) if is_cut else step)(sp.Tensor(x))
+        weight = layer.weight
+        return (weight if weight.placement is None else weight.full_tensor()).numpy().copy()
+
+    (alone,) = sp.launch(train, (False,), world_size=1, transport="inline")
+    for found in sp.launch(train, (True,), world_size=2, transport="inline"):
+        np.testing.assert_allclose(found, alone, rtol=1e-12)
+
+
+def test_an_overflow_in_one_slice_skips_the_step_everywhere():
+    def program():
+        sp.manual_seed(0)
+        layout = Layout((2,), ("tp",))
+        layer = ColumnParallelLinear(4, 4, layout, "tp")
+        x = distribute_tensor(np.ones((2, 4), np.float32), layout("None", "None"))
+        optimizer = optim.SGD(layer.parameters(), 0.5)
+        scaler, steps = optim.GradScaler(init_scale=16.0), []
+        for i in range(3):
+            optimizer.zero_grad()
+            scaler.scale((layer(x) ** 2).mean()).backward()
+            if i == 1 and sp.get_rank() == 0:
+                layer.weight.grad.data[0, 0] = np.inf
+            steps.append(scaler.step(optimizer))
+            scaler.update()
+        return steps, scaler.get_scale()
+
+    assert list(sp.launch(program, world_size=2, transport="inline")) == [([True, False, True], 8.0)] * 2

@@ -113,9 +113,10 @@ def test_a_failed_backward_is_forgotten_by_a_model_with_buffers() -> None:
     def train() -> list[float]:
         sp.manual_seed(0)
         ddp = DistributedDataParallel(nn.Sequential(Part(), nn.BatchNorm1d(3)), bucket_cap_mb=1e-6)
+        remove = ddp.module[0].a.bias.register_post_accumulate_grad_hook(lambda p: 1 / 0)
+        loss = (ddp(batch(0) + np.eye(2, 3, dtype=np.float32)) ** 2).sum()
         with pytest.raises(ZeroDivisionError):
-            remove = ddp.module[0].a.bias.register_post_accumulate_grad_hook(lambda p: 1 / 0)
-            (ddp(batch(0) + np.eye(2, 3, dtype=np.float32)) ** 2).sum().backward()
+            loss.backward()
         remove()
         clear_in_place(ddp)
         (ddp(batch(1) + np.eye(2, 3, dtype=np.float32)) ** 3).sum().backward()

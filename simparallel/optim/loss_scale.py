@@ -15,6 +15,7 @@ from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import InputError, StateDictError
 from simparallel.optim.checks import check_number
+from simparallel.optim.norms import over_slices
 from simparallel.optim.optimizer import Optimizer
 
 LONGEST_OVERFLOW = 1000  # steps in a row; more means that no scale will help
@@ -204,7 +205,8 @@ class GradScaler:
     def unscale_(self, optimizer: Optimizer) -> bool:
         """Divide the gradients of the optimizer's parameters by the scale, in place.
 
-        For clipping between backward and `step`, which otherwise calls it by itself.
+        For clipping between backward and `step`, which otherwise calls it by itself. Collective: yes, if any
+        gradient is sharded: all ranks skip the same steps.
 
         Returns:
             Whether a gradient (of any rank, see `reduce_overflow`) is NaN or infinite. Always False
@@ -220,13 +222,14 @@ class GradScaler:
                 f"GradScaler: {type(optimizer).__name__} divides the gradients itself "
                 f"(loss_scale={optimizer.loss_scale:g}), they would be divided twice; give it loss_scale=1."  # type: ignore[attr-defined]
             )
-        grads = [param.grad.data for param in optimizer.parameters if param.grad is not None]
+        tensors = [param.grad for param in optimizer.parameters if param.grad is not None]
+        grads = [tensor.data for tensor in tensors]
         factor = 1.0 / self.manager.get_loss_scale()
         for grad in grads:
             grad *= factor
         overflow = False
         if self.manager.get_drop_overflow_update():
-            overflow = not all_finite(grads)
+            overflow = over_slices([not all_finite(grads)], tensors, "max")[0] > 0
             if self.reduce_overflow is not None:
                 overflow = bool(self.reduce_overflow(overflow))
         self._overflow_of[id(optimizer)] = overflow

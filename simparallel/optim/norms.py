@@ -35,10 +35,10 @@ def norm(x: Array, of: Tensor | None = None) -> float:
     """
     if of is None or of.placement is None:
         return math.sqrt(square_sum(x))
-    return math.sqrt(_over_slices([square_sum(x)], [of])[0])
+    return math.sqrt(over_slices([square_sum(x)], [of])[0])
 
 
-def _over_slices(values: list[float], tensors: list[Tensor], op: str = "sum") -> list[float]:
+def over_slices(values: list[float], tensors: list[Tensor], op: str = "sum") -> list[float]:
     """One value of each tensor's slice, over all slices; those that several ranks hold count once.
 
     Collective: yes, if any of them is sharded.
@@ -86,14 +86,14 @@ def clip_grad_norm_(
     tensors = _gradients(parameters)
     grads = [tensor.data for tensor in tensors]
     if norm_type == 2:
-        total = math.sqrt(sum(_over_slices([square_sum(grad) for grad in grads], tensors)))
+        total = math.sqrt(sum(over_slices([square_sum(grad) for grad in grads], tensors)))
     elif norm_type == math.inf:
         # max of the host drops NaN; the namespace's keeps it
         largest = [float(get_namespace(grad).abs(grad).max()) if grad.size else 0.0 for grad in grads]
-        largest = _over_slices(largest, tensors, "max")
+        largest = over_slices(largest, tensors, "max")
         total = math.nan if any(math.isnan(value) for value in largest) else max(largest, default=0.0)
     else:
-        total = sum(_over_slices([_power_sum(grad, norm_type) for grad in grads], tensors)) ** (
+        total = sum(over_slices([_power_sum(grad, norm_type) for grad in grads], tensors)) ** (
             1.0 / norm_type
         )
     if error_if_nonfinite and not math.isfinite(total):

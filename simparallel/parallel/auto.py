@@ -63,8 +63,10 @@ class AutoParallel:
     Raises:
         InputError: unknown mode or dataset strategy.
         StrategyError, LayoutError: (when called) a strategy is not legal for these shapes.
+        LayoutError: (when called) the ranks' slices of an argument differ in shape.
 
-    Collective: yes, every rank makes the same calls.
+    Collective: yes, every rank makes the same calls. At the first call with arguments of some shapes the ranks tell
+    each other theirs.
 
     Example:
         >>> import numpy as np
@@ -89,6 +91,7 @@ class AutoParallel:
             )
         self.network, self.parallel_mode, self.strict = network, parallel_mode, strict
         self.redistributions: list[Implicit] = []
+        self._known: set[tuple[tuple[int, ...], ...]] = set()  # shapes that all ranks have
         self.dataset_strategy(dataset_strategy)
 
     def dataset_strategy(self, config: Any) -> None:
@@ -108,9 +111,13 @@ class AutoParallel:
                 f"AutoParallel: dataset_strategy has {len(self._dataset)} entries, the call {len(args)} arguments."
             )
         entries = self._dataset if isinstance(self._dataset, tuple) else (self._dataset,) * len(args)
-        laid = [_map(arg, partial(_as_input, entry)) for arg, entry in zip(args, entries, strict=True)]
+        shapes: list[tuple[int, ...]] = []
+        laid = [
+            _map(arg, partial(_as_input, entry, shapes)) for arg, entry in zip(args, entries, strict=True)
+        ]
         rest = self._dataset if isinstance(self._dataset, str) else "full_batch"
-        named = {name: _map(arg, partial(_as_input, rest)) for name, arg in kwargs.items()}
+        named = {name: _map(arg, partial(_as_input, rest, shapes)) for name, arg in kwargs.items()}
+        self._check_equal(tuple(shapes))
         self.redistributions = []
         before = mode.automatic, mode.strict, mode.noted
         mode.automatic, mode.strict, mode.noted = True, self.strict, self.redistributions
@@ -118,6 +125,22 @@ class AutoParallel:
             return _map(self.network(*laid, **named), _whole)
         finally:
             mode.automatic, mode.strict, mode.noted = before
+
+    def _check_equal(self, shapes: tuple[tuple[int, ...], ...]) -> None:
+        """Have all ranks arguments of these shapes? Nobody could know from its own what the whole is, otherwise."""
+        if shapes in self._known:
+            return
+        communicator = current()
+        each = communicator.all_gather_object(shapes) if communicator.world_size > 1 else [shapes]
+        for rank, others in enumerate(each):
+            if others != each[0]:
+                which = [i for i, (a, b) in enumerate(zip(each[0], others, strict=False)) if a != b][:1]
+                told = f"{_sizes(each[0], which)} on rank 0, {_sizes(others, which)} on rank {rank}"
+                raise LayoutError(
+                    f"AutoParallel: the arguments differ in shape: {told}. What a rank gives is an equal slice, or the "
+                    "whole (dataset_strategy='full_batch'): drop the last samples (drop_last=True), or pad."
+                )
+        self._known.add(shapes)
 
     def __repr__(self) -> str:
         return f"AutoParallel({self.network!r}, {self.parallel_mode!r}, dataset_strategy={self._dataset!r})"
@@ -168,14 +191,19 @@ def implicit_redistributions() -> Iterator[list[Implicit]]:
         mode.noted = before
 
 
-def _as_input(entry: Any, x: Any) -> Any:
-    """An argument as a sharded tensor; what is neither array nor Tensor stays as it is."""
+def _sizes(shapes: tuple[tuple[int, ...], ...], which: list[int]) -> str:
+    return f"argument {which[0]} is {shapes[which[0]]}" if which else f"{len(shapes)} arrays"
+
+
+def _as_input(entry: Any, shapes: list[tuple[int, ...]], x: Any) -> Any:
+    """An argument as a sharded tensor, its slice's shape noted; what is neither array nor Tensor stays as it is."""
     if isinstance(x, Tensor):
         if x.placement is not None:
             return x
         x = x.data
     elif not is_array(x):
         return x
+    shapes.append(x.shape)
     return Tensor._result(x, placement=_input_place(x.shape, entry, current().world_size))
 
 

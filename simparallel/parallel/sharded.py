@@ -21,6 +21,8 @@ from functools import cache, partial
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
+
 from simparallel import collectives
 from simparallel.autograd import Context, Op, Redistribute, Tensor
 from simparallel.autograd.tape import Node, Reversible, grad_mode
@@ -75,6 +77,8 @@ class Way(Reversible):
         self._is_shown = any(step.exchange is not None for step in plan.steps)
 
     def __call__(self, x: Array, phase: str) -> Array:
+        if isinstance(x, np.generic):  # the gradient of a tensor without dims
+            x = np.asarray(x)
         recorder = current_recorder()
         if recorder is None or not self._moves:
             for move in self._moves:
