@@ -9,7 +9,9 @@ Where forward runs in float16, so does everything it saves for backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +25,7 @@ from simparallel.nn.module import Module
 
 M = TypeVar("M", bound=Module)
 Listed = Sequence[type[Module] | str]
+Hidden = tuple[Module, str, Tensor]
 
 HALF, SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 LEVELS = ("O0", "O1", "O2", "O3")
@@ -169,6 +172,44 @@ def _wrap(
     module.__dict__["_mixed_precision"] = True
 
 
+class _Hiding(threading.local):
+    """The casts that hide parameters on this thread, in the order in which they came."""
+
+    def __init__(self) -> None:  # once in each thread
+        self.casts: list[Hidden] = []
+
+    def add(self, module: Module, name: str, cast: Tensor) -> None:
+        module.__dict__[name] = cast
+        self.casts.append((module, name, cast))
+
+    def end(self, before: int) -> None:
+        """Hide no more than the first `before` do."""
+        for module, name, _ in self.casts[before:]:
+            del module.__dict__[name]
+        del self.casts[before:]
+
+
+_hiding = _Hiding()
+
+
+def hidden_casts() -> tuple[Hidden, ...]:
+    """The casts that hide parameters now, each with its module and the parameter's name."""
+    return tuple(_hiding.casts)
+
+
+@contextmanager
+def hiding(casts: Iterable[Hidden]) -> Iterator[None]:
+    """Inside the block these casts hide parameters, where none does already."""
+    before = len(_hiding.casts)
+    try:
+        for module, name, cast_ in casts:
+            if name not in module.__dict__:
+                _hiding.add(module, name, cast_)
+        yield
+    finally:
+        _hiding.end(before)
+
+
 class _InPrecision:
     """A module's forward on inputs of another dtype, and on casts of the parameters below it.
 
@@ -198,18 +239,17 @@ class _InPrecision:
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         forward = self._before or type(self._module).forward.__get__(self._module)
-        hidden: list[tuple[Module, str]] = []
+        before = len(_hiding.casts)
         # An overflow becomes infinite, and is found in the loss or in the gradients.
         with np.errstate(over="ignore"):
             try:
-                self._hide(hidden)
+                self._hide()
                 y = forward(*_convert(inputs, self._inputs), **_convert(kwargs, self._inputs))
                 return _convert(y, self._output)
             finally:
-                for module, name in hidden:
-                    del module.__dict__[name]
+                _hiding.end(before)
 
-    def _hide(self, hidden: list[tuple[Module, str]]) -> None:
+    def _hide(self) -> None:
         if self._apart is None or self._inputs is None:
             return
         casts: dict[int, Tensor] = {}  # a tied parameter is cast once
@@ -219,8 +259,7 @@ class _InPrecision:
                     continue  # the caller hides it already
                 if id(parameter) not in casts:
                     casts[id(parameter)] = cast(parameter, self._inputs)
-                module.__dict__[name] = casts[id(parameter)]
-                hidden.append((module, name))
+                _hiding.add(module, name, casts[id(parameter)])
 
 
 def _convert(value: Any, dtype: np.dtype | None) -> Any:

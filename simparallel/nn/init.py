@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from simparallel.autograd import Tensor
+from simparallel.autograd.tape import mark_changed
 from simparallel.backend import random_normal, random_state, random_uniform, to_device_like
 from simparallel.errors import DTypeError, InputError, ShapeError
 from simparallel.nn.deferred import Recipe, deferring, draw as drawn, placeholder
@@ -42,6 +43,7 @@ def constant_(tensor: T, value: float) -> T:
     """Every element `value`. Returns `tensor`, as all of these do."""
     if not (deferring.active and _defer(tensor, lambda start, count: value)):
         tensor.data[...] = value
+        mark_changed((tensor,))
     return tensor
 
 
@@ -150,6 +152,7 @@ def orthogonal_(tensor: T, gain: float = 1.0) -> T:
     q *= np.where(np.diag(r) < 0, -1.0, 1.0)  # makes the decomposition unique, and q uniform
     values = (q.T if wide else q).reshape(tensor.shape) * gain
     tensor.data[...] = to_device_like(values.astype(tensor.dtype), tensor.data)
+    mark_changed((tensor,))
     return tensor
 
 
@@ -194,6 +197,7 @@ def _fill(tensor: T, purpose: str, draw: Callable[[int, str, int, int], np.ndarr
     if not (deferring.active and _defer(tensor, recipe)):
         whole = drawn(recipe, tensor.data.shape, tensor.dtype)
         tensor.data[...] = to_device_like(whole, tensor.data)
+        mark_changed((tensor,))
     return tensor
 
 

@@ -1,91 +1,163 @@
-"""Activation checkpointing: keep the inputs of a part of the network, and compute the rest again.
+"""Activation checkpointing: keep what a part of the network begins with, and compute the rest again.
 
-Chen et al. 2016, "Training deep nets with sublinear memory cost". The part runs forward without a
-tape; backward runs it once more, with one, and goes on through that.
+Chen et al. 2016, "Training deep nets with sublinear memory cost". The tape of the first run is thrown
+away but for its ends, the tensors from before the part that its result depends on. Backward runs the
+part once more, with these as leaves, and goes on through that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from simparallel.autograd import Tensor, no_grad, run_backward
+from simparallel.autograd import Tensor, run_backward
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, random_state
+from simparallel.devices import current_device
 from simparallel.errors import AutogradError
+from simparallel.nn.amp import hidden_casts, hiding
 
 
 def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """`part(*inputs)`, with only the inputs kept for backward.
+    """`part(*inputs)`, with only what the part begins with kept for backward.
+
+    Everything that the result depends on gets its gradient, as without a checkpoint: inputs, parameters, and what
+    a function or a method of a Module reaches besides.
 
     Args:
-        part: a Module, or a function of Tensors; it runs twice and must do the same both times.
-            Random numbers it draws from this rank's state are the same both times.
+        part: a Module, or any function of Tensors; it runs twice and must do the same both times.
+            Random numbers it draws from this rank's state are the same both times, and so is the device
+            of a surrounding `with device(...)`.
         inputs: Tensors, or anything else that is passed on.
 
     Returns:
         What `part` returns: one Tensor.
 
     Raises:
-        AutogradError: `part` returned something else.
+        AutogradError: `part` returned something else. In backward, before any gradient of the part is there: an
+            input or a parameter has got other values in place since forward, or the second run was another one.
 
-    Cost: one more forward pass of `part`; memory for its inputs instead of its activations.
+    Cost: one more forward pass of `part`; memory for what it begins with instead of its activations, which exist
+        while the part runs.
+
+    Example:
+        >>> from simparallel.nn import Linear
+        >>> layer = Linear(3, 2)
+        >>> checkpoint(lambda x: layer(x).tanh(), Tensor([[1.0, 2.0, 3.0]])).sum().backward()
+        >>> layer.weight.grad.shape
+        (2, 3)
     """
-    drawn, shared = random_state.snapshot(), random_state.part
-    with no_grad():
-        y = part(*inputs)
+    drawn, start = random_state.snapshot(), next(grad_mode.numbers)
+    y = part(*inputs)
     if not isinstance(y, Tensor):
         raise AutogradError(f"checkpoint: the part returned {type(y).__name__}, it must return one Tensor.")
-    parameters = list(part.parameters()) if hasattr(part, "parameters") else []
-    sources = [x for x in inputs if isinstance(x, Tensor)] + parameters
-    needs = tuple(source.requires_grad for source in sources)
-    if not (grad_mode.enabled and any(needs)):
+    if _is_end(y, start):
         return y
-    context = SimpleNamespace(needs=needs, inputs=inputs, drawn=drawn, part=shared, outdated=False)
-    node = Node(_Recompute(part, parameters), context, sources)  # type: ignore[arg-type]
-    return Tensor._result(y.data, node, y._device)
+    needed = _ends(y, start)
+    others = {id(x): x for x in inputs if isinstance(x, Tensor) and id(x) not in needed}
+    sources = [*needed.values(), *others.values()]
+    context = SimpleNamespace(
+        needs=(True,) * len(needed) + (False,) * len(others), outdated=False, inputs=inputs, sources=sources,
+        result=(y.shape, y.dtype, y.placement), drawn=drawn, part=random_state.part, device=current_device(),
+        casts=hidden_casts(), **{f"source_{i}": x.data for i, x in enumerate(sources)},
+    )  # fmt: skip
+    return Tensor._result(y.data, Node(_Recompute(part), context, sources), y._device, y.placement)  # type: ignore[arg-type]
+
+
+def _is_end(x: Tensor, start: int) -> bool:
+    """Is this a leaf, or from before the node that would have got this number?"""
+    return x._node is None or x._node.number < start
+
+
+def _ends(y: Tensor, start: int) -> dict[int, Tensor]:
+    """Where the tape behind y ends or goes on before `start`: by id, the tensors there that need a gradient."""
+    ends: dict[int, Tensor] = {}
+    stack, seen = [y], {id(y._node)}
+    while stack:
+        x = stack.pop()
+        if _is_end(x, start):
+            ends[id(x)] = x
+            continue
+        node = x._node
+        assert node is not None
+        if node.ctx is None:  # consumed by a backward inside of the part: that behind y will say so
+            continue
+        for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
+            if needed and (tensor._node is None or id(tensor._node) not in seen):
+                seen.add(id(tensor._node))
+                stack.append(tensor)
+    return ends
+
+
+@contextmanager
+def _as_leaves(sources: Sequence[Tensor], arrays: Sequence[Array]) -> Iterator[None]:
+    """Inside the block the sources are leaves, with the arrays that they had in the first run."""
+    before = [(x, x._node, x.data) for x in sources]
+    try:
+        for x, array in zip(sources, arrays, strict=True):
+            x._node, x.data = None, array
+        yield
+    finally:
+        for x, node, array in before:
+            x._node, x.data = node, array
 
 
 class _Recompute(Reversible):
     """Stands on the tape for a part that will be computed again."""
 
-    def __init__(self, part: Callable[..., Tensor], parameters: Sequence[Tensor]) -> None:
+    def __init__(self, part: Callable[..., Tensor]) -> None:
         self._part = part
-        self._parameters = parameters
 
     def run_backward(self, context: Any, dy: Array) -> list[Array | None]:
-        tensors = [x for x in context.inputs if isinstance(x, Tensor)]
-        leaves = {id(x): Tensor(x, requires_grad=x.requires_grad) for x in tensors}
-        inputs = [leaves.get(id(x), x) if isinstance(x, Tensor) else x for x in context.inputs]
-        found: dict[int, Array] = {}
-        # Parameters of a replica come from an op: here they are leaves, and what is behind them waits.
-        nodes = [p._node for p in self._parameters]
-        try:
-            for p in self._parameters:
-                p._node = None
-            y = self._again(inputs, context)
+        sources, found = context.sources, {}
+        start = next(grad_mode.numbers)
+        with _as_leaves(sources, [getattr(context, f"source_{i}") for i in range(len(sources))]):
+            y = self._again(context)
+            self._check_same(context, y, start)
             run_backward(y, dy, lambda leaf, gradient: found.update({id(leaf): gradient}))
-        finally:
-            for p, node in zip(self._parameters, nodes, strict=True):
-                p._node = node
-        # A tensor that was given twice is one leaf: its gradient belongs to its first place.
-        return [found.pop(id(leaves[id(x)]), None) for x in tensors] + [
-            found.get(id(p)) for p in self._parameters
-        ]
+        return [found.get(id(x)) for x in sources]
 
-    def _again(self, inputs: Sequence[Any], context: Any) -> Tensor:
-        """The forward pass once more, with the random numbers of the first time, on the tape."""
-        before, part, was_enabled = random_state.snapshot(), random_state.part, grad_mode.enabled
+    def _again(self, context: Any) -> Tensor:
+        """The forward pass once more, on the tape, with all around it as it was the first time."""
+        before, part, modes = (
+            random_state.snapshot(),
+            random_state.part,
+            (grad_mode.enabled, grad_mode.recomputing),
+        )
         random_state.restore(context.drawn)
         random_state.part = context.part
         grad_mode.enabled = grad_mode.recomputing = True
         try:
-            return self._part(*inputs)
+            with context.device, hiding(context.casts):
+                return self._part(*context.inputs)
         finally:
             random_state.restore(before)
             random_state.part = part
-            grad_mode.enabled, grad_mode.recomputing = was_enabled, False
+            grad_mode.enabled, grad_mode.recomputing = modes
+
+    def _check_same(self, context: Any, y: Any, start: int) -> None:
+        """Raises AutogradError unless the second run has made the same of the same tensors."""
+        result = (y.shape, y.dtype, y.placement) if isinstance(y, Tensor) else (type(y).__name__,)
+        if result != context.result:
+            told = f"its result is {_told(result)}, the first one {_told(context.result)}"
+        else:
+            first = {id(x): x for x, needed in zip(context.sources, context.needs, strict=True) if needed}
+            second = _ends(y, start)
+            differing = [(first | second)[key] for key in first.keys() ^ second.keys()]
+            if not differing:
+                return
+            shapes = ", ".join(f"{x.name or 'a tensor'} of shape {x.shape}" for x in differing[:3])
+            told = f"the result depends on {shapes} in one of the two runs only"
+        raise AutogradError(
+            f"backward: {self!r} did something else the second time: {told}. Take out of the part what changes in "
+            "between, and leaves that it makes itself."
+        )
 
     def __repr__(self) -> str:
         return f"checkpoint({self._part!r})"
+
+
+def _told(result: Sequence[Any]) -> str:
+    return " ".join(str(fact) for fact in result if fact is not None)
