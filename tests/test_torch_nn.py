@@ -139,12 +139,16 @@ def test_losses_agree_with_torch(reduction):
         assert_near(x.grad, their_x.grad)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_multihead_attention_agrees_with_torch(causal):
-    """PyTorch keeps the three projections in one matrix, and is told what is hidden."""
+@pytest.mark.parametrize("heads", [2, 3])
+@pytest.mark.parametrize("hidden", [None, "future", "by sample"])
+def test_multihead_attention_agrees_with_torch(heads, hidden):
+    """PyTorch keeps the three projections in one matrix, is told what is hidden, and that for each head."""
     rng = generator()
-    ours = to_float64(nn.MultiheadAttention(6, 3, causal=causal))
-    theirs = torch.nn.MultiheadAttention(6, 3, batch_first=True).double()
+    causal = hidden == "future"
+    seen = rng.random((2, 5, 5)) < 0.5
+    seen[:, :, 0] = True  # PyTorch's NaN for a query that sees nothing is 0 here
+    ours = to_float64(nn.MultiheadAttention(6, heads, causal=causal))
+    theirs = torch.nn.MultiheadAttention(6, heads, batch_first=True).double()
     state = {key: rng.standard_normal(value.shape) for key, value in ours.state_dict().items()}
     ours.load_state_dict(state)
     their_state = {key: torch.tensor(state[key]) for key in ("out_proj.weight", "out_proj.bias")}
@@ -153,11 +157,16 @@ def test_multihead_attention_agrees_with_torch(causal):
         their_state[f"in_proj_{kind}"] = torch.tensor(joined)
     theirs.load_state_dict(their_state)
     data = rng.standard_normal((2, 5, 6))
-    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
+    masks = {
+        None: (None, None),
+        "future": (None, torch.ones(5, 5, dtype=torch.bool).triu(1)),
+        "by sample": (seen, torch.tensor(~seen).repeat_interleave(heads, 0)),
+    }
+    mask, their_mask = masks[hidden]
 
     x, their_x = Tensor(data, requires_grad=True), torch.tensor(data, requires_grad=True)
-    y = ours(x)
-    their_y, _ = theirs(their_x, their_x, their_x, need_weights=False, attn_mask=hidden)
+    y = ours(x, mask=mask)
+    their_y, _ = theirs(their_x, their_x, their_x, need_weights=False, attn_mask=their_mask)
     (y * y).sum().backward()
     (their_y * their_y).sum().backward()
     assert_near(y, their_y.detach())

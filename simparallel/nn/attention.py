@@ -8,7 +8,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor, functions
 from simparallel.autograd.tensor import as_tensor
-from simparallel.errors import InputError
+from simparallel.errors import InputError, ShapeError
 from simparallel.nn.embedding import Dropout
 from simparallel.nn.layers import Linear
 from simparallel.nn.module import Module
@@ -57,12 +57,18 @@ class MultiheadAttention(Module):
         Args:
             x: (..., t, embed_dim), asks.
             context: (..., s, embed_dim), answers.
-            mask: (..., t, s), added to the scores; or bool, True where a position is seen.
+            mask: (t, s) for all, (..., t, s) for each sample and so for all of its heads, or
+                (..., num_heads, t, s); sizes may be 1. Added to the scores; or bool, True where a position is seen.
+
+        Raises:
+            ShapeError: a mask of another shape.
         """
         x = as_tensor(x)
         context = x if context is None else as_tensor(context)
         q = self._heads(self.q_proj(x))
         k, v = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
+        if mask is not None:
+            mask = self._mask(as_tensor(mask), q if q.ndim >= k.ndim else k, (q.shape[-2], k.shape[-2]))
         y = functions.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
         y = y.transpose(-2, -3)  # (..., t, heads, d): in memory it lies like this already
         return self.dropout(self.out_proj(y.reshape(*y.shape[:-2], self.embed_dim)))
@@ -70,6 +76,19 @@ class MultiheadAttention(Module):
     def _heads(self, x: Tensor) -> Tensor:
         """(..., t, heads * d) -> (..., heads, t, d)"""
         return x.reshape(*x.shape[:-1], self.num_heads, self.embed_dim // self.num_heads).transpose(-2, -3)
+
+    def _mask(self, mask: Tensor, heads: Tensor, pairs: tuple[int, int]) -> Tensor:
+        """The mask as it broadcasts to the scores (..., heads, t, s): one without heads is for all of them."""
+        given, scores = mask.shape, (*heads.shape[:-2], *pairs)
+        if 2 < mask.ndim < heads.ndim:
+            mask = mask.unsqueeze(-3)
+        matches = zip(mask.shape[::-1], scores[::-1], strict=False)
+        if mask.ndim < 2 or any(size != whole and 1 not in (size, whole) for size, whole in matches):
+            raise ShapeError(
+                f"MultiheadAttention: mask has shape {given}, the scores (..., heads, t, s) have {scores}; need "
+                "(t, s), (..., t, s) or (..., heads, t, s)."
+            )
+        return mask
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, causal={self.causal}"
