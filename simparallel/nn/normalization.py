@@ -28,8 +28,10 @@ class AbstractBatchNorm(Module):
         eps: added to the variance.
         momentum: weight of the newest batch; None takes the plain average of all batches.
         affine: whether there are weight and bias.
-        track_running_stats: False always takes the statistics of the batch.
+        track_running_stats: False always takes the statistics of the batch, and leaves the running ones alone.
         dtype: floating-point dtype of parameters and buffers.
+
+    These are attributes, too; `eps`, `momentum` and `track_running_stats` may be set later.
 
     Attributes:
         weight: Parameter (num_features,), 1 at first; or None.
@@ -62,11 +64,11 @@ class AbstractBatchNorm(Module):
         self.register_buffer("running_var", np.ones(num_features, dtype) if tracked else None)
         self.register_buffer("num_batches_tracked", np.zeros((), np.int64) if tracked else None)
         # Of its own, not a shared one: it reports the statistics to this module.
-        self._op = BatchNorm(eps, self._move_running if tracked else None)
+        self._op = BatchNorm(self.eps, self._move_running if tracked else None)
 
     def reset_running_stats(self) -> None:
         """Forget all batches: mean 0, variance 1."""
-        if self.track_running_stats:
+        if self.running_mean is not None:
             init.zeros_(self.running_mean)
             init.ones_(self.running_var)
             init.zeros_(self.num_batches_tracked)
@@ -91,12 +93,17 @@ class AbstractBatchNorm(Module):
 
     def _batch_op(self) -> BatchNorm:
         """What normalises with the statistics of the batch, and reports them here."""
-        op = self._op
-        if op._observe is None or getattr(op._observe, "__self__", self) is self:
+        return self._as_set(self._op)
+
+    def _as_set(self, op: BatchNorm) -> BatchNorm:
+        """The op, or a twin of it where the settings are no longer those that it was made with."""
+        observer = getattr(op._observe, "__self__", None)
+        tracking = self if self.track_running_stats and self.running_mean is not None else None
+        if observer is tracking and op.eps == self.eps:
             return op
         # A replica has its original's; one of its own, if it were kept, would tie both into a cycle each step.
         op = op.twin()
-        op._observe = self._move_running
+        op.eps, op._observe = self.eps, None if tracking is None else self._move_running
         return op
 
     def forward(self, x: Any) -> Tensor:

@@ -93,12 +93,12 @@ class SyncBatchNorm(AbstractBatchNorm):
     ) -> None:  # fmt: skip
         super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype)
         self.process_group = process_group
-        self._op_here = BatchNorm(eps)
+        self._op_here = BatchNorm(self.eps)
         self._op.context_type = partial(SyncContext, group=process_group)
 
     def _batch_op(self) -> BatchNorm:
         """Statistics of a batch in use, not in training, are this rank's: others may have none to give."""
-        return self._op if self.training else self._op_here
+        return self._as_set(self._op if self.training else self._op_here)
 
     def _replica(self) -> Self:
         raise InputError(
