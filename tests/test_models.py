@@ -9,7 +9,7 @@ import pytest
 
 from simparallel import manual_seed, models, nn, optim
 from simparallel.autograd import Tensor, functions as F
-from simparallel.errors import InputError
+from simparallel.errors import DTypeError, InputError, ShapeError
 
 
 def num_parameters(model):
@@ -57,6 +57,25 @@ def test_lenet_learns(image_size):
 def test_lenet_refuses_other_images():
     with pytest.raises(InputError, match="image_size=30 must be 28 or 32"):
         models.LeNet5(image_size=30)
+
+
+def test_gpt_takes_lists_arrays_and_single_sequences():
+    model = models.gpt(7, 5, num_layers=1, num_heads=2, width=4)
+    both = model(Tensor(np.array([[1, 2, 3], [4, 5, 6]]))).numpy()
+
+    assert both.shape == (2, 3, 7)
+    for tokens in ([[1, 2, 3], [4, 5, 6]], np.array([[1, 2, 3], [4, 5, 6]])):
+        np.testing.assert_array_equal(model(tokens).numpy(), both)
+    for tokens in ([1, 2, 3], np.array([1, 2, 3]), Tensor(np.array([1, 2, 3]))):
+        np.testing.assert_allclose(model(tokens).numpy(), both[0], rtol=1e-5, atol=1e-7)
+    for tokens, message in (
+        ([[[1]]], r"\(1, 1, 1\), need \(B, T\) or \(T,\)"),
+        ([0] * 6, "sequence of 6 tokens"),
+    ):
+        with pytest.raises(ShapeError, match=message):
+            model(tokens)
+    with pytest.raises(DTypeError, match="need integers"):
+        model([0.5])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,10 @@ attention and the feed-forward part, one after the last block; the output layer 
 
 from __future__ import annotations
 
+from typing import Any
+
 from simparallel.autograd import Tensor, functions as F
+from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import get_namespace
 from simparallel.errors import InputError, ShapeError
 from simparallel.nn import GELU, Embedding, LayerNorm, Linear, Module, ModuleList, init
@@ -38,7 +41,7 @@ class Block(Module):
 
 
 class GPT(Module):
-    """Logits of the next token for every position.   tokens: (B, T) integers   result: (B, T, V)
+    """Logits of the next token for every position.   tokens: (B, T) or (T,) integers   result: (B, T, V) or (T, V)
 
     Args:
         vocabulary: number of tokens V.
@@ -47,7 +50,7 @@ class GPT(Module):
 
     Raises:
         InputError: the heads do not divide the width.
-        ShapeError: (when called) a sequence longer than `length`.
+        ShapeError: (when called) a sequence longer than `length`, or tokens of other dims.
     """
 
     def __init__(
@@ -77,7 +80,12 @@ class GPT(Module):
             elif name.endswith("bias"):
                 init.zeros_(parameter)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Any) -> Tensor:
+        tokens = as_tensor(tokens)
+        if tokens.ndim == 1:
+            return self.forward(tokens.unsqueeze(0)).squeeze(0)
+        if tokens.ndim != 2:
+            raise ShapeError(f"GPT: tokens have shape {tokens.shape}, need (B, T) or (T,).")
         if tokens.shape[-1] > self.length:
             raise ShapeError(
                 f"GPT: a sequence of {tokens.shape[-1]} tokens is longer than length={self.length}."
