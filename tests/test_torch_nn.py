@@ -93,6 +93,39 @@ def test_module_agrees_with_torch(name, settings, shape):
         assert not their_state
 
 
+@pytest.mark.parametrize("kind", ["Sequential", "ModuleList"])
+def test_edited_containers_have_the_names_of_torch(kind):
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        held = []
+        for library in (nn, torch.nn):
+            layers = [library.Linear(1, i + 1) for i in range(4)]
+            held.append(library.Sequential(*layers) if kind == "Sequential" else library.ModuleList(layers))
+        for step in range(5):
+            edit, i = rng.integers(7), int(rng.integers(len(held[0]) or 1))
+            for library, container in zip((nn, torch.nn), held, strict=True):
+                new = library.Linear(1, 10 + step)
+                if edit == 0:
+                    container.insert(i, new)
+                elif edit == 1:
+                    container.append(new)
+                elif edit == 2:
+                    container += type(container)() + type(container)(
+                        *([new] if kind == "Sequential" else [[new]])
+                    )
+                elif len(container) > 0:
+                    if edit == 3:
+                        container[i] = new
+                    elif edit == 4:
+                        del container[i]
+                    elif edit == 5:
+                        del container[i : i + 2]
+                    else:
+                        container.pop(i)
+            ours, theirs = ([(n, tuple(p.shape)) for n, p in c.named_parameters()] for c in held)
+            assert ours == theirs
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_losses_agree_with_torch(reduction):
     rng = generator()

@@ -113,7 +113,7 @@ class ResNet(nn.Module):
     def forward(self, x: Any) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for name, stage in self._modules.items():
-            if name.startswith("layer"):
+            if stage is not None and name.startswith("layer"):
                 x = stage(x)
         return self.fc(self.flatten(self.avgpool(x)))
 

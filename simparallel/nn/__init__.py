@@ -6,7 +6,7 @@ from typing import Any
 from simparallel.nn import init
 from simparallel.nn.amp import auto_mixed_precision, custom_mixed_precision
 from simparallel.nn.attention import MultiheadAttention
-from simparallel.nn.containers import ModuleDict, ModuleList
+from simparallel.nn.containers import ModuleDict, ModuleList, Sequential
 from simparallel.nn.conv import Conv2d
 from simparallel.nn.embedding import Dropout, Embedding
 from simparallel.nn.init import initializer
@@ -17,7 +17,6 @@ from simparallel.nn.layers import (
     Linear,
     LogSoftmax,
     ReLU,
-    Sequential,
     Sigmoid,
     SiLU,
     Softmax,

@@ -1,15 +1,151 @@
-"""Modules that hold other modules and leave the order of calls to their owner."""
+"""Modules that hold other modules: in a row, in a list, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, overload
+from operator import index as as_index
+from typing import Any, Self, overload
 
-from simparallel.errors import InputError
+from simparallel.errors import InputError, OutOfRangeError
 from simparallel.nn.module import Module
 
 
-class ModuleList(Module):
+class AbstractModuleSequence(Module):
+    """Modules in an order, with what a list has; they can be shared with other containers.
+
+    Names are "0", "1", … unless others were given. To replace a module keeps its name; to insert or remove one
+    numbers all of them anew, as PyTorch does: the names in `state_dict()` follow.
+    """
+
+    _modules: dict[str, Any]  # those of a container are there
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._modules.values())
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """One module, or a container of some.
+
+        Raises:
+            OutOfRangeError: there is no module of this number.
+        """
+        names = self._names(index)
+        return self._some(names) if isinstance(index, slice) else self._modules[names[0]]
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        self._check_modules((module,))
+        self._modules[self._names(as_index(index))[0]] = module
+
+    def __delitem__(self, index: int | slice) -> None:
+        gone = self._names(index)
+        self._number([module for name, module in self._modules.items() if name not in gone])
+
+    def insert(self, index: int, module: Module) -> Self:
+        """Add a module in front of the one at `index`, which may be the length; returns self.
+
+        Raises:
+            OutOfRangeError: there is no such place.
+        """
+        self._check_modules((module,))
+        modules = list(self)
+        if not -len(modules) <= index <= len(modules):
+            raise self._out_of_range(index)
+        modules.insert(index, module)
+        self._number(modules)
+        return self
+
+    def append(self, module: Module) -> Self:
+        """Add a module at the end, named by the next free number; returns self."""
+        return self.extend((module,))
+
+    def extend(self, modules: Iterable[Module]) -> Self:
+        """Add modules at the end; returns self. All of them or, on an error, none."""
+        modules = list(modules)
+        self._check_modules(modules)
+        for module in modules:
+            number = len(self)
+            while str(number) in self._modules:
+                number += 1
+            self.add_module(str(number), module)
+        return self
+
+    def pop(self, index: int | slice = -1) -> Any:
+        """Remove a module, by default the last one, or some; returns it or them."""
+        taken = self[index]
+        del self[index]
+        return taken
+
+    def __iadd__(self, modules: Iterable[Module]) -> Self:
+        return self.extend(modules)
+
+    def __add__(self, modules: Iterable[Module]) -> Self:
+        """A new container with these modules behind the own ones, all numbered anew."""
+        joined = self._some(())
+        return joined.extend(self).extend(modules)
+
+    def _some(self, names: Iterable[str]) -> Any:
+        """A container with the modules of these names."""
+        raise TypeError(f"{type(self).__name__} does not define _some")
+
+    def _names(self, index: int | slice) -> list[str]:
+        names = list(self._modules)
+        if isinstance(index, slice):
+            return names[index]
+        if not -len(names) <= as_index(index) < len(names):
+            raise self._out_of_range(index)
+        return [names[index]]
+
+    def _number(self, modules: Iterable[Any]) -> None:
+        modules = dict(enumerate(modules))
+        self._modules.clear()
+        self._modules.update({str(i): module for i, module in modules.items()})
+
+    def _check_modules(self, modules: Iterable[Any]) -> None:
+        for module in modules:
+            if not isinstance(module, Module):
+                raise InputError(f"{type(self).__name__}: {type(module).__name__} is not a Module.")
+
+    def _out_of_range(self, index: int) -> OutOfRangeError:
+        return OutOfRangeError(
+            f"{type(self).__name__}: number {index} is outside of its {len(self)} modules."
+        )
+
+
+class Sequential(AbstractModuleSequence):
+    """Modules one after the other: `Sequential(a, b)(x)` is `b(a(x))`. Has what a list has: `insert`, `pop`, `+=`, …
+
+    Args:
+        modules: Modules, named "0", "1", …; or one mapping from names to Modules.
+
+    Raises:
+        InputError: something that is not a Module, or a name that is taken.
+    """
+
+    def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
+        super().__init__()
+        named: Mapping[str, Any] = {str(i): module for i, module in enumerate(modules)}
+        if len(modules) == 1 and isinstance(modules[0], Mapping):
+            named = modules[0]
+        self._check_modules(named.values())
+        for name, module in named.items():
+            self.add_module(name, module)
+
+    def forward(self, x: Any) -> Any:
+        for module in self._modules.values():
+            x = module(x)
+        return x
+
+    def _some(self, names: Iterable[str]) -> Sequential:
+        return Sequential({name: self._modules[name] for name in names})
+
+
+class ModuleList(AbstractModuleSequence):
     """Modules in a list: registered, indexed, iterated over; not called.
 
     Args:
@@ -20,45 +156,8 @@ class ModuleList(Module):
         super().__init__()
         self.extend(modules)
 
-    def append(self, module: Module) -> ModuleList:
-        """Add a module at the end; returns self."""
-        self.add_module(str(len(self)), module)
-        return self
-
-    def extend(self, modules: Iterable[Module]) -> ModuleList:
-        """Add modules at the end; returns self."""
-        for module in modules:
-            self.append(module)
-        return self
-
-    def insert(self, index: int, module: Module) -> None:
-        """Add a module in front of the one at `index`; those behind it get the next names."""
-        if not isinstance(module, Module):
-            raise InputError(f"ModuleList.insert: {type(module).__name__} is not a Module.")
-        modules = list(self)
-        modules.insert(index, module)
-        self._modules.clear()
-        self.extend(modules)
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[Module]:
-        return iter(self._modules.values())
-
-    @overload
-    def __getitem__(self, index: int) -> Module: ...
-    @overload
-    def __getitem__(self, index: slice) -> ModuleList: ...
-    def __getitem__(self, index: int | slice) -> Module:
-        """One module, or a ModuleList of some (the modules are shared)."""
-        modules = list(self)
-        return ModuleList(modules[index]) if isinstance(index, slice) else modules[index]
-
-    def __setitem__(self, index: int, module: Module) -> None:
-        if not isinstance(module, Module):
-            raise InputError(f"ModuleList[{index}]: {type(module).__name__} is not a Module.")
-        self._modules[list(self._modules)[index]] = module
+    def _some(self, names: Iterable[str]) -> ModuleList:
+        return ModuleList([self._modules[name] for name in names])
 
 
 class ModuleDict(Module):
@@ -77,7 +176,7 @@ class ModuleDict(Module):
         for name, module in modules.items():
             self[name] = module
 
-    def __getitem__(self, name: str) -> Module:
+    def __getitem__(self, name: str) -> Any:
         return self._modules[name]
 
     def __setitem__(self, name: str, module: Module) -> None:
@@ -88,6 +187,14 @@ class ModuleDict(Module):
 
     def __delitem__(self, name: str) -> None:
         del self._modules[name]
+
+    def pop(self, name: str) -> Any:
+        """Remove the module of this name; returns it."""
+        return self._modules.pop(name)
+
+    def clear(self) -> None:
+        """Remove all modules."""
+        self._modules.clear()
 
     def __contains__(self, name: Any) -> bool:
         return name in self._modules
@@ -102,10 +209,10 @@ class ModuleDict(Module):
         """The names."""
         return self._modules.keys()
 
-    def values(self) -> Iterable[Module]:
+    def values(self) -> Iterable[Any]:
         """The modules."""
         return self._modules.values()
 
-    def items(self) -> Iterable[tuple[str, Module]]:
+    def items(self) -> Iterable[tuple[str, Any]]:
         """(name, module) pairs."""
         return self._modules.items()

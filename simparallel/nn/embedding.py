@@ -71,14 +71,16 @@ class Dropout(Module):
 
     Args:
         p: probability of 0.
+        inplace: accepted as PyTorch spells it, and without effect: the values are the same, and x stays as it is.
 
     Raises:
         InputError: p is not a probability.
     """
 
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         self.p = DropoutOp(p).p  # refuses what is not a probability
+        self.inplace = bool(inplace)
         self.stream = random_state.next_mask()
 
     def forward(self, x: Any) -> Tensor:
@@ -89,4 +91,4 @@ class Dropout(Module):
         return instance(DropoutOp, self.p, random_state.seed, self.stream, random_state.part)(x, call)
 
     def extra_repr(self) -> str:
-        return f"p={self.p}"
+        return f"p={self.p}" + (", inplace=True" if self.inplace else "")

@@ -3,7 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
+
+
+class RemovableHandle:
+    """Removes a hook: by `remove()`, when it is called, or at the end of its `with` block. Once more, it does nothing.
+
+    Args:
+        hooks: the list that the hook is in.
+        hook: in there once.
+    """
+
+    def __init__(self, hooks: list[Any], hook: Any) -> None:
+        self._hooks, self._hook = hooks, hook
+
+    def remove(self) -> None:
+        """Remove the hook, if it is still there."""
+        if self._hook in self._hooks:
+            self._hooks.remove(self._hook)
+
+    def __call__(self) -> None:
+        self.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()
 
 
 class Hooks:
@@ -15,12 +41,12 @@ class Hooks:
 
     def add(
         self, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
-    ) -> Callable[[], None]:
-        """Add a hook; returns a function that removes it (calling that again does nothing)."""
+    ) -> RemovableHandle:
+        """Add a hook; returns what removes it."""
         hooks, hook = (self.before, before) if before is not None else (self.after, after)
         entry = _Entry(hook)
         hooks.append(entry)
-        return lambda: hooks.remove(entry) if entry in hooks else None
+        return RemovableHandle(hooks, entry)
 
     def call(self, module: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`module.forward`, with the hooks around it."""

@@ -1,10 +1,9 @@
-"""Layers: what `Sequential` is made of."""
+"""Layers: Linear, and those without parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -62,8 +61,22 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={has_bias}"
 
 
-class ReLU(Module):
-    """y = max(x, 0), any shape."""
+class _Inplace(Module):
+    """
+    Args:
+        inplace: accepted as PyTorch spells it, and without effect: the values are the same, and x stays as it is.
+    """
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = bool(inplace)
+
+    def extra_repr(self) -> str:
+        return "inplace=True" if self.inplace else ""
+
+
+class ReLU(_Inplace):
+    __doc__ = "y = max(x, 0), any shape.\n" + (_Inplace.__doc__ or "")
 
     def forward(self, x: Any) -> Tensor:
         return functions.relu(x)
@@ -101,8 +114,8 @@ class GELU(Module):
         return f"approximate={self.approximate!r}"
 
 
-class SiLU(Module):
-    """x * sigmoid(x), any shape."""
+class SiLU(_Inplace):
+    __doc__ = "x * sigmoid(x), any shape.\n" + (_Inplace.__doc__ or "")
 
     def forward(self, x: Any) -> Tensor:
         return functions.silu(x)
@@ -151,54 +164,6 @@ class Flatten(Module):
 
     def extra_repr(self) -> str:
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
-
-
-class Sequential(Module):
-    """Modules one after the other: `Sequential(a, b)(x)` is `b(a(x))`.
-
-    Args:
-        modules: Modules, named "0", "1", …; or one mapping from names to Modules.
-
-    Raises:
-        InputError: something that is not a Module, or a name that is taken.
-    """
-
-    def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
-        super().__init__()
-        named: Mapping[str, Any] = {str(i): module for i, module in enumerate(modules)}
-        if len(modules) == 1 and isinstance(modules[0], Mapping):
-            named = modules[0]
-        for name, module in named.items():
-            self.add_module(name, module)  # refuses what is not a Module
-
-    def append(self, module: Module) -> Sequential:
-        """Add a module at the end, named by the next free number; returns self."""
-        number = len(self)
-        while str(number) in self._modules:
-            number += 1
-        self.add_module(str(number), module)
-        return self
-
-    def forward(self, x: Any) -> Any:
-        for module in self._modules.values():
-            x = module(x)
-        return x
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[Module]:
-        return iter(self._modules.values())
-
-    @overload
-    def __getitem__(self, index: int) -> Module: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequential: ...
-    def __getitem__(self, index: int | slice) -> Module:
-        """One module, or a Sequential of some under their names (the modules are shared)."""
-        if isinstance(index, slice):
-            return Sequential(dict(list(self._modules.items())[index]))
-        return list(self._modules.values())[index]
 
 
 def _is_integer(value: Any) -> bool:

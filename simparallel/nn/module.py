@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -13,9 +13,10 @@ from simparallel.backend import is_array, to_host
 from simparallel.errors import DeviceOutOfMemoryError, InputError
 from simparallel.memory import BUFFERS, PARAMETERS
 from simparallel.nn.deferred import Recipe, deferring
-from simparallel.nn.hooks import Hooks
+from simparallel.nn.hooks import Hooks, RemovableHandle
 from simparallel.nn.places import hold, move_to
 from simparallel.nn.state import LoadResult, load
+from simparallel.nn.tree import ModuleTree
 
 
 class Parameter(Tensor):
@@ -40,7 +41,7 @@ class Parameter(Tensor):
         return super().__repr__().replace("Tensor", "Parameter", 1)
 
 
-class Module:
+class Module(ModuleTree):
     """Base of everything with parameters. Assign Parameters and Modules to attributes in `__init__`.
 
     Example:
@@ -56,10 +57,6 @@ class Module:
     """
 
     training: bool
-    _parameters: dict[str, Parameter | None]
-    _buffers: dict[str, Tensor | None]
-    _modules: dict[str, Module]
-    _not_saved: set[str]
 
     def __init__(self) -> None:
         # Past __setattr__, which looks into these dicts.
@@ -85,19 +82,19 @@ class Module:
             error.passed = self
             raise
 
-    def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> Callable[[], None]:
+    def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> RemovableHandle:
         """Call `hook(module, inputs)` before each forward; a result that is not None replaces the inputs.
 
         Returns:
-            A function that removes the hook.
+            What removes the hook: `handle.remove()`, `handle()`, or the end of `with handle:`.
         """
         return self._own_hooks().add(before=hook)
 
-    def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> Callable[[], None]:
+    def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> RemovableHandle:
         """Call `hook(module, inputs, output)` after each forward; a result that is not None replaces the output.
 
         Returns:
-            A function that removes the hook.
+            What removes the hook: `handle.remove()`, `handle()`, or the end of `with handle:`.
         """
         return self._own_hooks().add(after=hook)
 
@@ -128,8 +125,9 @@ class Module:
             return "_modules"
         if name in self.__dict__.get("_buffers", ()) and (value is None or isinstance(value, Tensor)):
             return "_buffers"
-        if name in self.__dict__.get("_parameters", ()) and value is None:
-            return "_parameters"
+        for registry in ("_parameters", "_modules"):  # the name stays, for an absent one
+            if value is None and name in self.__dict__.get(registry, ()):
+                return registry
         for registry, kind in (("_parameters", "Parameter"), ("_buffers", "Tensor"), ("_modules", "Module")):
             if name in self.__dict__.get(registry, ()):
                 raise InputError(
@@ -187,11 +185,12 @@ class Module:
         setattr(self, name, tensor)
         (self._not_saved.discard if persistent else self._not_saved.add)(name)
 
-    def add_module(self, name: str, module: Module) -> None:
-        """Add a child under a name that need not be a Python identifier, such as "0"."""
-        if not isinstance(module, Module):
+    def add_module(self, name: str, module: Module | None) -> None:
+        """Add a child under a name that need not be a Python identifier, such as "0"; None for an absent one."""
+        if module is not None and not isinstance(module, Module):
             raise InputError(f"add_module({name!r}): {type(module).__name__} is not a Module.")
         self._check_free(name)
+        self._modules[name] = None
         setattr(self, name, module)
 
     def _check_name(self, name: str) -> None:
@@ -208,65 +207,7 @@ class Module:
         if hasattr(self, name):
             raise InputError(f"{type(self).__name__} already has an attribute {name!r}; choose another name.")
 
-    # --- walking the tree ------------------------------------------------------------------------
-
-    def children(self) -> Iterator[Module]:
-        """The modules right below this one, each once."""
-        yield from {id(child): child for child in self._modules.values()}.values()
-
-    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """(dotted name, module), this one first, parents before children, each module once."""
-        seen: set[int] = set()
-        stack = [(prefix, self)]
-        while stack:
-            path, module = stack.pop()
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-            yield path, module
-            stack += [(_join(path, name), child) for name, child in reversed(module._modules.items())]
-
-    def modules(self) -> Iterator[Module]:
-        """This module and all below it, each once."""
-        return (module for _, module in self.named_modules())
-
-    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """(dotted name, parameter); one that is used in several places comes once, by its first name."""
-        return self._named_members("_parameters", prefix)
-
-    def parameters(self) -> Iterator[Parameter]:
-        """All parameters, each once, in the order of `named_parameters()`."""
-        return (parameter for _, parameter in self.named_parameters())
-
-    def trainable_params(self) -> list[Parameter]:
-        """The parameters that require a gradient, each once: what an optimizer wants. MindSpore's name."""
-        return [parameter for parameter in self.parameters() if parameter.requires_grad]
-
-    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-        """(dotted name, buffer), each buffer once."""
-        return self._named_members("_buffers", prefix)
-
-    def buffers(self) -> Iterator[Tensor]:
-        """All buffers, each once, in the order of `named_buffers()`."""
-        return (buffer for _, buffer in self.named_buffers())
-
-    def _named_members(self, registry: str, prefix: str) -> Iterator[tuple[str, Any]]:
-        seen: set[int] = set()
-        for path, module in self.named_modules(prefix):
-            for name, tensor in module.__dict__[registry].items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield _join(path, name), tensor
-
     # --- saving and loading ----------------------------------------------------------------------
-
-    def _saved_tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-        """Parameters and saved buffers under *every* name they have, as a file needs them."""
-        for name, tensor in (*self._parameters.items(), *self._buffers.items()):
-            if tensor is not None and name not in self._not_saved:
-                yield _join(prefix, name), tensor
-        for name, child in self._modules.items():
-            yield from child._saved_tensors(_join(prefix, name))
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Dotted name -> copy of the array in host memory. Tied parameters stand under each name."""
@@ -284,6 +225,7 @@ class Module:
 
         Raises:
             StateDictError: lists every missing and unexpected name, wrong shape and wrong dtype.
+            InputError: `state` is not a mapping.
         """
         return load(type(self).__name__, dict(self._saved_tensors()), state, strict)
 
@@ -301,6 +243,18 @@ class Module:
         """
         move_to(self, *args, **kwargs)
         return self
+
+    def half(self) -> Self:
+        """`to(float16)`."""
+        return self.to(np.float16)
+
+    def float(self) -> Self:
+        """`to(float32)`."""
+        return self.to(np.float32)
+
+    def double(self) -> Self:
+        """`to(float64)`."""
+        return self.to(np.float64)
 
     def train(self, mode: bool = True) -> Self:
         """Set `training` here and below (dropout and normalisation ask for it)."""
@@ -389,7 +343,3 @@ class Module:
             return f"{type(self).__name__}({extra})"
         lines = ([extra] if extra else []) + [f"({name}): {child!r}" for name, child in children]
         return f"{type(self).__name__}(\n{textwrap.indent(chr(10).join(lines), '  ')}\n)"
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

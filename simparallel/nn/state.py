@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from simparallel.autograd import Tensor
 from simparallel.autograd.tape import mark_changed
 from simparallel.backend import is_array, to_device_like, to_host
-from simparallel.errors import StateDictError
+from simparallel.errors import InputError, StateDictError
 
 
 class LoadResult(NamedTuple):
@@ -32,7 +32,13 @@ def load(who: str, targets: Mapping[str, Tensor], state: Mapping[str, Any], stri
 
     Raises:
         StateDictError: lists every missing and unexpected name, wrong shape and wrong dtype.
+        InputError: `state` is not a mapping.
     """
+    if not isinstance(state, Mapping):
+        raise InputError(
+            f"{who}.load_state_dict: need a mapping from names to arrays, such as state_dict() gives, got "
+            f"{type(state).__name__}. Nothing was loaded."
+        )
     missing = [name for name in targets if name not in state]
     unexpected = [name for name in state if name not in targets]
     arrays = {

@@ -82,7 +82,8 @@ def _filled(modules: list[Module], tensors: dict[int, Tensor]) -> Module:
             for name, tensor in module.__dict__[registry].items():
                 replica.__dict__.pop(name, None)  # mixed precision outside may hide it behind a cast
                 replica.__dict__[registry][name] = None if tensor is None else tensors[id(tensor)]
-        replica._modules.update({name: made[id(child)] for name, child in module._modules.items()})
+        for name, child in module._modules.items():
+            replica._modules[name] = None if child is None else made[id(child)]
     return made[id(modules[0])]
 
 

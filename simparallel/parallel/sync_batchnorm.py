@@ -134,7 +134,7 @@ class SyncBatchNorm(AbstractBatchNorm):
 
         for parent in list(module.modules()):
             for name, child in parent._modules.items():
-                parent._modules[name] = convert(child)
+                parent._modules[name] = None if child is None else convert(child)
         return convert(module)
 
     @classmethod

@@ -1,0 +1,113 @@
+"""The tree that modules are: what is registered where, and the walks through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from simparallel.autograd import Tensor
+from simparallel.errors import InputError
+
+if TYPE_CHECKING:
+    from simparallel.nn.module import Module, Parameter
+
+
+class ModuleTree:
+    """What a Module has of the modules below it. A name may be kept for an absent one, which is None."""
+
+    _parameters: dict[str, Parameter | None]
+    _buffers: dict[str, Tensor | None]
+    _modules: dict[str, Module | None]
+    _not_saved: set[str]
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """(name, module) of the modules right below this one, each once, by its first name."""
+        seen: set[int] = set()
+        for name, child in self._modules.items():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                yield name, child
+
+    def children(self) -> Iterator[Module]:
+        """The modules right below this one, each once."""
+        return (child for _, child in self.named_children())
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """(dotted name, module), this one first, parents before children, each module once."""
+        seen: set[int] = set()
+        stack: list[tuple[str, Any]] = [(prefix, self)]
+        while stack:
+            path, module = stack.pop()
+            if module is None or id(module) in seen:
+                continue
+            seen.add(id(module))
+            yield path, module
+            stack += [(_join(path, name), child) for name, child in reversed(module._modules.items())]
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it, each once."""
+        return (module for _, module in self.named_modules())
+
+    def get_submodule(self, target: str) -> Module:
+        """The module of this dotted name, as in `named_modules()`; "" for this one.
+
+        Raises:
+            InputError: there is none.
+        """
+        found: Any = self
+        for name in target.split(".") if target else ():
+            child = found._modules.get(name)
+            if child is None:
+                names = ", ".join(name for name, _ in found.named_children()) or "none"
+                raise InputError(
+                    f"{type(self).__name__}.get_submodule({target!r}): {type(found).__name__} has no module {name!r}; "
+                    f"it has: {names}."
+                )
+            found = child
+        return found
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """(dotted name, parameter); one that is used in several places comes once, by its first name.
+
+        Args:
+            prefix: in front of the names.
+            recurse: False for those of this module alone.
+        """
+        return self._named_members("_parameters", prefix, recurse)
+
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """All parameters, each once, in the order of `named_parameters()`."""
+        return (parameter for _, parameter in self.named_parameters(recurse=recurse))
+
+    def trainable_params(self) -> list[Parameter]:
+        """The parameters that require a gradient, each once: what an optimizer wants. MindSpore's name."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """(dotted name, buffer), each buffer once. Arguments as for `named_parameters`."""
+        return self._named_members("_buffers", prefix, recurse)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """All buffers, each once, in the order of `named_buffers()`."""
+        return (buffer for _, buffer in self.named_buffers(recurse=recurse))
+
+    def _named_members(self, registry: str, prefix: str, recurse: bool) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        for path, module in self.named_modules(prefix) if recurse else ((prefix, self),):
+            for name, tensor in module.__dict__[registry].items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield _join(path, name), tensor
+
+    def _saved_tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        """Parameters and saved buffers under *every* name they have, as a file needs them."""
+        for name, tensor in (*self._parameters.items(), *self._buffers.items()):
+            if tensor is not None and name not in self._not_saved:
+                yield _join(prefix, name), tensor
+        for name, child in self._modules.items():
+            if child is not None:
+                yield from child._saved_tensors(_join(prefix, name))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
