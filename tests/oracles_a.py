@@ -49,6 +49,7 @@ ORACLES = {
     "Greater": lambda op, a, b: a > b,
     "GreaterEqual": lambda op, a, b: a >= b,
     "Index": index,
+    "LeakyReLU": lambda op, x: np.where(x > 0, x, x * op.negative_slope),
     "Less": lambda op, a, b: a < b,
     "LessEqual": lambda op, a, b: a <= b,
     "Max": lambda op, x: np.max(x, axis=axes(op), keepdims=op.keepdim),

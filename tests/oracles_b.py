@@ -61,17 +61,24 @@ def dropout(op, x, call):
     return x * keep / ((1 - op.p) or 1)
 
 
+def huber(d, width):
+    return np.where(np.abs(d) <= width, d * d / 2, width * (np.abs(d) - width / 2))
+
+
 ORACLES = {
     "BatchNorm": lambda op, x, *wb: per_channel(normalized(x, (0, *range(2, x.ndim)), op.eps), *wb),
     "BatchNormInference": lambda op, x, m, v, *wb: per_channel(
         per_channel(x, 1 / np.sqrt(v + op.eps), -m / np.sqrt(v + op.eps)), *wb
     ),
     "BinaryCrossEntropy": lambda op, x, t: reduced(op, -t * np.log(x) - (1 - t) * np.log(1 - x)),
-    "BinaryCrossEntropyWithLogits": lambda op, x, t: reduced(op, np.log(1 + np.exp(x)) - t * x),
+    "BinaryCrossEntropyWithLogits": lambda op, x, t, p=1: reduced(
+        op, (1 - t) * np.log(1 + np.exp(x)) + p * t * np.log(1 + np.exp(-x))
+    ),
     "CrossEntropy": lambda op, x, *rest: label_loss(op, np.log(softmax(x)), *rest),
     "Dropout": dropout,
     "Embedding": lambda op, ids, table: table[ids],
     "GroupNorm": group_norm,
+    "Huber": lambda op, x, t: reduced(op, huber(x - t, op.delta)),
     "L1": lambda op, x, t: reduced(op, np.abs(x - t)),
     "LayerNorm": lambda op, x, *wb: row_norm(normalized(x, last(op), op.eps), *wb),
     "LogSoftmax": lambda op, x: np.log(softmax(x, op.dim)),
@@ -80,6 +87,7 @@ ORACLES = {
     "OneHot": lambda op, ids: np.where(np.eye(op.num_classes)[ids], op.on, op.off),
     "RMSNorm": lambda op, x, *w: row_norm(x / np.sqrt((x * x).mean(last(op), keepdims=True) + op.eps), *w),
     "ScaledDotProductAttention": attention,
+    "SmoothL1": lambda op, x, t: reduced(op, huber(x - t, op.beta) / op.beta if op.beta else np.abs(x - t)),
     "Softmax": lambda op, x: softmax(x, op.dim),
     "SoftmaxCrossEntropyWithLogits": lambda op, x, t: reduced(op, -(t * np.log(softmax(x))).sum(1), len(x)),
 }

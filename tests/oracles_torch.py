@@ -34,6 +34,14 @@ def element_loss(function):
     return lambda op, x, target: function(x, target, reduction=reduction(op, x.numel()))
 
 
+def binary_cross_entropy_with_logits(op, x, target, p=None):
+    """With `p` written out: PyTorch has no gradient for its `pos_weight`."""
+    if p is None:
+        return TF.binary_cross_entropy_with_logits(x, target, reduction=reduction(op, x.numel()))
+    losses = -p * target * TF.logsigmoid(x) - (1 - target) * TF.logsigmoid(-x)
+    return {"mean": torch.mean, "sum": torch.sum, "none": lambda y: y}[reduction(op, x.numel())](losses)
+
+
 def label_loss(function, op, x, labels, weight=None, **settings):
     labels = labels.long()
     ignored = -100 if op.ignore_index is None else op.ignore_index  # PyTorch always ignores one label
@@ -135,7 +143,7 @@ TORCH = {
     "BatchNorm": batch_norm,
     "BatchNormInference": batch_norm_inference,
     "BinaryCrossEntropy": element_loss(TF.binary_cross_entropy),
-    "BinaryCrossEntropyWithLogits": element_loss(TF.binary_cross_entropy_with_logits),
+    "BinaryCrossEntropyWithLogits": binary_cross_entropy_with_logits,
     "BroadcastTo": lambda op, x: x.expand(op.shape),
     "Coalesce": lambda op, *xs: torch.cat([x.flatten() for x in xs]),
     "Replicate": lambda op, x: x.clone(),
@@ -156,9 +164,11 @@ TORCH = {
     "Greater": lambda op, a, b: torch.gt(a, b),
     "GreaterEqual": lambda op, a, b: torch.ge(a, b),
     "GroupNorm": lambda op, x, *wb: torch.group_norm(x, op.num_groups, *wb, eps=op.eps),
+    "Huber": lambda op, x, target: TF.huber_loss(x, target, reduction(op, x.numel()), op.delta),
     "Index": index,
     "L1": element_loss(TF.l1_loss),
     "LayerNorm": lambda op, x, *wb: TF.layer_norm(x, x.shape[-op.num_dims :], *wb, eps=op.eps),
+    "LeakyReLU": lambda op, x: TF.leaky_relu(x, op.negative_slope),
     "Less": lambda op, a, b: torch.lt(a, b),
     "LessEqual": lambda op, a, b: torch.le(a, b),
     "Linear": lambda op, x, w, *b: TF.linear(x, w, *b),
@@ -189,6 +199,9 @@ TORCH = {
     "SiLU": lambda op, x: TF.silu(x),
     "Sigmoid": lambda op, x: torch.sigmoid(x),
     "Slice": slice_,
+    "SmoothL1": lambda op, x, target: TF.smooth_l1_loss(
+        x, target, reduction=reduction(op, x.numel()), beta=op.beta
+    ),
     "Softmax": lambda op, x: torch.softmax(x, op.dim),
     "SoftmaxCrossEntropyWithLogits": lambda op, x, labels: TF.cross_entropy(
         x, labels, reduction=reduction(op, len(x))

@@ -36,6 +36,7 @@ from simparallel.autograd.expand import BroadcastTo, Pad, Squeeze, Tile, Unsquee
 from simparallel.autograd.extremum import ArgMax, Max, Min, Var
 from simparallel.autograd.indexing import Index, Slice
 from simparallel.autograd.join import Coalesce, Concat, Stack
+from simparallel.autograd.leaky import LeakyReLU
 from simparallel.autograd.loss import NLL, CrossEntropy
 from simparallel.autograd.matmul import Linear, MatMul
 from simparallel.autograd.norm import GroupNorm, LayerNorm, RMSNorm
@@ -43,6 +44,7 @@ from simparallel.autograd.op import Context, Op, Plan, Spec, Work
 from simparallel.autograd.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from simparallel.autograd.power import Pow
 from simparallel.autograd.reduce import Mean, Sum
+from simparallel.autograd.robust_loss import Huber, SmoothL1
 from simparallel.autograd.select import Clip, Maximum, Minimum, Where
 from simparallel.autograd.shape import Flatten, Permute, Redistribute, Reshape
 from simparallel.autograd.softmax import LogSoftmax, Softmax
@@ -54,10 +56,10 @@ __all__ = [
     "Abs", "AdaptiveAvgPool2d", "Add", "ArgMax", "AvgPool2d", "Backward", "BatchNorm", "BatchNormInference",
     "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BroadcastTo", "Cast", "Clip", "Clone", "Coalesce",
     "Concat", "Context", "Conv2d", "CrossEntropy", "Div", "Dropout", "Embedding", "Equal", "Exp", "Flatten", "GELU",
-    "Greater", "GreaterEqual", "GroupNorm", "Index", "L1", "LayerNorm", "Less", "LessEqual", "Linear", "Log",
-    "LogSoftmax", "MSE", "MatMul", "Max", "MaxPool2d", "Maximum", "Mean", "Min", "Minimum", "Mul", "NLL", "Neg",
-    "NotEqual", "OneHot", "Op", "Pad", "Permute", "Plan", "Pow", "RMSNorm", "ReLU", "Redistribute", "Replicate",
-    "Reshape", "ScaledDotProductAttention", "SiLU", "Sigmoid", "Slice", "Softmax",
+    "Greater", "GreaterEqual", "GroupNorm", "Huber", "Index", "L1", "LayerNorm", "LeakyReLU", "Less", "LessEqual",
+    "Linear", "Log", "LogSoftmax", "MSE", "MatMul", "Max", "MaxPool2d", "Maximum", "Mean", "Min", "Minimum", "Mul", "NLL",
+    "Neg", "NotEqual", "OneHot", "Op", "Pad", "Permute", "Plan", "Pow", "RMSNorm", "ReLU", "Redistribute", "Replicate",
+    "Reshape", "ScaledDotProductAttention", "SiLU", "Sigmoid", "Slice", "SmoothL1", "Softmax",
     "SoftmaxCrossEntropyWithLogits", "Spec", "Sqrt", "Squeeze", "Stack", "Sub", "Sum", "Tanh", "Tensor", "Tile",
     "ToDevice", "Unsqueeze", "Var", "Where", "Work", "at_backward_end", "functions", "no_grad", "run_backward",
     "running_backward", "value_and_grad",

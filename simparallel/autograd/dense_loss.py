@@ -69,7 +69,7 @@ class SoftmaxCrossEntropyWithLogits(Op):
 
 
 class AbstractElementLoss(Op):
-    """A loss of every element of x and target, two tensors of one shape; then reduced.
+    """A loss of every element of x and target, tensors of one shape, and perhaps more of them; then reduced.
 
     Args:
         reduction: "mean" over all elements (their global number), "sum" or "none".
@@ -82,33 +82,33 @@ class AbstractElementLoss(Op):
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
         names = " ".join(dim_names(len(shapes[0])))
-        return f"{names}, {names} -> {names if self.reduction == 'none' else ''}"
+        return f"{', '.join([names] * len(shapes))} -> {names if self.reduction == 'none' else ''}"
 
-    def infer(self, x: Spec, target: Spec) -> Spec:
-        _check_float(x=x, target=target)
-        return super().infer(x, target)
+    def infer(self, x: Spec, target: Spec, *more: Spec) -> Spec:
+        _check_float(x=x, target=target, **{f"input {i}": spec for i, spec in enumerate(more, 2)})
+        return super().infer(x, target, *more)
 
     def _losses(self, ctx: Context, x: Array, target: Array) -> Array:
         """The loss of each element: a new array."""
         raise TypeError(f"{self.name} does not define _losses")
 
     def _slopes(self, ctx: Context, wanted: int) -> Array:
-        """Derivative of each element's loss by x (0) or by target (1): a new array."""
+        """Derivative of each element's loss by x (0), by target (1), or by what else there is: a new array."""
         raise TypeError(f"{self.name} does not define _slopes")
 
-    def forward(self, ctx: Context, x: Array, target: Array) -> Array:
+    def forward(self, ctx: Context, *arrays: Array) -> Array:
         dtype = ctx.plan.output.dtype
         ctx.dtype = wider(dtype)
-        losses = self._losses(ctx, x.astype(ctx.dtype, copy=False), target.astype(ctx.dtype, copy=False))
+        losses = self._losses(ctx, *[array.astype(ctx.dtype, copy=False) for array in arrays])
         if self.reduction != "none":
             losses = losses.sum() / self._divisor(ctx)
         return losses.astype(dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         each = dy.astype(ctx.dtype, copy=False) / self._divisor(ctx)
-        grads: list[Array | None] = [None, None]
-        for i in range(2):
-            if ctx.needs[i]:
+        grads: list[Array | None] = [None] * len(ctx.needs)
+        for i, needed in enumerate(ctx.needs):
+            if needed:
                 slopes = self._slopes(ctx, i)
                 slopes *= each
                 grads[i] = slopes
@@ -119,8 +119,9 @@ class AbstractElementLoss(Op):
             return 1
         return max(ctx.sizes(" ".join(dim_names(len(ctx.plan.inputs[0].shape)))), 1)
 
-    def work(self, x: Spec, target: Spec) -> Work:
-        return Work(max(self.flops_per_element * prod(x.shape), 1), 2 * (x.size_bytes + target.size_bytes))
+    def work(self, *inputs: Spec) -> Work:
+        flops = self.flops_per_element * prod(inputs[0].shape)
+        return Work(max(flops, 1), 2 * sum(spec.size_bytes for spec in inputs))
 
 
 class MSE(AbstractElementLoss):
@@ -150,14 +151,15 @@ class BinaryCrossEntropyWithLogits(AbstractElementLoss):
     """loss = max(x, 0) - x target + ln(1 + e ** -|x|), x a logit and target in 0 … 1
 
     Equal to -target ln s - (1 - target) ln(1 - s) with s = 1 / (1 + e ** -x), and finite for every
-    finite x. Backward: dx = s - target.
+    finite x. Backward: dx = s - target. With a third input p, of the same shape, it is
+    -p target ln s - (1 - target) ln(1 - s), and dx = (1 - target + p target) s - p target.
     """
 
     flops_per_element = 25  # an exponential and a logarithm, by convention 10 each
 
-    def _losses(self, ctx: Context, x: Array, target: Array) -> Array:
+    def _losses(self, ctx: Context, x: Array, target: Array, p: Array | None = None) -> Array:
         xp = ctx.xp
-        ctx.x, ctx.target = x, target
+        ctx.x, ctx.target, ctx.p = x, target, p
         small = xp.exp(-abs(x))  # in (0, 1]: never overflows
         losses = xp.log1p(small)
         if ctx.needs[0]:
@@ -165,12 +167,20 @@ class BinaryCrossEntropyWithLogits(AbstractElementLoss):
             small += 1
             sigmoid /= small
             ctx.sigmoid = sigmoid
+        if p is not None:  # of the one class -ln s, of the other one -ln(1 - s)
+            ctx.ones, ctx.zeros = losses - xp.minimum(x, 0), losses + xp.maximum(x, 0)
+            return p * target * ctx.ones + (1 - target) * ctx.zeros
         losses += xp.maximum(x, 0)
         losses -= x * target
         return losses
 
     def _slopes(self, ctx: Context, wanted: int) -> Array:
-        return -ctx.x if wanted else ctx.sigmoid - ctx.target
+        if ctx.p is None:
+            return -ctx.x if wanted else ctx.sigmoid - ctx.target
+        if wanted == 0:
+            weighted = ctx.p * ctx.target
+            return (1 - ctx.target + weighted) * ctx.sigmoid - weighted
+        return ctx.p * ctx.ones - ctx.zeros if wanted == 1 else ctx.target * ctx.ones
 
 
 class BinaryCrossEntropy(AbstractElementLoss):

@@ -67,12 +67,14 @@ from simparallel.autograd.functions_shape import (
     tile,
     unsqueeze,
 )
+from simparallel.autograd.leaky import leaky_relu
 from simparallel.autograd.operands import as_dims, operands, spread
 from simparallel.autograd.pool import (
     adaptive_avg_pool2d,
     avg_pool2d,
     max_pool2d,
 )
+from simparallel.autograd.robust_loss import huber_loss, smooth_l1_loss
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.autograd.transfer import to
 from simparallel.errors import ShapeError

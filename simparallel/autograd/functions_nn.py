@@ -136,9 +136,24 @@ def binary_cross_entropy(x: Any, target: Any, reduction: str = "mean") -> Tensor
     return instance(dense_loss.BinaryCrossEntropy, reduction)(as_tensor(x), as_tensor(target))
 
 
-def binary_cross_entropy_with_logits(x: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Binary cross-entropy of sigmoid(x), safe for every finite x."""
-    return instance(dense_loss.BinaryCrossEntropyWithLogits, reduction)(as_tensor(x), as_tensor(target))
+def binary_cross_entropy_with_logits(
+    x: Any, target: Any, reduction: str = "mean", *, pos_weight: Any = None
+) -> Tensor:
+    """Binary cross-entropy of sigmoid(x), safe for every finite x.
+
+    Args:
+        x: logits, floating point.
+        target: of the same shape, 0 … 1.
+        reduction: "mean", "sum" or "none".
+        pos_weight: what -target ln sigmoid(x) counts for; its shape broadcasts to that of x, so (c,) is one for each
+            class of x (n, c).
+    """
+    op, x = instance(dense_loss.BinaryCrossEntropyWithLogits, reduction), as_tensor(x)
+    if pos_weight is None:
+        return op(x, as_tensor(target))
+    from simparallel.autograd.functions import broadcast_to, cast
+
+    return op(x, as_tensor(target), broadcast_to(cast(pos_weight, x.dtype), *x.shape))
 
 
 # --- normalisation -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from simparallel.nn.layers import (
     GELU,
     Flatten,
     Identity,
+    LeakyReLU,
     Linear,
     LogSoftmax,
     ReLU,
@@ -27,9 +28,11 @@ from simparallel.nn.losses import (
     BCEWithLogitsLoss,
     CrossEntropyLoss,
     CrossEntropySmooth,
+    HuberLoss,
     L1Loss,
     MSELoss,
     NLLLoss,
+    SmoothL1Loss,
     SoftmaxCrossEntropyExpand,
     SoftmaxCrossEntropyWithLogits,
 )
@@ -42,10 +45,10 @@ from simparallel.nn.summary import LayerSummary, Summary, summary
 
 __all__ = [
     "AdaptiveAvgPool2d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "Conv2d",
-    "CrossEntropyLoss", "CrossEntropySmooth", "Dropout", "Embedding", "Flatten", "GELU", "GroupNorm",
-    "Identity", "L1Loss", "LayerNorm", "LayerSummary", "Linear", "LoadResult", "LogSoftmax", "MSELoss",
+    "CrossEntropyLoss", "CrossEntropySmooth", "Dropout", "Embedding", "Flatten", "GELU", "GroupNorm", "HuberLoss",
+    "Identity", "L1Loss", "LayerNorm", "LayerSummary", "LeakyReLU", "Linear", "LoadResult", "LogSoftmax", "MSELoss",
     "MaxPool2d", "Module", "ModuleDict", "ModuleList", "MultiheadAttention", "NLLLoss", "Parameter", "RMSNorm",
-    "ReLU", "Sequential", "SiLU", "Sigmoid", "Softmax", "SoftmaxCrossEntropyExpand",
+    "ReLU", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss", "Softmax", "SoftmaxCrossEntropyExpand",
     "SoftmaxCrossEntropyWithLogits", "Summary", "Tanh", "auto_mixed_precision", "checkpoint",
     "custom_mixed_precision", "init", "initializer", "summary",
 ]  # fmt: skip

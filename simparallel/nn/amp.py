@@ -39,6 +39,7 @@ NORMS: tuple[str, ...] = (
 )  # fmt: skip
 LOSSES: tuple[str, ...] = (
     "CrossEntropyLoss", "CrossEntropySmooth", "MSELoss", "L1Loss", "NLLLoss", "BCELoss", "BCEWithLogitsLoss",
+    "SmoothL1Loss", "HuberLoss",
 )  # fmt: skip
 BLACK_LIST: tuple[str, ...] = NORMS + LOSSES
 

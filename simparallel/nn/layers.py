@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd import GELU as GELUOp, Tensor, functions
+from simparallel.autograd import GELU as GELUOp, LeakyReLU as LeakyReLUOp, Tensor, functions
 from simparallel.errors import DTypeError, InputError
 from simparallel.nn import init
 from simparallel.nn.module import Module, Parameter
@@ -80,6 +80,30 @@ class ReLU(_Inplace):
 
     def forward(self, x: Any) -> Tensor:
         return functions.relu(x)
+
+
+class LeakyReLU(_Inplace):
+    """y = x for x > 0, else negative_slope * x, any shape.
+
+    Args:
+        negative_slope: a finite number.
+        inplace: accepted as PyTorch spells it, and without effect: the values are the same, and x stays as it is.
+
+    Raises:
+        InputError: another `negative_slope`.
+    """
+
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
+        super().__init__(inplace)
+        self.negative_slope = LeakyReLUOp(
+            negative_slope
+        ).negative_slope  # refuses a bad one now, not when called
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.leaky_relu(x, self.negative_slope)
+
+    def extra_repr(self) -> str:
+        return ", ".join(filter(None, (f"negative_slope={self.negative_slope}", super().extra_repr())))
 
 
 class Tanh(Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simparallel.autograd import NLL, CrossEntropy, Tensor, functions
+from simparallel.autograd import NLL, CrossEntropy, Huber, SmoothL1, Tensor, functions
 from simparallel.autograd.loss import check_reduction
 from simparallel.autograd.tensor import as_tensor
 from simparallel.errors import InputError, ShapeError
@@ -163,6 +163,50 @@ class L1Loss(_Loss):
         return functions.l1_loss(x, target, self.reduction)
 
 
+class HuberLoss(_Loss):
+    """d² / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = x - target; two tensors of one shape.
+
+    Args:
+        reduction: "mean", "sum", or "none" for the losses one by one.
+        delta: above 0.
+
+    Raises:
+        InputError: a bad setting; when called, ShapeError or DTypeError.
+    """
+
+    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
+        super().__init__(reduction)
+        self.delta = Huber(reduction, delta).delta
+
+    def forward(self, x: Any, target: Any) -> Tensor:
+        return functions.huber_loss(x, target, self.reduction, self.delta)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, delta={self.delta}"
+
+
+class SmoothL1Loss(_Loss):
+    """d² / (2 beta) where |d| < beta, else |d| - beta / 2, with d = x - target; two tensors of one shape.
+
+    Args:
+        reduction: "mean", "sum", or "none" for the losses one by one.
+        beta: 0 or more; for 0 it is `L1Loss`.
+
+    Raises:
+        InputError: a bad setting; when called, ShapeError or DTypeError.
+    """
+
+    def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
+        super().__init__(reduction)
+        self.beta = SmoothL1(reduction, beta).beta
+
+    def forward(self, x: Any, target: Any) -> Tensor:
+        return functions.smooth_l1_loss(x, target, self.reduction, self.beta)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, beta={self.beta}"
+
+
 class BCELoss(_Loss):
     """-target ln x - (1 - target) ln(1 - x), for probabilities x; logarithms are at least -100."""
 
@@ -171,7 +215,22 @@ class BCELoss(_Loss):
 
 
 class BCEWithLogitsLoss(_Loss):
-    """Binary cross-entropy of sigmoid(x), safe for every finite x."""
+    """Binary cross-entropy of sigmoid(x), safe for every finite x.
+
+    Args:
+        reduction: "mean", "sum", or "none" for the losses one by one.
+        pos_weight: what -target ln sigmoid(x) counts for; array or Tensor whose shape broadcasts to that of x, such as
+            one for each class; a buffer of the module.
+
+    Raises:
+        InputError: a bad setting; when called, ShapeError or DTypeError.
+    """
+
+    def __init__(self, reduction: str = "mean", *, pos_weight: Any = None) -> None:
+        super().__init__(reduction)
+        self.register_buffer("pos_weight", None if pos_weight is None else Tensor(pos_weight))
 
     def forward(self, x: Any, target: Any) -> Tensor:
-        return functions.binary_cross_entropy_with_logits(x, target, self.reduction)
+        return functions.binary_cross_entropy_with_logits(
+            x, target, self.reduction, pos_weight=self.pos_weight
+        )

@@ -90,7 +90,23 @@ def _element_loss(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
         target = draw(arrays(shape, dtype, values=(0, 1, 0.25, 0.5)))
     if name == "BinaryCrossEntropy":
         x = draw(arrays(shape, dtype, values=(0.125, 0.25, 0.5, 0.75, 0.875)))
-    return _op(name, draw(st.sampled_from(REDUCTIONS))), [x, target]
+    inputs = [x, target]
+    if name == "BinaryCrossEntropyWithLogits" and draw(st.booleans()):
+        inputs.append(draw(_positive(shape, dtype, exact)))
+    return _op(name, draw(st.sampled_from(REDUCTIONS))), inputs
+
+
+@calls_of("Huber", "SmoothL1")
+@st.composite
+def _robust_loss(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    shape = draw(shapes())
+    width = draw(st.sampled_from((1.0, 0.25, 4) if name == "Huber" else (1.0, 0.25, 4, 0.0)))
+    target = draw(_values(shape, dtype, True))
+    # Far from 0 and from the widths, where the slope has a kink; small integers meet both.
+    x = target + draw(
+        arrays(shape, dtype, values=INTEGERS if exact else (0.1, -0.1, 0.5, -0.5, 2.5, -2.5, 5, -5))
+    )
+    return _op(name, draw(st.sampled_from(REDUCTIONS)), width), [x, target]
 
 
 @calls_of("BatchNorm", "BatchNormInference")

@@ -40,6 +40,13 @@ def _unary(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     return _new(name), [draw(arrays(draw(shapes()), dtype, values=_values(exact)))]
 
 
+@calls_of("LeakyReLU")
+@st.composite
+def _leaky(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    slope = draw(st.sampled_from((0.25, 0.0, 1.0, -2.0, 3)))
+    return _new(name, slope), [draw(arrays(draw(shapes()), dtype, values=_values(exact)))]
+
+
 @calls_of("Sqrt")
 @st.composite
 def _sqrt(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
