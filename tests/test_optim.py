@@ -13,7 +13,6 @@ from simparallel.autograd import Tensor
 from simparallel.cluster import describe
 from simparallel.errors import (
     AutogradError,
-    DeviceOutOfMemoryError,
     DTypeError,
     InputError,
     ShapeError,
@@ -97,9 +96,10 @@ def test_adam(cls, run, lr, betas, eps, weight_decay):
 
 def test_defaults_are_pytorchs():
     adam = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
+    adam |= {"amsgrad": False, "maximize": False}
     assert optim.Adam([leaf(0)]).defaults == {**adam, "weight_decay": 0}
     assert optim.AdamW([leaf(0)]).defaults == {**adam, "weight_decay": 1e-2}
-    plain = {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False}
+    plain = {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False}
     assert optim.SGD([leaf(0)]).defaults == {"lr": 1e-3, **plain}
 
 
@@ -271,6 +271,11 @@ def test_bad_learning_rates_are_named(make, lr):
         (lambda p: optim.Adam(p, betas=(0.9, 1.0)), r"betas\[1\]=1.0"),
         (lambda p: optim.Adam(p, betas=0.9), "two numbers"),
         (lambda p: optim.AdamW(p, eps=-1), "AdamW: eps=-1"),
+        (lambda p: optim.Adam(p, amsgrad=1), "Adam: amsgrad=1 must be True or False"),
+        (lambda p: optim.SGD(p, maximize="no"), "SGD: maximize='no'"),
+        (lambda p: optim.RMSprop(p, alpha=-1), "RMSprop: alpha=-1"),
+        (lambda p: optim.RMSprop(p, centered=None), "centered=None"),
+        (lambda p: optim.SGD([{"params": p, "initial_lr": -1}]), "initial_lr=-1"),
     ],
 )
 def test_bad_settings_are_named(make, words):
@@ -282,8 +287,11 @@ def test_bad_settings_are_named(make, words):
 
 MAKES = [
     lambda p: optim.SGD(p, 0.1, momentum=0.9),
+    lambda p: optim.SGD(p, 0.1, momentum=0.9, maximize=True),
     lambda p: optim.Adam(p, 0.1),
-    lambda p: optim.AdamW(p, 0.1),
+    lambda p: optim.AdamW(p, 0.1, amsgrad=True, maximize=True),
+    lambda p: optim.RMSprop(p, 0.1),
+    lambda p: optim.RMSprop(p, 0.1, momentum=0.9, centered=True, weight_decay=0.1),
 ]
 
 
@@ -337,6 +345,18 @@ def _with(saved, **changes):
         (lambda s: _with(s, exp_avg=np.zeros(3)), StateDictError, r"exp_avg of parameter 0 has shape \(3,\)"),
         (lambda s: _with(s, exp_avg_sq=np.zeros(2, np.float32)), StateDictError, "dtype float32"),
         (lambda s: _with(s, momentum_buffer=np.zeros(2)), StateDictError, "Another optimizer was saved"),
+        (
+            lambda s: {"optimizer": s},
+            StateDictError,
+            "its entry 'optimizer' is one, give that",
+        ),
+        (lambda s: {}, StateDictError, "an empty dict"),
+        (lambda s: None, StateDictError, "'state' and 'param_groups'; got a NoneType"),
+        (lambda s: [s], StateDictError, "got a list"),
+        (lambda s: {**s, "param_groups": 3}, StateDictError, "needs what state_dict"),
+        (lambda s: {**s, "param_groups": [{"lr": 1.0}]}, StateDictError, "needs what state_dict"),
+        (lambda s: {**s, "state": {0: np.ones(2)}}, StateDictError, "parameter 0 was saved with a ndarray"),
+        (lambda s: s["param_groups"][0].update(initial_lr=-1.0) or s, InputError, "initial_lr=-1.0"),
         (lambda s: s["state"].update({5: s["state"].pop(0)}) or s, StateDictError, "state of parameter 5"),
         (lambda s: s["param_groups"][0].update(lr=-1.0) or s, InputError, "lr=-1.0"),
         (lambda s: s["param_groups"][0].update(momentum=0.5) or s, StateDictError, "no settings momentum"),
@@ -359,48 +379,3 @@ def test_a_bad_state_dict_changes_nothing(spoil, error, words):
     after = optimizer.state_dict()
     assert after["param_groups"] == before["param_groups"]
     assert all(np.array_equal(after["state"][0][name], value) for name, value in before["state"][0].items())
-
-
-# --- the account of memory ---------------------------------------------------------------------------
-
-
-def test_state_and_scratch_are_on_the_devices_account():
-    param, recorder = leaf(np.zeros(100), np.float32), Recorder(0, describe(1))
-    with use_recorder(recorder):
-        for make, arrays in ((optim.SGD, 1), (lambda p: optim.SGD(p, momentum=0.5), 2), (optim.Adam, 3)):
-            optimizer = make([param])
-            for _ in range(2):
-                optimizer([np.ones(100, np.float32)])
-                assert recorder.memory.live["optimizer state"] == arrays * 400
-            optimizer.load_state_dict(optimizer.state_dict())
-            optimizer([np.ones(100, np.float32)])
-            assert recorder.memory.live["optimizer state"] == arrays * 400
-            del optimizer
-            assert recorder.memory.live["optimizer state"] == 0
-        recorder.memory.limit_bytes = 500
-        with pytest.raises(DeviceOutOfMemoryError, match="Adam's state"):
-            optim.Adam([param])([np.ones(100, np.float32)])
-
-
-# --- the clock ---------------------------------------------------------------------------------------
-
-
-@given(
-    size=st.integers(1, 50), weight_decay=st.sampled_from([0.0, 0.5]), momentum=st.sampled_from([0.0, 0.5])
-)
-def test_a_step_is_one_event_with_a_price(size, weight_decay, momentum):
-    params = [leaf(np.zeros(size), np.float32), leaf(np.zeros(3), np.float32)]
-    optimizer = optim.SGD(params, 0.1, momentum=momentum, weight_decay=weight_decay)
-    recorder = Recorder(0, describe(1))
-    with use_recorder(recorder):
-        optimizer([np.ones(size, np.float32), None])
-        optimizer([np.ones(size, np.float32), np.ones(3, np.float32)])
-    first, second = recorder.events
-    flops = 2 + 2 * (weight_decay > 0) + 2 * (momentum > 0)
-    accesses = 3 + 2 * (momentum > 0)
-    assert (first.name, first.kind, first.stream, first.step) == ("SGD.step", "optimizer", "compute", 0)
-    assert (first.flops, first.size_bytes) == (flops * size, accesses * 4 * size)
-    assert (second.flops, second.size_bytes) == (flops * (size + 3), accesses * 4 * (size + 3))
-    assert (second.step, recorder.step) == (1, 2)
-    duration = recorder.cluster.device.time_ps(first.flops, first.size_bytes, 4)
-    assert (first.sim_end_ps, second.sim_start_ps) == (duration, duration)

@@ -13,11 +13,12 @@ from simparallel.optim.loss_scale import (
 from simparallel.optim.momentum import Momentum
 from simparallel.optim.norms import clip_grad_norm_, clip_grad_value_
 from simparallel.optim.optimizer import Optimizer
+from simparallel.optim.rmsprop import RMSprop
 from simparallel.optim.scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, StepLR
 from simparallel.optim.sgd import SGD
 
 __all__ = [
     "LAMB", "LARS", "SGD", "Adam", "AdamW", "CosineAnnealingLR", "DynamicLossScaleManager",
     "FixedLossScaleManager", "GradScaler", "LRScheduler", "LambdaLR", "LossScaleManager", "Momentum",
-    "Optimizer", "StepLR", "all_finite", "clip_grad_norm_", "clip_grad_value_", "schedules",
+    "Optimizer", "RMSprop", "StepLR", "all_finite", "clip_grad_norm_", "clip_grad_value_", "schedules",
 ]  # fmt: skip

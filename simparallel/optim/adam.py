@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import InputError
-from simparallel.optim.checks import check_number
+from simparallel.optim.checks import check_flags, check_number
 from simparallel.optim.optimizer import Group, Optimizer
 
 
@@ -17,7 +17,8 @@ class Adam(Optimizer):
     """m = b1 m + (1 - b1) g;   v = b2 v + (1 - b2) g²;   p = p - lr m' / (sqrt(v') + eps)
 
     where m' = m / (1 - b1^t) and v' = v / (1 - b2^t) at step t, and g = grad + weight_decay p:
-    Kingma and Ba 2015, "Adam: a method for stochastic optimization".
+    Kingma and Ba 2015, "Adam: a method for stochastic optimization". With `amsgrad` (Reddi et al. 2018, "On the
+    convergence of Adam and beyond") v' has the largest v so far in place of v.
 
     Args:
         params: Tensors, or dicts with a group's own settings.
@@ -25,20 +26,29 @@ class Adam(Optimizer):
         betas: (b1, b2), each in [0, 1).
         eps: keeps the quotient finite, 0 or more.
         weight_decay: factor of the L2 penalty, 0 or more.
+        amsgrad: let no rate of an element rise again.
+        maximize: climb: the gradient counts with the other sign.
 
     Raises:
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
 
     state_names = ("exp_avg", "exp_avg_sq")  # m and v, by PyTorch's names
+    state_options: ClassVar[tuple[str, ...]] = ("max_exp_avg_sq",)
     state_counts = ("step",)
+    flags: ClassVar[tuple[str, ...]] = ("amsgrad", "maximize")
     decoupled: ClassVar[bool] = False  # decay the weights themselves, not through the gradient
 
     def __init__(
         self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: Any = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
+        amsgrad: bool = False, *, maximize: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        settings = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
+            "maximize": maximize,
+        }  # fmt: skip
+        super().__init__(params, settings)
 
     def check(self, group: Group) -> None:
         for name in ("lr", "eps", "weight_decay"):
@@ -48,41 +58,45 @@ class Adam(Optimizer):
             raise InputError(f"{self._name}: betas={betas!r} must be two numbers, for example (0.9, 0.999).")
         for i, beta in enumerate(betas):
             check_number(self._name, f"betas[{i}]", beta, below=1.0)
+        check_flags(self._name, group, self.flags)
+
+    def remembers(self, group: Group) -> tuple[str, ...]:
+        return (*self.state_names, *self.state_options) if group.get("amsgrad") else self.state_names
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         xp = get_namespace(param.data)
         lr, weight_decay = group["lr"], group["weight_decay"]
-        m, v, t = self._moments(param)
+        arrays, t = self._moments(param, group)
         correction1, correction2 = 1 - group["betas"][0] ** t, math.sqrt(1 - group["betas"][1] ** t)
         needs_decayed = bool(weight_decay) and not self.decoupled
-        for pieces in self._pieces([param.data, grad, m, v], num_scratch=1 + needs_decayed):
-            p, g, m_part, v_part, temporary = pieces[:5]
+        for pieces in self._pieces(param, grad, arrays, 1 + needs_decayed, group["maximize"]):
+            p, g, m, v = pieces[:4]
+            temporary, other = pieces[2 + len(arrays)], pieces[-1]
             if weight_decay and self.decoupled:
                 p *= 1 - lr * weight_decay
             elif weight_decay:
-                g = xp.add(xp.multiply(p, weight_decay, out=pieces[5]), g, out=pieces[5])
-            advance_moments(xp, m_part, v_part, g, group["betas"], temporary)
-            quotient = xp.sqrt(v_part, out=temporary)
+                g = xp.add(xp.multiply(p, weight_decay, out=other), g, out=other)
+            advance_moments(xp, m, v, g, group["betas"], temporary)
+            if len(arrays) > 2:
+                v = xp.maximum(pieces[4], v, out=pieces[4])
+            quotient = xp.sqrt(v, out=temporary)
             quotient /= correction2
             quotient += group["eps"]
-            xp.divide(m_part, quotient, out=quotient)
+            xp.divide(m, quotient, out=quotient)
             quotient *= lr / correction1
             p -= quotient
 
-    def _moments(self, param: Tensor) -> tuple[Array, Array, int]:
-        """m, v and the number of this step; zeros at the first."""
-        state = self.state.get(param)
-        if state is None:
-            xp = get_namespace(param.data)
-            m, v = (xp.zeros_like(param.data, order="C") for _ in range(2))
-            state = self.state[param] = {"step": 0, "exp_avg": m, "exp_avg_sq": v}
+    def _moments(self, param: Tensor, group: Group) -> tuple[list[Array], int]:
+        """m, v (and the largest v so far), and the number of this step; zeros at the first."""
+        state = self._remembered(param, group)
         state["step"] += 1
-        return state["exp_avg"], state["exp_avg_sq"], state["step"]
+        return [state[name] for name in self.remembers(group)], state["step"]
 
     def work(self, group: Group) -> tuple[int, int]:
         decay = (1 if self.decoupled else 2) if group["weight_decay"] else 0
         # m 3, v 4, denominator 3, quotient and update 3; read grad, read and write p, m and v
-        return 13 + decay, 7
+        amsgrad = group["amsgrad"]
+        return 13 + decay + amsgrad + group["maximize"], 7 + 2 * amsgrad
 
 
 class AdamW(Adam):
@@ -97,8 +111,9 @@ class AdamW(Adam):
     def __init__(
         self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: Any = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
+        amsgrad: bool = False, *, maximize: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(params, lr, betas, eps, weight_decay)
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
 
 
 def advance_moments(

@@ -8,11 +8,11 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace
-from simparallel.errors import InputError
 from simparallel.optim.adam import Adam, advance_moments
-from simparallel.optim.checks import check_number
+from simparallel.optim.checks import check_flags, check_number
 from simparallel.optim.norms import norm
 from simparallel.optim.optimizer import Group, Optimizer
+from simparallel.optim.pieces import widened
 
 
 class LARS(Optimizer):
@@ -50,10 +50,10 @@ class LARS(Optimizer):
     def check(self, group: Group) -> None:
         for name in ("lr", "momentum", "weight_decay", "coefficient", "eps"):
             check_number("LARS", name, group[name])
-        _check_adapt("LARS", group)
+        check_flags("LARS", group, ("adapt",))
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp, p = get_namespace(param.data), param.data
+        xp, p, grad = get_namespace(param.data), widened(param.data), widened(grad)
         weight_decay, ratio = group["weight_decay"], 1.0
         if group["adapt"]:
             p_norm, g_norm = norm(p, param), norm(grad, param)
@@ -70,7 +70,8 @@ class LARS(Optimizer):
             v *= group["momentum"]
             v += step
             step = v
-        p -= step
+        weights = param.data
+        weights -= step
 
     def work(self, group: Group) -> tuple[int, int]:
         # decay 2, rate 1, v 2, p 1, and two norms; read p and grad, write p, read and write v
@@ -96,6 +97,9 @@ class LAMB(Adam):
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
 
+    state_options = ()
+    flags = ("adapt",)
+
     def __init__(
         self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: Any = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0,
@@ -104,14 +108,10 @@ class LAMB(Adam):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": adapt}
         Optimizer.__init__(self, params, settings)
 
-    def check(self, group: Group) -> None:
-        super().check(group)
-        _check_adapt("LAMB", group)
-
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp, p, (beta1, beta2) = get_namespace(param.data), param.data, group["betas"]
-        m, v, t = self._moments(param)
-        advance_moments(xp, m, v, grad, group["betas"], self._temporary(param))
+        xp, p, (beta1, beta2) = get_namespace(param.data), widened(param.data), group["betas"]
+        (m, v), t = self._moments(param, group)
+        advance_moments(xp, m, v, widened(grad), group["betas"], self._temporary(param))
         r = xp.sqrt(v, out=self._temporary(param))
         r /= math.sqrt(1 - beta2**t)
         r += group["eps"]
@@ -125,13 +125,9 @@ class LAMB(Adam):
             if p_norm > 0 and r_norm > 0:
                 ratio = p_norm / r_norm
         r *= group["lr"] * ratio
-        p -= r
+        weights = param.data
+        weights -= r
 
     def work(self, group: Group) -> tuple[int, int]:
         adapt = bool(group["adapt"])
         return 13 + 2 * bool(group["weight_decay"]) + 4 * adapt, 7 + 2 * adapt
-
-
-def _check_adapt(who: str, group: Group) -> None:
-    if not isinstance(group["adapt"], bool):
-        raise InputError(f"{who}: adapt={group['adapt']!r} must be True or False.")

@@ -85,7 +85,8 @@ class Momentum(SGD):
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         if self.loss_scale != 1.0:
             scaled = self._temporary(param, 2)
-            grad = get_namespace(grad).multiply(grad, 1.0 / self.loss_scale, out=scaled)
+            # in the precision of `scaled`: what the scale kept above 0 in float16 must not become 0 here
+            grad = get_namespace(grad).multiply(grad, 1.0 / self.loss_scale, out=scaled, dtype=scaled.dtype)
         super().update(param, grad, group)
 
     def work(self, group: Group) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from time import perf_counter_ns
 from typing import Any, ClassVar, Self
@@ -10,23 +10,24 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from simparallel.autograd import Tensor
-from simparallel.autograd.tape import mark_changed
+from simparallel.autograd.op import wider
+from simparallel.autograd.tape import grad_mode, mark_changed
 from simparallel.autograd.tensor import common_device
-from simparallel.backend import Array, get_namespace, is_array, to_device_like, to_host
+from simparallel.backend import Array, get_namespace, is_array, to_host
 from simparallel.devices import FIRST, Device
-from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError, StateDictError
+from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError
 from simparallel.events import Recorder, current_recorder
 from simparallel.memory import OPTIMIZER
 from simparallel.optim.checks import check_number
+from simparallel.optim.pieces import in_pieces
+from simparallel.optim.saved import EXTRAS, Group, checked_state_dict
 from simparallel.optim.schedules import Rate, as_schedule
-
-PIECE_BYTES = 512 * 1024  # a few of them fit the cache of a core, and slicing costs little beside them
-
-Group = dict[str, Any]  # {"params": [Tensor, ...], "lr": 0.1, ...}
 
 
 class Optimizer:
     """Base of the optimizers. A subclass says `check`, `update` and `work`.
+
+    What it remembers of a float16 parameter is float32, and so is what it computes for it.
 
     Args:
         params: Tensors, or dicts `{"params": Tensors, "lr": ...}` with settings of their own.
@@ -35,7 +36,7 @@ class Optimizer:
 
     Attributes:
         param_groups: list of dicts: "params" and the settings. Change `group["lr"]` to schedule it
-            by hand, or see `simparallel.optim.LRScheduler`.
+            by hand, or see `simparallel.optim.LRScheduler`, which adds "initial_lr": the rate that it began with.
         schedules: for each group its rates as a callable, or None where "lr" is a plain number.
         state: parameter -> what the optimizer remembers about it.
 
@@ -46,6 +47,7 @@ class Optimizer:
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()  # arrays in `state`, each of the parameter's shape
+    state_options: ClassVar[tuple[str, ...]] = ()  # such arrays that only some settings need
     state_counts: ClassVar[tuple[str, ...]] = ()  # integers in `state`
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Group) -> None:
@@ -72,8 +74,12 @@ class Optimizer:
     def check(self, group: Group) -> None:
         """Raise InputError for settings out of range."""
 
+    def remembers(self, group: Group) -> tuple[str, ...]:
+        """Names of the arrays in the state of each parameter of this group."""
+        return self.state_names
+
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        """Change `param.data` in place. `grad` has its shape and dtype, and must stay as it is."""
+        """Change `param.data` in place. `grad` has its shape and dtype (or float32), and must stay as it is."""
         raise TypeError(f"{self._name} does not define update")
 
     def work(self, group: Group) -> tuple[int, int]:
@@ -93,7 +99,7 @@ class Optimizer:
             raise InputError(f"{self._name}: a group is a dict with the key 'params', got {group!r}.")
         params = group["params"]
         params = [params] if isinstance(params, Tensor) else list(params)
-        unknown = sorted(set(group) - {"params", *self.defaults})
+        unknown = sorted(set(group) - {"params", *self.defaults, *EXTRAS})
         if unknown:
             known = ", ".join(self.defaults)
             raise InputError(f"{self._name}: unknown settings {', '.join(unknown)}; known: {known}.")
@@ -105,7 +111,7 @@ class Optimizer:
             known_params.add(param)
         full = {**self.defaults, **group, "params": params}
         full["lr"], schedule = as_schedule(self._name, full.get("lr"), self._num_steps)
-        self.check(full)
+        self._check(full)
         self.param_groups.append(full)
         self.schedules.append(schedule)
 
@@ -128,13 +134,14 @@ class Optimizer:
         return twin
 
     def follow(self, other: Optimizer) -> None:
-        """Be as far in the schedules as `other`, and take its rates for the parameters that both have."""
+        """Be as far in the schedules as `other`, and take its settings for the parameters that both have."""
         if other is self:
             return
         self._num_steps = other._num_steps
-        rates = {param: group["lr"] for group in other.param_groups for param in group["params"]}
+        settings = {param: group for group in other.param_groups for param in group["params"]}
         for group in self.param_groups:
-            group["lr"] = next((rates[param] for param in group["params"] if param in rates), group["lr"])
+            theirs = next((settings[param] for param in group["params"] if param in settings), group)
+            group.update({name: value for name, value in theirs.items() if name != "params"})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, or (False) fill them with zeros in place."""
@@ -144,23 +151,44 @@ class Optimizer:
             elif param.grad is not None:
                 param.grad.data.fill(0)
 
-    def step(self) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient in `.grad`.
 
+        Args:
+            closure: called first; it computes the gradients anew, with the tape on, and returns the loss.
+
+        Returns:
+            What the closure returned; without one None.
+
         Raises:
-            ShapeError, DTypeError, DeviceMismatchError, InputError: a gradient does not fit; no parameter was
-                changed.
+            ShapeError, DTypeError, DeviceMismatchError, InputError: a gradient or a setting does not fit, or a
+                parameter is read-only; no parameter was changed.
+            DeviceOutOfMemoryError: no room for what the optimizer has to remember; no parameter was changed.
         """
+        loss = None
+        if closure is not None:
+            before, grad_mode.enabled = grad_mode.enabled, True
+            try:
+                loss = closure()
+            finally:
+                grad_mode.enabled = before
         self._step([param.grad for param in self._params()])
+        return loss
 
     def __call__(self, grads: Sequence[Tensor | Array | None]) -> None:
         """`step()` with these gradients, in the order of the parameters; `.grad` is not touched.
 
         Raises:
-            ShapeError, DTypeError, DeviceMismatchError, InputError: a gradient does not fit; no parameter was
-                changed.
+            As `step`.
         """
         self._step(list(grads))
+
+    def __repr__(self) -> str:
+        text = f"{self._name} ("
+        for i, group in enumerate(self.param_groups):
+            settings = sorted((name, value) for name, value in group.items() if name != "params")
+            text += f"\nParameter Group {i}\n" + "".join(f"    {name}: {value}\n" for name, value in settings)
+        return text + ")"
 
     # --- saving and loading ----------------------------------------------------------------------
 
@@ -181,67 +209,29 @@ class Optimizer:
         return {"state": state, "param_groups": groups, **steps}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over settings and state, all or, on an error, nothing.
+        """Take over settings and state, all or, on an error, nothing. Settings that were not saved stay.
 
         Raises:
-            StateDictError: groups, names, shapes or dtypes differ from this optimizer's.
+            StateDictError: no state dict of an optimizer; groups, names, shapes or dtypes differ from this one's.
             InputError: a setting out of range.
         """
-        saved_groups = state_dict["param_groups"]
-        sizes = [len(group["params"]) for group in self.param_groups]
-        saved_sizes = [len(group["params"]) for group in saved_groups]
-        if sizes != saved_sizes:
-            raise StateDictError(
-                f"{self._name}: groups of {saved_sizes} parameters were saved, this optimizer has {sizes}."
-            )
-        groups = [
-            {**group, **saved, "params": group["params"]}
-            for group, saved in zip(self.param_groups, saved_groups, strict=True)
-        ]
-        for group in groups:
-            if set(group) != {"params", *self.defaults}:
-                unknown = ", ".join(sorted(set(group) - {"params", *self.defaults}))
-                raise StateDictError(f"{self._name} has no settings {unknown}; another optimizer was saved.")
-            self.check(group)
-        params = self._params()
-        numbers = [number for group in saved_groups for number in group["params"]]
-        param_of = dict(zip(numbers, params, strict=True))
-        state = {
-            self._saved_param(param_of, number): self._checked_state(number, param_of[int(number)], values)
-            for number, values in state_dict["state"].items()
-        }
+        groups, state, num_steps = checked_state_dict(self, state_dict)
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update(loaded)  # in place: a schedule may hold the dict
-        self.state = state
-        self._num_steps, self._num_held = int(state_dict.get("num_steps", 0)), 0
-
-    def _saved_param(self, param_of: dict[int, Tensor], number: Any) -> Tensor:
-        if int(number) not in param_of:
-            raise StateDictError(f"{self._name}: state of parameter {number}, which no saved group has.")
-        return param_of[int(number)]
-
-    def _checked_state(self, number: Any, param: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Copies of one parameter's saved state, as its own kind of array."""
-        if set(values) != {*self.state_names, *self.state_counts}:
-            raise StateDictError(
-                f"{self._name}: parameter {number} was saved with {', '.join(sorted(values))}; need "
-                f"{', '.join([*self.state_names, *self.state_counts])}. Another optimizer was saved."
-            )
-        copies = {name: np.array(to_host(values[name])) for name in self.state_names}
-        for name, value in copies.items():
-            if value.shape != param.data.shape or value.dtype != param.dtype:
-                raise StateDictError(
-                    f"{self._name}: {name} of parameter {number} has shape {value.shape} and dtype "
-                    f"{value.dtype}, the parameter {param.data.shape} and {param.dtype}."
-                )
-        counts = {name: int(values[name]) for name in self.state_counts}
-        return counts | {name: to_device_like(value, param.data) for name, value in copies.items()}
+        self.state, self._num_steps, self._num_held = state, num_steps, 0
 
     # --- inside ----------------------------------------------------------------------------------
 
     @property
     def _name(self) -> str:
         return type(self).__name__
+
+    def _check(self, group: Group) -> None:
+        """`check`, and what all optimizers have."""
+        self.check(group)
+        for name in EXTRAS:
+            if name in group:
+                check_number(self._name, name, group[name])
 
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
@@ -262,11 +252,16 @@ class Optimizer:
         if len(grads) != len(params):
             raise InputError(f"{self._name}: {len(grads)} gradients were given for {len(params)} parameters.")
         # All checks before the first update: a step happens whole or not at all.
+        for group in self.param_groups:
+            self.check(group)  # settings may be changed by hand
         arrays = [self._checked_grad(i, p, g) for i, (p, g) in enumerate(zip(params, grads, strict=True))]
         rates = [schedule and schedule(self._num_steps) for schedule in self.schedules]
         for rate in rates:
             if rate is not None:
                 check_number(self._name, f"lr of step {self._num_steps}", rate)
+        recorder = current_recorder()
+        if recorder is not None:
+            self._make_room(recorder, arrays)
         for group, rate in zip(self.param_groups, rates, strict=True):
             if rate is not None:
                 group["lr"] = rate
@@ -285,7 +280,6 @@ class Optimizer:
                 total[1] += element_accesses * grad.nbytes
                 total[2] = max(total[2], grad.itemsize)
         mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
-        recorder = current_recorder()
         if recorder is None:
             return
         # One event on each device for all its parameters, as a fused kernel; the widest dtype sets the peak.
@@ -293,6 +287,24 @@ class Optimizer:
             recorder.of(device or FIRST).work(f"{self._name}.step", "optimizer", start_ns, *total)
         recorder.next_step()
         self._hold(recorder)
+
+    def _make_room(self, recorder: Recorder, grads: list[Array | None]) -> None:
+        """Raise DeviceOutOfMemoryError where the state that this step would make has no place."""
+        needed: dict[Device, int] = {}
+        remaining = iter(grads)
+        for group in self.param_groups:
+            names = self.remembers(group)
+            for param in group["params"]:
+                if next(remaining) is None or not names:
+                    continue
+                state = self.state.get(param)
+                if state is None or len(state) < len(names) + len(self.state_counts):
+                    count = sum(name not in (state or ()) for name in names)
+                    device = param._device or FIRST
+                    size_bytes = count * param.data.size * wider(param.dtype).itemsize
+                    needed[device] = needed.get(device, 0) + size_bytes
+        for device, size_bytes in needed.items():
+            recorder.of(device).memory.make_room(size_bytes, f"{self._name}'s state")
 
     def _hold(self, recorder: Recorder) -> None:
         """State and scratch arrays on the devices' accounts: they come in the first steps, and stay."""
@@ -309,8 +321,6 @@ class Optimizer:
         for array in shared:
             recorder.memory.hold(array, OPTIMIZER)
         self._num_held = len(held) + len(shared)
-        for memory in dict.fromkeys([recorder.memory, *accounts.values()]):
-            memory.make_room(0, f"{self._name}'s state")
 
     def _checked_grad(self, i: int, param: Tensor, grad: Any) -> Array | None:
         if grad is None:
@@ -329,36 +339,38 @@ class Optimizer:
             raise ShapeError(
                 f"{self._name}: the gradient of parameter {i} has shape {array.shape}, need {param.data.shape}."
             )
-        if array.dtype != param.dtype:
+        if array.dtype != param.dtype and array.dtype != wider(param.dtype):
             raise DTypeError(
                 f"{self._name}: the gradient of parameter {i} has dtype {array.dtype}, need {param.dtype}; "
                 f"use grad.astype({str(param.dtype)!r})."
             )
+        if not getattr(param.data.flags, "writeable", True):  # CuPy's have no such flag
+            raise InputError(
+                f"{self._name}: parameter {i} of shape {param.data.shape} is read-only (a broadcast or frozen array); "
+                "make it of a copy."
+            )
         return array
 
-    def _pieces(self, arrays: list[Array], num_scratch: int) -> Iterator[list[Array]]:
-        """The arrays, all of one size, in pieces that stay in the cache through several passes.
+    def _remembered(self, param: Tensor, group: Group) -> dict[str, Any]:
+        """The state of a parameter; what it did not have before is zeros."""
+        state = self.state.get(param)
+        if state is None:
+            state = self.state[param] = dict.fromkeys(self.state_counts, 0)
+        for name in self.remembers(group):
+            if name not in state:
+                xp = get_namespace(param.data)
+                state[name] = xp.zeros_like(param.data, dtype=wider(param.dtype), order="C")
+        return state
 
-        Yields:
-            A piece of each array (a view), and `num_scratch` arrays of that size to compute in.
-        """
-        first = arrays[0]
-        if not (isinstance(first, np.ndarray) and all(array.flags.c_contiguous for array in arrays)):
-            yield [*arrays, *(get_namespace(first).empty_like(first) for _ in range(num_scratch))]
-            return
-        length = min(PIECE_BYTES // first.itemsize, max(first.size, 1))
-        key = first.dtype, num_scratch
-        scratch = self._pieces_scratch.get(key)
-        if scratch is None or len(scratch[0]) < length:
-            scratch = self._pieces_scratch[key] = [np.empty(length, first.dtype) for _ in range(num_scratch)]
-        flat = [array.reshape(-1) for array in arrays]
-        for start in range(0, first.size, length):
-            stop = min(start + length, first.size)
-            yield [*(a[start:stop] for a in flat), *(a[: stop - start] for a in scratch)]
+    def _pieces(
+        self, param: Tensor, grad: Array, state: Sequence[Array], num_scratch: int, negated: bool = False
+    ) -> Iterator[list[Array]]:
+        """See `in_pieces`."""
+        return in_pieces(self._pieces_scratch, param.data, grad, state, num_scratch, negated)
 
     def _temporary(self, param: Tensor, number: int = 0) -> Array:
-        """An array of the parameter's shape and dtype to compute in, the same one at every step."""
+        """An array of the parameter's shape to compute in, the same one at every step; float32 for float16."""
         arrays = self._scratch.setdefault(param, [])
         while len(arrays) <= number:
-            arrays.append(get_namespace(param.data).empty_like(param.data))
+            arrays.append(get_namespace(param.data).empty_like(param.data, dtype=wider(param.dtype)))
         return arrays[number]

@@ -8,7 +8,7 @@ from typing import Any
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import InputError
-from simparallel.optim.checks import check_number
+from simparallel.optim.checks import check_flags, check_number
 from simparallel.optim.optimizer import Group, Optimizer
 
 
@@ -26,6 +26,7 @@ class SGD(Optimizer):
         dampening: share of g that is left out of b.
         weight_decay: factor of the L2 penalty, 0 or more.
         nesterov: look ahead; needs momentum and no dampening.
+        maximize: climb: the gradient counts with the other sign.
 
     Raises:
         InputError, DTypeError, AutogradError: see `Optimizer`.
@@ -33,11 +34,12 @@ class SGD(Optimizer):
 
     def __init__(
         self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: Any = 1e-3, momentum: float = 0.0,
-        dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False,
+        dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, *,
+        maximize: bool = False,
     ) -> None:  # fmt: skip
         settings = {
             "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-            "nesterov": nesterov,
+            "nesterov": nesterov, "maximize": maximize,
         }  # fmt: skip
         super().__init__(params, settings)
 
@@ -47,26 +49,28 @@ class SGD(Optimizer):
         for name in ("lr", "momentum", "weight_decay"):
             check_number(self._name, name, group[name])
         check_number(self._name, "dampening", group["dampening"], low=float("-inf"))
+        check_flags(self._name, group, ("maximize",))
         if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
             raise InputError(
                 f"{self._name}: nesterov needs momentum above 0 and dampening 0, got momentum={group['momentum']!r} "
                 f"and dampening={group['dampening']!r}."
             )
 
+    def remembers(self, group: Group) -> tuple[str, ...]:
+        return self.state_names if group["momentum"] else ()
+
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         xp = get_namespace(param.data)
         lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
         undamped, nesterov = 1 - group["dampening"], group["nesterov"]
-        arrays, is_first = [param.data, grad], False
+        state, is_first = [], False
         if momentum:
             is_first = param not in self.state
-            if is_first:
-                self.state[param] = {"momentum_buffer": xp.empty_like(param.data, order="C")}
-            arrays.append(self.state[param]["momentum_buffer"])
+            state.append(self._remembered(param, group)["momentum_buffer"])
 
         needs_other = bool(momentum) and (nesterov or undamped != 1)
-        for pieces in self._pieces(arrays, num_scratch=1 + needs_other):
-            p, step, temporary, other = pieces[0], pieces[1], pieces[len(arrays)], pieces[-1]
+        for pieces in self._pieces(param, grad, state, 1 + needs_other, group["maximize"]):
+            p, step, temporary, other = pieces[0], pieces[1], pieces[2 + len(state)], pieces[-1]
             if weight_decay:
                 step = xp.add(xp.multiply(p, weight_decay, out=temporary), step, out=temporary)
             if momentum:
@@ -82,6 +86,6 @@ class SGD(Optimizer):
 
     def work(self, group: Group) -> tuple[int, int]:
         has_momentum = bool(group["momentum"])
-        flops = 2 + 2 * bool(group["weight_decay"]) + 2 * has_momentum
+        flops = 2 + 2 * bool(group["weight_decay"]) + 2 * has_momentum + group["maximize"]
         flops += 2 * bool(group["nesterov"]) + (has_momentum and group["dampening"] != 0)
         return flops, 3 + 2 * has_momentum  # read p and grad, write p; read and write b

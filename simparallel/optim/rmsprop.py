@@ -1,0 +1,102 @@
+"""RMSprop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from simparallel.autograd import Tensor
+from simparallel.backend import Array, get_namespace
+from simparallel.optim.checks import check_flags, check_number
+from simparallel.optim.optimizer import Group, Optimizer
+
+
+class RMSprop(Optimizer):
+    """v = alpha v + (1 - alpha) g²;   b = momentum b + g / (sqrt(v) + eps);   p = p - lr b
+
+    where g = grad + weight_decay p. With `centered`, v - a² stands for v in the quotient, a = alpha a + (1 - alpha) g.
+    Hinton 2012, "Lecture 6.5: rmsprop"; centered: Graves 2013, "Generating sequences with recurrent neural
+    networks"; in PyTorch's form, where eps is outside of the root.
+
+    Args:
+        params: Tensors, or dicts with a group's own settings.
+        lr: learning rate, 0 or more; or a list or a callable of the step, see `Optimizer`.
+        alpha: share of v that is kept, 0 or more.
+        eps: keeps the quotient finite, 0 or more.
+        weight_decay: factor of the L2 penalty, 0 or more.
+        momentum: share of b that is kept, 0 or more.
+        centered: divide by the deviation from the mean gradient. What rounding makes of v - a² below 0 counts as 0.
+        maximize: climb: the gradient counts with the other sign.
+
+    Raises:
+        InputError, DTypeError, AutogradError: see `Optimizer`.
+    """
+
+    state_names = ("square_avg",)  # v, a and b, by PyTorch's names
+    state_options = ("grad_avg", "momentum_buffer")
+    state_counts = ("step",)
+
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: Any = 1e-2, alpha: float = 0.99,
+        eps: float = 1e-8, weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False, *,
+        maximize: bool = False,
+    ) -> None:  # fmt: skip
+        settings = {
+            "lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
+            "centered": centered, "maximize": maximize,
+        }  # fmt: skip
+        super().__init__(params, settings)
+
+    def check(self, group: Group) -> None:
+        for name in ("lr", "alpha", "eps", "weight_decay", "momentum"):
+            check_number(self._name, name, group[name])
+        check_flags(self._name, group, ("centered", "maximize"))
+
+    def remembers(self, group: Group) -> tuple[str, ...]:
+        wanted = bool(group["centered"]), bool(group["momentum"])
+        return (
+            *self.state_names,
+            *(name for name, is_on in zip(self.state_options, wanted, strict=True) if is_on),
+        )
+
+    def update(self, param: Tensor, grad: Array, group: Group) -> None:
+        xp = get_namespace(param.data)
+        lr, alpha, momentum, weight_decay = (
+            group[name] for name in ("lr", "alpha", "momentum", "weight_decay")
+        )
+        names, state = self.remembers(group), self._remembered(param, group)
+        state["step"] += 1
+        arrays = [state[name] for name in names]
+        for pieces in self._pieces(param, grad, arrays, 1 + bool(weight_decay), group["maximize"]):
+            p, g, v = pieces[:3]
+            temporary, other = pieces[2 + len(arrays)], pieces[-1]
+            if weight_decay:
+                g = xp.add(xp.multiply(p, weight_decay, out=other), g, out=other)
+            square = xp.multiply(g, g, out=temporary)
+            square *= 1 - alpha
+            v *= alpha
+            v += square
+            if group["centered"]:
+                a = pieces[3]
+                change = xp.subtract(g, a, out=temporary)
+                change *= 1 - alpha
+                a += change
+                v = xp.subtract(v, xp.multiply(a, a, out=temporary), out=temporary)
+                v = xp.maximum(v, 0, out=temporary)
+            quotient = xp.sqrt(v, out=temporary)
+            quotient += group["eps"]
+            xp.divide(g, quotient, out=quotient)
+            if momentum:
+                b = pieces[1 + len(arrays)]
+                b *= momentum
+                b += quotient
+                quotient = xp.multiply(b, lr, out=temporary)
+            else:
+                quotient *= lr
+            p -= quotient
+
+    def work(self, group: Group) -> tuple[int, int]:
+        centered, has_momentum = bool(group["centered"]), bool(group["momentum"])
+        flops = 9 + 2 * bool(group["weight_decay"]) + 6 * centered + 2 * has_momentum + group["maximize"]
+        # v 4, root, eps, quotient and update 2; read grad, read and write p, v and what else is remembered
+        return flops, 5 + 2 * centered + 2 * has_momentum
