@@ -8,7 +8,9 @@ from hypothesis import given, strategies as st
 
 from simparallel import optim
 from simparallel.autograd import Tensor
+from simparallel.cluster import describe
 from simparallel.errors import InputError, NonFiniteLossError, StateDictError
+from simparallel.events import Recorder, use_recorder
 
 
 def leaf(values=(1.0,), dtype=np.float64):
@@ -162,6 +164,57 @@ def test_clipping_between_backward_and_step():
     np.testing.assert_allclose(param.numpy(), [2.4, 3.2], rtol=1e-6)
     param.grad = Tensor(np.ones(2))
     scaler.unscale_(optimizer)  # a new step
+
+
+def test_a_step_ends_with_update():
+    """PyTorch refuses the same."""
+    a, b = leaf([1.0]), leaf([1.0])
+    first, second, scaler = optim.SGD([a], 0.5), optim.SGD([b], 0.5), optim.GradScaler()
+    a.grad, b.grad = Tensor(np.full(1, 2.0**16)), Tensor(np.full(1, 2.0**16))
+    assert scaler.step(first)
+    assert scaler.step(second)
+    for call in (scaler.step, scaler.unscale_):
+        with pytest.raises(InputError, match=r"step\(\) was called for already .*scaler.update\(\)"):
+            call(first)
+    assert (a.item(), b.item(), a.grad.item()) == (0.5, 0.5, 1.0)
+    scaler.update()
+    assert scaler.step(first)
+
+
+def test_a_step_without_any_gradient_is_refused():
+    param = leaf([1.0])
+    optimizer, scaler = optim.SGD([param], 0.5), optim.GradScaler()
+    with pytest.raises(InputError, match="no parameter of SGD has a gradient"):
+        scaler.step(optimizer)
+    param.grad = Tensor(np.ones(1))
+    assert scaler.step(optimizer)  # the refusal changed nothing
+    param.grad = None
+    assert optim.GradScaler(enabled=False).step(optimizer)
+    told = []  # a rank without gradients takes part in what all ranks agree on
+    assert optim.GradScaler(reduce_overflow=lambda flag: told.append(flag) or flag).step(optimizer)
+    assert told == [False]
+
+
+def test_lists_of_losses_are_scaled_one_by_one():
+    scaler, losses = optim.GradScaler(init_scale=4.0), [leaf().sum(), (leaf([2.0]).sum(), leaf([3.0]).sum())]
+    first, pair = scaler.scale(losses)
+    assert (first.item(), type(pair), [loss.item() for loss in pair]) == (4.0, tuple, [8.0, 12.0])
+    with pytest.raises(InputError, match="a Tensor or a list of them, got float"):
+        scaler.scale([1.0])
+
+
+def test_unscaled_float16_gradients_are_float32():
+    """Of which 2 ** -35 is a number; the smallest one of float16 is 2 ** -24."""
+    param, scaler = leaf([0.0], np.float16), optim.GradScaler(init_scale=2.0**15)
+    optimizer, recorder = optim.SGD([param], lr=2.0**30), Recorder(0, describe(1))
+    param.grad = Tensor(np.array([2.0**-20], np.float16))
+    with use_recorder(recorder):
+        scaler.unscale_(optimizer)
+    assert param.grad.dtype == np.float32
+    assert param.grad.item() == 2.0**-35
+    assert recorder.memory.live["gradients"] == 4
+    scaler.step(optimizer)
+    assert param.item() == -(2.0**-5)
 
 
 def test_an_optimizer_that_divides_by_itself_is_refused():

@@ -13,10 +13,14 @@ from typing import Any
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import Array, get_namespace
+from simparallel.devices import FIRST
 from simparallel.errors import InputError, StateDictError
-from simparallel.optim.checks import check_number
+from simparallel.events import current_recorder
+from simparallel.memory import GRADIENTS
+from simparallel.optim.checks import check_count, check_number
 from simparallel.optim.norms import over_slices
 from simparallel.optim.optimizer import Optimizer
+from simparallel.optim.pieces import widened
 
 LONGEST_OVERFLOW = 1000  # steps in a row; more means that no scale will help
 
@@ -97,10 +101,7 @@ class DynamicLossScaleManager(LossScaleManager):
         check_number("DynamicLossScaleManager", "scale_factor", scale_factor, low=1.0)
         if scale_factor == 1:
             raise InputError("DynamicLossScaleManager: scale_factor=1 would never change the scale; use 2.")
-        if isinstance(scale_window, bool) or not isinstance(scale_window, int) or scale_window < 1:
-            raise InputError(
-                f"DynamicLossScaleManager: scale_window={scale_window!r} must be an integer of 1 or more."
-            )
+        check_count("DynamicLossScaleManager", "scale_window", scale_window, 1)
         self.loss_scale = float(init_loss_scale)
         self.scale_factor = float(scale_factor)
         self.scale_window = scale_window
@@ -167,7 +168,8 @@ class GradScaler:
             without mixed precision. Its state is empty.
 
     Raises:
-        InputError: a setting out of range; `unscale_` twice for one step, or an optimizer that divides by itself.
+        InputError: a setting out of range; `unscale_` or `step` twice before `update`, a step without any gradient,
+            or an optimizer that divides by itself.
     """
 
     def __init__(
@@ -193,25 +195,34 @@ class GradScaler:
         self.manager = manager
         self.reduce_overflow = reduce_overflow
         self._overflow_of: dict[int, bool] = {}  # id of an optimizer whose gradients are divided
+        self._stepped: set[int] = set()  # ids of those that step() was called for
 
-    def scale(self, loss: Tensor) -> Tensor:
-        """loss * scale, on the tape.
+    def scale(self, loss: Any) -> Any:
+        """loss * scale, on the tape; of a list or tuple of losses each one, as a list or tuple.
 
         Where the manager drops steps that overflow, a finite loss times the scale may be infinite: so are
         then its gradients, and the step is skipped.
         """
+        if isinstance(loss, (list, tuple)):
+            return type(loss)([self.scale(one) for one in loss])
+        if not isinstance(loss, Tensor):
+            raise InputError(
+                f"GradScaler: scale needs a Tensor or a list of them, got {type(loss).__name__}."
+            )
         return scale_loss(loss, self.manager.get_loss_scale(), self.manager.get_drop_overflow_update())
 
     def unscale_(self, optimizer: Optimizer) -> bool:
         """Divide the gradients of the optimizer's parameters by the scale, in place.
 
-        For clipping between backward and `step`, which otherwise calls it by itself. Collective: yes, if any
-        gradient is sharded: all ranks skip the same steps.
+        For clipping between backward and `step`, which otherwise calls it by itself. A float16 gradient becomes
+        float32 in a new Tensor: what the scale kept above 0 would be 0 again. Collective: yes, if any gradient is
+        sharded: all ranks skip the same steps.
 
         Returns:
             Whether a gradient (of any rank, see `reduce_overflow`) is NaN or infinite. Always False
             where the manager does not drop such steps.
         """
+        self._check_not_stepped("unscale_", optimizer)
         if id(optimizer) in self._overflow_of:
             raise InputError(
                 "GradScaler: unscale_ was called already for this optimizer since the last update(); "
@@ -222,7 +233,7 @@ class GradScaler:
                 f"GradScaler: {type(optimizer).__name__} divides the gradients itself "
                 f"(loss_scale={optimizer.loss_scale:g}), they would be divided twice; give it loss_scale=1."  # type: ignore[attr-defined]
             )
-        tensors = [param.grad for param in optimizer.parameters if param.grad is not None]
+        tensors = self._widened(optimizer)
         grads = [tensor.data for tensor in tensors]
         factor = 1.0 / self.manager.get_loss_scale()
         for grad in grads:
@@ -235,19 +246,49 @@ class GradScaler:
         self._overflow_of[id(optimizer)] = overflow
         return overflow
 
+    def _widened(self, optimizer: Optimizer) -> list[Tensor]:
+        """The gradients, of at least float32."""
+        found, recorder = [], current_recorder()
+        for param in optimizer.parameters:
+            if param.grad is None:
+                continue
+            grad = widened(param.grad.data)
+            if grad is not param.grad.data and self._enabled:
+                param.grad = param._gradient(grad)
+                if recorder is not None:
+                    recorder.of(param._device or FIRST).memory.hold(grad, GRADIENTS)
+            found.append(param.grad)
+        return found
+
     def step(self, optimizer: Optimizer) -> bool:
         """`optimizer.step()`, unless the gradients overflowed. Returns whether it was done."""
+        self._check_not_stepped("step", optimizer)
+        # Where ranks agree on the overflow, a rank may be without gradients, but not without that exchange.
+        needs_one = self._enabled and self.reduce_overflow is None
+        if needs_one and all(param.grad is None for param in optimizer.parameters):
+            raise InputError(
+                f"GradScaler: no parameter of {type(optimizer).__name__} has a gradient, so there is nothing to step "
+                "with; call scaler.scale(loss).backward() first, and zero_grad() after the step."
+            )
         if id(optimizer) not in self._overflow_of:
             self.unscale_(optimizer)
         overflow = self._overflow_of[id(optimizer)]
         if not overflow:
             optimizer.step()
+        self._stepped.add(id(optimizer))
         return not overflow
+
+    def _check_not_stepped(self, what: str, optimizer: Optimizer) -> None:
+        if self._enabled and id(optimizer) in self._stepped:
+            raise InputError(
+                f"GradScaler: {what}() for a {type(optimizer).__name__} that step() was called for already since the "
+                "last update(); call scaler.update() at the end of each step."
+            )
 
     def update(self) -> None:
         """The end of a step: tell the manager whether any optimizer's gradients overflowed."""
         overflow = any(self._overflow_of.values())
-        self._overflow_of = {}
+        self._overflow_of, self._stepped = {}, set()
         self.manager.update_loss_scale(overflow)
 
     def is_enabled(self) -> bool:
