@@ -1,6 +1,6 @@
 """Optimizers, learning-rate schedules, gradient clipping and loss scaling."""
 
-from simparallel.optim import schedules
+from simparallel.optim import lr_scheduler, schedules
 from simparallel.optim.adam import Adam, AdamW
 from simparallel.optim.layerwise import LAMB, LARS
 from simparallel.optim.loss_scale import (
@@ -10,15 +10,26 @@ from simparallel.optim.loss_scale import (
     LossScaleManager,
     all_finite,
 )
+from simparallel.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 from simparallel.optim.momentum import Momentum
 from simparallel.optim.norms import clip_grad_norm_, clip_grad_value_
 from simparallel.optim.optimizer import Optimizer
 from simparallel.optim.rmsprop import RMSprop
-from simparallel.optim.scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, StepLR
 from simparallel.optim.sgd import SGD
 
 __all__ = [
-    "LAMB", "LARS", "SGD", "Adam", "AdamW", "CosineAnnealingLR", "DynamicLossScaleManager",
-    "FixedLossScaleManager", "GradScaler", "LRScheduler", "LambdaLR", "LossScaleManager", "Momentum",
-    "Optimizer", "RMSprop", "StepLR", "all_finite", "clip_grad_norm_", "clip_grad_value_", "schedules",
+    "LAMB", "LARS", "SGD", "Adam", "AdamW", "CosineAnnealingLR", "DynamicLossScaleManager", "ExponentialLR",
+    "FixedLossScaleManager", "GradScaler", "LRScheduler", "LambdaLR", "LinearLR", "LossScaleManager", "Momentum",
+    "MultiStepLR", "OneCycleLR", "Optimizer", "RMSprop", "ReduceLROnPlateau", "StepLR", "all_finite",
+    "clip_grad_norm_", "clip_grad_value_", "lr_scheduler", "schedules",
 ]  # fmt: skip

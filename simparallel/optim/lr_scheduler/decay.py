@@ -1,0 +1,176 @@
+"""Schedulers that go on from whatever rate a group has: they multiply, so several may work on one optimizer."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from simparallel.errors import InputError
+from simparallel.optim.checks import check_count, check_number
+from simparallel.optim.lr_scheduler.base import LRScheduler
+from simparallel.optim.optimizer import Optimizer
+
+
+class Relative(LRScheduler):
+    """Base: the rates are computed from the first ones, unless something else has changed them.
+
+    Then they go on from where they are, as PyTorch's: the rate was set by hand, or another scheduler takes part.
+    """
+
+    def _first(self, i: int) -> float:
+        lr = self.optimizer.param_groups[i]["lr"]
+        return self._rate(i, 0) if lr == self.base_lrs[i] else self._start(lr)
+
+    def _next(self, i: int, number: int) -> float:
+        lr = self.optimizer.param_groups[i]["lr"]
+        if lr == self._rate(i, self.last_epoch):
+            return self._rate(i, number)
+        check_number(self._name, f"lr of group {i}", lr)
+        return self._onward(i, lr, number)
+
+    def _start(self, lr: float) -> float:
+        """The first rate of a group that another scheduler has at `lr`."""
+        raise TypeError(f"{self._name} does not define _start")
+
+    def _onward(self, i: int, lr: float, number: int) -> float:
+        """The rate at this number, if `lr` is that of the one before."""
+        raise TypeError(f"{self._name} does not define _onward")
+
+
+class Factor(Relative):
+    """Base: lr(t) = lr * factor(t), from each group's own lr. A subclass says `factor`."""
+
+    def factor(self, number: int) -> float:
+        raise TypeError(f"{self._name} does not define factor")
+
+    def _rate(self, i: int, number: int) -> float:
+        return self.base_lrs[i] * self.factor(number)
+
+    def _start(self, lr: float) -> float:
+        return lr * self.factor(0)
+
+    def _onward(self, i: int, lr: float, number: int) -> float:
+        before, after = self.factor(number - 1), self.factor(number)
+        return lr if before == after else lr * after / before if before else 0.0
+
+
+class StepLR(Factor):
+    """lr(t) = lr * gamma ** floor(t / step_size), from each group's own lr.
+
+    Args:
+        optimizer, last_epoch: see `LRScheduler`.
+        step_size: numbers between two decays, 1 or more.
+        gamma: factor of each decay, 0 or more.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1
+    ) -> None:  # fmt: skip
+        check_count(self._name, "step_size", step_size, 1)
+        check_number(self._name, "gamma", gamma)
+        self.step_size, self.gamma = step_size, gamma
+        self._begin(optimizer, last_epoch)
+
+    def factor(self, number: int) -> float:
+        return self.gamma ** (number // self.step_size)
+
+
+class MultiStepLR(Factor):
+    """lr(t) = lr * gamma ** (how many milestones are t or less), from each group's own lr.
+
+    Args:
+        optimizer, last_epoch: see `LRScheduler`.
+        milestones: numbers of 0 or more; one that stands there twice counts twice.
+        gamma: factor of each decay, 0 or more.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
+    ) -> None:  # fmt: skip
+        self.milestones = list(milestones)
+        for i, milestone in enumerate(self.milestones):
+            check_count(self._name, f"milestones[{i}]", milestone)
+        check_number(self._name, "gamma", gamma)
+        self.milestones.sort()
+        self.gamma = gamma
+        self._begin(optimizer, last_epoch)
+
+    def factor(self, number: int) -> float:
+        return self.gamma ** bisect_right(self.milestones, number)
+
+
+class ExponentialLR(Factor):
+    """lr(t) = lr * gamma ** t, from each group's own lr; gamma is 0 or more, `last_epoch` as in `LRScheduler`."""
+
+    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
+        check_number(self._name, "gamma", gamma)
+        self.gamma = gamma
+        self._begin(optimizer, last_epoch)
+
+    def factor(self, number: int) -> float:
+        return self.gamma**number
+
+
+class LinearLR(Factor):
+    """lr(t) = lr * (start_factor + (end_factor - start_factor) min(t / total_iters, 1)), from each group's own lr.
+
+    Args:
+        optimizer, last_epoch: see `LRScheduler`.
+        start_factor: above 0, at most 1.
+        end_factor: 0 to 1.
+        total_iters: the number at which `end_factor` is reached, 1 or more.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, total_iters: int = 5,
+        last_epoch: int = -1,
+    ) -> None:  # fmt: skip
+        check_number(self._name, "start_factor", start_factor)
+        check_number(self._name, "end_factor", end_factor)
+        if not 0 < start_factor <= 1 or end_factor > 1:
+            raise InputError(
+                f"{self._name}: start_factor={start_factor!r} must be above 0 and at most 1, and "
+                f"end_factor={end_factor!r} at most 1."
+            )
+        check_count(self._name, "total_iters", total_iters, 1)
+        self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
+        self._begin(optimizer, last_epoch)
+
+    def factor(self, number: int) -> float:
+        over = min(number, self.total_iters) / self.total_iters
+        return self.start_factor + (self.end_factor - self.start_factor) * over
+
+
+class CosineAnnealingLR(Relative):
+    """lr(t) = eta_min + (lr - eta_min) (1 + cos(pi t / T_max)) / 2, from each group's own lr.
+
+    As in PyTorch the rate rises again after `T_max`; `schedules.Cosine` stays at `eta_min`.
+
+    Args:
+        optimizer, last_epoch: see `LRScheduler`.
+        T_max: half of a wave, 1 or more.
+        eta_min: the lowest rate, 0 or more.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1
+    ) -> None:  # fmt: skip
+        check_count(self._name, "T_max", T_max, 1)
+        check_number(self._name, "eta_min", eta_min)
+        self.T_max, self.eta_min = T_max, eta_min
+        self._begin(optimizer, last_epoch)
+
+    def _rate(self, i: int, number: int) -> float:
+        return self.eta_min + (self.base_lrs[i] - self.eta_min) * self._wave(number) / 2
+
+    def _start(self, lr: float) -> float:
+        return lr
+
+    def _onward(self, i: int, lr: float, number: int) -> float:
+        if (number - 1) % (2 * self.T_max) == self.T_max:  # before was the lowest point, which scales nothing
+            return lr + (self.base_lrs[i] - self.eta_min) * self._wave(number) / 2
+        return self.eta_min + (lr - self.eta_min) * self._wave(number) / self._wave(number - 1)
+
+    def _wave(self, number: int) -> float:
+        return 1 + math.cos(math.pi * number / self.T_max)

@@ -1,0 +1,122 @@
+"""OneCycleLR."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from simparallel.errors import InputError
+from simparallel.optim.checks import check_count, check_number
+from simparallel.optim.lr_scheduler.base import LRScheduler
+from simparallel.optim.optimizer import Optimizer
+
+Point = tuple[float, int]  # number of the step, and which of lowest, initial, highest rate it has
+LAST, FIRST, TOP = range(3)
+
+
+class OneCycleLR(LRScheduler):
+    """From max_lr / div_factor up to `max_lr`, and down to max_lr / div_factor / final_div_factor; once.
+
+    Smith and Topin 2018, "Super-convergence", as in PyTorch. The momentum (or beta 1) goes from `max_momentum` down
+    to `base_momentum` and up again. Call `step()` after each step of the optimizer. After `total_steps` of them
+    the rate stays what it was in the last one, and one more is an error.
+
+    Args:
+        optimizer, last_epoch: see `LRScheduler`.
+        max_lr: the highest rate, for all groups or a list.
+        total_steps: steps of the whole cycle; or give the next two.
+        epochs, steps_per_epoch: total_steps = epochs * steps_per_epoch.
+        pct_start: share of the steps in which the rate rises, 0 to 1.
+        anneal_strategy: "cos" or "linear".
+        cycle_momentum: False leaves momentum alone.
+        base_momentum, max_momentum: the lowest and the highest momentum, for all groups or lists.
+        div_factor: the rate begins with max_lr / div_factor.
+        final_div_factor: and ends with that / final_div_factor.
+        three_phase: down as fast as up, to the initial rate, and from there to the last one.
+
+    Raises:
+        InputError: a setting out of range; also as `LRScheduler`.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, max_lr: float | Sequence[float], total_steps: int | None = None,
+        epochs: int | None = None, steps_per_epoch: int | None = None, pct_start: float = 0.3,
+        anneal_strategy: str = "cos", cycle_momentum: bool = True,
+        base_momentum: float | Sequence[float] = 0.85, max_momentum: float | Sequence[float] = 0.95,
+        div_factor: float = 25.0, final_div_factor: float = 1e4, three_phase: bool = False, last_epoch: int = -1,
+    ) -> None:  # fmt: skip
+        if total_steps is None:
+            if epochs is None or steps_per_epoch is None:
+                raise InputError(f"{self._name}: give total_steps, or epochs and steps_per_epoch.")
+            check_count(self._name, "epochs", epochs, 1)
+            check_count(self._name, "steps_per_epoch", steps_per_epoch, 1)
+            total_steps = epochs * steps_per_epoch
+        check_count(self._name, "total_steps", total_steps, 1)
+        check_number(self._name, "pct_start", pct_start)
+        if pct_start > 1:
+            raise InputError(f"{self._name}: pct_start={pct_start!r} is a share of the steps, 0 to 1.")
+        if anneal_strategy not in ("cos", "linear"):
+            raise InputError(f"{self._name}: anneal_strategy={anneal_strategy!r} must be 'cos' or 'linear'.")
+        for name, factor in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
+            check_number(self._name, name, factor)
+            if factor == 0:
+                raise InputError(f"{self._name}: {name}=0 must be above 0; rates are divided by it.")
+        self.total_steps, self.anneal_strategy = total_steps, anneal_strategy
+        self._points = _points(float(pct_start), total_steps, three_phase)
+        tops = self._numbers("max_lr", max_lr, optimizer)
+        # of each group, in the order of LAST, FIRST, TOP
+        self._lrs = [(top / div_factor / final_div_factor, top / div_factor, top) for top in tops]
+        self._momentums: list[tuple[float, float, float]] | None = None
+        self._momentum_name = "betas" if "betas" in optimizer.defaults else "momentum"
+        if cycle_momentum:
+            if self._momentum_name not in optimizer.defaults:
+                raise InputError(
+                    f"{self._name}: {type(optimizer).__name__} has neither momentum nor betas; give "
+                    "cycle_momentum=False."
+                )
+            high = self._numbers("max_momentum", max_momentum, optimizer, 1.0)
+            low = self._numbers("base_momentum", base_momentum, optimizer, 1.0)
+            self._momentums = [(h, h, b) for h, b in zip(high, low, strict=True)]
+        self._begin(optimizer, last_epoch, [first for _, first, _ in self._lrs])
+
+    def _rate(self, i: int, number: int) -> float:
+        if number > self.total_steps:
+            raise InputError(
+                f"{self._name}: step {number} of a cycle of {self.total_steps}; make total_steps as long as the "
+                "training."
+            )
+        return self._at(number, self._lrs[i])
+
+    def _set(self, number: int, rates: Sequence[float]) -> None:
+        super()._set(number, rates)
+        for i, levels in enumerate(self._momentums or ()):
+            group, momentum = self.optimizer.param_groups[i], self._at(number, levels)
+            group[self._momentum_name] = (
+                (momentum, *group["betas"][1:]) if self._momentum_name == "betas" else momentum
+            )
+
+    def _at(self, number: int, levels: tuple[float, float, float]) -> float:
+        """The value at a step, of what has these levels."""
+        i = 1
+        while number > self._points[i][0] and i < len(self._points) - 1:
+            i += 1
+        (start, from_level), (end, to_level) = self._points[i - 1 : i + 1]
+        over = min(max((number - start) / (end - start), 0.0), 1.0) if end != start else 1.0
+        first, last = levels[from_level], levels[to_level]
+        if self.anneal_strategy == "linear":
+            return first + (last - first) * over
+        return last + (first - last) / 2 * (math.cos(math.pi * over) + 1)
+
+    def _numbers(self, name: str, value: Any, optimizer: Optimizer, below: float = math.inf) -> list[float]:
+        values = self._one_each(name, value, optimizer)
+        for number in values:
+            check_number(self._name, name, number, below=below)
+        return values
+
+
+def _points(pct_start: float, total_steps: int, three_phase: bool) -> list[Point]:
+    """Where the curve turns."""
+    top = pct_start * total_steps - 1
+    back = [(2 * pct_start * total_steps - 2, FIRST)] if three_phase else []
+    return [(0.0, FIRST), (top, TOP), *back, (total_steps - 1.0, LAST)]
