@@ -292,6 +292,25 @@ def test_shares_are_whole_layers_and_about_even(layers, count):
     assert max(sizes) <= sum(layers) / count + max(layers, default=0)
 
 
+def with_a_closure() -> Any:
+    model = make_model()
+    optimizer = AdasumOptimizer(sp.optim.SGD(model.parameters(), lr=LR))
+
+    def closure() -> Any:
+        loss = loss_of(model, sp.get_rank())
+        loss.backward()
+        return loss
+
+    return float(optimizer.step(closure)), float(loss_of(make_model(), sp.get_rank())), weights(model)
+
+
+def test_a_closure_gives_the_gradients_of_the_step(inline):
+    expected = simulated("sgd", 1, 1, 2)
+    for loss, plain, result in inline.run(2, with_a_closure):
+        assert loss == plain
+        assert_close(result, expected)
+
+
 # --- loss scales ---------------------------------------------------------------------------------------
 
 

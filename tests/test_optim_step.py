@@ -135,6 +135,16 @@ def test_a_state_of_before_the_new_settings_loads():
         other([np.ones(1)])
 
 
+def test_an_optimizer_of_some_parameters_follows_all_settings():
+    """Also those that a scheduler turns besides the rate."""
+    a, b = leaf([1.0]), leaf([1.0])
+    whole = optim.SGD([{"params": [a]}, {"params": [b], "lr": 0.5}], lr=0.1, momentum=0.5)
+    part = whole.restricted_to([b])
+    optim.OneCycleLR(whole, 1.0, 10).step()
+    part.follow(whole)
+    assert part.param_groups == [{**whole.param_groups[1], "params": [b]}]
+
+
 # --- float16 -----------------------------------------------------------------------------------------
 
 HALF = [
@@ -252,3 +262,12 @@ def test_a_step_is_one_event_with_a_price(size, weight_decay, momentum):
     assert (second.step, recorder.step) == (1, 2)
     duration = recorder.cluster.device.time_ps(first.flops, first.size_bytes, 4)
     assert (first.sim_end_ps, second.sim_start_ps) == (duration, duration)
+
+
+@given(size=st.integers(1, 50))
+def test_the_price_of_a_float16_step_counts_state_in_float32(size):
+    param, recorder = leaf(np.zeros(size), np.float16), Recorder(0, describe(1))
+    with use_recorder(recorder):
+        optim.Adam([param])([np.ones(size, np.float16)])
+    (event,) = recorder.events
+    assert event.size_bytes == size * (3 * 2 + 4 * 4)  # gradient, weight twice; two moments twice

@@ -24,6 +24,17 @@ from simparallel.optim.saved import EXTRAS, Group, checked_state_dict
 from simparallel.optim.schedules import Rate, as_schedule
 
 
+def call_closure(closure: Callable[[], Any] | None) -> Any:
+    """What it returns, called with the tape on; None without one."""
+    if closure is None:
+        return None
+    before, grad_mode.enabled = grad_mode.enabled, True
+    try:
+        return closure()
+    finally:
+        grad_mode.enabled = before
+
+
 class Optimizer:
     """Base of the optimizers. A subclass says `check`, `update` and `work`.
 
@@ -165,13 +176,7 @@ class Optimizer:
                 parameter is read-only; no parameter was changed.
             DeviceOutOfMemoryError: no room for what the optimizer has to remember; no parameter was changed.
         """
-        loss = None
-        if closure is not None:
-            before, grad_mode.enabled = grad_mode.enabled, True
-            try:
-                loss = closure()
-            finally:
-                grad_mode.enabled = before
+        loss = call_closure(closure)
         self._step([param.grad for param in self._params()])
         return loss
 
@@ -269,7 +274,7 @@ class Optimizer:
         remaining = iter(zip(params, arrays, strict=True))
         totals: dict[Device | None, list[int]] = {}  # device -> flops, bytes, widest item
         for group in self.param_groups:
-            element_flops, element_accesses = self.work(group)
+            (element_flops, element_accesses), num_arrays = self.work(group), len(self.remembers(group))
             for _ in group["params"]:
                 param, grad = next(remaining)
                 if grad is None:
@@ -277,7 +282,9 @@ class Optimizer:
                 self.update(param, grad, group)
                 total = totals.setdefault(param._device, [0, 0, 0])
                 total[0] += element_flops * grad.size
-                total[1] += element_accesses * grad.nbytes
+                total[1] += element_accesses * param.data.nbytes
+                if param.data.itemsize < 4:  # its state is float32
+                    total[1] += 2 * num_arrays * grad.size * (4 - param.data.itemsize)
                 total[2] = max(total[2], grad.itemsize)
         mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
         if recorder is None:

@@ -12,7 +12,7 @@ On several nodes, gradients may be averaged inside a node and summed by Adasum a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from simparallel.comm import Group, Work, current
 from simparallel.errors import InputError, StateDictError
 from simparallel.memory import OPTIMIZER
 from simparallel.optim import GradScaler, LossScaleManager, Optimizer
+from simparallel.optim.optimizer import call_closure
 from simparallel.parallel.buckets import Bucket, GradBucket, by_dtype
 from simparallel.world import get_nodes, get_rank, get_world_size
 
@@ -187,13 +188,19 @@ class AdasumOptimizer:
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
-    def step(self) -> None:
-        """A step of this rank's optimizer; after `local_steps` of them, the exchange. Collective: then."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """A step of this rank's optimizer; after `local_steps` of them, the exchange. Collective: then.
+
+        Args:
+            closure: as for `Optimizer.step`; its gradients are those of this rank.
+        """
+        loss = call_closure(closure)
         if self.nodes is not None and self.nodes.node.size > 1:
             self._average_in_node()
         self._begin()
         self.optimizer.step()
         self._stepped()
+        return loss
 
     def __call__(self, grads: Sequence[Tensor | Array | None]) -> None:
         """`step()` with these gradients, in the order of `parameters`. Collective: as `step`."""

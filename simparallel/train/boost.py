@@ -15,6 +15,7 @@ from simparallel.errors import InputError, StateDictError
 from simparallel.nn import Module
 from simparallel.optim import LossScaleManager, Optimizer
 from simparallel.optim.loss_scale import all_finite
+from simparallel.optim.pieces import widened
 from simparallel.parallel import (
     AdasumOptimizer,
     DistributedDataParallel,
@@ -298,7 +299,9 @@ class BoostedStep(TrainStep):
         self._reduce()
         scale = self._scale if self.scaler is None else self.scaler.get_scale()
         params = self._dim_reduce.parameters
-        grads = [np.zeros(p.shape, p.dtype) if p.grad is None else p.grad.data / scale for p in params]
+        grads = [
+            np.zeros(p.shape, p.dtype) if p.grad is None else widened(p.grad.data) / scale for p in params
+        ]
         overflow = self.scaler is not None and not all_finite(grads)
         if not overflow:
             self._dim_reduce.step(grads, self._mean(float(loss)), self._loss_again)
