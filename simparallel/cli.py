@@ -184,7 +184,7 @@ def _run(options: argparse.Namespace) -> int:
     with _job(options, request) as (job, run):
         try:
             results = run(options.script, options.arguments, options.no_use_env, options.module)
-        except BaseException:
+        except RunFailedError:
             with suppress(OSError):  # what went wrong says more
                 rundir.write_trace(directory, job.trace)  # what led to it
             raise
@@ -201,10 +201,12 @@ def _run(options: argparse.Namespace) -> int:
 @contextmanager
 def _job(options: argparse.Namespace, request: flags.Request) -> Iterator[tuple[Any, Callable[..., Any]]]:
     """What runs the script: (it, its method for that)."""
+    from simparallel import rundir
+
     settings: dict[str, Any] = {
         "device": options.device, "nodes": request.nodes, "rank_table": request.rank_table,
         "environment": request.environment, "log_dir": request.log_dir, "log_links": request.log_links,
-        "timeout_s": options.timeout,
+        "log_files": rundir.FILES, "timeout_s": options.timeout,
     }  # fmt: skip
     if options.transport == "mpi":
         from simparallel.runtime.mpi import MpiJob

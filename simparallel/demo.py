@@ -81,7 +81,7 @@ def main(
     labels = f"{world_size} devices", "1 device"
     many = sp.launch(
         train, (epochs, global_batch_size, labels[0]),
-        world_size=world_size, device=device, log_dir=directory, echo=False,
+        world_size=world_size, device=device, log_dir=directory, log_files=rundir.FILES, echo=False,
     )  # fmt: skip
     one = sp.launch(train, (epochs, global_batch_size, labels[1]), world_size=1, device=device, echo=False)
 

@@ -13,6 +13,7 @@ from simparallel.view import plot_loss, save_figure
 
 Metrics = Mapping[int, list[tuple[int, str, float]]]
 SHOWN_STEPS = 2
+FILES = ("trace.json", "timeline.png", "loss.png", "metrics.json")
 
 
 def mean_over_ranks(metrics: Metrics, name: str) -> list[tuple[int, float]]:
@@ -30,7 +31,6 @@ def write_trace(directory: Path, trace: Trace) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     trace.save(directory / "trace.json")
     written = [directory / "trace.json"]
-    (directory / "timeline.png").unlink(missing_ok=True)  # of an earlier run
     if trace.events:
         steps = sorted(trace.steps)
         first = max(0, min(len(steps) // 2, len(steps) - SHOWN_STEPS))

@@ -75,7 +75,7 @@ def _join(variable: str, count: int) -> bool:
 
     if not mpi.is_available():
         raise LaunchError(
-            f"{told}, but without mpi4py they would each be alone: pip install 'simparallel[mpi]'. {way_out}"
+            f'{told}, but without mpi4py they would each be alone: pip install ".[mpi]". {way_out}'
         )
     if mpi.join():
         return True

@@ -13,7 +13,7 @@ import pytest
 import simparallel as sp
 from simparallel import cli
 from simparallel.errors import InputError
-from simparallel.runtime.logs import forget_former_run
+from simparallel.runtime.folder import forget_former_run, head
 
 pytestmark = pytest.mark.process
 
@@ -231,7 +231,15 @@ def test_only_what_is_ours_is_removed(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
     (tmp_path / "worker_7.log").symlink_to(tmp_path / "loss.png")
+    forget_former_run(tmp_path)  # which did not run here
+    (tmp_path / "scheduler.log").write_text(head(["metrics.json", "../mine", "node_0"]))
+    (tmp_path / "metrics.json").write_text("ours")
+    (tmp_path / "error_rank0.json").write_text("{}")
+    (tmp_path.parent / "mine").write_text("mine")
     forget_former_run(tmp_path)
+    assert not (tmp_path / "metrics.json").exists()
+    assert (tmp_path / "error_rank0.json").exists()
+    assert (tmp_path.parent / "mine").exists()
     assert all((tmp_path / name).read_text() == "mine" for name in kept)
     assert (tmp_path / "worker_7.log").is_symlink()
 
@@ -241,8 +249,82 @@ def test_a_file_in_the_place_of_a_link_is_not_lost(capsys: pytest.CaptureFixture
     Path("out/1/rank.0/stdout").write_text("of mpirun")
     Path("train.py").write_text("")
     assert cli.main(["run", "--output-filename", "out", "train.py"]) == 2
-    assert "log_dir='out' cannot be used" in capsys.readouterr().err
+    told = "log directory 'out' cannot be used: 1/rank.0/stdout is a file of yours, not a link of an earlier run."
+    assert told in capsys.readouterr().err
     assert Path("out/1/rank.0/stdout").read_text() == "of mpirun"
+
+
+USERS_OWN = [
+    "timeline.png", "trace.json", "loss.png", "metrics.json", "worker_0.log", "worker_7.log", "scheduler.log",
+    "error_rank1.json", "rank.0/stdout", "rank.1",
+]  # fmt: skip
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("name", USERS_OWN)
+def test_a_run_refuses_a_folder_with_a_file_of_the_users(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is changed; also of a former run, into which somebody has put it."""
+    Path("train.py").write_text("")
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text("mine")
+    before = contents(Path.cwd())
+    assert cli.main(["run", "-n", "2", "--log-dir", ".", "train.py"]) == 2
+    assert f"log directory '.' cannot be used: {name} is a file of yours" in capsys.readouterr().err
+    assert contents(Path.cwd()) == before
+
+
+def test_files_that_no_run_writes_are_nobodys_business() -> None:
+    mine = ["notes.txt", "worker_x.log", "error_rank5.json", "figure.png", "rank.9/stdout"]
+    for name in mine:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("mine")
+    Path("train.py").write_text("import simparallel as sp\nsp.init()\nsp.log(loss=1.0)\n")
+    for _ in range(2):
+        assert cli.main(["run", "-n", "2", "--log-dir", ".", "train.py"]) == 0
+    assert all(Path(name).read_text() == "mine" for name in mine)
+    assert Path("loss.png").exists()
+
+
+def test_devices_leave_pictures_alone_that_they_do_not_write() -> None:
+    Path("timeline.png").write_text("mine")
+    sp.launch(sp.get_rank, world_size=2, log_dir=".")
+    Path("train.py").write_text("")
+    assert cli.main(["run", "--log-dir", ".", "train.py"]) == 2
+    assert Path("timeline.png").read_text() == "mine"
+
+
+NEVER_BEGIN = {
+    "wrong fault": (["-n", "2"], "rank=9"),
+    "no mpiexec": (["--transport", "mpi", "--mpiexec", "no-such-command"], ""),
+    "no such device": (["--device", "tpu"], ""),
+}
+
+
+@pytest.mark.parametrize("case", NEVER_BEGIN)
+def test_a_run_that_does_not_begin_leaves_the_former_one(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("import simparallel as sp\nsp.init()\nsp.log(loss=1.0)\nsp.barrier()\n", ranks=3) == 0
+    before = contents(Path("runs"))
+    assert {"train/timeline.png", "train/loss.png", "train/metrics.json"} <= before.keys()
+    words, fault = NEVER_BEGIN[case]
+    monkeypatch.setenv("SIMPARALLEL_FAULT", fault)
+    monkeypatch.setattr("simparallel.comm.mpi.is_available", lambda: True)
+    assert cli.main(["run", *words, "train.py"]) == 2
+    assert contents(Path("runs")) == before
+
+
+def test_a_failed_run_shows_nothing_of_the_former_one() -> None:
+    assert run("import simparallel as sp\nsp.init()\nsp.log(loss=1.0)\nsp.barrier()\n", ranks=2) == 0
+    assert run("import simparallel as sp\nsp.init()\n1 / 0\n", ranks=2) == 1
+    names = {path.name for path in Path("runs/train").iterdir()}
+    assert names == {
+        "scheduler.log", "worker_0.log", "worker_1.log", "rank.0", "rank.1", "trace.json", "error_rank0.json",
+        "error_rank1.json",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("directory", ["file", "file/below"])

@@ -18,7 +18,7 @@ from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError
 from simparallel.ranktable import RankTable, load
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT
-from simparallel.runtime.logs import MPIRUN_LINKS, RANK_LINKS
+from simparallel.runtime.folder import MPIRUN_LINKS, RANK_LINKS
 from simparallel.runtime.pool import START_LIMIT_S
 
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}

@@ -23,7 +23,7 @@ from simparallel.files import write_atomically
 from simparallel.memory import parse_bytes
 from simparallel.ranktable import RankTable
 from simparallel.runtime.environment import places
-from simparallel.runtime.logs import RANK_LINKS
+from simparallel.runtime.folder import RANK_LINKS, forget_reports
 from simparallel.runtime.pool import START_LIMIT_S, Pool, pack
 from simparallel.runtime.reports import Outcome, run_failed
 from simparallel.runtime.threads import run_threads
@@ -66,6 +66,8 @@ class Cluster:
         log_dir: directory for `scheduler.log` and `worker_N.log`, and links: `rank.N/stdout`, and with
             several nodes `node_K/worker_N.log`; None keeps no files.
         log_links: name of each rank's link, with "{rank}" in it.
+        log_files: names of what you write to `log_dir` yourself, such as pictures: those of an earlier run are
+            removed with its logs. What no run wrote is never replaced, see Raises.
         device_memory: capacity of each device, such as "64MB"; None for no limit.
         devices_per_rank: simulated devices of each rank, "sim:0" to "sim:n-1", with equal figures and the
             same link between them; None makes them as they are named. One process drives them all.
@@ -86,7 +88,8 @@ class Cluster:
     Raises:
         ClusterError: unknown device, fewer than one, or nodes that do not fit.
         RankTableError: the rank table breaks a rule.
-        InputError: unknown transport, algorithm or check, bad log_dir or timeout.
+        InputError: unknown transport, algorithm or check, bad timeout; at the first run: log_dir cannot be
+            used, or has a file with such a name that no earlier run wrote.
         LaunchError: the device processes did not start (at the first run).
 
     Example:
@@ -99,7 +102,7 @@ class Cluster:
         self, world_size: int, *, device: str | DeviceSpec = DEFAULT_DEVICE, link: LinkSpec | None = None,
         nodes: int | Sequence[Sequence[int]] = 1, node_link: LinkSpec | None = None,
         rank_table: RankTable | str | Path | None = None, environment: Mapping[str, str] | None = None,
-        log_links: str = RANK_LINKS, start_timeout_s: float = START_LIMIT_S,
+        log_links: str = RANK_LINKS, log_files: Sequence[str] = (), start_timeout_s: float = START_LIMIT_S,
         transport: str = "shm", log_dir: str | Path | None = None, device_memory: str | int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct", check: str = "full",
         arena_bytes: int = 0, blas_threads: int | None = None, record: bool = True, echo: bool = True,
@@ -131,7 +134,8 @@ class Cluster:
         self.trace = Trace([], self.spec)
         self._pool_settings = {
             "device_ids": where.device_ids, "environment": where.environment, "log_dir": log_dir, "links": log_links,
-            "arena_bytes": arena_bytes, "blas_threads": blas_threads, "start_timeout_s": start_timeout_s,
+            "files": tuple(log_files), "arena_bytes": arena_bytes, "blas_threads": blas_threads,
+            "start_timeout_s": start_timeout_s,
         }  # fmt: skip
         self._pool: Pool | None = None
         self._closed = False
@@ -179,16 +183,15 @@ class Cluster:
         is_inline = self.transport == "inline"
         faults = parse(self._fault_text(), self.world_size, threads=is_inline)
         settings = {**self._run_settings, "faults": faults}
-        if self.log_dir is not None:
-            for old in Path(self.log_dir).glob("error_rank*.json"):
-                old.unlink(missing_ok=True)
         bar = _Bar()
         try:
             if is_inline:
+                self._forget_reports()
                 call = partial(function, *args, **kwargs)
                 return run_threads(call, self.spec, tell=bar, **settings)  # type: ignore[arg-type]
             payload = pack(function, args, kwargs)
             pool = self._warm_pool()
+            self._forget_reports()
             return pool.run(payload, self.spec, echo=self.echo, note=bar, **settings)  # type: ignore[arg-type]
         finally:
             bar.close()
@@ -207,6 +210,11 @@ class Cluster:
         if self._pool is None:
             self._pool = Pool(self.spec.nodes, **self._pool_settings)  # type: ignore[arg-type]
         return self._pool
+
+    def _forget_reports(self) -> None:
+        """Those of the run before, once the next one can begin."""
+        if self.log_dir is not None:
+            forget_reports(Path(self.log_dir))
 
     def _raise_failure(self, outcomes: list[Outcome]) -> None:
         if all(outcome.report is None for outcome in outcomes):

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from simparallel.errors import InputError
-
-RANK_LINKS = "rank.{rank}/stdout"
-MPIRUN_LINKS = "1/rank.{rank}/stdout"  # as `mpirun --output-filename` lays them out: job, rank
-NODE_LINKS = "node_{node}/worker_{rank}.log"
-FORMER_FILES = ("worker_[0-9]*.log", "error_rank[0-9]*.json")
-FORMER_LINKS = ("rank.*/stdout", "1/rank.*/stdout", "node_*/worker_*.log")
-_WORKER = re.compile(r"worker_\d+\.log")
+from simparallel.runtime.folder import (
+    RANK_LINKS,
+    SCHEDULER_LOG,
+    check_log_dir,
+    forget_former_run,
+    head,
+    link_logs,
+    unusable,
+)
 
 
 class LogFiles:
@@ -30,33 +28,36 @@ class LogFiles:
             unnamed files that vanish with the run.
         nodes: the ranks of each node. Of several nodes, each has its own folder of links.
         links: name of the link of each rank.
+        files: names of what else a run writes there. Those of an earlier run go when its logs go.
 
     Raises:
-        InputError: the directory cannot be made or written.
+        InputError: the directory cannot be made or written, or has files of the user's with such names.
         OSError: the unnamed files cannot be made.
     """
 
     def __init__(
-        self, log_dir: str | Path | None, nodes: Sequence[Sequence[int]], links: str = RANK_LINKS
-    ) -> None:
+        self, log_dir: str | Path | None, nodes: Sequence[Sequence[int]], links: str = RANK_LINKS,
+        files: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.log_dir = None if log_dir is None else str(log_dir)
         world_size = sum(map(len, nodes))
-        names = ["scheduler.log", *(f"worker_{rank}.log" for rank in range(world_size))]
+        names = [SCHEDULER_LOG, *(f"worker_{rank}.log" for rank in range(world_size))]
         self.fds: list[int] = []
         try:
             if self.log_dir is not None:
+                check_log_dir(Path(self.log_dir), nodes, links, files)  # before anything is removed
                 forget_former_run(Path(self.log_dir))
             for name in names:
                 self.fds.append(self._open(name))
+            self._head = b"" if self.log_dir is None else head(files).encode()
+            os.write(self.host_fd, self._head)
             if self.log_dir is not None:
                 link_logs(Path(self.log_dir), nodes, links)
         except OSError as error:
             self.close()
             if self.log_dir is None:
                 raise
-            raise InputError(
-                f"log_dir={self.log_dir!r} cannot be used: {error}. Choose another one."
-            ) from error
+            raise unusable(self.log_dir, error) from error
 
     @property
     def host_fd(self) -> int:
@@ -66,12 +67,15 @@ class LogFiles:
     def rank_fds(self) -> list[int]:
         return self.fds[1:]
 
+    def words_of_host(self) -> str:
+        """What the host has written so far."""
+        return os.pread(self.host_fd, 4000, len(self._head)).decode(errors="replace").strip()
+
     def _open(self, name: str) -> int:
         if self.log_dir is None:
             fd, path = tempfile.mkstemp(prefix="simparallel-")
             os.unlink(path)
             return fd
-        os.makedirs(self.log_dir, mode=0o700, exist_ok=True)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(os.path.join(self.log_dir, name), flags, 0o600)
 
@@ -79,42 +83,6 @@ class LogFiles:
         for fd in self.fds:
             os.close(fd)
         self.fds = []
-
-
-def forget_former_run(log_dir: Path) -> None:
-    """Remove the logs and reports of ranks that an earlier run left: it may have had more of them.
-
-    Raises:
-        OSError: something of it cannot be removed.
-    """
-    for pattern in FORMER_LINKS:
-        for path in list(log_dir.glob(pattern)):  # which finds a link only while there is what it leads to
-            if path.is_symlink() and _WORKER.fullmatch(Path(os.readlink(path)).name):
-                path.unlink()
-                with contextlib.suppress(OSError):  # somebody has put more there
-                    path.parent.rmdir()
-    for pattern in FORMER_FILES:
-        for path in log_dir.glob(pattern):
-            if path.is_file() and not path.is_symlink():
-                path.unlink()
-
-
-def link_logs(
-    log_dir: Path, nodes: Sequence[Sequence[int]], links: str = RANK_LINKS, only: int | None = None
-) -> None:
-    """Names that other launchers give to the file of each rank, or of one, as links to it.
-
-    Raises:
-        OSError: a link cannot be made; there is a file with its name, which is not ours to replace.
-    """
-    names = [links, NODE_LINKS] if len(nodes) > 1 else [links]
-    ranks = [(rank, number) for number, node in enumerate(nodes) for rank in node if only in (None, rank)]
-    for (rank, number), name in itertools.product(ranks, names):
-        link = log_dir / name.format(rank=rank, node=number)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if link.is_symlink():
-            link.unlink()
-        link.symlink_to(os.path.relpath(log_dir / f"worker_{rank}.log", link.parent))
 
 
 class Tail:

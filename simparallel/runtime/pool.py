@@ -33,7 +33,8 @@ from simparallel.comm.segment import Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError
 from simparallel.runtime import channel
-from simparallel.runtime.logs import RANK_LINKS, LogFiles, Tail, console
+from simparallel.runtime.folder import RANK_LINKS
+from simparallel.runtime.logs import LogFiles, Tail, console
 from simparallel.runtime.reports import Outcome, report_unreceived
 from simparallel.runtime.run import LOOK_S, Note, Run
 
@@ -72,7 +73,7 @@ class Pool:
     Args:
         nodes: the ranks of each node.
         device_ids, environment: see `environment.variables`.
-        log_dir, links: see `LogFiles`.
+        log_dir, links, files: see `LogFiles`.
         arena_bytes: address space of each rank's shared memory; 0 for the default.
         blas_threads: of each device; None for cores // ranks, at least 1.
         start_timeout_s: how long they may take to come up.
@@ -87,7 +88,8 @@ class Pool:
     def __init__(
         self, nodes: Sequence[Sequence[int]], *, device_ids: Sequence[int] = (),
         environment: Mapping[str, str] | None = None, log_dir: str | Path | None = None, links: str = RANK_LINKS,
-        arena_bytes: int = 0, blas_threads: int | None = None, start_timeout_s: float = START_LIMIT_S,
+        files: Sequence[str] = (), arena_bytes: int = 0, blas_threads: int | None = None,
+        start_timeout_s: float = START_LIMIT_S,
     ) -> None:  # fmt: skip
         self.world_size = sum(map(len, nodes))
         self.usable = True
@@ -99,7 +101,7 @@ class Pool:
         }  # fmt: skip
         try:
             with _standard_streams_taken():
-                self._start(LogFiles(log_dir, nodes, links), arena_bytes, told)
+                self._start(LogFiles(log_dir, nodes, links, files), arena_bytes, told)
         except OSError as error:
             way_out = " Use fewer ranks, or raise the limit (ulimit -n, -u)." * (error.errno in _SCARCE)
             raise LaunchError(f"the device processes did not start: {error}.{way_out}") from error
@@ -174,7 +176,7 @@ class Pool:
         return pids
 
     def _start_error(self, what: str) -> LaunchError:
-        said = os.pread(self.logs.host_fd, 4000, 0).decode(errors="replace").strip()
+        said = self.logs.words_of_host()
         self.close()
         return LaunchError(
             f"the device processes did not start: {what}. The host process said:\n{said or '(nothing)'}"
