@@ -30,6 +30,7 @@ from simparallel.runtime.ending import end_program, forget_the_hosts, write_out
 from simparallel.runtime.environment import variables
 from simparallel.runtime.rank import flush_output, play_rank
 from simparallel.runtime.reports import Outcome, failure_report
+from simparallel.runtime.sources import Imported
 
 PR_SET_PDEATHSIG = 1
 END_LIMIT_S = 1.0  # the host waits for twice as long
@@ -104,6 +105,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
     segment = Segment(wiring.world_size, fd=wiring.segment_fd)
     arena = Arena(segment, rank)
     last: Communicator | None = None
+    imported = Imported()
     channel.send(connection, cloudpickle.dumps({"kind": "ready", "pid": os.getpid()}))
     while True:
         try:
@@ -144,6 +146,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
             is_process=True,
         )  # fmt: skip
         interrupts.armed = False
+        outcome.modules = imported.new()
         streams.flush()
         records.flush()
         for part in _packed(outcome):

@@ -8,12 +8,14 @@ import math
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from simparallel.caller import user_level
 from simparallel.cluster import DEFAULT_DEVICE, ClusterSpec, DeviceSpec, LinkSpec, describe
 from simparallel.comm.faults import VARIABLE, parse
 from simparallel.comm.header import ALGORITHMS
@@ -51,6 +53,9 @@ class Results(list[Any]):
 
 class Cluster:
     """Simulated devices, one process each, that stay warm between runs.
+
+    They keep what a run left in their modules, and the modules. If a file of a module that they imported has changed
+    when a run begins, they are replaced by new ones, with a warning, so that the run is of the code that is there.
 
     Args:
         world_size: number of ranks.
@@ -205,6 +210,14 @@ class Cluster:
     def _warm_pool(self) -> Pool:
         if self._pool is not None and not self._pool.is_intact():
             logging.getLogger("simparallel").warning("a process ended between two runs; starting new ones")
+            self._pool.close()
+            self._pool = None
+        if self._pool is not None and (changed := self._pool.sources.changed()):
+            warnings.warn(
+                f"{', '.join(map(os.path.basename, changed))} changed since the devices imported it; starting new "
+                "ones. What earlier runs kept on them is gone.",
+                stacklevel=user_level(),
+            )
             self._pool.close()
             self._pool = None
         if self._pool is None:

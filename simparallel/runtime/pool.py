@@ -37,6 +37,7 @@ from simparallel.runtime.folder import RANK_LINKS
 from simparallel.runtime.logs import LogFiles, Tail, console
 from simparallel.runtime.reports import Outcome, report_unreceived
 from simparallel.runtime.run import LOOK_S, Note, Run
+from simparallel.runtime.sources import Sources
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 2.5  # for the host and its devices to end after a farewell
@@ -79,6 +80,7 @@ class Pool:
         start_timeout_s: how long they may take to come up.
 
     Attributes:
+        sources: the user's modules that its devices have imported.
         owner: pid of the launcher; a process that is forked from it has a copy, which is of no use.
 
     Raises:
@@ -93,6 +95,7 @@ class Pool:
     ) -> None:  # fmt: skip
         self.world_size = sum(map(len, nodes))
         self.usable = True
+        self.sources = Sources()
         self.owner = os.getpid()
         self._start_timeout_s = start_timeout_s
         told = {
@@ -195,6 +198,7 @@ class Pool:
             KeyboardInterrupt: after every rank was stopped; the pool is usable if they all answered.
             LaunchError: the host process is gone.
         """
+        began_ns = time.time_ns()
         self.segment.reset()
         for rank, pid in enumerate(self.pids):
             self.segment.words[self.segment.map.pid(rank)] = pid
@@ -217,6 +221,7 @@ class Pool:
         finally:
             if run.waiting or run.dead:
                 self.usable = False
+            self.sources.add((file for outcome in run.outcomes for file in outcome.modules), began_ns)
             run.tail.show(final=True)
         report_unreceived(self.segment, run.outcomes)
         return run.outcomes

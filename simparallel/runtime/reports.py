@@ -27,6 +27,7 @@ class Outcome:
         report: None, or why it failed: summary, traceback, secondary, time_ns, pid, exit_code,
             exception (the pickled exception, or None).
         kept_letters: (sender, text) of messages that it never asked for by their tag.
+        modules: files of the user's modules that its process has imported since the run before.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class Outcome:
     metrics: list[tuple[int, str, float]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
     kept_letters: list[tuple[int, str]] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
 
 
 def failure_report(error: BaseException) -> dict[str, Any]:
