@@ -158,6 +158,11 @@ def _code_of(options: argparse.Namespace) -> int:
     except SimParallelError as error:
         print(f"simparallel: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"simparallel: {error.filename or 'error'}: {error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("simparallel: interrupted; all ranks were stopped.", file=sys.stderr)
         return 130

@@ -7,6 +7,7 @@ put a class in its place that stops, fails or forgets between any two.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -110,7 +111,7 @@ def write_atomically(
         sync: return only when it would survive a power cut.
 
     Raises:
-        OSError: the file cannot be written; nothing is left behind.
+        OSError: the file cannot be written; nothing is left behind. Its `filename` is `path`.
     """
     target = Path(path)
     if sync:
@@ -120,12 +121,33 @@ def write_atomically(
     try:
         write_file(partial, [content] if isinstance(content, bytes) else content, sync=sync, files=files)
         files.rename(partial, target)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             files.remove(partial)
+        if isinstance(error, OSError):  # nobody has heard of the other name
+            error.filename, error.filename2 = str(target), None
         raise
     if sync:
         files.sync_directory(target.parent)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Find out now whether a file can be written that is written later, and makes its directory.
+
+    Raises:
+        OSError: it cannot.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    trial = target.with_name(f".{target.name}.{os.getpid()}.try")
+    try:
+        write_atomically(trial, b"")
+        trial.unlink()
+    except OSError as error:
+        if error.filename == str(trial):
+            error.filename = str(target)
+        raise
 
 
 def make_directories(path: Path, files: Files = FILES) -> None:

@@ -128,6 +128,26 @@ def test_bad_input_is_told_before_anything_starts(case: str, capsys: pytest.Capt
     assert not Path("runs").exists()
 
 
+CANNOT_BE_WRITTEN = {
+    "trace": ["trace", "trace.json", "--png", "/proc/picture.png"],
+    "bench": ["bench", "collectives", "--out", "/proc/picture.svg"],
+    "rank-table": ["rank-table", "make", "--out", "/proc/picture"],
+}
+
+
+@pytest.mark.parametrize("command", CANNOT_BE_WRITTEN)
+def test_what_cannot_be_written_is_told(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line with the file that was named; and before anything is measured."""
+    sp.launch(sp.barrier, world_size=2, transport="inline").trace.save("trace.json")
+    monkeypatch.setattr("simparallel.bench.collectives.contenders_of", None)
+    assert cli.main(CANNOT_BE_WRITTEN[command]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"simparallel: {CANNOT_BE_WRITTEN[command][-1]}")
+    assert error.count("\n") == 1
+
+
 FAILING = {
     "raises on one rank": ("if sp.get_rank() == 1: raise ValueError('boo')", 1, "rank 1 of 2 failed: ValueError: boo"),
     "sys.exit(3)": ("import sys\nif sp.get_rank() == 0: sys.exit(3)", 3, "rank 0 of 2 failed: sys.exit(3)"),

@@ -8,7 +8,14 @@ import os
 import pytest
 from crashing_files import HookedFiles, fails_at
 
-from simparallel.files import make_directories, open_regular, read_into, remove_tree, write_atomically
+from simparallel.files import (
+    check_writable,
+    make_directories,
+    open_regular,
+    read_into,
+    remove_tree,
+    write_atomically,
+)
 
 
 @pytest.mark.parametrize("sync", [False, True])
@@ -28,8 +35,9 @@ def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(tmp_path, s
     write_atomically(path, b"old", sync=sync, files=counted)
     before_the_move = counted.done - sync  # the name is waited for afterwards
     for target in range(before_the_move):
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError, match="No space") as caught:
             write_atomically(path, b"new", sync=sync, files=fails_at(target, errno.ENOSPC))
+        assert caught.value.filename == str(path)  # and no temporary name
         assert path.read_bytes() == b"old"
         assert os.listdir(tmp_path) == ["file"]
 
@@ -41,6 +49,18 @@ def test_a_link_at_the_temporary_name_is_not_followed(tmp_path):
     with pytest.raises(OSError, match="symbolic links"):
         write_atomically(tmp_path / "file", b"new")
     assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_whether_a_file_can_be_written_is_known_before(tmp_path):
+    check_writable(tmp_path / "new" / "file")
+    assert os.listdir(tmp_path / "new") == []
+    (tmp_path / "old").write_text("kept")
+    check_writable(tmp_path / "old")
+    assert (tmp_path / "old").read_text() == "kept"
+    for bad in (tmp_path, "/proc/file", tmp_path / "old" / "file"):
+        with pytest.raises(OSError, match="directory|exists") as caught:
+            check_writable(bad)
+        assert caught.value.filename in (str(bad), str(tmp_path / "old"))
 
 
 def test_a_tree_is_removed_but_not_what_links_lead_to(tmp_path):

@@ -26,6 +26,7 @@ from simparallel.bench.job import Job
 from simparallel.bench.peers.exchange import OPS, num_elements
 from simparallel.bench.report import Row, table
 from simparallel.errors import BenchError, InputError
+from simparallel.files import check_writable
 
 SIZES = (4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 32 << 20)  # [byte]
 TURN_S = 0.03
@@ -54,6 +55,7 @@ def main(
 
     Raises:
         InputError: an unknown collective, peer or figure format, or a number that cannot be.
+        OSError: the figure cannot be written.
         BenchError: we ourselves gave a wrong result. (A peer that does is told and left out.)
     """
     ops, sizes = list(ops or OPS), list(sizes or SIZES)
@@ -64,6 +66,8 @@ def main(
         print(text, file=output, flush=True)
 
     chosen = choose_peers(peers)
+    if out is not None:
+        check_writable(out)  # nobody wants to hear of it after twenty minutes
     missing = {
         peer.name: f"simparallel bench --setup --peers {peer.name}" for peer in chosen if not peer.is_ready
     }
