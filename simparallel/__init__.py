@@ -148,3 +148,8 @@ def __getattr__(name: str) -> Any:
     )
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """For tab completion: also what is imported later, and not what this file is made of."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

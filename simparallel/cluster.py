@@ -17,6 +17,11 @@ from dataclasses import dataclass, field
 from simparallel.errors import ClusterError
 from simparallel.prices import PRICES, price
 
+__all__ = [
+    "DEFAULT_DEVICE", "NODE_LINKS", "PRESETS", "PS_PER_S", "ClusterSpec", "DeviceSpec", "LinkSpec", "Traffic",
+    "describe", "picoseconds",
+]  # fmt: skip
+
 PS_PER_S = 10**12
 
 
@@ -287,3 +292,8 @@ def _even_nodes(world_size: int, count: int) -> tuple[tuple[int, ...], ...]:
         )
     size = world_size // count
     return tuple(tuple(range(first, first + size)) for first in range(0, world_size, size))
+
+
+def __dir__() -> list[str]:
+    """For tab completion: not what this file is made of."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -159,3 +159,9 @@ class RunFailedError(SimParallelError, RuntimeError):
     Facts: `rank` (of the root cause), `exit_code` (for a command), `reports` (rank -> dict).
     The original exception, where it could be sent, is `__cause__`.
     """
+
+
+def __dir__() -> list[str]:
+    """For tab completion: the errors alone."""
+    own = {name for name, found in globals().items() if getattr(found, "__module__", "") == __name__}
+    return sorted(name for name in globals() if name.startswith("__") or name in own and name[0] != "_")

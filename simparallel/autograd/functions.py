@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from types import FunctionType
 from typing import Any
 
 from simparallel.autograd import elementwise, matmul as products, op, operators, reduce, shape
@@ -204,3 +205,13 @@ def redistribute(x: Any, layout: Layout | None) -> Tensor:
 
 
 operators._functions = sys.modules[__name__]
+
+
+def __dir__() -> list[str]:
+    """For tab completion: the functions, and not what they are made of."""
+    helpers = ("simparallel.autograd.operands", "simparallel.autograd.tensor")
+    return sorted(
+        name
+        for name, found in globals().items()
+        if name.startswith("__") or isinstance(found, FunctionType) and found.__module__ not in helpers
+    )

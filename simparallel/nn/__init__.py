@@ -43,13 +43,15 @@ from simparallel.nn.recompute import checkpoint
 from simparallel.nn.state import LoadResult
 from simparallel.nn.summary import LayerSummary, Summary, summary
 
+SyncBatchNorm: Any  # see __getattr__
+
 __all__ = [
     "AdaptiveAvgPool2d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "Conv2d",
     "CrossEntropyLoss", "CrossEntropySmooth", "Dropout", "Embedding", "Flatten", "GELU", "GroupNorm", "HuberLoss",
     "Identity", "L1Loss", "LayerNorm", "LayerSummary", "LeakyReLU", "Linear", "LoadResult", "LogSoftmax", "MSELoss",
     "MaxPool2d", "Module", "ModuleDict", "ModuleList", "MultiheadAttention", "NLLLoss", "Parameter", "RMSNorm",
     "ReLU", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss", "Softmax", "SoftmaxCrossEntropyExpand",
-    "SoftmaxCrossEntropyWithLogits", "Summary", "Tanh", "auto_mixed_precision", "checkpoint",
+    "SoftmaxCrossEntropyWithLogits", "Summary", "SyncBatchNorm", "Tanh", "auto_mixed_precision", "checkpoint",
     "custom_mixed_precision", "init", "initializer", "summary",
 ]  # fmt: skip
 
@@ -59,3 +61,8 @@ def __getattr__(name: str) -> Any:
     if name == "SyncBatchNorm":
         return import_module("simparallel.parallel").SyncBatchNorm
     raise AttributeError(f"module 'simparallel.nn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """For tab completion: also what is imported later, and not what this file is made of."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
