@@ -42,7 +42,7 @@ class Layout:
         LayoutError: malformed sizes, names or ranks.
 
     Example:
-        >>> layout = Layout((2, 2, 2), ("dp", "sp", "mp"))
+        >>> layout = sp.Layout((2, 2, 2), ("dp", "sp", "mp"))
         >>> x = layout("mp", ("sp", "dp"))
         >>> x.tensor_map, x.local_shape((32, 784)), x.slices(2, (32, 784))
         ((0, (1, 2)), (16, 196), (slice(0, 16, None), slice(392, 588, None)))
@@ -277,6 +277,7 @@ def from_strategy(
             `device_num`.
 
     Example:
+        >>> from simparallel.layout import from_strategy
         >>> from_strategy((2, 4), 16)
         Layout((2, 4, 2), ('d0', 'd1', 'repeat'))('d0', 'd1')
     """

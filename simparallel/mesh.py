@@ -65,7 +65,7 @@ class Mesh:
         LayoutError: sizes, names or ranks are malformed.
 
     Example:
-        >>> mesh = Mesh((2, 4), ("dp", "mp"))
+        >>> mesh = sp.Mesh((2, 4), ("dp", "mp"))
         >>> mesh.coordinate(6), mesh.group("dp", rank=6), mesh.group("mp", rank=6)
         ((1, 2), (2, 6), (4, 5, 6, 7))
     """

@@ -106,7 +106,8 @@ def words(strategies: Iterable[Strategy]) -> str:
     """The strategies as a user writes them; Layouts with their device matrix said once, as `layout`.
 
     Example:
-        >>> layout = Layout((2, 4), ("dp", "mp"))
+        >>> from simparallel.nearest import words
+        >>> layout = sp.Layout((2, 4), ("dp", "mp"))
         >>> words([(layout("dp", "mp"), layout("mp", "None"))])
         "(layout('dp', 'mp'), layout('mp', 'None')) with layout = Layout((2, 4), ('dp', 'mp'))"
     """

@@ -63,7 +63,7 @@ def adasum(vectors: Iterable[Any], *, strict: bool = False) -> Any:
     Cost: 9 (n - 1) flops for each element.
 
     Example:
-        >>> adasum([np.array([1.0, 0.0]), np.array([1.0, 1.0])])
+        >>> sp.adasum([np.array([1.0, 0.0]), np.array([1.0, 1.0])])
         array([1.25, 0.75])
     """
     ranks = _checked(vectors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import inspect
 import io
 import json
 import os
@@ -463,6 +464,10 @@ def test_warning_about_a_big_payload(warm: sp.Cluster, monkeypatch: pytest.Monke
         ({"log_dir": "/proc/nowhere"}, InputError, "log directory '/proc/nowhere' cannot be used"),
         ({"fn": 3}, InputError, "needs a function, got int"),
         ({"fn": None}, InputError, "needs a function, got NoneType"),
+        ({"args": 2}, InputError, "must be a tuple, not 2; for 2 devices write world_size=2."),
+        ({"args": "ab"}, InputError, "must be a tuple, not 'ab'; for one argument write args=(x,)."),
+        ({"args": np.ones(2)}, InputError, "must be a tuple, not a ndarray"),
+        ({"kwargs": 3}, InputError, "launch: kwargs must be a dict of arguments by name, not 3."),
         ({"wrold_size": 2}, TypeError, "wrold_size"),
     ],
 )
@@ -470,6 +475,24 @@ def test_bad_arguments(settings: dict[str, Any], error: type[Exception], words: 
     with pytest.raises(error) as caught:
         sp.launch(**{"fn": sp.get_rank, **settings})
     assert words in str(caught.value)
+
+
+def test_help_of_launch_shows_the_settings() -> None:
+    shown = inspect.signature(sp.launch).parameters
+    assert list(shown)[:4] == ["fn", "args", "kwargs", "world_size"]
+    of_cluster = inspect.signature(sp.Cluster).parameters
+    assert set(shown) == {"fn", "args", "kwargs", *of_cluster}
+    assert shown["timeout_s"] == of_cluster["timeout_s"]
+
+
+def test_what_a_function_cannot_take_with_it_is_told(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        file.write("a line")
+        told = "Locks, sockets, generators and files open for writing cannot travel"
+        with pytest.raises(LaunchError, match=told):
+            sp.launch(print, (file,), world_size=2)
+    with (tmp_path / "file").open() as file:
+        assert sp.launch(lambda: file.read()) == ["a line"]
 
 
 def test_half_made_log_directory(tmp_path: Path) -> None:

@@ -44,11 +44,11 @@ def value_and_grad(
             not floating point.
 
     Example:
-        >>> x = Tensor([3.0], requires_grad=True)
-        >>> value, (dx,) = value_and_grad(lambda: (x * x).sum(), [x])()
+        >>> x = sp.Tensor([3.0], requires_grad=True)
+        >>> value, (dx,) = sp.value_and_grad(lambda: (x * x).sum(), [x])()
         >>> float(value), dx.numpy().tolist()
         (9.0, [6.0])
-        >>> value_and_grad(lambda a, b: (a * b).sum(), 1)([2.0], [5.0])[1].numpy().tolist()
+        >>> sp.value_and_grad(lambda a, b: (a * b).sum(), 1)([2.0], [5.0])[1].numpy().tolist()
         [2.0]
     """
     if isinstance(weights, bool):  # the short spelling, with has_aux in third place

@@ -48,10 +48,10 @@ class Ledger:
 
     Example:
         >>> def program():
-        ...     with Ledger() as ledger:
+        ...     with sp.Ledger() as ledger:
         ...         sp.all_reduce(np.ones(6), algorithm="ring")
         ...     return ledger
-        >>> print(Ledger.join(sp.launch(program, world_size=3)).table())
+        >>> print(sp.Ledger.join(sp.launch(program, world_size=3)).table())
         world, collective #1: all_reduce by ring; messages and bytes sent
         step     rank 0     rank 1     rank 2
            0   1 (16 B)   1 (16 B)   1 (16 B)

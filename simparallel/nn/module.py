@@ -45,10 +45,10 @@ class Module(ModuleTree):
     """Base of everything with parameters. Assign Parameters and Modules to attributes in `__init__`.
 
     Example:
-        >>> class Scale(Module):
+        >>> class Scale(sp.nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
-        ...         self.factor = Parameter([2.0])
+        ...         self.factor = sp.nn.Parameter([2.0])
         ...
         ...     def forward(self, x):
         ...         return x * self.factor

@@ -153,9 +153,8 @@ class AdasumOptimizer:
     Cost: 2 (P-1)/P of the parameters' bytes per rank and exchange; memory for two more copies of them.
 
     Example:
-        >>> from simparallel import nn, optim
-        >>> model = nn.Linear(2, 1)
-        >>> AdasumOptimizer(optim.SGD(model.parameters(), lr=0.1), local_steps=4)
+        >>> model = sp.nn.Linear(2, 1)
+        >>> sp.parallel.AdasumOptimizer(sp.optim.SGD(model.parameters(), lr=0.1), local_steps=4)
         AdasumOptimizer(SGD: deltas of 4 steps, 2 parameters one by one, over 1 ranks)
     """
 

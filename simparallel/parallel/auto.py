@@ -69,9 +69,7 @@ class AutoParallel:
     each other theirs.
 
     Example:
-        >>> import numpy as np
-        >>> from simparallel import ops
-        >>> relu = AutoParallel(ops.ReLU().shard(((1, 1),)))
+        >>> relu = sp.AutoParallel(sp.ops.ReLU().shard(((1, 1),)))
         >>> relu(np.array([[-1.0, 2.0]])).numpy().tolist()
         [[0.0, 2.0]]
     """

@@ -45,10 +45,8 @@ class DataParallel(Module):
     it in backward, one after the other; the interpreter launches the operations of all devices.
 
     Example:
-        >>> from simparallel.autograd import Tensor
-        >>> from simparallel.nn import Linear
-        >>> model = DataParallel(Linear(3, 2), device_ids=[0, 1])
-        >>> model(Tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).shape
+        >>> model = sp.parallel.DataParallel(sp.nn.Linear(3, 2), device_ids=[0, 1])
+        >>> model(sp.Tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).shape
         (2, 2)
     """
 

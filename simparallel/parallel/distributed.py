@@ -79,8 +79,7 @@ class DistributedDataParallel(Module):
     Cost: 2 (P-1)/P of the parameters' bytes per rank and step.
 
     Example:
-        >>> from simparallel.nn import Linear
-        >>> model = DistributedDataParallel(Linear(3, 2))
+        >>> model = sp.parallel.DistributedDataParallel(sp.nn.Linear(3, 2))
         >>> model.module.weight.shape
         (2, 3)
     """

@@ -39,9 +39,8 @@ class DistributedGradReducer:
         InputError: no parameters, one of them twice, a bad setting; `device_num` of the context is not that of the run.
 
     Example:
-        >>> import numpy as np
-        >>> weight = Tensor([1.0, 2.0], requires_grad=True)
-        >>> reducer = DistributedGradReducer([weight], mean=True)
+        >>> weight = sp.Tensor([1.0, 2.0], requires_grad=True)
+        >>> reducer = sp.parallel.DistributedGradReducer([weight], mean=True)
         >>> [grad.numpy().tolist() for grad in reducer([np.array([4.0, 6.0], np.float32)])]
         [[4.0, 6.0]]
     """

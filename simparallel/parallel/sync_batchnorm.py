@@ -80,7 +80,7 @@ class SyncBatchNorm(AbstractBatchNorm):
     Cost: 2 c + 2 numbers in forward and 2 c in backward, by rank.
 
     Example:
-        >>> layer = SyncBatchNorm(3)
+        >>> layer = sp.nn.SyncBatchNorm(3)
         >>> layer(np.ones((2, 3, 4, 4), np.float32)).shape
         (2, 3, 4, 4)
     """

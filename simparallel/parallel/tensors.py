@@ -30,7 +30,7 @@ def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None)
     Collective: no.
 
     Example:
-        >>> x = distribute_tensor([[1.0, 2.0]], Layout((1,), ("dp",))("dp", "None"))
+        >>> x = sp.distribute_tensor([[1.0, 2.0]], sp.Layout((1,), ("dp",))("dp", "None"))
         >>> x.shape, x.layout
         ((1, 2), Layout((1,), ('dp',))('None', 'None'))
     """
@@ -65,7 +65,7 @@ def shard(
     Collective: yes, where anything moves.
 
     Example:
-        >>> square = shard(lambda x: x * x, ((1,),))
+        >>> square = sp.shard(lambda x: x * x, ((1,),))
         >>> square([3.0]).full_tensor().numpy().tolist()
         [9.0]
     """

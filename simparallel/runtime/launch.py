@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -98,7 +99,7 @@ class Cluster:
         LaunchError: the device processes did not start (at the first run).
 
     Example:
-        >>> with Cluster(2, transport="inline") as cluster:
+        >>> with sp.Cluster(2, transport="inline") as cluster:
         ...     cluster.run(pow, 2, 3)
         [8, 8]
     """
@@ -265,7 +266,7 @@ class Cluster:
 
 
 def launch(
-    fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
+    fn: Callable[..., Any], args: tuple[Any, ...] | list[Any] = (), kwargs: Mapping[str, Any] | None = None,
     world_size: int = 1, **settings: Any,
 ) -> Results:  # fmt: skip
     """Call `fn(*args, **kwargs)` on `world_size` devices, and end them.
@@ -280,14 +281,40 @@ def launch(
         The ranks' return values in order, with `.trace` and `.metrics`.
 
     Raises:
-        What `Cluster` and `Cluster.run` raise.
+        InputError: args is no tuple or list, kwargs no dict.
+        And what `Cluster` and `Cluster.run` raise.
 
     Example:
-        >>> launch(lambda: current().rank, world_size=3, transport="inline")
+        >>> sp.launch(lambda: sp.get_rank(), world_size=3, transport="inline")
         [0, 1, 2]
     """
+    if not isinstance(args, (tuple, list)):
+        count = isinstance(args, int) and not isinstance(args, bool)
+        way_out = (
+            f"for {args} devices write world_size={args}" if count else "for one argument write args=(x,)"
+        )
+        raise InputError(
+            f"launch: args, the arguments of the function, must be a tuple, not {_short(args)}; {way_out}."
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InputError(f"launch: kwargs must be a dict of arguments by name, not {_short(kwargs)}.")
     with Cluster(world_size, **settings) as cluster:
         return cluster.run(fn, *args, **(kwargs or {}))
+
+
+def _short(value: object) -> str:
+    """A number or a text as it is written, of other objects what they are."""
+    return repr(value) if isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
+
+
+def _with_settings(function: Callable[..., Any]) -> inspect.Signature:
+    """Its signature with the settings of `Cluster` written out, for `help` and tab completion."""
+    own = list(inspect.signature(function).parameters.values())[:-1]
+    settings = [p for p in inspect.signature(Cluster).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return inspect.signature(function).replace(parameters=[*own, *settings])
+
+
+launch.__signature__ = _with_settings(launch)  # type: ignore[attr-defined]
 
 
 def _seconds(name: str, value: float) -> float:

@@ -56,8 +56,8 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     except Exception as error:  # any object of the user's may refuse, in any way
         name = getattr(function, "__qualname__", repr(function))
         raise LaunchError(
-            f"{name} cannot be sent to the device processes: {type(error).__name__}: {error}. Open files, locks, "
-            "sockets and generators cannot travel: create them inside the function."
+            f"{name} cannot be sent to the device processes: {type(error).__name__}: {error}. Locks, sockets, "
+            "generators and files open for writing cannot travel: create them inside the function."
         ) from error
     if len(payload) > PAYLOAD_WARNING_BYTES:
         warnings.warn(

@@ -56,9 +56,9 @@ class Model:
             context is not that of the run.
 
     Example:
-        >>> from simparallel import nn, optim
-        >>> network = nn.Linear(2, 2)
-        >>> model = Model(network, nn.CrossEntropyLoss(), optim.SGD(network.parameters(), lr=0.1), {"accuracy"})
+        >>> network = sp.nn.Linear(2, 2)
+        >>> optimizer = sp.optim.SGD(network.parameters(), lr=0.1)
+        >>> model = sp.Model(network, sp.nn.CrossEntropyLoss(), optimizer, {"accuracy"})
         >>> batches = [([[1.0, 0.0], [0.0, 1.0]], [0, 1])]
         >>> model.train(30, batches, progress=False).epoch[-1], model.eval(batches)
         (30, {'accuracy': 1.0})

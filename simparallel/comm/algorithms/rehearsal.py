@@ -107,6 +107,7 @@ def rehearse(
         InputError: no such algorithm; or ranks do not divide a vector that has to be cut evenly.
 
     Example:
+        >>> from simparallel.comm.algorithms.rehearsal import rehearse
         >>> rehearse("tree", "broadcast", 4, 100).total.sent_messages
         3
     """

@@ -70,10 +70,9 @@ class CheckpointManager:
 
     Example:
         >>> import tempfile
-        >>> from simparallel import nn, optim
-        >>> model = nn.Linear(2, 1)
-        >>> optimizer = optim.SGD(model.parameters(), lr=0.1)
-        >>> manager = CheckpointManager(tempfile.mkdtemp())
+        >>> model = sp.nn.Linear(2, 1)
+        >>> optimizer = sp.optim.SGD(model.parameters(), lr=0.1)
+        >>> manager = sp.CheckpointManager(tempfile.mkdtemp())
         >>> _ = manager.save(100, model=model, optimizer=optimizer, extra={"loss": 0.5})
         >>> manager.latest(), manager.restore(model=model, optimizer=optimizer).extra
         (100, {'loss': 0.5})

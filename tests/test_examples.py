@@ -1,0 +1,27 @@
+"""Each example of a docstring does what it says, with `sp` and `np` alone, as a user types it."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import simparallel as sp
+
+ROOT = Path(sp.__file__).parent
+FILES = [file for file in sorted(ROOT.rglob("*.py")) if ">>> " in file.read_text()]
+FINDER = doctest.DocTestFinder(exclude_empty=True)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_examples_are_right(file: Path) -> None:
+    parts = file.relative_to(ROOT.parent).with_suffix("").parts
+    module = importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    runner, told = doctest.DocTestRunner(), []
+    for example in FINDER.find(module, globs={"sp": sp, "np": np}):
+        runner.run(example, out=told.append)
+    assert runner.failures == 0, "".join(told)
