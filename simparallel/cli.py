@@ -19,6 +19,7 @@ from simparallel.cluster import DEFAULT_DEVICE, PRESETS
 from simparallel.errors import InputError, RunFailedError, SimParallelError
 from simparallel.ranktable import command as rank_table
 from simparallel.runtime import flags
+from simparallel.units import format_number_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -80,7 +81,10 @@ def parser() -> argparse.ArgumentParser:
     trace.add_argument("--png", help="write the timeline to this picture")
     trace.add_argument("--clock", choices=("sim", "wall"), default="sim",
                        help="of the picture: simulated time (default), or as measured on this machine")  # fmt: skip
-    trace.add_argument("--steps", type=int, nargs="*", help="of the picture: only these steps")
+    shown = trace.add_mutually_exclusive_group()
+    shown.add_argument("--steps", type=int, nargs="+", metavar="N",
+                       help="of the picture: these steps (default: two from the middle)")  # fmt: skip
+    shown.add_argument("--all-steps", action="store_true", help="of the picture: all steps")
 
     rank_table.add_arguments(commands.add_parser("rank-table", help="check, convert or make a rank table"))
 
@@ -195,9 +199,9 @@ def _run(options: argparse.Namespace) -> int:
             raise
         written = rundir.write_trace(directory, job.trace)
     losses = rundir.mean_over_ranks(results.metrics, "loss")
-    written += rundir.write_losses(directory, {f"{request.world_size} devices": losses})
+    written += rundir.write_losses(directory, {format_number_of(request.world_size, "device"): losses})
     numbers = {"wall_time_s": time.perf_counter() - started, "script": options.script}
-    written.append(rundir.write_metrics(directory, results.trace, numbers))
+    written.append(rundir.write_metrics(directory, results.trace, results.metrics, numbers))
     written += [directory / "scheduler.log", directory / "worker_N.log"]
     print(f"\n{results.trace.table()}\n\nwritten: {', '.join(map(str, written))}")
     return 0
@@ -274,8 +278,13 @@ def _trace(options: argparse.Namespace) -> int:
     trace = sp.Trace.load(options.file)
     print(trace.table())
     if options.png:
-        rundir.save_and_close(trace.timeline(clock=options.clock, steps=options.steps), Path(options.png))
-        print(f"written: {options.png}")
+        steps = options.steps
+        if steps is None and not options.all_steps:
+            steps = rundir.middle_steps(trace)
+        rundir.save_and_close(trace.timeline(clock=options.clock, steps=steps), Path(options.png))
+        shown = "" if steps is None else f" (of {len(trace.steps)} steps: {', '.join(map(str, steps))})"
+        hint = "; --steps N … or --all-steps choose others" if options.steps is None and steps else ""
+        print(f"written: {options.png}{shown}{hint}")
     return 0
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from simparallel.errors import ClusterError
 from simparallel.prices import PRICES, price
+from simparallel.units import format_number_of
 
 __all__ = [
     "DEFAULT_DEVICE", "NODE_LINKS", "PRESETS", "PS_PER_S", "ClusterSpec", "DeviceSpec", "LinkSpec", "Traffic",
@@ -275,9 +276,13 @@ def describe(
         device_spec, preset_link = device, PRESETS[DEFAULT_DEVICE][1]
     ranks = _even_nodes(world_size, nodes) if isinstance(nodes, int) else tuple(map(tuple, nodes))
     many = f" on {len(ranks)} nodes" if len(ranks) > 1 else ""
-    each = f"{devices_per_rank} x " if devices_per_rank else ""
+    each = (
+        f"{format_number_of(world_size, 'rank')} x {devices_per_rank}"
+        if devices_per_rank
+        else f"{world_size} x"
+    )
     return ClusterSpec(
-        world_size, device_spec, link or preset_link, f"{world_size} x {each}{device_spec.name}{many}", ranks,
+        world_size, device_spec, link or preset_link, f"{each} {device_spec.name}{many}", ranks,
         (node_link or NODE_LINKS[preset]) if many else None, devices_per_rank,
     )  # fmt: skip
 

@@ -224,9 +224,14 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, shared: bool = 
 
 
 def log(**values: Any) -> None:
-    """Note numbers of the current step: `sp.log(loss=loss)`. They end in `metrics.json`.
+    """Note numbers of the current step: `sp.log(loss=loss, accuracy=0.9)`. Collective: no.
 
-    Numbers named `loss` are drawn in `loss.png`. Collective: no.
+    They are in `.metrics` of what `launch` returns: rank -> [(step, name, value), ...]. `simparallel run` writes
+    "metrics": {name: [[step, mean over the ranks], ...]} to `metrics.json`, and draws those named `loss` in
+    `loss.png`. Outside of a run nothing is noted.
+
+    Args:
+        values: a number each: a float, or a Tensor or array with one element.
     """
     recorder = current_recorder()
     if recorder is not None:

@@ -78,7 +78,10 @@ def main(
     sp.data.per_rank_batch_size(global_batch_size, world_size)
     print(f"Training an MLP 64-128-64-10 on {len(sp.data.digits('train'))} handwritten digits, "
           f"{epochs} epochs, batch {global_batch_size}.")  # fmt: skip
-    labels = f"{world_size} devices", "1 device"
+    labels = (
+        units.format_number_of(world_size, "device"),
+        "1 device" if world_size > 1 else "1 device, once more",
+    )
     many = sp.launch(
         train, (epochs, global_batch_size, labels[0]),
         world_size=world_size, device=device, log_dir=directory, log_files=rundir.FILES, echo=False,
@@ -104,7 +107,7 @@ def main(
             for label, run in zip(labels, (many, one), strict=True)
         },
     )
-    written.append(rundir.write_metrics(directory, many.trace, numbers))
+    written.append(rundir.write_metrics(directory, many.trace, many.metrics, numbers))
     written += [
         directory / "scheduler.log",
         *(directory / f"worker_{rank}.log" for rank in range(world_size)),

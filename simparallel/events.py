@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from simparallel.cluster import ClusterSpec, picoseconds
 from simparallel.devices import FIRST, SIM, Device
 from simparallel.errors import InputError
 from simparallel.memory import MemoryAccount
+from simparallel.units import format_numbers
 
 COMPUTE = "compute"
 COPY_OUT, COPY_IN = "copy out", "copy in"  # the two directions of a device's port to its neighbours
@@ -48,6 +49,25 @@ class Event(NamedTuple):
     group: tuple[int, ...]  # ranks of a communication, () for compute
     seq: int  # number of the collective in its group, of the copy in its rank, -1 for compute
     device: int = 0  # which device of the rank
+
+
+def lane_names(events: Iterable[Event]) -> dict[tuple[int, int, str], str]:
+    """(rank, device, stream) -> what people call it, in order: ranks, devices, compute above the rest.
+
+    A group is called by its ranks, "comm [0, 2]"; a device is named where its rank has several.
+    """
+    groups = {(event.rank, event.device, event.stream): event.group for event in events}
+    with_devices = {rank for rank, device, _ in groups if device}
+    names: dict[tuple[int, int, str], str] = {}
+    used: dict[tuple[int, int, str], int] = {}
+    for lane in sorted(groups, key=lambda key: (*key[:2], key[2] != COMPUTE, key[2])):
+        rank, device, name = lane
+        if name.startswith("comm ") and name.removeprefix("comm ").isdigit():
+            name = f"comm [{format_numbers(groups[lane])}]"
+        used[rank, device, name] = number = used.get((rank, device, name), 0) + 1
+        name += f" ({number})" if number > 1 else ""  # two groups of the same ranks
+        names[lane] = f"sim:{device} {name}" if rank in with_devices else name
+    return names
 
 
 class Launcher:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,20 @@ def mean_over_ranks(metrics: Metrics, name: str) -> list[tuple[int, float]]:
     return [(step, sum(found) / len(found)) for step, found in sorted(values.items())]
 
 
+def middle_steps(trace: Trace) -> list[int]:
+    """`SHOWN_STEPS` steps from the middle of the run, which a picture has room for."""
+    steps = trace.steps
+    first = max(0, min(len(steps) // 2, len(steps) - SHOWN_STEPS))
+    return steps[first : first + SHOWN_STEPS]
+
+
 def write_trace(directory: Path, trace: Trace) -> list[Path]:
     """`trace.json`, and `timeline.png` with two steps from the middle of the run."""
     directory.mkdir(parents=True, exist_ok=True)
     trace.save(directory / "trace.json")
     written = [directory / "trace.json"]
     if trace.events:
-        steps = sorted(trace.steps)
-        first = max(0, min(len(steps) // 2, len(steps) - SHOWN_STEPS))
-        axes = trace.timeline(steps=steps[first : first + SHOWN_STEPS])
+        axes = trace.timeline(steps=middle_steps(trace))
         written.append(save_and_close(axes, directory / "timeline.png"))
     return written
 
@@ -47,10 +53,18 @@ def write_losses(directory: Path, curves: Mapping[str, list[tuple[int, float]]])
     return [save_and_close(plot_loss(filled), directory / "loss.png")]
 
 
-def write_metrics(directory: Path, trace: Trace, numbers: Mapping[str, Any]) -> Path:
-    """`metrics.json`: `numbers`, and per rank what the trace adds up to."""
+def write_metrics(directory: Path, trace: Trace, metrics: Metrics, numbers: Mapping[str, Any]) -> Path:
+    """`metrics.json`: `numbers`, per rank what the trace adds up to, and what the ranks noted.
+
+    "metrics" is name -> [[step, mean over the ranks], ...]; null where that is not finite, as JSON has no NaN.
+    """
     path = directory / "metrics.json"
-    content = {**numbers, "cluster": trace.cluster.name, "ranks": trace.summary()}
+    names = sorted({name for notes in metrics.values() for _, name, _ in notes})
+    noted = {
+        name: [[step, value if isfinite(value) else None] for step, value in mean_over_ranks(metrics, name)]
+        for name in names
+    }
+    content = {**numbers, "cluster": trace.cluster.name, "ranks": trace.summary(), "metrics": noted}
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
     return path
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _PREFIXES = {-12: "p", -9: "n", -6: "µ", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P", 18: "E"}
 
@@ -56,3 +56,17 @@ def format_bytes(size_bytes: float) -> str:
 def format_count(count: float, unit: str = "") -> str:
     """A count with three significant digits: `format_count(1.5e9, "flop") == "1.5 Gflop"`."""
     return _format(count, unit, smallest=0, largest=18)
+
+
+def format_numbers(ranks: Sequence[int]) -> str:
+    """Ascending numbers, such as ranks, in short: "3", "0, 4", "0–7", "0, 2, … 6"."""
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}–{ranks[-1]}"
+    if len(ranks) > 4:
+        return f"{ranks[0]}, {ranks[1]}, … {ranks[-1]}"
+    return ", ".join(map(str, ranks))
+
+
+def format_number_of(count: int, thing: str) -> str:
+    """A small number of things: "1 device", "4 devices"."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

@@ -13,6 +13,8 @@ import pytest
 
 import simparallel as sp
 from simparallel import cli
+from simparallel.cluster import describe
+from simparallel.events import Recorder
 
 PNG = b"\x89PNG\r\n"
 
@@ -74,7 +76,7 @@ def test_run_writes_a_run_directory(capsys: pytest.CaptureFixture[str]) -> None:
         "train.py",
         "import sys, logging, simparallel as sp\n"
         "sp.init()\n"
-        "sp.log(loss=1.5)\n"
+        "sp.log(loss=1.5, part=sp.get_rank(), bad=float('nan'))\n"
         "sp.barrier()\n"
         "print(sys.argv, __name__, __file__)\n"
         "logging.getLogger('mine').warning('take care')\n",
@@ -91,6 +93,8 @@ def test_run_writes_a_run_directory(capsys: pytest.CaptureFixture[str]) -> None:
     merged = (directory / "scheduler.log").read_text()
     assert "take care" in merged
     assert merged.splitlines()[-1].endswith("all device processes have ended")
+    numbers = json.loads((directory / "metrics.json").read_text())
+    assert numbers["metrics"] == {"loss": [[0, 1.5]], "part": [[0, 0.5]], "bad": [[0, None]]}
     assert cli.main(["trace", "runs/train/trace.json", "--png", "t.png", "--clock", "wall"]) == 0
     assert Path("t.png").read_bytes().startswith(PNG)
 
@@ -101,6 +105,23 @@ def test_script_finds_its_neighbours() -> None:
     write("lib/helper.py", "VALUE = 7\n")
     script = write("lib/train.py", "import helper\nassert helper.VALUE == 7\n")
     assert cli.main(["run", "-n", "2", script]) == 0
+
+
+def test_a_picture_of_a_trace_shows_two_steps_unless_told(capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder(0, describe(1))
+    for step in range(9):
+        recorder.work("SGD.step", "optimizer", 0, 10 + step, 10, 4)
+        recorder.next_step()
+    sp.Trace(recorder.events, recorder.cluster).save("t.json")
+    for arguments, told in (
+        ([], "(of 9 steps: 4, 5); --steps N … or --all-steps choose others"),
+        (["--steps", "7", "8", "0"], "(of 9 steps: 7, 8, 0)\n"),
+        (["--all-steps"], "t.png\n"),
+    ):
+        assert cli.main(["trace", "t.json", "--png", "t.png", *arguments]) == 0
+        assert told in capsys.readouterr().out
+    assert cli.main(["trace", "t.json", "--png", "t.png", "--steps", "9"]) == 2
+    assert "no events of step [9]; there are steps 0–8" in capsys.readouterr().err
 
 
 BAD_INPUT = {

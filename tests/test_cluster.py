@@ -141,3 +141,9 @@ def test_picoseconds_round_to_nearest():
 def test_bad_values_are_named(call, match):
     with pytest.raises(ClusterError, match=match):
         call()
+
+
+def test_the_name_says_what_is_a_rank_and_what_a_device() -> None:
+    assert describe(4).name == "4 x a100"
+    assert describe(1, devices_per_rank=2).name == "1 rank x 2 a100"
+    assert describe(2, devices_per_rank=4).name == "2 ranks x 4 a100"

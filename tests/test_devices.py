@@ -559,8 +559,9 @@ def test_lanes_arrows_and_rows(tmp_path):
     }  # fmt: skip
 
     assert [(row["rank"], row["device"]) for row in trace.summary()] == [(0, 0), (0, 1)]
-    assert [line.split()[:2] for line in trace.table().splitlines()[1:4]] == [
+    assert [line.split()[:2] for line in trace.table().splitlines()[2:6]] == [
         ["rank", "device"],
+        ["[ms]", "[ms]"],
         ["0", "0"],
         ["0", "1"],
     ]

@@ -48,11 +48,11 @@ GROUND = {
     "nearest": {"layout", "rule"},
     "strategy": {"errors", "layout", "mesh", "nearest", "rule", "sharding"},
     "prices": set(),
-    "cluster": {"errors", "prices"},
+    "cluster": {"errors", "prices", "units"},
     "memory": {"errors", "units"},
     "devices": {"errors"},
     "summation": {"backend", "errors"},
-    "events": {"cluster", "devices", "errors", "memory"},
+    "events": {"cluster", "devices", "errors", "memory", "units"},
     "ranktable": {"errors", "files"},
 }
 ONLY_IN = {

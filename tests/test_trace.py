@@ -165,18 +165,32 @@ def test_summary_of_a_known_run() -> None:
 def test_table_is_aligned(trace: Trace) -> None:
     lines = trace.table().splitlines()
     if not trace.events:
-        assert lines == [f"{trace.title}: no events"]
+        assert lines == [f"{trace.title}: no events: nothing was computed or communicated, or record=False"]
         return
-    _, header, *rows, foot = lines
-    assert len({len(line) for line in (header, *rows)}) == 1
+    _, above, header, units, *rows, first, second = lines
+    assert len({len(line) for line in (above, header, units, *rows)}) == 1
     assert len(rows) == len(trace.ranks)
-    assert "compute [" in header
-    assert "modelled" in foot
-    assert "measured" in foot
+    assert above.split() == ["wall", "wall"]
+    assert header.split()[:6] == ["rank", "steps", "compute", "comm", "exposed", "idle"]
+    simulated, wall = units.split()[:4], units.split()[4:6]
+    assert len(set(simulated)) == len(set(wall)) == 1
+    assert "idle: does neither" in first
+    assert "measured" in second
+    assert "modelled" in second
+
+
+@pytest.mark.parametrize("scale", [10**3, 10**6, 10**12])
+def test_table_fits_a_terminal(scale: int) -> None:
+    trace = small_trace()
+    events = [
+        event._replace(sim_end_ps=event.sim_end_ps + scale, flops=event.flops * scale, size_bytes=scale)
+        for event in trace.events
+    ]
+    assert max(map(len, Trace(events, trace.cluster).table().splitlines())) <= 80
 
 
 def test_table_of_a_known_run() -> None:
-    assert [line.split() for line in small_trace().table().splitlines()[2:4]] == [
+    assert [line.split() for line in small_trace().table().splitlines()[4:6]] == [
         ["0", "1", "7.00", "5.00", "0.00", "0.00", "15.00", "15.00", "8", "110"],
         ["1", "1", "7.00", "5.00", "0.00", "0.00", "15.00", "15.00", "8", "110"],
     ]

@@ -13,6 +13,7 @@ from test_trace import small_trace, traces
 
 from simparallel.cluster import DeviceSpec, LinkSpec, describe
 from simparallel.errors import InputError
+from simparallel.events import lane_names
 from simparallel.trace import Trace, chrome
 
 no_fixture_check = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -72,7 +73,8 @@ def test_the_json_suits_its_viewers(tmp_path: Path, trace: Trace, clock: str) ->
     names = {(row["pid"], row["tid"]): row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     assert set(names) == set(spans)
     for rank in trace.ranks:
-        assert set(trace.streams(rank)) <= {name for (pid, _), name in names.items() if pid == rank}
+        called = {name for (of, _, _), name in lane_names(trace.events).items() if of == rank}
+        assert called <= {name for (pid, _), name in names.items() if pid == rank}
         if clock == "sim":  # one thread a stream
             assert len(trace.streams(rank)) == sum(pid == rank for pid, _ in names)
     processes = {row["pid"]: row["args"]["name"] for row in rows if row["name"] == "process_name"}

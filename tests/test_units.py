@@ -7,7 +7,14 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, strategies as st
 
-from simparallel.units import format_bytes, format_count, format_seconds, si_scale
+from simparallel.units import (
+    format_bytes,
+    format_count,
+    format_number_of,
+    format_numbers,
+    format_seconds,
+    si_scale,
+)  # fmt: skip
 
 POWERS = {"p": -12, "n": -9, "µ": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
@@ -55,3 +62,20 @@ def test_scaled_numbers_lie_between_1_and_1000(value: float, digits: int) -> Non
 def test_nothing_to_scale() -> None:
     assert si_scale([]) == (1.0, "")
     assert si_scale([0.0, math.inf]) == (1.0, "")
+
+
+def test_numbers_in_words() -> None:
+    assert [format_number_of(count, "device") for count in (0, 1, 4)] == [
+        "0 devices",
+        "1 device",
+        "4 devices",
+    ]
+    texts = {
+        (3,): "3",
+        (0, 4): "0, 4",
+        (0, 1): "0, 1",
+        (2, 3, 4): "2–4",
+        (0, 2, 4, 6, 8): "0, 2, … 8",
+        (1, 3, 5): "1, 3, 5",
+    }
+    assert {numbers: format_numbers(numbers) for numbers in texts} == texts

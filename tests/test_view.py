@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from matplotlib.collections import PolyCollection
 
 from simparallel.cluster import describe
 from simparallel.errors import InputError
-from simparallel.events import Event, Recorder
+from simparallel.events import Event, Recorder, lane_names
+from simparallel.layout import Layout
 from simparallel.trace import Trace
-from simparallel.view import plot_loss, plot_timeline, save_figure
+from simparallel.view import plot_loss, plot_slices, plot_timeline, save_figure
+from simparallel.view.names import fitted
 
 
 @pytest.fixture(autouse=True)
@@ -125,9 +128,112 @@ def test_legend_title_names_and_steps() -> None:
     assert not any(text.startswith("step") for text in texts(trace.timeline(steps=1)))
 
 
-def test_many_steps_are_labelled_sparsely() -> None:
-    labels = [text for text in texts(training(1, 60).timeline()) if text.startswith("step")]
-    assert 2 <= len(labels) < 40
+@settings(max_examples=10, deadline=None)
+@given(st.integers(2, 400), st.sampled_from(["sim", "wall"]))
+def test_no_step_label_meets_another_or_a_line(num_steps: int, clock: str) -> None:
+    ax = training(1, num_steps).timeline(clock=clock)
+    figure: Any = ax.figure
+    figure.draw_without_rendering()
+    labels = [text for text in ax.texts if text.get_text().startswith("step")]
+    assert labels
+    assert len({label.get_text() for label in labels}) == len(labels)
+    boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
+    lines = [ax.transData.transform((line.get_xdata()[0], 0))[0] for line in ax.lines if line.is_dashed()]
+    assert len(lines) == len(labels)
+    edges = ax.get_window_extent()
+    for before, after in pairwise([*boxes, None]):
+        assert edges.x0 <= before.x0 < before.x1 <= edges.x1
+        assert after is None or before.x1 < after.x0
+        assert not any(before.x0 <= line <= before.x1 for line in lines)
+    plt.close("all")
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(150, 600))
+def test_bars_too_thin_to_be_seen_become_shares_of_their_step(num_steps: int) -> None:
+    trace = training(1, num_steps)
+    ax = trace.timeline()
+    assert "the height of a colour its share" in ax.get_xlabel()
+    areas = [item for item in ax.collections if isinstance(item, PolyCollection)]
+    assert len(areas) == 4
+    # An area over the lane's height is the time that was spent on that kind.
+    spent = sorted(
+        sum(e.sim_end_ps - e.sim_start_ps for e in trace.events if e.kind == kind)
+        for kind in {e.kind for e in trace.events}
+    )
+    scale = 10**9 if "[ms]" in ax.get_xlabel() else 10**6
+    drawn = sorted(area_of(item.get_paths()[0].vertices) / 0.84 * scale for item in areas)
+    assert drawn == pytest.approx(spent, rel=1e-6)
+    assert not any(text in ("MatMul", "all_reduce") for text in texts(ax))
+    plt.close("all")
+
+
+def area_of(corners: np.ndarray) -> float:
+    """Of a polygon: the shoelace formula."""
+    x, y = corners.T
+    return abs(float(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1)))) / 2
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 12), st.sampled_from(["ReLU", "Linear", "CrossEntropy.backward", "$x^"]))
+def test_names_stay_inside_their_bars(num_layers: int, name: str) -> None:
+    trace = training(2, 2, num_layers)
+    ax = plot_timeline([event._replace(name=name) for event in trace.events])
+    figure: Any = ax.figure
+    figure.draw_without_rendering()
+    places = [path.get_extents() for item in bars(ax) for path in item.get_paths()]
+    written = [text for text in ax.texts if not text.get_text().startswith("step")]
+    assert written
+    for text in written:
+        box = text.get_window_extent().transformed(ax.transData.inverted())
+        x, y = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
+        bar = next(p for p in places if p.x0 <= x <= p.x1 and p.y0 <= y <= p.y1)
+        upright = text.get_rotation() == 90
+        # A line is higher than the letters that it holds.
+        assert upright or (bar.x0 <= box.x0 and box.x1 <= bar.x1)
+        assert not upright or (bar.y0 <= max(box.y0, box.y1) and abs(box.y1 - box.y0) <= bar.y1 - bar.y0)
+    plt.close("all")
+
+
+def test_names_that_do_not_fit_across_stand_upright() -> None:
+    assert fitted("Linear.backward", 200, 30) == ("Linear.backward", 8.5, False)
+    assert fitted("Linear.backward", 40, 30) == ("Linear", 8.5, False)
+    text, size_pt, upright = fitted("Linear", 12, 30) or ("", 0.0, False)
+    assert (text, upright) == ("Linear", True)
+    assert size_pt > 7
+    text, size_pt, upright = fitted("CrossEntropy", 12, 30) or ("", 0.0, False)
+    assert text.endswith("…")
+    assert "CrossEntropy".startswith(text[:-1])
+    assert fitted("Linear", 5, 30) is None
+    assert fitted("Linear", 200, 4) is None
+    assert fitted(" ", 200, 30) is None
+
+
+def test_lanes_of_groups_are_named_by_their_ranks() -> None:
+    events = [
+        Event(0, stream, "all_reduce", "collective", 0, 0, 1, 0, 1, 0, 8, 8, group, 0)
+        for stream, group in {
+            "comm world": (0, 1, 2, 3), "comm 1": (0, 2), "comm 2": (0, 2), "comm 3": (0, 1, 2), "compute": (),
+        }.items()
+    ]  # fmt: skip
+    named = ["compute", "comm [0, 2]", "comm [0, 2] (2)", "comm [0–2]", "comm world"]
+    assert list(lane_names(events).values()) == named
+    labels = [label.get_text().split("$   ")[-1] for label in plot_timeline(events).get_yticklabels()]
+    assert labels == named
+    moved = [event._replace(device=1) for event in events[-1:]]
+    assert list(lane_names(moved).values()) == ["sim:1 compute"]
+
+
+def test_limits_that_were_set_stay() -> None:
+    _, ax = plt.subplots()
+    ax.set_xlim(-5, 500)
+    assert training().timeline(ax=ax).get_xlim() == (-5, 500)
+
+
+def test_messages_are_called_so() -> None:
+    legend = plot_timeline([training(1, 1).events[0]._replace(kind="p2p")]).get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["message"]
 
 
 def test_given_axes_are_used_and_nothing_else_is_opened() -> None:
@@ -159,10 +265,10 @@ def test_odd_events_are_drawn() -> None:
 
 
 def test_nothing_to_draw() -> None:
-    with pytest.raises(InputError, match="no events"):
+    with pytest.raises(InputError, match=r"no events.*record=False"):
         plot_timeline([])
-    with pytest.raises(InputError, match="no events"):
-        training().timeline(steps=99)
+    with pytest.raises(InputError, match=r"no events of step 99; there are steps 0–4\. "):
+        training(num_steps=5).timeline(steps=99)
     with pytest.raises(InputError, match="'sundial'"):
         training().timeline(clock="sundial")
 
@@ -189,6 +295,54 @@ def test_both_forms_of_a_curve() -> None:
     ax = plot_loss({"losses": [3.0, math.nan, 1.0], "pairs": [(0, 3.0), (10, 2.0)], "point": [(5, 1.0)]})
     assert [np.asarray(line.get_xdata()).tolist() for line in ax.get_lines()] == [[0, 1, 2], [0, 10], [5]]
     assert ax.get_lines()[2].get_marker() == "o"
+
+
+def test_one_step_has_one_number() -> None:
+    ax = plot_loss({"a": [1.0]})
+    left, right = ax.get_xlim()
+    assert [tick for tick in ax.get_xticks() if left <= tick <= right] == [0]
+
+
+def test_losses_that_are_not_finite_are_told() -> None:
+    nan = math.nan
+    ax = plot_loss({"a": [nan, math.inf], "b": [(0, nan)]})
+    assert texts(ax) == ["no finite loss"]
+
+    ax = plot_loss({"a": [1.0, 0.8, nan, 0.5, nan, 0.4, 0.3], "b": [nan], "c": [1.0, 1.0]})
+    assert texts(ax) == []
+    first, second, _ = ax.get_lines()
+    assert first.get_marker() == "o"
+    assert first.get_markevery() == [3]  # it has no neighbour, and so no line
+    assert second.get_label() == "b (no finite loss)"
+
+
+# Slices.
+
+
+def test_slices_say_what_their_numbers_and_dims_are() -> None:
+    layout = Layout((2, 2), ("dp", "mp"))
+    ax = plot_slices(
+        [
+            ("x", layout("dp", "mp"), (4, 4)),
+            ("y", layout("dp"), (4,)),
+            ("z", layout("dp", "None", "mp"), (2, 2, 2)),
+        ]
+    )
+    written = texts(ax)
+    assert "numbers: the ranks that hold the slice" in written
+    assert [text for text in written if "dim" in text] == [
+        "dim 1 →",
+        "← dim 0",
+        "dim 0 →",
+        "dim 2 →",
+        "← dims 0, 1",
+    ]
+    for patch in ax.patches:
+        colour = patch.get_facecolor()
+        label = next(t for t in ax.texts if patch.contains_point(ax.transData.transform(t.get_position())))
+        assert label.get_color() == ("white" if colour[:3] == (31 / 255, 119 / 255, 180 / 255) else "black")
+    with pytest.raises(InputError, match="plot_slices: no tensors"):
+        plot_slices([])
 
 
 @pytest.mark.parametrize("history", [{}, {"a": []}, {"a": ["x"]}, {"a": [(1, 2, 3)]}, {"a": [None]}])

@@ -18,7 +18,7 @@ from typing import Any
 
 from simparallel.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from simparallel.errors import InputError
-from simparallel.events import COMPUTE, Event
+from simparallel.events import Event, lane_names
 
 FORMAT = "simparallel-trace-1"
 CLOCKS = ("sim", "wall")
@@ -95,10 +95,8 @@ def _threads(
 
     tid_of: dict[tuple[Lane, int], int] = {}
     names: dict[int, dict[int, str]] = {}
-    with_devices = {rank for rank, device, _ in free_at if device}
-    for lane in sorted(free_at, key=lambda key: (*key[:2], key[2] != COMPUTE, key[2])):
-        rank, device, stream = lane
-        title = f"sim:{device} {stream}" if rank in with_devices else stream
+    for lane, title in lane_names(events).items():
+        rank = lane[0]
         for thread in range(len(free_at[lane])):
             named = names.setdefault(rank, {})
             # Never equal to a pid, which would mean "the main thread of that process".

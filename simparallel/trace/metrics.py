@@ -25,6 +25,8 @@ _COLUMNS = (
     ("sent", "sent_bytes", "B"),
     ("work", "flops", "flop"),
 )
+_WALL_TIMES = tuple(key for _, key, _ in _COLUMNS if key.startswith("wall"))
+_SIMULATED_TIMES = tuple(key for _, key, unit in _COLUMNS if unit == "s" and key not in _WALL_TIMES)
 
 
 def busy(intervals: Iterable[tuple[int, int]]) -> int:
@@ -87,24 +89,26 @@ def _row(rank: int, device: int, steps: int, events: list[Event], span_ps: int) 
 
 
 def format_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of `summarize` as aligned columns; each column has one unit, in its heading.
+    """Rows of `summarize` as aligned columns, under their names and units.
 
-    Devices are shown where a rank has several.
+    All simulated times share one unit, all measured ones another. Devices are shown where a rank has several.
     """
     columns = []
     for heading, key, unit in _COLUMNS:
         if key == "device" and not any(row["device"] for row in rows):
             continue
-        values = [row[key] for row in rows]
-        if unit is None:
-            cells = [heading, *(str(value) for value in values)]
-        else:
+        texts, told = [str(row[key]) for row in rows], ""
+        if unit is not None:
             is_time = unit == "s"
+            together = (_SIMULATED_TIMES, _WALL_TIMES)[key in _WALL_TIMES] if is_time else (key,)
             factor, prefix = si_scale(
-                values, smallest=-12 if is_time else 0, largest=0 if is_time else 18, digits=4
-            )
+                [row[name] for name in together for row in rows],
+                smallest=-12 if is_time else 0, largest=0 if is_time else 18, digits=4,
+            )  # fmt: skip
             decimals = 0 if factor == 1 and not is_time else 2  # no fractions of a byte
-            cells = [f"{heading} [{prefix}{unit}]", *(f"{value / factor:.{decimals}f}" for value in values)]
+            texts, told = [f"{row[key] / factor:.{decimals}f}" for row in rows], f"[{prefix}{unit}]"
+        above, _, name = heading.rpartition(" ")
+        cells = [above, name, told, *texts]
         width = max(map(len, cells))
         columns.append([cell.rjust(width) for cell in cells])
     return "\n".join("  ".join(line) for line in zip(*columns, strict=True))

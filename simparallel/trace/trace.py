@@ -11,7 +11,7 @@ from simparallel.errors import InputError
 from simparallel.events import COMPUTE, Event
 from simparallel.files import write_atomically
 from simparallel.trace import chrome, metrics
-from simparallel.units import format_seconds
+from simparallel.units import format_numbers, format_seconds
 
 if TYPE_CHECKING:
     from simparallel.view.timeline import Axes
@@ -124,13 +124,13 @@ class Trace:
         return metrics.summarize(self.events)
 
     def table(self) -> str:
-        """`summary` as text for a terminal, one unit per column."""
+        """`summary` as text for a terminal: 80 columns, or a few more where ranks have several devices."""
         if not self.events:
-            return f"{self.title}: no events"
+            return f"{self.title}: no events: nothing was computed or communicated, or record=False"
         head = f"{self.title}: {format_seconds(self.makespan_s)} simulated, {metrics.num_steps(self.events)} steps"
         foot = (
-            "compute, comm, exposed (not hidden by compute), idle and sent: modelled for the described "
-            "hardware; wall: measured here"
+            "exposed: communicates while it does not compute; idle: does neither\n"
+            "wall: measured on this machine; all else: modelled for the described hardware"
         )
         return "\n".join([head, metrics.format_table(self.summary()), foot])
 
@@ -181,4 +181,11 @@ class Trace:
         """
         from simparallel.view import plot_timeline  # drawing is optional and slow to import
 
-        return plot_timeline(self.select(steps=steps).events, clock=clock, ax=ax, title=self.title)
+        shown = self.select(steps=steps)
+        if self.events and not shown.events:
+            known = self.steps
+            raise InputError(
+                f"timeline: no events of step {steps!r}; there are steps {format_numbers(known)}. Choose of those, or "
+                "leave steps= out."
+            )
+        return plot_timeline(shown.events, clock=clock, ax=ax, title=self.title)

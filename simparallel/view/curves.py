@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from simparallel.errors import InputError
@@ -23,7 +24,8 @@ def plot_loss(
     """Draw loss over training step, a curve per entry.
 
     Each curve is thinner than the one before it and lies on top of it, so equal curves show as
-    a thin dashed line inside a wide light one: put the reference last. Losses that are not finite leave gaps.
+    a thin dashed line inside a wide light one: put the reference last. Losses that are not finite
+    leave gaps.
 
     Args:
         history: name of the curve -> losses, or (step, loss) pairs.
@@ -46,27 +48,38 @@ def plot_loss(
         on_top = number == last
         width = widest_pt - (widest_pt - _THINNEST_PT) * (number / last if last else 1.0)
         # A lone point has no line; the marks of wide lines would only hide the next curve.
-        marked = len(steps) == 1 or (on_top and len(steps) <= _MARK_UP_TO)
+        marks = list(range(len(steps))) if on_top and len(steps) <= _MARK_UP_TO else _lone(losses)
+        has_any = any(map(isfinite, losses))
         ax.plot(
             steps,
             losses,
-            label=name,
+            label=name if has_any else f"{name} (no finite loss)",
             color=_TOP_COLOR if on_top else _COLORS[number % len(_COLORS)],
             linestyle=(0, (4, 2)) if on_top and last else "-",
             linewidth=width,
-            marker="o" if marked else None,
+            marker="o" if marks else None,
+            markevery=marks or None,
             markersize=width + 2.5,
             markeredgewidth=0,
             zorder=3 + number,
         )
     ax.set_xlabel("training step", fontsize=12)
     ax.set_ylabel("loss", fontsize=12)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if not any(isfinite(loss) for _, losses in curves.values() for loss in losses):
+        ax.text(0.5, 0.5, "no finite loss", transform=ax.transAxes, ha="center", va="center", fontsize=14)
+        ax.set_yticks([])
     ax.grid(True, color="0.88", linewidth=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, handlelength=3.5, fontsize="large")
     return ax
+
+
+def _lone(losses: Sequence[float]) -> list[int]:
+    """Where a finite loss has no finite neighbour, and so no line."""
+    known = [False, *map(isfinite, losses), False]
+    return [n for n in range(len(losses)) if known[n + 1] and not known[n] and not known[n + 2]]
 
 
 def _points(name: str, values: Sequence[Any]) -> tuple[list[float], list[float]]:

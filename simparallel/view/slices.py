@@ -6,16 +6,19 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from simparallel.errors import InputError
 from simparallel.layout import Layout
+from simparallel.units import format_numbers
 
 _GAP = 0.35  # between two tensors, in widths of one
+_UNCUT = (0.85, 0.85, 0.85, 1.0)
 
 
 def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str = "", ax: Any = None) -> Any:
     """Draw tensors as grids of slices, one beside the other; a slice has the colour of the first rank that holds it.
 
-    The last dim runs to the right, all others downwards, the first being outermost. Every slice is
-    marked with the ranks that hold it.
+    The last dim runs to the right, all others downwards, the first being outermost; arrows say so. Every slice
+    is marked with the ranks that hold it.
 
     Args:
         tensors: (name, called layout, global shape) of each.
@@ -24,12 +27,17 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
 
     Returns:
         The matplotlib Axes.
+
+    Raises:
+        InputError: no tensors.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
+    if not tensors:
+        raise InputError("plot_slices: no tensors; give [(name, layout, shape), ...].")
     if ax is None:
-        _, ax = plt.subplots(figsize=(3.2 * len(tensors) + 0.4, 3.6), layout="constrained")
+        _, ax = plt.subplots(figsize=(3.2 * len(tensors) + 0.4, 3.9), layout="constrained")
     colours = plt.get_cmap("tab20")
     for number, (name, layout, shape) in enumerate(tensors):
         left = number * (1 + _GAP)
@@ -41,12 +49,12 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
         for i, ranks in enumerate(holders.values()):
             row, column = divmod(i, across)
             corner = left + column / across, 1 - (row + 1) / down
-            colour = colours(ranks[0] % 20) if len(holders) > 1 else "0.85"
+            colour = colours(ranks[0] % 20) if len(holders) > 1 else _UNCUT
             ax.add_patch(
                 Rectangle(corner, 1 / across, 1 / down, facecolor=colour, edgecolor="white", linewidth=1.5)
             )
-            text = _ranks(ranks)
-            size = max(4.0, min(10.0, 60 / across / max(len(text), 2) * 1.6, 130 / down))
+            text = format_numbers(ranks)
+            size = max(4.0, min(10.0, 160 / across / (0.62 * max(len(text), 2)), 130 / down))
             ax.text(
                 corner[0] + 0.5 / across,
                 corner[1] + 0.5 / down,
@@ -54,21 +62,42 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
                 ha="center",
                 va="center",
                 fontsize=size,
+                color=_readable_on(colour),
             )
+        _name_dims(ax, left, len(cuts))
         partial = f"\naddends along {', '.join(layout.partial)}" if layout.partial else ""
         ax.text(left + 0.5, 1.04, f"{name}  {shape}{partial}", ha="center", va="bottom", fontsize=9)
-    ax.set_xlim(-0.05, len(tensors) * (1 + _GAP) - _GAP + 0.05)
-    ax.set_ylim(-0.05, 1.25)
+    ax.set_xlim(-0.15, len(tensors) * (1 + _GAP) - _GAP + 0.05)
+    ax.set_ylim(-0.3, 1.25)
+    middle = (len(tensors) * (1 + _GAP) - _GAP) / 2
+    ax.text(
+        middle,
+        -0.16,
+        "numbers: the ranks that hold the slice",
+        ha="center",
+        va="top",
+        fontsize=9,
+        color="0.3",
+    )
     ax.set_axis_off()
     if title:
         ax.set_title(title, fontsize=10)
     return ax
 
 
-def _ranks(ranks: list[int]) -> str:
-    """Ranks in words: "3", "0, 4", "0–7", "0, 2, … 6"."""
-    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}–{ranks[-1]}"
-    if len(ranks) > 4:
-        return f"{ranks[0]}, {ranks[1]}, … {ranks[-1]}"
-    return ", ".join(map(str, ranks))
+def _name_dims(ax: Any, left: float, ndim: int) -> None:
+    """Which way the dims of a tensor run: under it, and upright beside it with the arrow downwards."""
+    style = {"fontsize": 8, "color": "0.3", "parse_math": False}
+    if ndim:
+        ax.text(left + 0.5, -0.03, f"dim {ndim - 1} →", ha="center", va="top", **style)
+    if ndim > 1:
+        down = "dim 0" if ndim == 2 else f"dims {', '.join(map(str, range(ndim - 1)))}"
+        ax.text(left - 0.03, 0.5, f"← {down}", ha="right", va="center", rotation=90, **style)
+
+
+def _readable_on(colour: tuple[float, ...]) -> str:
+    """Black, or white on a dark colour (relative luminance of sRGB, WCAG 2)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+    luminance = sum(share * c for share, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    # Where the contrast of both is equal: (l + 0.05) / 0.05 = 1.05 / (l + 0.05).
+    return "black" if luminance > 0.179 else "white"

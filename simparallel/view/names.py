@@ -1,0 +1,118 @@
+"""What is written into a timeline: the names of events inside their bars, and the numbers of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from simparallel.events import Event
+from simparallel.view.bars import COLORS, HATCHED, Bar, Lane
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SIZE_PT, _SMALLEST_PT = 8.5, 6.0
+_AIR_PT = 2.0  # on each side of a name
+_STEP_SIZE_PT = 10.0
+
+
+@cache
+def width_pt(text: str) -> float:
+    """Width of a text [pt], for each point of its size."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    path = TextPath((0, 0), text, size=100, prop=FontProperties(), usetex=False)
+    return float(path.get_extents().width) / 100
+
+
+def fitted(name: str, across_pt: float, upright_pt: float) -> tuple[str, float, bool] | None:
+    """(text, size [pt], upright?) of a name in a bar that is so wide and so high; None: no room.
+
+    Across where that fits, else upright, then smaller, then cut short.
+    """
+    # "MatMul.backward" is "MatMul" where space is short: the colour says backward.
+    short = name.partition(".")[0].partition(" ")[0]
+    texts = [text for text in dict.fromkeys((name, short)) if text.strip()]
+    for text in texts:
+        if upright_pt >= _SIZE_PT and width_pt(text) * _SIZE_PT + 2 * _AIR_PT <= across_pt:
+            return text, _SIZE_PT, False
+    if not texts or across_pt < _SMALLEST_PT + 0.5:  # a line of small letters
+        return None
+    room_pt = upright_pt - 3
+    text = texts[-1]
+    size_pt = min(_SIZE_PT, across_pt - 0.5, room_pt / width_pt(text))
+    if size_pt >= _SMALLEST_PT:
+        return text, size_pt, True
+    kept = [text[:length] + "…" for length in range(3, len(text) - 1)]
+    fitting = [text for text in kept if width_pt(text) * _SMALLEST_PT <= room_pt]
+    return (fitting[-1], _SMALLEST_PT, True) if fitting else None
+
+
+def write_names(
+    ax: Axes, events: Sequence[Event], bars: Sequence[Bar], rows: dict[Lane, float],
+    points_per_unit: float, height_pt: float,
+) -> None:  # fmt: skip
+    """Names inside the bars that have room for them.
+
+    Args:
+        ax: where the bars are.
+        events: one for each bar.
+        bars: start and width.
+        rows: where each lane is.
+        points_per_unit: of the time axis.
+        height_pt: of a bar.
+    """
+    left, right = ax.get_xlim()
+    for event, (start, width) in zip(events, bars, strict=True):
+        found = fitted(event.name, width * points_per_unit, height_pt)
+        if found is None or not left <= start + width / 2 <= right:
+            continue
+        text, size_pt, upright = found
+        label = ax.text(
+            start + width / 2, rows[event.rank, event.device, event.stream], text, fontsize=size_pt,
+            color="black", ha="center", va="center" if upright else "center_baseline",
+            rotation=90 if upright else 0, zorder=4, clip_on=True, parse_math=False,
+        )  # fmt: skip
+        if event.kind in HATCHED:  # a plain patch keeps the name readable on the hatch
+            label.set_bbox(
+                {"facecolor": COLORS[event.kind], "edgecolor": "none", "pad": 0.0 if upright else 1.0}
+            )
+
+
+def mark_steps(ax: Axes, starts: dict[int, float], points_per_unit: float) -> None:
+    """A faint line and a label where a step starts: at so many of them that no label meets another.
+
+    Args:
+        ax: where to draw.
+        starts: where each step starts; nothing is drawn for a single one.
+        points_per_unit: of the time axis.
+    """
+    if len(starts) < 2:
+        return
+    gap, air = 4 / points_per_unit, 10 / points_per_unit
+
+    def width(step: int) -> float:
+        return width_pt(f"step {step}") * _STEP_SIZE_PT / points_per_unit
+
+    left, right = ax.get_xlim()
+    typical = (max(starts.values()) - min(starts.values())) / (len(starts) - 1)
+    needed = max(map(width, starts)) + gap + air
+    every = next((n for n in _round_numbers(len(starts)) if n * typical >= needed), 1)
+    free_from = float("-inf")
+    for step, start in sorted(starts.items(), key=lambda item: item[1]):
+        until = start + gap + width(step)
+        if step % every or start < max(free_from, left) or until > right:
+            continue
+        ax.axvline(start, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+        ax.text(
+            start + gap, -0.8, f"step {step}", fontsize=_STEP_SIZE_PT, color="0.35", ha="left", va="center",
+            zorder=4, clip_on=True, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+        )  # fmt: skip
+        free_from = until + air
+
+
+def _round_numbers(limit: int) -> list[int]:
+    """1, 2, 5, 10, 20, …"""
+    return sorted(digit * 10**power for power in range(len(str(limit)) + 1) for digit in (1, 2, 5))
