@@ -42,8 +42,21 @@ class InputError(SimParallelError, ValueError):
     """An argument breaks a rule that could be checked before anything happened."""
 
 
-class ShapeError(InputError):
-    """Shapes or sizes do not fit an operation."""
+class _InLayer(SimParallelError):
+    """An error that learns the layer it comes from on its way out. Fact: `layer`, once that is known."""
+
+    passed: Any = None  # the module it went through last
+
+    def add_layer(self, name: str) -> None:
+        """Say the layer, from the inside out: `fc2`, then `body.fc2`, …"""
+        inner = self.facts.get("layer")
+        self.layer = self.facts["layer"] = f"{name}.{inner}" if inner else name
+        message = self.args[0].removesuffix(f" In layer {inner}.")
+        self.args = (f"{message.rstrip('.')}. In layer {self.layer}.",)
+
+
+class ShapeError(_InLayer, InputError):
+    """Shapes or sizes do not fit an operation. Fact: `layer`, where a module was called."""
 
 
 class OutOfRangeError(InputError, IndexError):
@@ -132,17 +145,8 @@ class SharedMemoryError(SimParallelError, MemoryError):
     """Shared memory could not be had. Facts: `needed_bytes`, `available_bytes`."""
 
 
-class DeviceOutOfMemoryError(SimParallelError, MemoryError):
+class DeviceOutOfMemoryError(_InLayer, MemoryError):
     """A simulated device has no room. Facts: `needed_bytes`, `limit_bytes`, `live`, `layer`."""
-
-    passed: Any = None  # the module it went through last
-
-    def add_layer(self, name: str) -> None:
-        """Say the layer, from the inside out: `fc2`, then `body.fc2`, …"""
-        inner = self.facts["layer"]
-        self.layer = self.facts["layer"] = f"{name}.{inner}" if inner else name
-        message = self.args[0].removesuffix(f" In layer {inner}.")
-        self.args = (f"{message} In layer {self.layer}.",)
 
 
 class LaunchError(SimParallelError, RuntimeError):

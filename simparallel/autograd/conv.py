@@ -89,6 +89,22 @@ class Conv2d(Op):
         bias = f", {made}" if len(shapes) == 3 else ""
         return f"n {taken} <h> <w>, {made} c {{kh}} {{kw}}{bias} -> n {out} <h>={height} <w>={width}"
 
+    def misfit(self, *shapes: tuple[int, ...]) -> str | None:
+        x, w = shapes[:2]
+        if len(w) != 4:
+            return None
+        takes = w[1] * self.groups
+        if len(x) == 3 and takes in (1, x[0]):
+            channels = "x[:, None]" if x[0] != takes else "x[None]"
+            return f"x has shape {x}, need images (N, C, H, W): {channels} adds the missing dim"
+        if len(x) != 4 or x[1] == takes or self.groups > 1:
+            return None
+        order = "; its channels seem to be last: permute(0, 3, 1, 2)" if x[3] == takes else ""
+        return (
+            f"x {x} has C = {x[1]} channels, the layer's weight {w} takes {takes}: feed (N, {takes}, H, W), or make "
+            f"the layer Conv2d({x[1]}, {w[0]}, ...){order}"
+        )
+
     def _by_winograd(self, x: tuple[int, ...], w: tuple[int, ...], dtype: np.dtype) -> bool:
         is_possible = (
             (w[2], w[3]) == (3, 3)

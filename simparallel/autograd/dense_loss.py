@@ -84,6 +84,13 @@ class AbstractElementLoss(Op):
         names = " ".join(dim_names(len(shapes[0])))
         return f"{', '.join([names] * len(shapes))} -> {names if self.reduction == 'none' else ''}"
 
+    def misfit(self, *shapes: tuple[int, ...]) -> str | None:
+        if shapes[0] == shapes[1]:
+            return None
+        x, target = shapes[:2]
+        way_out = f"target.reshape({x})" if prod(x) == prod(target) else "make them equal"
+        return f"x has shape {x}, target has {target}, need two of one shape: {way_out}"
+
     def infer(self, x: Spec, target: Spec, *more: Spec) -> Spec:
         _check_float(x=x, target=target, **{f"input {i}": spec for i, spec in enumerate(more, 2)})
         return super().infer(x, target, *more)

@@ -39,6 +39,26 @@ class AbstractLabelLoss(Op):
         weight = ", [v]" if len(shapes) == 3 else ""
         return f"n [v], n{weight} -> {'n' if self.reduction == 'none' else ''}"
 
+    def misfit(self, *shapes: tuple[int, ...]) -> str | None:
+        if len(shapes) < 2:
+            return None
+        rows, labels = shapes[:2]
+        if len(rows) != 2:
+            return f"the scores of the classes have shape {rows}, need (n, classes), or (n, classes, ...)"
+        if labels == rows:
+            return (
+                f"labels have the shape {labels} of the scores, as one-hot vectors have; give the number of the class, "
+                "labels.argmax(1), or use softmax_cross_entropy_with_logits"
+            )
+        if len(labels) != 1:
+            flat = "; labels.reshape(-1) has it" if prod(labels) == rows[0] else ""
+            return f"labels have shape {labels}, need one for each row of the scores {rows}: shape ({rows[0]},){flat}"
+        if labels[0] != rows[0]:
+            return f"the scores {rows} have {rows[0]} rows, but there are {labels[0]} labels: give one for each row"
+        if len(shapes) == 2:
+            return None
+        return f"the weights have shape {shapes[2]}, need one for each of the {rows[1]} classes: ({rows[1]},)"
+
     def infer(self, rows: Spec, labels: Spec, *weight: Spec) -> Spec:
         if labels.dtype.kind not in "iu":
             raise DTypeError(f"labels have dtype {labels.dtype}, need integers; use labels.astype('int64').")

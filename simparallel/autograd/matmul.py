@@ -38,6 +38,16 @@ class MatMul(Op):
     is_product = True
     fills_rooms = True
 
+    def misfit(self, *shapes: tuple[int, ...]) -> str | None:
+        if len(shapes) != 2 or min(map(len, shapes)) < 2:
+            return None
+        x, w = shapes
+        if x[-1] == w[-2]:
+            return None
+        return f"x {x} has {x[-1]} columns, w {w} has {w[-2]} rows: make them equal" + (
+            ", with w.T for example" if len(w) == 2 and x[-1] == w[-1] else ""
+        )
+
     def forward(self, ctx: Context, x: Array, w: Array) -> Array:
         ctx.x, ctx.w = x, w
         return product(x, w)
@@ -70,6 +80,21 @@ class Linear(Op):
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
         return self.rule if len(shapes) == 3 else "... k, n k -> ... n"
+
+    def misfit(self, *shapes: tuple[int, ...]) -> str | None:
+        if len(shapes) < 2 or len(shapes[1]) != 2:
+            return None
+        x, w = shapes[:2]
+        if x and x[-1] == w[1]:
+            return None
+        if not x:
+            return f"x is a single number; feed a tensor (..., {w[1]})"
+        flat = prod(x[1:])
+        way_out = f"flatten it to ({x[0]}, {flat})" if flat == w[1] else f"feed (..., {w[1]})"
+        return (
+            f"x {x} has {x[-1]} features, the layer's weight {w} takes {w[1]}: {way_out}, or make the layer "
+            f"Linear({x[-1]}, {w[0]})"
+        )
 
     def forward(self, ctx: Context, x: Array, w: Array, b: Array | None = None) -> Array:
         ctx.x, ctx.w = x, w

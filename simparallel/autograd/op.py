@@ -185,6 +185,10 @@ class Op(Shardable, Reversible):
         shape = output_shape(self.rule_for(*shapes), shapes)
         return Spec(shape, np.result_type(*(spec.dtype for spec in inputs)))
 
+    def misfit(self, *shapes: tuple[int, ...]) -> str | None:
+        """What is wrong about input shapes that were refused, and the way out; None: the refusal says it all."""
+        return None
+
     def forward(self, ctx: Context, *arrays: Array) -> Array:
         raise TypeError(f"{self.name} does not define forward")
 
@@ -287,7 +291,8 @@ class Op(Shardable, Reversible):
             sizes = bind(self.rule_for(*shapes), shapes)
             return Plan(specs, self.infer(*specs), sizes, self.work(*specs), self.windows(*shapes))
         except SimParallelError as error:  # inner code raises short; here the op is known
-            raise type(error)(f"{self!r}: {error}", **error.facts) from None
+            told = self.misfit(*shapes) if isinstance(error, ShapeError) else None
+            raise type(error)(f"{self!r}: {told or error}", **error.facts) from None
 
     def __repr__(self) -> str:
         settings = ", ".join(

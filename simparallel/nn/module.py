@@ -10,7 +10,7 @@ import numpy as np
 
 from simparallel.autograd import Op, Tensor
 from simparallel.backend import is_array, to_host
-from simparallel.errors import DeviceOutOfMemoryError, InputError
+from simparallel.errors import DeviceOutOfMemoryError, InputError, ShapeError
 from simparallel.memory import BUFFERS, PARAMETERS
 from simparallel.nn.deferred import Recipe, deferring
 from simparallel.nn.hooks import Hooks, RemovableHandle
@@ -74,7 +74,7 @@ class Module(ModuleTree):
             if self._hooks is not None:
                 return self._hooks.call(self, inputs, kwargs)
             return self.forward(*inputs, **kwargs)
-        except DeviceOutOfMemoryError as error:
+        except (DeviceOutOfMemoryError, ShapeError) as error:
             # On its way out it learns the layer's name, one parent after the other.
             for name, child in self._modules.items():
                 if child is error.passed:
