@@ -25,6 +25,7 @@ from simparallel.errors import InputError, StateDictError
 from simparallel.memory import OPTIMIZER
 from simparallel.optim import GradScaler, LossScaleManager, Optimizer
 from simparallel.optim.optimizer import call_closure
+from simparallel.parallel.agreement import check_same_tensors
 from simparallel.parallel.buckets import Bucket, GradBucket, by_dtype
 from simparallel.world import get_nodes, get_rank, get_world_size
 
@@ -136,7 +137,8 @@ class AdasumOptimizer:
 
     Each rank works with the gradients of its own batch, and keeps its optimizer's state (momentum, …), which
     so differs by rank; the weights are the same on all ranks after each of these exchanges. The model must
-    not average gradients itself. What the optimizer has besides (`param_groups`, `state`, …) is found here, too.
+    not average gradients itself. Of a parameter that is cut, as in tensor parallelism, each slice counts as a
+    parameter. What the optimizer has besides (`param_groups`, `state`, …) is found here, too.
 
     Args:
         optimizer: of this rank's parameters, the same on every rank.
@@ -144,10 +146,12 @@ class AdasumOptimizer:
         nodes: `Nodes`, or the ranks of each node: gradients are averaged inside a node before each step, so
             that a node works as one, and the deltas are summed across the nodes.
         local_steps: steps of each rank between two exchanges, 1 or more.
-        init_sync: begin with the parameters of the first rank, copied now.
+        init_sync: compare the parameters and begin with those of the first rank, copied now.
 
     Raises:
-        InputError: both group and nodes, or `local_steps` below 1.
+        InputError: both group and nodes, or `local_steps` below 1; of a parameter that is cut, the ranks hold
+            different slices.
+        CollectiveMismatchError: the ranks' parameters differ in shapes or dtypes.
 
     Collective: yes, the constructor and every `local_steps`-th step (with `nodes` every step).
     Cost: 2 (P-1)/P of the parameters' bytes per rank and exchange; memory for two more copies of them.
@@ -173,6 +177,8 @@ class AdasumOptimizer:
         self.steps_since_exchange = 0
         params = optimizer._params()
         if init_sync:
+            named = ((f"parameter {i}", param, "trained") for i, param in enumerate(params))
+            check_same_tensors("AdasumOptimizer", named, current(), group, "group")
             first = (group or current().world).ranks[0]
             for param in params:
                 collectives.broadcast(param, first, group)

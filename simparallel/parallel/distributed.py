@@ -22,8 +22,9 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.tape import grad_mode
 from simparallel.backend import random_state, to_host
 from simparallel.comm import Group, current
-from simparallel.errors import CollectiveMismatchError, InputError
+from simparallel.errors import InputError
 from simparallel.nn import Module
+from simparallel.parallel.agreement import check_same_tensors
 from simparallel.parallel.buckets import Bucket, by_dtype, make_buckets
 from simparallel.parallel.join import Join, Turn
 from simparallel.parallel.passage import watched
@@ -71,7 +72,8 @@ class DistributedDataParallel(Module):
         require_backward_grad_sync: False inside of `no_sync()`.
 
     Raises:
-        InputError: no parameter requires a gradient, or a bad argument.
+        InputError: no parameter requires a gradient, or a bad argument; of a parameter that is cut (as in tensor
+            parallelism), the ranks hold different slices: `process_group` are those that hold equal ones.
         CollectiveMismatchError: the ranks' models differ in names, shapes or dtypes.
         UnusedParameterError: (in backward) parameters that got no gradient.
 
@@ -209,22 +211,12 @@ class DistributedDataParallel(Module):
     # --- the same model everywhere --------------------------------------------------------------------
 
     def _check_same_model(self) -> None:
-        own = [
-            (name, p.shape, str(p.dtype), "trained" if p.requires_grad else "frozen")
-            for name, p in self.module.named_parameters()
+        tensors = [
+            *((n, p, "trained" if p.requires_grad else "frozen") for n, p in self.module.named_parameters()),
+            *((name, buffer, "a buffer") for name, buffer in self.module.named_buffers()),
         ]
-        own += [(name, b.shape, str(b.dtype), "a buffer") for name, b in self.module.named_buffers()]
-        models = self._communicator.all_gather_object(own, self.process_group)
-        for rank, other in zip(self._share.ranks, models, strict=True):
-            if other != models[0]:
-                differing = [f"{a} vs {b}" for a, b in zip(models[0], other, strict=False) if a != b][:3]
-                counts = f"{len(models[0])} and {len(other)} parameters and buffers"
-                raise CollectiveMismatchError(
-                    f"DistributedDataParallel: the models of rank {self._share.ranks[0]} and rank {rank} differ: "
-                    f"{counts}; first differences: {'; '.join(differing) or 'none but the number'}. Build the same "
-                    "model on every rank.",
-                    group=self._share.name, seq=0, calls={},
-                )  # fmt: skip
+        who = "DistributedDataParallel"
+        check_same_tensors(who, tensors, self._communicator, self.process_group, "process_group")
 
     def _copy_from(self, source: int) -> None:
         """Parameters and buffers of rank `source` to all. Collective: yes."""

@@ -107,6 +107,11 @@ class DistributedGradReducer:
                 continue
             if not is_array(array):
                 raise InputError(f"{WHO}: gradient {i} is a {type(array).__name__}, need a Tensor or array.")
+            if array.shape != parameter.shape and parameter.data.shape != parameter.shape:
+                raise InputError(
+                    f"{WHO}: parameter {i} of shape {parameter.shape} is cut, {parameter.layout!r}; ops on sharded "
+                    "tensors sum its gradients themselves: give them to the optimizer as they are."
+                )
             if array.shape != parameter.shape:
                 raise ShapeError(f"{WHO}: gradient {i} has shape {array.shape}, need {parameter.shape}.")
             if array.dtype != parameter.dtype:

@@ -368,6 +368,11 @@ class _Arrival:
         reducer.communicator.progress()
 
 
+def is_reduced(parameter: Tensor) -> bool:
+    """Whether a reducer listens to it."""
+    return any(isinstance(hook, _Arrival) for hook in parameter._hooks or ())
+
+
 class _Divide:
     """x / count, in place."""
 

@@ -32,6 +32,7 @@ from simparallel.events import Recorder, current_recorder
 from simparallel.memory import ACTIVATIONS, PARAMETERS
 from simparallel.mesh import Mesh
 from simparallel.nn.deferred import is_deferred, materialize
+from simparallel.parallel.agreement import check_may_be_cut
 from simparallel.parallel.call import Call, check_mixing, check_ranks, mode, plan_way, uncut
 from simparallel.parallel.halo import compile_halo
 from simparallel.parallel.mover import Groups, Move, compile_moves
@@ -300,6 +301,7 @@ Op.interpreter = interpret
 
 def shard_parameter(x: Tensor, target: Placement) -> Tensor:
     """A plain leaf that every rank holds whole keeps its slice from now on."""
+    check_may_be_cut(x, target, sharder().world_size)
     if is_deferred(x):
         materialize(x, target.layout.slices(sharder().rank, x.shape))
     else:

@@ -12,6 +12,7 @@ from simparallel.comm import current
 from simparallel.errors import LayoutError, StrategyError
 from simparallel.layout import Layout, from_strategy
 from simparallel.nn import Module
+from simparallel.parallel.agreement import check_may_be_cut
 from simparallel.parallel.sharded import move_tensor, shard_parameter, sharder, whole_place
 from simparallel.sharding import placement
 
@@ -138,6 +139,7 @@ def distribute_module(
 
     Raises:
         LayoutError: a cut does not fit, or a name fits no parameter; nothing is changed then.
+        InputError: a DistributedDataParallel reduces the gradient of a parameter that is to be cut.
 
     Collective: no.
     """
@@ -154,6 +156,7 @@ def distribute_module(
         else:
             dims = next((dims for pattern, dims in patterns.items() if fnmatchcase(name, pattern)), None)
         places.append(placement(layout(*(dims or ["None"] * x.ndim)), x.shape))
+        check_may_be_cut(x, places[-1], current().world_size)
     for (_, x), place in zip(tensors, places, strict=True):
         shard_parameter(x, place)
     return module
