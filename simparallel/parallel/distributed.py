@@ -197,6 +197,11 @@ class DistributedDataParallel(Module):
             raise InputError("register_comm_hook: this model has a hook; only one can reduce its gradients.")
         self._reducer.hook = (hook, state)
 
+    @property
+    def comm_hook_state(self) -> Any:
+        """The state of the communication hook; None without one."""
+        return None if self._reducer.hook is None else self._reducer.hook[1]
+
     def join(
         self, divide_by_initial_world_size: bool = True, enable: bool = True,
         throw_on_early_termination: bool = False,

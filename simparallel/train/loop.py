@@ -15,6 +15,7 @@ from simparallel.runtime import progress
 from simparallel.train.callback import Callback, CallbackList, CallbackParams, RunContext
 from simparallel.train.checkpoint import CheckpointManager, TensorSlice
 from simparallel.train.monitors import History
+from simparallel.train.sharing import hook_states
 from simparallel.train.step import TrainStep
 from simparallel.train.stream import BatchStream
 from simparallel.world import get_rank, get_world_size
@@ -140,13 +141,13 @@ class Training:
         params = self.params
         return manager.save(
             params.cur_step_num, model=params.network, optimizer=params.optimizer, scaler=self.step.scaler,
-            sampler=self, own=self._before_end or self._named_callbacks(),
+            sampler=self, own={**(self._before_end or self._named_callbacks()), **hook_states(params.network)},
         )  # fmt: skip
 
     def _resume(self, manager: CheckpointManager) -> None:
         manager.restore(
             model=self.params.network, optimizer=self.params.optimizer, scaler=self.step.scaler, sampler=self,
-            own=self._named_callbacks(),
+            own={**self._named_callbacks(), **hook_states(self.params.network)},
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,39 @@
+"""Which ranks train a network together, as far as the network itself says it: by its wrappers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simparallel.comm import Group
+from simparallel.errors import InputError
+from simparallel.nn import Module
+from simparallel.parallel import DistributedDataParallel
+
+
+def wrappers(network: Any) -> list[DistributedDataParallel]:
+    """The network, or the modules in it, whose gradients are reduced during backward."""
+    if not isinstance(network, Module):
+        return []
+    return [module for module in network.modules() if isinstance(module, DistributedDataParallel)]
+
+
+def group_of(network: Module) -> Group | None:
+    """The ranks that train it together; None for all.
+
+    Raises:
+        InputError: its parts are trained by different ranks.
+    """
+    groups = [wrapper.process_group for wrapper in wrappers(network)]
+    if len({None if group is None else group.ranks for group in groups}) > 1:
+        told = ", ".join("all" if group is None else str(list(group.ranks)) for group in groups)
+        raise InputError(
+            f"Model: parts of the network are trained by different ranks: {told}. There is one loss and one end of "
+            "the training for all: give the wrappers in it one process_group, or write the loop yourself."
+        )
+    return groups[0] if groups else None
+
+
+def hook_states(network: Module) -> dict[str, Any]:
+    """Name -> what a communication hook remembers, of those that can be saved."""
+    states = {f"comm_hook.{i}": wrapper.comm_hook_state for i, wrapper in enumerate(wrappers(network))}
+    return {name: state for name, state in states.items() if callable(getattr(state, "state_dict", None))}
