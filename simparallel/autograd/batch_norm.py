@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from simparallel.autograd.channels import along_channels, channel_sums
-from simparallel.autograd.op import Context, Op, Spec, Work, wider
+from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.sums import wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, ShapeError
 from simparallel.rule import dim_names

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from types import ModuleType
 
+from simparallel.autograd.sums import sum_rows
 from simparallel.backend import Array
 
 
@@ -18,12 +19,12 @@ def channel_sums(xp: ModuleType, x: Array) -> Array:
     num_inner = prod(x.shape[2:])
     if x.flags.c_contiguous:
         if num_inner == 1:
-            return xp.ones(num_rows, x.dtype) @ x.reshape(num_rows, num_channels)
+            return sum_rows(xp, x.reshape(num_rows, num_channels))
         rows = x.reshape(num_rows * num_channels, num_inner) @ xp.ones(num_inner, x.dtype)
-        return xp.ones(num_rows, x.dtype) @ rows.reshape(num_rows, num_channels)
+        return sum_rows(xp, rows.reshape(num_rows, num_channels))
     last = x.transpose((0, *range(2, x.ndim), 1))
     if last.flags.c_contiguous:
-        return xp.ones(num_rows * num_inner, x.dtype) @ last.reshape(num_rows * num_inner, num_channels)
+        return sum_rows(xp, last.reshape(num_rows * num_inner, num_channels))
     return x.sum(axis=(0, *range(2, x.ndim)))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from simparallel.autograd import gathered, winograd
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
+from simparallel.autograd.sums import sum_rows
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.autograd.windows import Pair, Windows, as_pair, windows
 from simparallel.backend import Array
@@ -168,11 +169,11 @@ class Conv2d(Op):
         db = ctx.gradient(2, dy.dtype)
         if ctx.offset("c"):
             db[...] = 0
-        elif not ctx.in_pixels:
+        elif not ctx.in_pixels and dy.flags.c_contiguous:
             dy.sum(axis=(1, 2, 3), out=db)
-        else:  # several times as fast as a sum over rows
-            dy_MO = dy.reshape(prod(dy.shape[:3]), dy.shape[3])
-            ctx.xp.matmul(ctx.xp.ones(len(dy_MO), dy.dtype), dy_MO, out=db)
+        else:
+            dy_PQNO = dy if ctx.in_pixels else dy.transpose(1, 2, 3, 0)
+            sum_rows(ctx.xp, dy_PQNO.reshape(prod(dy_PQNO.shape[:3]), len(db)), out=db)
         return db
 
     def work(self, x: Spec, w: Spec, *b: Spec) -> Work:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from math import prod
 
 from simparallel.autograd.loss import check_reduction
-from simparallel.autograd.op import Context, Op, Spec, Work, wider
+from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.sums import wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, InputError
 from simparallel.rule import dim_names
@@ -50,7 +51,8 @@ class SoftmaxCrossEntropyWithLogits(Op):
         return losses.astype(ctx.plan.output.dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        row_dy = (dy if self.reduction == "none" else (dy / self._divisor(ctx)).reshape(1))[:, None]
+        row_dy = dy.astype(ctx.softmax.dtype, copy=False).reshape(-1, 1)  # float16 ends below many a divisor
+        row_dy = row_dy / self._divisor(ctx)
         dlogits = dlabels = None
         if ctx.needs[0]:
             dlogits = ctx.softmax * ctx.label_sum[:, None]

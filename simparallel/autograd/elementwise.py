@@ -8,7 +8,8 @@ from types import ModuleType
 
 import numpy as np
 
-from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast
+from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.sums import masked, unbroadcast
 from simparallel.backend import Array
 
 
@@ -208,7 +209,7 @@ class ReLU(AbstractUnary):
         return ctx.y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (dy * (ctx.y > 0),)
+        return (masked(ctx.xp, dy, ctx.y > 0),)
 
     def work(self, x: Spec) -> Work:
         return Work(prod(x.shape), 2 * x.size_bytes)

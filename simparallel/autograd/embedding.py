@@ -9,8 +9,9 @@ import numpy as np
 
 from simparallel.autograd.labels import check_labels
 from simparallel.autograd.op import AbstractConstant, Context, Op, Spec, Work
+from simparallel.autograd.sums import wider
 from simparallel.backend import Array
-from simparallel.errors import DTypeError, InputError
+from simparallel.errors import DTypeError, InputError, OutOfRangeError
 from simparallel.rule import dim_names
 
 
@@ -39,7 +40,12 @@ class Embedding(Op):
 
     def infer(self, ids: Spec, table: Spec) -> Spec:
         _check_integers("ids", ids)
-        return Spec(super().infer(ids, table).shape, table.dtype)
+        shape, num_rows = super().infer(ids, table).shape, table.shape[0]
+        if self.padding_idx is not None and not -num_rows <= self.padding_idx < num_rows:
+            raise OutOfRangeError(
+                f"padding_idx={self.padding_idx} is none of the {num_rows} rows of the table, shape {table.shape}."
+            )
+        return Spec(shape, table.dtype)
 
     def forward(self, ctx: Context, ids: Array, table: Array) -> Array:
         check_labels(ids.reshape(-1), ctx.size("v"), None, self.name)
@@ -59,11 +65,16 @@ class Embedding(Op):
         if ctx.inside is not None:
             dy = dy * ctx.inside[..., None]
         dtable = ctx.gradient(1, dy.dtype)
-        dtable[...] = 0
+        # float16 would lose what the gradients of many equal ids add up to.
+        total = dtable if dy.dtype == wider(dy.dtype) else xp.empty(shape, wider(dy.dtype))
+        total[...] = 0
         # A one-dimensional `add.at` adds a number in about 1 ns; by rows it is five times slower,
         # and sorting the ids first is slower too unless there are few different ones.
         first = ctx.ids.reshape(-1, 1).astype("int64", copy=False) * shape[1]
-        xp.add.at(dtable.reshape(-1), (first + xp.arange(shape[1])).reshape(-1), dy.reshape(-1))
+        addends = dy.reshape(-1).astype(total.dtype, copy=False)
+        xp.add.at(total.reshape(-1), (first + xp.arange(shape[1])).reshape(-1), addends)
+        if total is not dtable:
+            dtable[...] = total
         if self.padding_idx is not None:
             padding = self.padding_idx % ctx.size("v") - ctx.offset("v")
             if 0 <= padding < shape[0]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims, unbroadcast
+from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
 from simparallel.autograd.shape import AbstractView
+from simparallel.autograd.sums import unbroadcast, wider
 from simparallel.backend import Array
 from simparallel.errors import ShapeError
 from simparallel.rule import dim_names
@@ -137,7 +138,8 @@ class Tile(Op):
         shape = ctx.plan.inputs[0].shape
         pairs = self._pairs(shape)
         flat = tuple(size for pair in pairs for size in pair)
-        return (dy.reshape(flat).sum(axis=tuple(range(0, len(flat), 2))).reshape(shape),)
+        wholes = tuple(range(0, len(flat), 2))
+        return (dy.reshape(flat).sum(axis=wholes, dtype=wider(dy.dtype)).astype(dy.dtype).reshape(shape),)
 
     def work(self, x: Spec) -> Work:
         return Work(0, x.size_bytes + self.infer(x).size_bytes)

@@ -9,6 +9,7 @@ import numpy as np
 
 from simparallel.autograd.op import AbstractConstant, Context, Spec, Work, normalize_dims
 from simparallel.autograd.reduce import AbstractReduce
+from simparallel.autograd.sums import masked
 from simparallel.backend import Array
 from simparallel.errors import ShapeError
 from simparallel.rule import dim_names
@@ -59,7 +60,8 @@ class AbstractExtremum(AbstractCompleted):
         chosen = ctx.x == ctx.y
         count = chosen.sum(axis=self._dims(chosen.ndim), keepdims=True)
         count = ctx.sum_over(self._names(ctx), count).clip(1)  # 0 where the extreme is NaN
-        return (chosen * (dy.reshape(ctx.y.shape) / count).astype(dy.dtype),)
+        share = (dy.reshape(ctx.y.shape) / count).astype(dy.dtype)
+        return (masked(ctx.xp, ctx.xp.broadcast_to(share, chosen.shape), chosen),)
 
 
 class Max(AbstractExtremum):
@@ -162,7 +164,8 @@ class Var(AbstractCompleted):
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         dims = self._dims(ctx.centred.ndim)
         wide = tuple(1 if i in dims else size for i, size in enumerate(ctx.centred.shape))
-        return ((ctx.centred * (dy.reshape(wide) * (2 / self._divisor(ctx)))).astype(dy.dtype),)
+        slope = dy.reshape(wide).astype(ctx.centred.dtype, copy=False) * (2 / self._divisor(ctx))
+        return ((ctx.centred * slope).astype(dy.dtype, copy=False),)
 
     def work(self, x: Spec) -> Work:
         # per element: sum, subtraction, square, sum

@@ -7,7 +7,8 @@ from math import prod
 from typing import Any
 
 from simparallel.autograd.labels import Picked, pick
-from simparallel.autograd.op import Context, Op, Spec, Work, wider
+from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.sums import wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, InputError
 
@@ -85,7 +86,8 @@ class AbstractLabelLoss(Op):
 
     def _row_dy(self, ctx: Context, dy: Array, dtype: Any) -> Array:
         """The cotangent of each row's loss, (n,) or (1,)."""
-        return dy.astype(dtype, copy=False) if self.reduction == "none" else (dy / ctx.divisor).reshape(1)
+        dy = dy.astype(dtype, copy=False)  # float16 ends below many a divisor
+        return dy if self.reduction == "none" else (dy / ctx.divisor).reshape(1)
 
     def work(self, rows: Spec, labels: Spec, *weight: Spec) -> Work:
         return Work(max(2 * rows.shape[0], 1), rows.shape[0] * rows.dtype.itemsize + labels.size_bytes)

@@ -7,8 +7,9 @@ from math import prod
 
 import numpy as np
 
-from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast
+from simparallel.autograd.op import Context, Op, Spec, Work
 from simparallel.autograd.pieces import matrix_product
+from simparallel.autograd.sums import sum_rows, unbroadcast
 from simparallel.backend import Array, get_namespace
 
 FEW_ROWS = 128
@@ -128,7 +129,7 @@ class Linear(Op):
             if ctx.offset("k"):
                 db[...] = 0
             else:
-                dy_MN.sum(axis=0, out=db)
+                sum_rows(ctx.xp, dy_MN, out=db)
         return dx, dw, db
 
     def work(self, x: Spec, w: Spec, *b: Spec) -> Work:

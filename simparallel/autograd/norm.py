@@ -8,7 +8,8 @@ from math import prod
 import numpy as np
 
 from simparallel.autograd.batch_norm import check_channels, infer_like_x
-from simparallel.autograd.op import Context, Op, Spec, Work, wider
+from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.sums import sum_rows, wider
 from simparallel.backend import Array
 from simparallel.errors import InputError, ShapeError
 from simparallel.rule import dim_names
@@ -94,14 +95,13 @@ class LayerNorm(AbstractRowNorm):
         affine = len(ctx.needs) > 1
         w = ctx.w if affine else xp.ones(x_hat.shape[1], x_hat.dtype)
         work = dy_RE * x_hat
-        ones = xp.ones(x_hat.shape[0], x_hat.dtype)
         dw = db = None
         if affine and ctx.needs[1]:
             dw = ctx.gradient(1, work.dtype)
-            xp.matmul(ones, work, out=dw.reshape(-1))
+            sum_rows(xp, work, out=dw.reshape(-1))
         if len(ctx.needs) == 3 and ctx.needs[2]:
             db = ctx.gradient(2, dy_RE.dtype)
-            xp.matmul(ones, dy_RE, out=db.reshape(-1))
+            sum_rows(xp, dy_RE, out=db.reshape(-1))
         dx = None
         if ctx.needs[0]:
             means = ctx.sum_over(ctx.dims, xp.stack([dy_RE @ w, work @ w])) / ctx.count
@@ -243,7 +243,7 @@ class GroupNorm(Op):
             dx *= ctx.r
             dx = dx.reshape(dy.shape)
         affine_grads = [
-            sums_NC[2 - i].sum(axis=0, out=ctx.gradient(i, sums_NC.dtype)) for i in range(1, len(ctx.needs))
+            sum_rows(xp, sums_NC[2 - i], ctx.gradient(i, sums_NC.dtype)) for i in range(1, len(ctx.needs))
         ]
         return (dx, *affine_grads)
 

@@ -335,20 +335,6 @@ def instance(op: type[Op], *settings: Any) -> Op:
     return op(*settings)
 
 
-def wider(dtype: np.dtype) -> np.dtype:
-    """The dtype to compute in: float16 is too coarse and too short for sums, so it becomes float32."""
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
-
-
-def unbroadcast(xp: ModuleType, dy: Array, shape: tuple[int, ...]) -> Array:
-    """Sum `dy` over the dims along which a tensor of `shape` was broadcast."""
-    if dy.shape == shape:
-        return dy
-    extra = dy.ndim - len(shape)
-    axes = tuple(range(extra)) + tuple(i + extra for i, size in enumerate(shape) if size == 1)
-    return xp.sum(dy, axis=axes, keepdims=True).reshape(shape)
-
-
 def normalize_dims(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """Dims as sorted non-negative numbers; None means all.
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
+from simparallel.autograd.sums import divided, masked
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.autograd.windows import Pair, Windows, as_pair, windows
 from simparallel.backend import Array
@@ -82,9 +83,9 @@ class MaxPool2d(AbstractPool):
             is_first &= is_free
             is_free ^= is_first
             if is_apart:
-                xp.multiply(dy, is_first, out=dx[place])
+                masked(xp, dy, is_first, out=dx[place])
             else:
-                dx[place] += xp.multiply(dy, is_first, out=part)
+                dx[place] += masked(xp, dy, is_first, out=part)
         return (_crop(xp, dx, at),)
 
 
@@ -202,7 +203,7 @@ class AdaptiveAvgPool2d(Op):
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         shape = ctx.plan.inputs[0].shape
         if self.output_size == (1, 1):
-            return (ctx.xp.broadcast_to(dy / ctx.sizes("h w"), shape),)
+            return (ctx.xp.broadcast_to(divided(dy, ctx.sizes("h w")), shape),)
         dy = dy.astype(_wide(dy.dtype), copy=False)
         rows, columns = self._weights(ctx, dy.dtype)
         return (ctx.xp.einsum("ncpq,ph,qw->nchw", dy, rows, columns, optimize=True),)

@@ -7,7 +7,8 @@ from math import prod
 
 import numpy as np
 
-from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast
+from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.sums import unbroadcast
 from simparallel.backend import Array
 from simparallel.errors import DTypeError
 

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
+from simparallel.autograd.sums import divided
 from simparallel.backend import Array
 from simparallel.rule import dim_names
 
@@ -85,4 +86,4 @@ class Mean(AbstractReduce):
         return (total / self._count(ctx)).astype(dtype)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (self._spread(ctx, dy / self._count(ctx)),)
+        return (self._spread(ctx, divided(dy, self._count(ctx))),)

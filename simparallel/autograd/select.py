@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from simparallel.autograd.elementwise import AbstractBinary, AbstractUnary
-from simparallel.autograd.op import Context, Op, Spec, unbroadcast
+from simparallel.autograd.op import Context, Op, Spec
+from simparallel.autograd.sums import masked, unbroadcast
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, InputError
 
@@ -20,13 +21,12 @@ class AbstractExtreme(AbstractBinary):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, a, b = ctx.xp, ctx.a, ctx.b
-        half, none = dy / 2, xp.zeros_like(dy)
-        tie = xp.where(a == b, half, none)
+        tie = masked(xp, dy / 2, a == b)
         da = db = None
         if ctx.needs[0]:
-            da = unbroadcast(xp, xp.where(self._wins(a, b), dy, tie), a.shape)
+            da = unbroadcast(xp, masked(xp, dy, self._wins(a, b)) + tie, a.shape)
         if ctx.needs[1]:
-            db = unbroadcast(xp, xp.where(self._wins(b, a), dy, tie), b.shape)
+            db = unbroadcast(xp, masked(xp, dy, self._wins(b, a)) + tie, b.shape)
         return da, db
 
 
@@ -68,9 +68,8 @@ class Where(Op):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, (_, a, b) = ctx.xp, ctx.plan.inputs
-        none = xp.zeros_like(dy)  # not dy * condition: infinity * 0 is NaN
-        da = unbroadcast(xp, xp.where(ctx.condition, dy, none), a.shape) if ctx.needs[1] else None
-        db = unbroadcast(xp, xp.where(ctx.condition, none, dy), b.shape) if ctx.needs[2] else None
+        da = unbroadcast(xp, masked(xp, dy, ctx.condition), a.shape) if ctx.needs[1] else None
+        db = unbroadcast(xp, masked(xp, dy, ~ctx.condition), b.shape) if ctx.needs[2] else None
         return None, da, db
 
 
@@ -95,7 +94,7 @@ class Clip(AbstractUnary):
         return x.astype(ctx.plan.output.dtype, copy=False).clip(self.low, self.high)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        inside = True if self.low is None else ctx.x >= self.low
+        inside = ctx.xp.ones(ctx.x.shape, dtype=bool) if self.low is None else ctx.x >= self.low
         if self.high is not None:
-            inside = inside & (ctx.x <= self.high)
-        return (ctx.xp.where(inside, dy, ctx.xp.zeros_like(dy)),)
+            inside &= ctx.x <= self.high
+        return (masked(ctx.xp, dy, inside),)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims, wider
+from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
+from simparallel.autograd.sums import wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, ShapeError
 from simparallel.rule import dim_names

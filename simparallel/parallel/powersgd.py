@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simparallel import collectives
-from simparallel.autograd.op import wider
+from simparallel.autograd.sums import wider
 from simparallel.backend import Array, get_namespace, random_normal, to_device_like, to_host
 from simparallel.comm import Group, Work
 from simparallel.errors import InputError, StateDictError
