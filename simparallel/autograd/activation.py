@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from simparallel.autograd.elementwise import AbstractFloatUnary, stable_sigmoid
 from simparallel.autograd.erf import erf
 from simparallel.autograd.op import Context
+from simparallel.autograd.sums import wider
 from simparallel.backend import Array
 from simparallel.errors import InputError
 
@@ -31,7 +32,8 @@ class GELU(AbstractFloatUnary):
         self.approximate = approximate
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        xp, x = ctx.xp, self._cast(ctx, x)
+        xp, dtype = ctx.xp, ctx.plan.output.dtype
+        x = x.astype(wider(dtype), copy=False)  # x ** 3 leaves float16 at 41
         square = xp.multiply(x, x, out=xp.empty_like(x))
         if self.approximate == "none":
             share = erf(xp, x * math.sqrt(0.5))
@@ -44,8 +46,8 @@ class GELU(AbstractFloatUnary):
         share += 0.5  # P(X <= x)
         y = x * share
         if ctx.needs[0]:
-            ctx.slope = self._slope(ctx, x, square, share, y)
-        return y
+            ctx.slope = self._slope(ctx, x, square, share, y).astype(dtype, copy=False)
+        return y.astype(dtype, copy=False)
 
     def _slope(self, ctx: Context, x: Array, square: Array, share: Array, y: Array) -> Array:
         """dy/dx, made in `square` while all of this is in the cache: one array is kept instead of two."""
@@ -58,8 +60,9 @@ class GELU(AbstractFloatUnary):
         else:  # share + x inner' / 2 (1 - tanh^2), where 1 - tanh^2 = 4 share (1 - share) and y = x share
             slope *= 6 * _CUBIC * _INNER
             slope += 2 * _INNER
-            slope *= y
-            slope *= 1 - share
+            share_of_y = 1 - share
+            share_of_y *= y  # first: it is 0 where the square may be infinite
+            slope *= share_of_y
         slope += share
         return slope
 

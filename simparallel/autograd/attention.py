@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.op import Context, Op, Spec, Work, unbroadcast, wider
+from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.sums import unbroadcast, wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, ShapeError
 from simparallel.rule import broadcast
@@ -25,9 +26,8 @@ class ScaledDotProductAttention(Op):
     The leading dims (batch, heads) broadcast and may be cut, as may the queries t and the features
     e; the keys s and the features d of the scores have to be whole on each rank.
 
-    Kept for backward are the inputs, y and the softmax p. With D = rowsum(dy * y), which equals
-    rowsum(dp * p) (Dao et al. 2022, "FlashAttention", appendix B.2):
-    dv = p.T dy,  ds = p * (dy v.T - D),  dq = ds k * scale,  dk = ds.T q * scale,  dmask = ds.
+    Kept for backward are the inputs and the softmax p. With dp = dy v.T and D = rowsum(dp * p):
+    dv = p.T dy,  ds = p * (dp - D),  dq = ds k * scale,  dk = ds.T q * scale,  dmask = ds.
     A query that sees no key at all gives 0. Scores lie transposed in memory, (..., s, t): what is
     done with each query's row is then done with whole rows of queries at a time.
 
@@ -81,7 +81,7 @@ class ScaledDotProductAttention(Op):
             total += total == 0
         p_ST *= 1 / total
         ctx.p_ST = p_ST
-        ctx.y = y = _matmul(xp, p_ST.swapaxes(-1, -2), v, q)
+        y = _matmul(xp, p_ST.swapaxes(-1, -2), v, q)
         return y.astype(ctx.plan.output.dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
@@ -94,7 +94,8 @@ class ScaledDotProductAttention(Op):
         if needs[0] or needs[1] or needs[3:] == (True,):
             inner = 1.0 if needs[3:] == (True,) else scale  # the mask is added to what has been scaled
             ds_ST = v @ _scaled_transpose(xp, dy, inner)
-            ds_ST -= inner * xp.einsum("...te,...te->...t", dy, ctx.y)[..., None, :]
+            # D also equals rowsum(dy * y), but where p is nearly 1, dp - D then has no digit left.
+            ds_ST -= xp.einsum("...st,...st->...t", ds_ST, p_ST)[..., None, :]
             ds_ST *= p_ST
             if needs[3:] == (True,):
                 dmask = unbroadcast(xp, ds_ST.swapaxes(-1, -2), ctx.plan.inputs[3].shape)
