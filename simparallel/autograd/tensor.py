@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.autograd.operators import TensorOperators
+from simparallel.autograd.reading import TensorReading
 from simparallel.autograd.tape import Node, run_backward
-from simparallel.backend import Array, get_namespace, gpu_of, is_array, to_host
-from simparallel.devices import FIRST, SIM, Device, current_device
+from simparallel.backend import Array, get_namespace, gpu_of, is_array
+from simparallel.devices import SIM, Device, current_device
 from simparallel.errors import (
     AutogradError,
     DeviceMismatchError,
     InputError,
-    LayoutError,
     NonFiniteLossError,
     ShapeError,
 )
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from simparallel.sharding import Placement
 
 
-class Tensor(TensorOperators):
+class Tensor(TensorReading, TensorOperators):
     """An array with a place on the tape.
 
     Args:
@@ -148,98 +148,9 @@ class Tensor(TensorOperators):
         """Not made by an op on the tape: gradients are kept for leaves only."""
         return self._node is None
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of a tensor without dims")
-        return self.shape[0]
-
-    def item(self) -> float | int | bool:
-        """The only element as a Python number. Raises ShapeError for any other size."""
-        if self.size != 1:
-            raise ShapeError(f"item() needs exactly one element, this tensor has shape {self.shape}.")
-        self._check_whole("item()")
-        self._wait()
-        return self.data.item()
-
-    @property
-    def _is_whole(self) -> bool:
-        """Whether this rank holds all of the tensor; one that is not among its layout's ranks holds nothing."""
-        return self.placement is None or (self.placement.is_whole and self.data.shape == self.placement.shape)
-
-    def _check_whole(self, what: str) -> None:
-        """Refuse to hand out a slice as if it were the tensor."""
-        if not self._is_whole:
-            assert self.placement is not None
-            held = (
-                "an addend" if self.placement.layout.partial else "a slice" if self.data.size else "nothing"
-            )
-            raise LayoutError(
-                f"{what}: this rank holds {held} of this tensor of shape {self.shape}, laid out as {self.layout!r}. "
-                "Use full_tensor() (every rank calls it) for the whole, .data for what is here."
-            )
-
-    def _wait(self) -> None:
-        """The interpreter wants to see the numbers: it waits for the device that makes them."""
-        recorder = current_recorder()
-        if recorder is not None and recorder.launcher is not None and self._device is not None:
-            recorder.of(self._device).synchronize()
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __index__(self) -> int:
-        # Not with a dim of size 1, as PyTorch has it: an array indexed by such a tensor would lose that dim.
-        if self.shape or self.dtype.kind not in "iu":
-            raise TypeError(
-                f"a tensor of shape {self.shape} and dtype {self.dtype} is no index; an integer without dims is, such "
-                "as item() gives."
-            )
-        return int(self.item())
-
-    def __round__(self, ndigits: int | None = None) -> float:
-        return round(self.item(), ndigits)
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec else str(self)
-
-    def numpy(self) -> np.ndarray:
-        """The data in host memory; for a NumPy tensor the very same array.
-
-        Raises:
-            LayoutError: a sharded tensor of which this rank holds a part.
-        """
-        self._check_whole("numpy()")
-        self._wait()
-        return to_host(self.data)
-
-    def asnumpy(self) -> np.ndarray:
-        """`numpy()`, by MindSpore's name."""
-        return self.numpy()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.numpy(), dtype=dtype, copy=copy)
-
     def detach(self) -> Tensor:
         """The same data, off the tape."""
         return Tensor._result(self.data, None, self._device, self.placement)
-
-    def __str__(self) -> str:
-        return str(to_host(self.data)) if self._is_whole else repr(self)
-
-    def __repr__(self) -> str:
-        text = np.array2string(to_host(self.data), separator=", ", threshold=20, edgeitems=2)
-        if self.placement is not None:
-            text = f"slice {text}, shape={self.shape}, layout={self.layout!r}"
-        grad = ", requires_grad=True" if self.requires_grad else ""
-        name = f", name={self.name!r}" if self.name else ""
-        device = "" if self._device in (None, FIRST) else f", device={str(self._device)!r}"
-        return f"Tensor({text}, dtype={self.dtype}{grad}{name}{device})"
 
     # --- gradients -------------------------------------------------------------------------------
 
