@@ -166,12 +166,18 @@ def test_running_statistics_and_gradients_elsewhere_are_refused():
     assert norm.to("sim:1")(x).device == "sim:1"
 
     w, v = (sp.nn.Parameter(np.ones(2), device="sim:1") for _ in range(2))
-    v.grad, w.grad = sp.Tensor(np.ones(2), device="sim:1"), sp.Tensor(np.ones(2))
+    here = sp.Tensor(np.ones(2))
+    v.grad = sp.Tensor(np.ones(2), device="sim:1")
+    for name in ("grad", "data"):
+        with pytest.raises(
+            DeviceMismatchError, match=rf"{name}: .* on sim:0, this one on sim:1; .*to\('sim:1'\)"
+        ):
+            setattr(w, name, here)
     optimizer = sp.optim.SGD([v, w], lr=0.5)
     with pytest.raises(
         DeviceMismatchError, match="SGD, parameter 1 and its gradient: .*on sim:1, .*on sim:0"
     ):
-        optimizer.step()
+        optimizer([v.grad, here])
     assert v.data.tolist() == w.data.tolist() == [1, 1]
     optimizer([v.grad, np.ones(2)])  # a plain array is wherever the parameter is
     assert v.data.tolist() == w.data.tolist() == [0.5, 0.5]

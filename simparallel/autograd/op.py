@@ -80,12 +80,10 @@ class Context:
         rooms: in the backward of an op that `fills_rooms`, for each input an array where its gradient may be
             written, or None; see `gradient`.
         device: which one the inputs are on.
-        outdated: something that is kept here, and was given as the output, has been changed in place.
     """
 
     onto: Array | None = None
     rooms: Sequence[Array | None] = ()
-    outdated = False
     device: Device = FIRST  # of the class, because it is nearly always this one
 
     def __init__(self, xp: ModuleType, needs: tuple[bool, ...], plan: Plan) -> None:
@@ -222,10 +220,10 @@ class Op(Shardable, Reversible):
             if tensor._device is not device:
                 device = common_device(self.name, inputs)
                 break
-        arrays = [tensor.data for tensor in inputs]
+        arrays = [tensor._data for tensor in inputs]
         plan = self._plan(arrays)
         recording = grad_mode.enabled
-        needs = tuple(recording and tensor.requires_grad for tensor in inputs)
+        needs = tuple(recording and tensor._requires_grad for tensor in inputs)
         ctx = self.context_type(get_namespace(*arrays), needs, plan)
         if device is not FIRST:
             device = ctx.device = device or current_device()

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
 from itertools import count
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simparallel.autograd.written import anything_written_since, is_written_since, note_written
 from simparallel.backend import Array, is_array
 from simparallel.devices import FIRST
 from simparallel.errors import AutogradError
@@ -25,6 +26,7 @@ from simparallel.events import current_recorder
 from simparallel.memory import GRADIENTS
 
 if TYPE_CHECKING:
+    from simparallel.autograd.attributes import TensorAttributes
     from simparallel.autograd.op import Context, Op
     from simparallel.autograd.tensor import Tensor
 
@@ -64,7 +66,6 @@ class Reversible:
     adds_onto = False
     fills_rooms = False
     is_product = False
-    outdated = False  # for those that are their own context
 
 
 class Node:
@@ -177,6 +178,8 @@ def run_backward(
             needs = node.ctx.needs
             if not retain_graph:  # activations are free as soon as they are used, also while the loss is kept
                 node.ctx, node.inputs = None, ()
+            elif adds_onto:
+                node.ctx.onto = None  # it is no longer its own: a leaf may have it
             for tensor, needed, gradient in zip(inputs, needs, input_grads, strict=True):
                 if not needed:
                     continue
@@ -184,8 +187,8 @@ def run_backward(
                 if gradient is not None and onto is None:  # None: this use contributes nothing
                     is_new = gradient is not dy and (gradient.base is None or adds_onto)
                     is_new = is_new or any(gradient is array for array in rooms)
-                    if gradient.dtype != tensor.data.dtype:  # dtypes were mixed in forward
-                        gradient, is_new = gradient.astype(tensor.data.dtype), True
+                    if gradient.dtype != tensor._data.dtype:  # dtypes were mixed in forward
+                        gradient, is_new = gradient.astype(tensor._data.dtype), True
                     elif source is None and not is_new and key not in grads:
                         gradient, is_new = gradient.copy(), True  # else two leaves might share one array
                     gradient = grads.add(key, gradient, is_new)
@@ -243,7 +246,6 @@ def _key(tensor: Tensor) -> int:
 def _count_uses(root: Node) -> dict[int, int]:
     """How often each node and leaf behind `root` is used; keys are ids of nodes and leaves."""
     uses: dict[int, int] = {}
-    changed: list[tuple[Node, Tensor]] = []
     stack = [root]
     while stack:
         node = stack.pop()
@@ -252,12 +254,9 @@ def _count_uses(root: Node) -> dict[int, int]:
                 f"backward: the graph behind {node.op!r} was consumed by an earlier backward; "
                 "run the forward pass again, or pass retain_graph=True the first time."
             )
-        if node.ctx.outdated:
-            raise _outdated(f"what {node.op!r} gave")
+        if anything_written_since(node.number):
+            _check_unchanged(node)
         for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
-            if tensor._changed > node.number:
-                _check_use(node, tensor)
-                changed.append((node, tensor))
             if not needed:
                 continue
             source, key = tensor._node, _key(tensor)
@@ -267,79 +266,44 @@ def _count_uses(root: Node) -> dict[int, int]:
                 uses[key] = 1
                 if source is not None:
                     stack.append(source)
-    if changed:
-        _check_views(root, changed)
     return uses
 
 
-def _check_use(node: Node, tensor: Tensor) -> None:
-    """Raises AutogradError if the backward of a node uses the values of this input, which were changed."""
-    if _uses(node, tensor):
-        raise _outdated(f"{tensor.name or 'a tensor'} of shape {tensor.shape}, which {node.op!r} used,")
-
-
-def _check_views(root: Node, changed: list[tuple[Node, Tensor]]) -> None:
-    """The same for what lies in the memory of changed tensors, as the results of `reshape` and `transpose` do.
-
-    Args:
-        root: of the graph.
-        changed: tensors that were changed, and the nodes that they went into before.
-    """
-    users: dict[int, list[tuple[Node, Tensor]]] = {}  # of what a node gave
-    stack, seen = [root], {id(root)}
-    while stack:
-        node = stack.pop()
-        for tensor in node.inputs:
-            source = tensor._node
-            if source is not None:
-                users.setdefault(id(source), []).append((node, tensor))
-                if id(source) not in seen:
-                    seen.add(id(source))
-                    stack.append(source)
-    since = [(source, base.data, base._changed) for source, base in changed]
-    while since:
-        source, data, number = since.pop()
-        for node, view in users.get(id(source), ()):
-            if node.number < number and _shares_memory(view.data, data):
-                _check_use(node, view)
-                since.append((node, view.data, number))
-
-
-def mark_changed(tensors: Iterable[Tensor]) -> None:
+def mark_changed(tensors: Iterable[TensorAttributes]) -> None:
     """These tensors got other values in place: backward through a graph that kept the old ones is an error."""
     now = next(grad_mode.numbers)
     for tensor in tensors:
-        tensor._changed = now
-        node = tensor._node
-        if node is not None and node.ctx is not None and _keeps(node.ctx, tensor):
-            node.ctx.outdated = True
+        note_written(tensor._data, now)
 
 
-def _uses(node: Node, tensor: Tensor) -> bool:
-    """Does backward use the values of this input?"""
+def _check_unchanged(node: Node) -> None:
+    """Refuse to go backward through a node that kept memory which was written since."""
     assert node.ctx is not None
-    if node.op.is_product and not any(
-        needed for other, needed in zip(node.inputs[1::-1], node.ctx.needs, strict=False) if other is tensor
-    ):
-        return False
-    return _keeps(node.ctx, tensor)
+    for value in vars(node.ctx).values():
+        if not (is_array(value) and is_written_since(value, node.number)):
+            continue
+        inputs = [i for i, x in enumerate(node.inputs) if x._data is value or _may_overlap(x._data, value)]
+        if not inputs:
+            raise _outdated(f"what {node.op!r} gave")
+        for i in inputs:
+            if _uses(node, i):
+                x = node.inputs[i]
+                raise _outdated(f"{x.name or 'a tensor'} of shape {x.shape}, which {node.op!r} used,")
 
 
-def _keeps(context: Context, tensor: Tensor) -> bool:
-    """Is the tensor's own array, and not a copy, among what forward kept?"""
-    data = tensor.data
-    return any(_shares_memory(value, data) for value in vars(context).values())
+def _may_overlap(a: Array, b: Array) -> bool:
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
 
 
-def _shares_memory(value: Any, data: Array) -> bool:
-    return value is data or (
-        isinstance(value, np.ndarray) and isinstance(data, np.ndarray) and np.may_share_memory(value, data)
-    )
+def _uses(node: Node, i: int) -> bool:
+    """Does backward use the values of input `i`, of which the node keeps the array?"""
+    assert node.ctx is not None
+    return not node.op.is_product or any(needed for j, needed in enumerate(node.ctx.needs[:2]) if j != i)
 
 
 def _outdated(what: str) -> AutogradError:
     return AutogradError(
-        f"backward: {what} has other values now than in forward: an optimizer's step, a load or a collective in place "
-        "came in between. The gradients would belong to neither. Call backward before that, run forward again, or "
-        "give a collective a detach().clone()."
+        f"backward: {what} has other values now than in forward: an optimizer's step, a load, x += y, x[i] = y or a "
+        "collective in place came in between. The gradients would belong to neither. Call backward before that, run "
+        "forward again, or change a detach().clone()."
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simparallel.autograd.attributes import TensorAttributes, check_differentiable, check_numbers
 from simparallel.autograd.operators import TensorOperators
 from simparallel.autograd.reading import TensorReading
 from simparallel.autograd.tape import Node, run_backward
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from simparallel.sharding import Placement
 
 
-class Tensor(TensorReading, TensorOperators):
+class Tensor(TensorAttributes, TensorReading, TensorOperators):
     """An array with a place on the tape.
 
     Args:
@@ -39,16 +40,16 @@ class Tensor(TensorReading, TensorOperators):
             sim:0 or that of the surrounding `with device(...)`. To move a Tensor, use `to`.
 
     Attributes:
-        data: the NumPy or CuPy array, shape `shape`, dtype `dtype`.
-        grad: Tensor of the same shape, or None before the first backward.
+        data: the NumPy or CuPy array, shape `shape`, dtype `dtype`. Another one may be assigned, also as a Tensor.
+        grad: Tensor of the same shape and dtype, or None before the first backward.
+        requires_grad: may be assigned for a leaf.
         placement: of a sharded tensor, where it lies: `data` is then this rank's slice, and `shape` that of
             the whole tensor. None for a plain one.
     """
 
     # _device is None where an op was given a plain array: that is wherever the other operands are.
     __slots__ = (
-        "__weakref__", "_changed", "_device", "_hooks", "_node", "_room", "_scaled", "data", "grad", "name",
-        "placement", "requires_grad",
+        "__weakref__", "_device", "_hooks", "_node", "_room", "_scaled", "name", "placement",
     )  # fmt: skip
     _scaled: tuple[float, Tensor | None]  # only what comes from `scale_loss` has it
     __array_priority__ = 1000  # numpy_array * tensor asks the tensor first
@@ -65,22 +66,21 @@ class Tensor(TensorReading, TensorOperators):
             data = data.data
         if not is_array(data):
             is_numpy = isinstance(data, np.generic)
-            data = np.asarray(data)
+            try:
+                data = np.asarray(data)
+            except ValueError as error:  # as NumPy calls lists of different lengths
+                raise InputError(f"Tensor: {data!r:.200} makes no array: {error}") from None
             if data.dtype == np.float64 and not is_numpy:
                 data = data.astype(np.float32)
-        if data.dtype.kind == "O":
-            raise InputError(
-                f"Tensor: {data!r:.200} holds Python objects; need numbers, in an array or nested lists."
-            )
-        if requires_grad and data.dtype.kind not in "fc":
-            raise AutogradError(f"requires_grad=True needs a floating-point tensor, got dtype {data.dtype}.")
-        self.data: Array = data
-        self.grad: Tensor | None = None
-        self.requires_grad = requires_grad
+        check_numbers("Tensor", data)
+        if requires_grad:
+            check_differentiable(data)
+        self._data: Array = data
+        self._grad: Tensor | None = None
+        self._requires_grad = requires_grad
         self.name = name
         self.placement: Placement | None = None
         self._node: Node | None = None
-        self._changed = 0  # if `mark_changed` knows it: the number that a node would have got then
         self._hooks: list[Callable[[Tensor], None]] | None = None
         self._room: Array | None = (
             None  # contiguous; backward may write the gradient there while `.grad` is None
@@ -93,15 +93,14 @@ class Tensor(TensorReading, TensorOperators):
     ) -> Tensor:  # fmt: skip
         """What an op has made; with a placement, this rank's part of a sharded tensor."""
         self = Tensor.__new__(Tensor)
-        self.data = data if is_array(data) else np.asarray(data)
-        self.grad = None
-        self.requires_grad = node is not None
+        self._data = data if is_array(data) else np.asarray(data)
+        self._grad = None
+        self._requires_grad = node is not None
         self.name = ""
         self.placement = placement
         self._node = node
         self._hooks = None
         self._room = None
-        self._changed = 0
         self._device = device
         return self
 
@@ -118,7 +117,7 @@ class Tensor(TensorReading, TensorOperators):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.data.shape if self.placement is None else self.placement.shape
+        return self._data.shape if self.placement is None else self.placement.shape
 
     @property
     def layout(self) -> Layout | None:
@@ -127,20 +126,20 @@ class Tensor(TensorReading, TensorOperators):
 
     @property
     def dtype(self) -> np.dtype:
-        return self.data.dtype
+        return self._data.dtype
 
     @property
     def ndim(self) -> int:
-        return self.data.ndim
+        return self._data.ndim
 
     @property
     def size(self) -> int:
-        return self.data.size if self.placement is None else math.prod(self.placement.shape)
+        return self._data.size if self.placement is None else math.prod(self.placement.shape)
 
     @property
     def device(self) -> Device:
         """Where it lies: "sim:k" for NumPy arrays, "cuda:k" for those of a GPU."""
-        gpu = gpu_of(self.data)
+        gpu = gpu_of(self._data)
         return self._device or current_device() if gpu is None else Device("cuda", gpu)
 
     @property
@@ -150,7 +149,7 @@ class Tensor(TensorReading, TensorOperators):
 
     def detach(self) -> Tensor:
         """The same data, off the tape."""
-        return Tensor._result(self.data, None, self._device, self.placement)
+        return Tensor._result(self._data, None, self._device, self.placement)
 
     # --- gradients -------------------------------------------------------------------------------
 
@@ -187,9 +186,7 @@ class Tensor(TensorReading, TensorOperators):
             run_backward(self, seed, _accumulate, retain_graph=retain_graph, room=_room_of, calls_hooks=True)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Start or stop collecting gradients for this leaf; returns it."""
-        if not self.is_leaf:
-            raise AutogradError("requires_grad_ works on leaves; use detach() to cut the tape.")
+        """Start or stop collecting gradients for this leaf; returns it. As `requires_grad = …`."""
         self.requires_grad = requires_grad
         return self
 
@@ -298,14 +295,15 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
 
 
 def _room_of(leaf: Tensor) -> Array | None:
-    return leaf._room if leaf.grad is None else None
+    return leaf._room if leaf._grad is None else None
 
 
 def _accumulate(leaf: Tensor, gradient: Array) -> None:
-    if leaf.grad is None:
-        leaf.grad = leaf._gradient(gradient)
+    if leaf._grad is None:
+        leaf._grad = leaf._gradient(gradient)
     else:
-        leaf.grad.data += gradient
+        total = leaf._grad._data
+        total += gradient
     if leaf._hooks:
         for hook in tuple(leaf._hooks):
             hook(leaf)

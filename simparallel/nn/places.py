@@ -48,12 +48,14 @@ def _move(tensors: Iterable[Tensor], category: str, device: Device | None, dtype
             tensor.data = placeholder(tensor.shape, dtype or tensor.dtype)
             tensor._device = device or tensor._device
             continue
-        if tensor.grad is not None:
-            tensor.grad = _moved(tensor.grad, device, dtype)
-            hold(tensor.grad, GRADIENTS, "a gradient")
+        grad = tensor.grad
+        if grad is not None:
+            grad = _moved(grad, device, dtype)
+            hold(grad, GRADIENTS, "a gradient")
         moved = _moved(tensor, device, dtype)
         if moved is not tensor:
             tensor.data, tensor._device = moved.data, moved._device
+            tensor.grad = grad
             hold(tensor, category, f"a tensor of shape {tensor.shape}")
 
 

@@ -96,7 +96,7 @@ def _parts(flat: Tensor, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
         start = where.stop
         node = None
         if flat.requires_grad:
-            node = Node(_Part(flat, where), SimpleNamespace(needs=(True,), outdated=False), (flat,))  # type: ignore[arg-type]
+            node = Node(_Part(flat, where), SimpleNamespace(needs=(True,)), (flat,))  # type: ignore[arg-type]
         parts[key] = Tensor._result(flat.data[where].reshape(x.shape), node, flat._device)
     return parts
 

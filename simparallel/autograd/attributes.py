@@ -1,0 +1,141 @@
+"""The attributes of a Tensor that may be assigned, and what may be assigned to them.
+
+Ops and the tape read the slots behind: a property costs them ten times as much.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simparallel.autograd.tape import Node, mark_changed
+from simparallel.backend import Array, is_array
+from simparallel.devices import Device
+from simparallel.errors import (
+    AutogradError,
+    DeviceMismatchError,
+    DTypeError,
+    InputError,
+    LayoutError,
+    ShapeError,
+)
+
+if TYPE_CHECKING:
+    from simparallel.autograd.tensor import Tensor
+    from simparallel.layout import Layout
+    from simparallel.sharding import Placement
+
+
+class TensorAttributes:
+    """Mixed into Tensor."""
+
+    __slots__ = ("_data", "_grad", "_requires_grad")
+
+    if TYPE_CHECKING:
+        placement: Placement | None
+        _data: Array
+        _grad: Tensor | None
+        _requires_grad: bool
+        _device: Device | None
+        _node: Node | None
+
+        @property
+        def dtype(self) -> np.dtype: ...
+
+        @property
+        def device(self) -> Device: ...
+
+        @property
+        def layout(self) -> Layout | None: ...
+
+        def _gradient(self, gradient: Array) -> Tensor: ...
+
+    @property
+    def data(self) -> Array:
+        return self._data
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        """Raises InputError for what is no array, LayoutError or DeviceMismatchError for a Tensor that lies elsewhere.
+
+        What was computed from the array before keeps it: backward goes through the old values.
+        """
+        if value is self._data:  # x.data -= step: NumPy has written into it
+            mark_changed((self,))
+            return
+        array = self._array_of("data", value)
+        if self._requires_grad:
+            check_differentiable(array)
+        self._data = array
+
+    @property
+    def grad(self) -> Tensor | None:
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        """Raises ShapeError or DTypeError for what is not like this tensor, and what `data` raises."""
+        if value is None or value is self._grad:  # x.grad *= 0.5
+            self._grad = value
+            return
+        array = self._array_of("grad", value)
+        if array.shape != self._data.shape:
+            raise ShapeError(f"grad has shape {array.shape}, the tensor {self._data.shape}.")
+        if not isinstance(value, TensorAttributes):
+            value = self._gradient(array.astype(self.dtype, copy=False))
+        elif array.dtype != self.dtype:
+            raise DTypeError(
+                f"grad has dtype {array.dtype}, the tensor {self.dtype}; use grad.astype('{self.dtype}')."
+            )
+        self._grad = value
+
+    @property
+    def requires_grad(self) -> bool:
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        """Raises AutogradError for what an op on the tape has made, and for integers."""
+        if self._node is not None:
+            raise AutogradError("requires_grad_ works on leaves; use detach() to cut the tape.")
+        if value:
+            check_differentiable(self._data)
+        self._requires_grad = bool(value)
+
+    def _array_of(self, what: str, value: Any) -> Array:
+        """The array of what is assigned to `what`."""
+        if isinstance(value, TensorAttributes):
+            place = self.placement
+            if value.placement is not None and (
+                place is None or value.placement not in (place, place.gradient)
+            ):
+                raise LayoutError(
+                    f"{what}: the Tensor given is laid out as {value.layout!r}, this one as {self.layout!r}; use "
+                    "redistribute or full_tensor()."
+                )
+            if value._device not in (None, self._device):
+                raise DeviceMismatchError(
+                    f"{what}: the Tensor given is on {value.device}, this one on {self.device}; use "
+                    f".to('{self.device}').",
+                    op=what, devices=[str(self.device), str(value.device)],
+                )  # fmt: skip
+            return value._data
+        if not (is_array(value) or isinstance(value, np.generic)):
+            raise InputError(f"{what}: {value!r:.200} is no Tensor and no array.")
+        array = value if is_array(value) else np.asarray(value)
+        check_numbers(what, array)
+        return array
+
+
+def check_numbers(who: str, array: Array) -> None:
+    if array.dtype.kind in "OUSmM":
+        held = (
+            "Python objects" if array.dtype.kind == "O" else "text" if array.dtype.kind in "US" else "times"
+        )
+        raise InputError(f"{who}: {array!r:.200} holds {held}; need numbers, in an array or nested lists.")
+
+
+def check_differentiable(array: Array) -> None:
+    if array.dtype.kind not in "fc":
+        raise AutogradError(f"requires_grad=True needs a floating-point tensor, got dtype {array.dtype}.")
