@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.autograd.attributes import TensorAttributes, check_differentiable, check_numbers
+from simparallel.autograd.inplace import TensorInPlace
 from simparallel.autograd.operators import TensorOperators
 from simparallel.autograd.reading import TensorReading
 from simparallel.autograd.tape import Node, run_backward
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from simparallel.sharding import Placement
 
 
-class Tensor(TensorAttributes, TensorReading, TensorOperators):
+class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorOperators):
     """An array with a place on the tape.
 
     Args:
