@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from simparallel import autograd as ops, cluster, errors
-from simparallel.autograd import Tensor, functions, no_grad, value_and_grad
+from simparallel.autograd import Tensor, enable_grad, functions, no_grad, value_and_grad
 from simparallel.backend import device_count, get_namespace, manual_seed, manual_seed as set_seed
 from simparallel.collectives import (
     all_gather,
@@ -100,9 +100,9 @@ __all__ = [
     "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Tensor", "TimeMonitor", "Trace", "Work",
     "adasum", "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
     "broadcast_object", "cluster", "data", "device", "device_count", "distribute_module", "distribute_tensor",
-    "empty", "errors", "functions", "gather", "gather_object", "get_auto_parallel_context", "get_group_size",
-    "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes", "get_rank",
-    "get_world_size", "init", "irecv", "isend", "launch", "load", "load_checkpoint", "load_param_into_net",
+    "empty", "enable_grad", "errors", "functions", "gather", "gather_object", "get_auto_parallel_context",
+    "get_group_size", "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes",
+    "get_rank", "get_world_size", "init", "irecv", "isend", "launch", "load", "load_checkpoint", "load_param_into_net",
     "log", "manual_seed", "models", "new_group", "nn", "no_grad", "no_init_parameters", "node_group", "ops",
     "optim", "parallel", "progress", "recv", "reduce", "reduce_scatter", "reset_auto_parallel_context", "save",
     "save_checkpoint", "scatter", "send", "set_auto_parallel_context", "set_context", "set_memory", "set_seed",

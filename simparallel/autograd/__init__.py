@@ -34,6 +34,7 @@ from simparallel.autograd.elementwise import (
 from simparallel.autograd.embedding import Embedding, OneHot
 from simparallel.autograd.expand import BroadcastTo, Pad, Squeeze, Tile, Unsqueeze
 from simparallel.autograd.extremum import ArgMax, Max, Min, Var
+from simparallel.autograd.grad_mode import enable_grad, no_grad
 from simparallel.autograd.indexing import Index, Slice
 from simparallel.autograd.join import Coalesce, Concat, Stack
 from simparallel.autograd.leaky import LeakyReLU
@@ -48,7 +49,7 @@ from simparallel.autograd.robust_loss import Huber, SmoothL1
 from simparallel.autograd.select import Clip, Maximum, Minimum, Where
 from simparallel.autograd.shape import Flatten, Permute, Redistribute, Reshape
 from simparallel.autograd.softmax import LogSoftmax, Softmax
-from simparallel.autograd.tape import Backward, at_backward_end, no_grad, run_backward, running_backward
+from simparallel.autograd.tape import Backward, at_backward_end, run_backward, running_backward
 from simparallel.autograd.tensor import Tensor
 from simparallel.autograd.transfer import Replicate, ToDevice
 
@@ -61,6 +62,6 @@ __all__ = [
     "Neg", "NotEqual", "OneHot", "Op", "Pad", "Permute", "Plan", "Pow", "RMSNorm", "ReLU", "Redistribute", "Replicate",
     "Reshape", "ScaledDotProductAttention", "SiLU", "Sigmoid", "Slice", "SmoothL1", "Softmax",
     "SoftmaxCrossEntropyWithLogits", "Spec", "Sqrt", "Squeeze", "Stack", "Sub", "Sum", "Tanh", "Tensor", "Tile",
-    "ToDevice", "Unsqueeze", "Var", "Where", "Work", "at_backward_end", "functions", "no_grad", "run_backward",
-    "running_backward", "value_and_grad",
+    "ToDevice", "Unsqueeze", "Var", "Where", "Work", "at_backward_end", "enable_grad", "functions", "no_grad",
+    "run_backward", "running_backward", "value_and_grad",
 ]  # fmt: skip

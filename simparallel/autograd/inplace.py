@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from simparallel.autograd import operators
-from simparallel.autograd.tape import grad_mode, mark_changed, no_grad
+from simparallel.autograd.grad_mode import grad_mode, no_grad
+from simparallel.autograd.tape import mark_changed
 from simparallel.backend import get_namespace
 from simparallel.errors import AutogradError, DTypeError, InputError, LayoutError, ShapeError
 

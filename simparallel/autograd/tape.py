@@ -11,13 +11,12 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ContextDecorator
-from itertools import count
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.written import anything_written_since, is_written_since, note_written
 from simparallel.backend import Array, is_array
 from simparallel.devices import FIRST
@@ -29,29 +28,6 @@ if TYPE_CHECKING:
     from simparallel.autograd.attributes import TensorAttributes
     from simparallel.autograd.op import Context, Op
     from simparallel.autograd.tensor import Tensor
-
-
-class _GradMode(threading.local):
-    enabled: bool = True
-    recomputing = False  # a checkpointed part runs for the second time: it must have no further effects
-    numbers = count()  # of nodes, for all threads; threads that share one graph number in turns
-
-
-grad_mode = _GradMode()
-
-
-class no_grad(ContextDecorator):
-    """Inside the block (or the decorated function) nothing is put on the tape."""
-
-    def __init__(self) -> None:
-        self._before: list[bool] = []  # a stack: one object may be entered again inside itself
-
-    def __enter__(self) -> None:
-        self._before.append(grad_mode.enabled)
-        grad_mode.enabled = False
-
-    def __exit__(self, *exc: object) -> None:
-        grad_mode.enabled = self._before.pop()
 
 
 class Reversible:

@@ -1,0 +1,82 @@
+"""Whether ops are put on the tape: `no_grad` and `enable_grad`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import ContextDecorator
+from functools import wraps
+from inspect import isgeneratorfunction
+from itertools import count
+from typing import Any
+
+
+class _GradMode(threading.local):
+    enabled: bool = True
+    recomputing = False  # a checkpointed part runs for the second time: it must have no further effects
+    numbers = count()  # of nodes, for all threads; threads that share one graph number in turns
+
+    def __init__(self) -> None:
+        self.before: list[bool] = []  # what the blocks that this thread is in will go back to
+
+
+grad_mode = _GradMode()
+
+
+class _Switch(ContextDecorator):
+    """A block, or a decorated function or generator, with the mode `enabled`; any threads may share it."""
+
+    enabled: bool
+
+    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
+        """With the function where the parentheses were left out: `@no_grad`."""
+        switch = super().__new__(cls)
+        return switch if function is None else switch(function)
+
+    def __enter__(self) -> None:
+        grad_mode.before.append(grad_mode.enabled)
+        grad_mode.enabled = self.enabled
+
+    def __exit__(self, *exc: object) -> None:
+        grad_mode.enabled = grad_mode.before.pop()
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        if not callable(function):
+            raise TypeError(f"{type(self).__name__}: need a function to decorate, got {function!r}.")
+        return self._in_steps(function) if isgeneratorfunction(function) else super().__call__(function)
+
+    def _in_steps(self, function: Callable[..., Generator[Any, Any, Any]]) -> Callable[..., Any]:
+        """A generator whose own steps are in the mode; between them whoever asks it has his."""
+
+        @wraps(function)
+        def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            steps = function(*args, **kwargs)
+            go_on, given = steps.send, None
+            while True:
+                try:
+                    with self:
+                        value = go_on(given)
+                except StopIteration as end:
+                    return end.value
+                try:
+                    go_on, given = steps.send, (yield value)
+                except GeneratorExit:
+                    with self:
+                        steps.close()
+                    raise
+                except BaseException as error:
+                    go_on, given = steps.throw, error
+
+        return generate
+
+
+class no_grad(_Switch):
+    """Inside the block, or the decorated function or generator, nothing is put on the tape."""
+
+    enabled = False
+
+
+class enable_grad(_Switch):
+    """Inside the block, or the decorated function or generator, ops are put on the tape, also within `no_grad`."""
+
+    enabled = True
