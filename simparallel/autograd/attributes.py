@@ -79,16 +79,7 @@ class TensorAttributes:
         if value is None or value is self._grad:  # x.grad *= 0.5
             self._grad = value
             return
-        array = self._array_of("grad", value)
-        if array.shape != self._data.shape:
-            raise ShapeError(f"grad has shape {array.shape}, the tensor {self._data.shape}.")
-        if not isinstance(value, TensorAttributes):
-            value = self._gradient(array.astype(self.dtype, copy=False))
-        elif array.dtype != self.dtype:
-            raise DTypeError(
-                f"grad has dtype {array.dtype}, the tensor {self.dtype}; use grad.astype('{self.dtype}')."
-            )
-        self._grad = value
+        self._grad = self._as_gradient(value)
 
     @property
     def requires_grad(self) -> bool:
@@ -102,6 +93,19 @@ class TensorAttributes:
         if value:
             check_differentiable(self._data)
         self._requires_grad = bool(value)
+
+    def _as_gradient(self, value: Any) -> Tensor:
+        """A Tensor or array that fits this tensor as a gradient; an array takes its dtype."""
+        array = self._array_of("grad", value)
+        if array.shape != self._data.shape:
+            raise ShapeError(f"grad has shape {array.shape}, the tensor {self._data.shape}.")
+        if not isinstance(value, TensorAttributes):
+            return self._gradient(array.astype(self.dtype, copy=False))
+        if array.dtype != self.dtype:
+            raise DTypeError(
+                f"grad has dtype {array.dtype}, the tensor {self.dtype}; use grad.astype('{self.dtype}')."
+            )
+        return value  # type: ignore[return-value]
 
     def _array_of(self, what: str, value: Any) -> Array:
         """The array of what is assigned to `what`."""

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from simparallel.autograd.hooks import changed_by
 from simparallel.autograd.tape import Node, Reversible, run_backward
 from simparallel.autograd.tensor import Tensor, as_tensor, seed_of
 from simparallel.backend import Array, get_namespace
@@ -88,7 +89,7 @@ def value_and_grad(
         found: dict[int, Array] = {}
 
         def keep(leaf: Tensor, gradient: Array) -> None:
-            found[id(leaf)] = gradient
+            found[id(leaf)] = changed_by(leaf._hooks, leaf, gradient)
 
         run_backward(loss, seed_of(loss, None, not several or has_aux), keep)
         xp = get_namespace(loss.data)

@@ -110,6 +110,10 @@ class TensorReading:
         self._wait()
         return to_host(self.data)
 
+    def tolist(self) -> Any:
+        """The numbers in nested lists; of a tensor without dims, the number. Raises what `numpy()` raises."""
+        return self.numpy().tolist()
+
     def asnumpy(self) -> np.ndarray:
         """`numpy()`, by MindSpore's name."""
         return self.numpy()
@@ -124,6 +128,8 @@ class TensorReading:
         text = np.array2string(to_host(self.data), separator=", ", threshold=20, edgeitems=2)
         if self.placement is not None:
             text = f"slice {text}, shape={self.shape}, layout={self.layout!r}"
+        elif not self.data.size:
+            text = f"{text}, shape={self.shape}"
         grad = ", requires_grad=True" if self.requires_grad else ""
         name = f", name={self.name!r}" if self.name else ""
         device = "" if self._device in (None, FIRST) else f", device={str(self._device)!r}"

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simparallel.autograd.aliases import Size, TensorAliases
 from simparallel.autograd.attributes import TensorAttributes, check_differentiable, check_numbers
+from simparallel.autograd.hooks import Hook, HookHandle, changed_by, hooks_on_the_tape
 from simparallel.autograd.inplace import TensorInPlace
 from simparallel.autograd.operators import TensorOperators
 from simparallel.autograd.reading import TensorReading
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from simparallel.sharding import Placement
 
 
-class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorOperators):
+class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, TensorOperators):
     """An array with a place on the tape.
 
     Args:
@@ -82,7 +84,7 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorOperators):
         self.name = name
         self.placement: Placement | None = None
         self._node: Node | None = None
-        self._hooks: list[Callable[[Tensor], None]] | None = None
+        self._hooks: list[Hook] | None = None  # of a leaf; else they are on the tape
         self._room: Array | None = (
             None  # contiguous; backward may write the gradient there while `.grad` is None
         )
@@ -111,6 +113,11 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorOperators):
 
     def __getstate__(self) -> Any:
         """For copies and pickles: without those who listen to this leaf, and without their memory."""
+        if self._node is not None:
+            raise AutogradError(
+                f"{self.name or 'a tensor'} of shape {self.shape} came from {self._node.op!r} on the tape, which is "
+                "not copied or pickled: use detach(), or item() of a loss."
+            )
         slots: dict[str, Any] = object.__getstate__(self)[1]  # type: ignore[index]
         return None, {**slots, "_hooks": None, "_room": None}
 
@@ -134,8 +141,11 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorOperators):
         return self._data.ndim
 
     @property
-    def size(self) -> int:
-        return self._data.size if self.placement is None else math.prod(self.placement.shape)
+    def size(self) -> Size:
+        """The number of elements; `size()` and `size(dim)` are PyTorch's."""
+        size = Size(self._data.size if self.placement is None else math.prod(self.placement.shape))
+        size.shape = self.shape
+        return size
 
     @property
     def device(self) -> Device:
@@ -154,34 +164,60 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorOperators):
 
     # --- gradients -------------------------------------------------------------------------------
 
-    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Callable[[], None]:
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> HookHandle:
         """Call `hook(self)` whenever backward has finished this leaf's gradient.
 
         Returns:
-            A function that removes the hook.
+            A handle: `handle.remove()`, or `handle()`, removes the hook.
 
         Raises:
             AutogradError: not a leaf that requires a gradient.
         """
         if not (self.is_leaf and self.requires_grad):
             raise AutogradError("only a leaf that requires a gradient can have a gradient hook.")
-        hooks = self._hooks = self._hooks if self._hooks is not None else []
-        hooks.append(hook)
-        return lambda: hooks.remove(hook)
+        return HookHandle(self._leaf_hooks(), hook, may_change=False)
 
-    def backward(self, grad: Any = None, *, retain_graph: bool = False, check_finite: bool = True) -> None:
+    def register_hook(self, hook: Callable[[Tensor], Any]) -> HookHandle:
+        """Call `hook(gradient)` whenever backward has found the gradient of this tensor, all its uses together.
+
+        What the hook returns, if not None, is the gradient from there on: a Tensor or an array like it. The hook of a
+        leaf comes before the gradient is added to `.grad`.
+
+        Returns:
+            A handle: `handle.remove()`, or `handle()`, removes the hook.
+
+        Raises:
+            AutogradError: the tensor requires no gradient. In backward: what assigning to `.grad` raises.
+        """
+        if not self.requires_grad:
+            raise AutogradError("only a tensor that requires a gradient can have a gradient hook.")
+        hooks = self._leaf_hooks() if self._node is None else hooks_on_the_tape(self)
+        return HookHandle(hooks, hook, may_change=True)
+
+    def _leaf_hooks(self) -> list[Hook]:
+        if self._hooks is None:
+            self._hooks = []
+        return self._hooks
+
+    def backward(
+        self, grad: Any = None, *, retain_graph: bool = False, check_finite: bool = True, gradient: Any = None
+    ) -> None:
         """Add the gradients of this tensor to `.grad` of every leaf that it came from.
 
         Args:
             grad: cotangent, same shape; None means 1 and needs a scalar.
             retain_graph: keep what forward saved, for another backward.
             check_finite: refuse a scalar loss that is NaN or infinite before anything changes.
+            gradient: PyTorch's name of `grad`.
 
         Raises:
             AutogradError: nothing to differentiate, or the graph was consumed before.
+            InputError: `grad` was given under both names.
             NonFiniteLossError: the loss is NaN or infinite; names rank and step, and the loss scale if it has one.
         """
-        seed = seed_of(self, grad, check_finite)
+        if grad is not None and gradient is not None:
+            raise InputError("backward: grad and gradient are two names of one argument; give it once.")
+        seed = seed_of(self, gradient if grad is None else grad, check_finite)
         looked_for = getattr(self, "_scaled", _NOT_SCALED)[1] is not None  # else NumPy warns
         with np.errstate(over="ignore", invalid="ignore") if looked_for else nullcontext():
             run_backward(self, seed, _accumulate, retain_graph=retain_graph, room=_room_of, calls_hooks=True)
@@ -300,11 +336,15 @@ def _room_of(leaf: Tensor) -> Array | None:
 
 
 def _accumulate(leaf: Tensor, gradient: Array) -> None:
+    hooks = leaf._hooks
+    if hooks:
+        gradient = changed_by(hooks, leaf, gradient)
     if leaf._grad is None:
         leaf._grad = leaf._gradient(gradient)
     else:
         total = leaf._grad._data
         total += gradient
-    if leaf._hooks:
-        for hook in tuple(leaf._hooks):
-            hook(leaf)
+    if hooks:
+        for hook in tuple(hooks):
+            if not hook.may_change:
+                hook.function(leaf)

@@ -94,8 +94,8 @@ class Reducer:
     @staticmethod
     def _replace_others(parameter: Tensor) -> None:
         for hook in tuple(parameter._hooks or ()):
-            if isinstance(hook, _Arrival):
-                hook.reducer.detach()
+            if isinstance(hook.function, _Arrival):
+                hook.function.reducer.detach()
 
     def detach(self) -> None:
         """Listen no longer."""

@@ -1,0 +1,77 @@
+"""Functions that listen to a gradient, or change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from simparallel.autograd.tape import Node, Reversible
+from simparallel.backend import Array
+
+if TYPE_CHECKING:
+    from simparallel.autograd.tensor import Tensor
+
+
+class Hook:
+    """One registration: the same function may be registered twice, and be removed once.
+
+    Attributes:
+        function: what is called.
+        may_change: it is called with the gradient before it counts, and may return another one; else with the leaf,
+            when its gradient is there.
+    """
+
+    __slots__ = ("function", "may_change")
+
+    def __init__(self, function: Callable[[Tensor], Any], may_change: bool) -> None:
+        self.function, self.may_change = function, may_change
+
+
+class HookHandle:
+    """What a registration returns: `handle.remove()`, or `handle()`, ends it; again does nothing."""
+
+    def __init__(self, hooks: list[Hook], function: Callable[[Tensor], Any], may_change: bool) -> None:
+        self._hooks, self._hook = hooks, Hook(function, may_change)
+        hooks.append(self._hook)
+
+    def remove(self) -> None:
+        """Call the function no longer."""
+        if self._hook in self._hooks:
+            self._hooks.remove(self._hook)
+
+    __call__ = remove
+
+
+def changed_by(hooks: Sequence[Hook] | None, tensor: Tensor, gradient: Array) -> Array:
+    """The gradient of a tensor, after those hooks that may change it."""
+    for hook in tuple(hooks or ()):
+        if hook.may_change:
+            found = hook.function(tensor._gradient(gradient.copy()))  # which may be kept, or written
+            if found is not None:
+                gradient = tensor._as_gradient(found)._data.copy()
+    return gradient
+
+
+def hooks_on_the_tape(y: Tensor) -> list[Hook]:
+    """Those that change the gradient of what an op made, between y and the op; to be added to."""
+    node = y._node
+    assert node is not None
+    if not isinstance(node.op, _Hooks):
+        before = y._result(y._data, node, y._device, y.placement)
+        y._node = node = Node(_Hooks(before), SimpleNamespace(needs=(True,)), (before,))  # type: ignore[arg-type]
+    return node.op._hooks  # type: ignore[attr-defined]
+
+
+class _Hooks(Reversible):
+    """Stands on the tape for the hooks of a tensor."""
+
+    def __init__(self, before: Tensor) -> None:
+        self._before = before
+        self._hooks: list[Hook] = []
+
+    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
+        return (changed_by(self._hooks, self._before, dy),)
+
+    def __repr__(self) -> str:
+        return "register_hook"
