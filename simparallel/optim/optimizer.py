@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from simparallel.autograd import Tensor
-from simparallel.autograd.op import wider
+from simparallel.autograd.sums import wider
 from simparallel.autograd.tape import grad_mode, mark_changed
 from simparallel.autograd.tensor import common_device
 from simparallel.backend import Array, get_namespace, is_array, to_host

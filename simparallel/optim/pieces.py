@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.op import wider
+from simparallel.autograd.sums import wider
 from simparallel.backend import Array, get_namespace
 
 PIECE_BYTES = 512 * 1024  # a few of them fit the cache of a core, and slicing costs little beside them

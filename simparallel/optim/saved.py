@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.autograd import Tensor
-from simparallel.autograd.op import wider
+from simparallel.autograd.sums import wider
 from simparallel.backend import to_device_like, to_host
 from simparallel.errors import StateDictError
 
