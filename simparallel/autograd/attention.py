@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from simparallel.autograd.op import Context, Op, Spec, Work
 from simparallel.autograd.sums import unbroadcast, wider
+from simparallel.autograd.windows import scratch
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, ShapeError
 from simparallel.rule import broadcast
@@ -64,7 +63,7 @@ class ScaledDotProductAttention(Op):
         ctx.q, ctx.k, ctx.v = q, k, v = [array.astype(dtype, copy=False) for array in (q, k, v)]
         scores_ST = k @ _scaled_transpose(xp, q, self._scale(ctx))  # (..., s, t)
         if self.causal:
-            scores_ST += _causal_mask(xp, *scores_ST.shape[-2:], ctx.offset("t"), dtype.name, _device(q))
+            scores_ST += _causal_mask(xp, scores_ST, ctx.offset("t"))
         if mask is not None:
             if mask.dtype == "bool":
                 mask = xp.where(mask, xp.asarray(0, dtype), xp.asarray(-math.inf, dtype))
@@ -152,12 +151,14 @@ def _matmul(xp: ModuleType, a: Array, b: Array, like: Array) -> Array:
     return xp.matmul(a, b, out=out)
 
 
-def _device(array: Array) -> str:
-    return str(getattr(array, "device", "cpu"))
-
-
-@lru_cache(maxsize=64)
-def _causal_mask(xp: ModuleType, num_keys: int, num_queries: int, first: int, dtype: str, device: str) -> Any:
+def _causal_mask(xp: ModuleType, scores_ST: Array, first: int) -> Array:
     """(s, t): 0 where query first + i may see key j, j <= first + i; else -inf. One for all layers."""
-    seen = xp.arange(num_keys)[:, None] <= xp.arange(first, first + num_queries)
-    return xp.where(seen, xp.asarray(0, dtype), xp.asarray(-math.inf, dtype))
+    num_keys, num_queries = scores_ST.shape[-2:]
+    dtype = scores_ST.dtype
+
+    def make() -> Array:
+        seen = xp.arange(num_keys)[:, None] <= xp.arange(first, first + num_queries)
+        return xp.where(seen, xp.asarray(0, dtype), xp.asarray(-math.inf, dtype))
+
+    what = (num_keys, num_queries, first)
+    return scratch.made("attention.causal", what, num_keys * num_queries, scores_ST, make)

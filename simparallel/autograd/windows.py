@@ -6,6 +6,7 @@ Pure integers, but for `Scratch`. Convolution and pooling share this.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from types import ModuleType
@@ -16,7 +17,7 @@ import numpy as np
 from simparallel.backend import Array
 from simparallel.errors import InputError, ShapeError
 from simparallel.events import current_recorder
-from simparallel.memory import BUFFERS
+from simparallel.memory import BUFFERS, MemoryAccount
 
 Pair = tuple[int, int]
 
@@ -113,7 +114,7 @@ def as_pair(who: str, name: str, value: Any, least: int) -> Pair:
     Raises:
         InputError: anything else, or a number below `least`.
     """
-    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    pair = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) and np.ndim(value) else (value, value)
     is_right = len(pair) == 2 and all(
         isinstance(v, (int, np.integer)) and not isinstance(v, bool) and v >= least for v in pair
     )
@@ -138,21 +139,52 @@ class Scratch(threading.local):
         Raises:
             DeviceOutOfMemoryError: it has to grow, and there is no room.
         """
-        recorder = current_recorder()
-        memory = recorder.memory if recorder else None
-        arrays = memory.scratch if memory else self._arrays
         size = prod(shape)
-        key = name, like.dtype, str(getattr(like, "device", ""))
+        memory, arrays = self._mine()
+        key = _key(name, like)
         flat = arrays.get(key)
         if flat is None or flat.size < size:
             arrays.pop(key, None)
             flat = None  # freed before there is a larger one
-            if memory is not None:
-                memory.make_room(size * like.dtype.itemsize, f"scratch memory {name}")
-            flat = arrays[key] = xp.empty(size, like.dtype)
-            if memory is not None:
-                memory.hold(flat, BUFFERS)
+            flat = arrays[key] = _make(memory, name, size, like, lambda: xp.empty(size, like.dtype))
         return flat[:size].reshape(shape)
+
+    def made(self, name: str, what: Any, size: int, like: Array, make: Callable[[], Array]) -> Array:
+        """What `make()` gives for `what`, `size` elements with the dtype and device of `like`; the same array as long
+        as `what` is the same, and not to be written to.
+
+        Raises:
+            DeviceOutOfMemoryError: there is no room for it.
+        """
+        memory, arrays = self._mine()
+        key = (*_key(name, like), what)
+        array = arrays.get(key)
+        if array is None:
+            for other in [other for other in arrays if other[:-1] == key[:-1]]:
+                del arrays[other]
+            array = arrays[key] = _make(memory, name, size, like, make)
+        return array
+
+    def _mine(self) -> tuple[MemoryAccount | None, dict[Any, Array]]:
+        """The memory account of this thread's device, and the arrays."""
+        recorder = current_recorder()
+        return (None, self._arrays) if recorder is None else (recorder.memory, recorder.memory.scratch)
+
+
+def _key(name: str, like: Array) -> tuple[Any, ...]:
+    return name, like.dtype, str(getattr(like, "device", ""))
+
+
+def _make(
+    memory: MemoryAccount | None, name: str, size: int, like: Array, make: Callable[[], Array]
+) -> Array:
+    """`make()`, on the memory account."""
+    if memory is None:
+        return make()
+    memory.make_room(size * like.dtype.itemsize, f"scratch memory {name}")
+    array = make()
+    memory.hold(array, BUFFERS)
+    return array
 
 
 scratch = Scratch()
