@@ -36,6 +36,11 @@ def expanded(op, shape):
 ORACLES = {
     "Abs": lambda op, x: np.where(x < 0, -x, x),
     "ArgMax": lambda op, x: np.argmax(x, axis=op.dim, keepdims=op.keepdim),
+    "ArgMin": lambda op, x: np.argmin(x, axis=op.dim, keepdims=op.keepdim),
+    "BitwiseAnd": lambda op, a, b: np.bitwise_and(a, b),
+    "BitwiseNot": lambda op, x: np.bitwise_not(x),
+    "BitwiseOr": lambda op, a, b: np.bitwise_or(a, b),
+    "BitwiseXor": lambda op, a, b: np.bitwise_xor(a, b),
     "BroadcastTo": lambda op, x: np.broadcast_to(x, expanded(op, x.shape)),
     "Cast": lambda op, x: x.astype(op.dtype),
     "Clone": lambda op, x: x,
@@ -45,6 +50,7 @@ ORACLES = {
     "Clip": lambda op, x: np.clip(x, op.low, op.high),
     "Concat": lambda op, *inputs: np.concatenate(inputs, op.dim),
     "Equal": lambda op, a, b: a == b,
+    "FloorDivide": lambda op, a, b: np.floor(a / b),
     "GELU": gelu,
     "Greater": lambda op, a, b: a > b,
     "GreaterEqual": lambda op, a, b: a >= b,
@@ -52,6 +58,7 @@ ORACLES = {
     "LeakyReLU": lambda op, x: np.where(x > 0, x, x * op.negative_slope),
     "Less": lambda op, a, b: a < b,
     "LessEqual": lambda op, a, b: a <= b,
+    "LogSumExp": lambda op, x: np.log(np.sum(np.exp(x), axis=axes(op), keepdims=op.keepdim)),
     "Max": lambda op, x: np.max(x, axis=axes(op), keepdims=op.keepdim),
     "Maximum": lambda op, a, b: np.where(a > b, a, b),
     "Min": lambda op, x: np.min(x, axis=axes(op), keepdims=op.keepdim),
@@ -59,10 +66,12 @@ ORACLES = {
     "NotEqual": lambda op, a, b: a != b,
     "Pad": lambda op, x: np.pad(x, op.widths, constant_values=op.value) if x.ndim else x,
     "Pow": lambda op, a, b=None: np.power(a, op.exponent if b is None else b),
+    "Remainder": lambda op, a, b: a - b * np.floor(a / b),
     "SiLU": lambda op, x: x / (1 + np.exp(-x)),
     "Slice": lambda op, x: x[items(op)],
     "Sqrt": lambda op, x: np.sqrt(x),
     "Squeeze": lambda op, x: np.squeeze(x, axis=op.dim),
+    "Std": lambda op, x: np.std(x, axis=axes(op), ddof=op.correction, keepdims=op.keepdim),
     "Stack": lambda op, *inputs: np.stack(inputs, op.dim),
     "Tile": lambda op, x: np.tile(x, op.repeats),
     "Unsqueeze": lambda op, x: np.expand_dims(x, op.dim),
@@ -86,7 +95,8 @@ MOVES = {
     "Unsqueeze",
 }
 EXACT = MOVES | {
-    "Abs", "ArgMax", "Clip", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "Max", "Maximum",
-    "Min", "Minimum", "NotEqual", "Pow", "Sqrt", "Where",
+    "Abs", "ArgMax", "ArgMin", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Clip", "Equal",
+    "FloorDivide", "Greater", "GreaterEqual", "Less", "LessEqual", "Max", "Maximum", "Min", "Minimum",
+    "NotEqual", "Pow", "Remainder", "Sqrt", "Where",
 }  # fmt: skip
 NO_FLOPS = MOVES

@@ -251,7 +251,9 @@ def test_embedding_adds_the_gradients_of_equal_ids():
     table(np.array([[1, 1], [4, 0]])).sum().backward()
 
     assert table.weight.grad.numpy()[:, 0].tolist() == [1, 2, 0, 0, 0]
-    with pytest.raises(LabelError, match="Embedding: label 5 at position 1"):
+    with pytest.raises(
+        LabelError, match="Embedding: id 5 at position 1 .* 5 rows .* make the table 6 rows long"
+    ):
         table(np.array([0, 5]))
     with pytest.raises(DTypeError, match="need integers"):
         table(np.array([0.0]))

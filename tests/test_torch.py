@@ -5,6 +5,8 @@ Modules and optimizers stand in test_torch_nn.py, whole trainings in test_torch_
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -85,6 +87,7 @@ def test_an_op_beside_nothing_is_found_missing():
 
 # Small integers draw ties and kinks, too: PyTorch makes the same choices there.
 @pytest.mark.filterwarnings("ignore:var:UserWarning")  # of no elements, warns PyTorch; there are no results
+@pytest.mark.filterwarnings("ignore:std:UserWarning")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", sorted(TORCH))
 @settings(max_examples=settings.default.max_examples // 2)
@@ -109,6 +112,27 @@ def test_a_wrong_result_is_found(wrong, monkeypatch):
     monkeypatch.setitem(TORCH, "Exp", wrong)
     with pytest.raises(AssertionError):
         compare(Op.registry["Exp"](), [np.linspace(0.5, 1, 4)], lambda y: np.ones(y.shape))
+
+
+DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64")
+FUNCTIONS = (operator.add, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes_beside_others_and_beside_numbers_are_torchs(dtype, function):
+    """Except for quotients and powers of bools, which we refuse."""
+    for other in (*DTYPES, True, 2, 2.5):
+        ours, theirs = Tensor(np.ones(2, dtype)), torch.ones(2, dtype=getattr(torch, dtype))
+        if not isinstance(other, str):
+            pair, their_pair = (ours, other), (theirs, other)
+        else:
+            pair = ours, Tensor(np.ones(2, other))
+            their_pair = theirs, torch.ones(2, dtype=getattr(torch, other))
+        is_of_bools = dtype == "bool" and (other is True or other == "bool")
+        if is_of_bools and function not in (operator.add, operator.mul, operator.truediv):
+            continue
+        assert function(*pair).dtype == function(*their_pair).numpy().dtype, (dtype, other)
 
 
 @pytest.mark.parametrize("method", ["direct", "winograd"])

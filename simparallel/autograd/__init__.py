@@ -4,6 +4,7 @@ from simparallel.autograd import functions
 from simparallel.autograd.activation import GELU, SiLU
 from simparallel.autograd.attention import ScaledDotProductAttention
 from simparallel.autograd.batch_norm import BatchNorm, BatchNormInference
+from simparallel.autograd.bitwise import BitwiseAnd, BitwiseNot, BitwiseOr, BitwiseXor
 from simparallel.autograd.cast import Cast
 from simparallel.autograd.compare import Equal, Greater, GreaterEqual, Less, LessEqual, NotEqual
 from simparallel.autograd.conv import Conv2d
@@ -22,10 +23,12 @@ from simparallel.autograd.elementwise import (
     Clone,
     Div,
     Exp,
+    FloorDivide,
     Log,
     Mul,
     Neg,
     ReLU,
+    Remainder,
     Sigmoid,
     Sqrt,
     Sub,
@@ -33,7 +36,7 @@ from simparallel.autograd.elementwise import (
 )  # fmt: skip
 from simparallel.autograd.embedding import Embedding, OneHot
 from simparallel.autograd.expand import BroadcastTo, Pad, Squeeze, Tile, Unsqueeze
-from simparallel.autograd.extremum import ArgMax, Max, Min, Var
+from simparallel.autograd.extremum import ArgMax, ArgMin, LogSumExp, Max, Min, Std, Var
 from simparallel.autograd.grad_mode import enable_grad, no_grad
 from simparallel.autograd.indexing import Index, Slice
 from simparallel.autograd.join import Coalesce, Concat, Stack
@@ -54,14 +57,16 @@ from simparallel.autograd.tensor import Tensor
 from simparallel.autograd.transfer import Replicate, ToDevice
 
 __all__ = [
-    "Abs", "AdaptiveAvgPool2d", "Add", "ArgMax", "AvgPool2d", "Backward", "BatchNorm", "BatchNormInference",
-    "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BroadcastTo", "Cast", "Clip", "Clone", "Coalesce",
-    "Concat", "Context", "Conv2d", "CrossEntropy", "Div", "Dropout", "Embedding", "Equal", "Exp", "Flatten",
-    "GELU", "Greater", "GreaterEqual", "GroupNorm", "Huber", "Index", "L1", "LayerNorm", "LeakyReLU", "Less",
-    "LessEqual", "Linear", "Log", "LogSoftmax", "MSE", "MatMul", "Max", "MaxPool2d", "Maximum", "Mean", "Min",
-    "Minimum", "Mul", "NLL", "Neg", "NotEqual", "OneHot", "Op", "Pad", "Permute", "Plan", "Pow", "RMSNorm",
-    "ReLU", "Redistribute", "Replicate", "Reshape", "ScaledDotProductAttention", "SiLU", "Sigmoid", "Slice",
-    "SmoothL1", "Softmax", "SoftmaxCrossEntropyWithLogits", "Spec", "Sqrt", "Squeeze", "Stack", "Sub", "Sum",
-    "Tanh", "Tensor", "Tile", "ToDevice", "Unsqueeze", "Var", "Where", "Work", "at_backward_end", "enable_grad",
-    "functions", "no_grad", "run_backward", "running_backward", "value_and_grad",
+    "Abs", "AdaptiveAvgPool2d", "Add", "ArgMax", "ArgMin", "AvgPool2d", "Backward", "BatchNorm",
+    "BatchNormInference", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BitwiseAnd", "BitwiseNot",
+    "BitwiseOr", "BitwiseXor", "BroadcastTo", "Cast", "Clip", "Clone", "Coalesce", "Concat", "Context",
+    "Conv2d", "CrossEntropy", "Div", "Dropout", "Embedding", "Equal", "Exp", "Flatten", "FloorDivide", "GELU",
+    "Greater", "GreaterEqual", "GroupNorm", "Huber", "Index", "L1", "LayerNorm", "LeakyReLU", "Less",
+    "LessEqual", "Linear", "Log", "LogSoftmax", "LogSumExp", "MSE", "MatMul", "Max", "MaxPool2d", "Maximum",
+    "Mean", "Min", "Minimum", "Mul", "NLL", "Neg", "NotEqual", "OneHot", "Op", "Pad", "Permute", "Plan", "Pow",
+    "RMSNorm", "ReLU", "Redistribute", "Remainder", "Replicate", "Reshape", "ScaledDotProductAttention", "SiLU",
+    "Sigmoid", "Slice", "SmoothL1", "Softmax", "SoftmaxCrossEntropyWithLogits", "Spec", "Sqrt", "Squeeze",
+    "Stack", "Std", "Sub", "Sum", "Tanh", "Tensor", "Tile", "ToDevice", "Unsqueeze", "Var", "Where", "Work",
+    "at_backward_end", "enable_grad", "functions", "no_grad", "run_backward", "running_backward",
+    "value_and_grad",
 ]  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.op import Context, Op, Spec, Work
-from simparallel.autograd.tensor import Tensor
+from simparallel.autograd.op import Context, Op, Spec, Work, instance
+from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
 
 
@@ -22,6 +22,7 @@ class Cast(Op):
     """
 
     rule = "... -> ..."
+    stays = True
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
@@ -42,3 +43,9 @@ class Cast(Op):
 
     def work(self, x: Spec) -> Work:
         return Work(0, x.size_bytes + self.infer(x).size_bytes)
+
+
+def cast(x: Any, dtype: Any) -> Tensor:
+    """`x` in another dtype; `x` itself where it has that dtype already."""
+    x, dtype = as_tensor(x), np.dtype(dtype)
+    return x if x.dtype == dtype else instance(Cast, dtype)(x)

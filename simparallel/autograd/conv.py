@@ -10,6 +10,7 @@ import numpy as np
 
 from simparallel.autograd import gathered, winograd
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
+from simparallel.autograd.operands import hashable
 from simparallel.autograd.sums import sum_rows
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.autograd.windows import Pair, Windows, as_pair, windows
@@ -192,10 +193,6 @@ def conv2d(
     dilation: int | Pair = 1, groups: int = 1, method: str = "auto",
 ) -> Tensor:  # fmt: skip
     """Convolution over images; see `Conv2d`.   x: (N, C, H, W)   weight: (O, C / groups, kh, kw)"""
-    settings = (_hashable(value) for value in (stride, padding, dilation, groups, method))
+    settings = (hashable(value) for value in (stride, padding, dilation, groups, method))
     tensors = (as_tensor(x), as_tensor(weight), *(() if bias is None else (as_tensor(bias),)))
     return instance(Conv2d, *settings)(*tensors)
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

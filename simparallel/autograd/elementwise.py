@@ -8,9 +8,10 @@ from types import ModuleType
 
 import numpy as np
 
-from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.op import AbstractConstant, Context, Op, Spec, Work
 from simparallel.autograd.sums import masked, unbroadcast
 from simparallel.backend import Array
+from simparallel.errors import DTypeError
 
 
 class AbstractBinary(Op):
@@ -19,6 +20,13 @@ class AbstractBinary(Op):
 
 class AbstractUnary(Op):
     rule = "... -> ..."
+
+
+def _not_of_bools(y: Spec, instead: str) -> Spec:
+    """`y`. Raises DTypeError if it is of bools, for which the op has no meaning."""
+    if y.dtype.kind == "b":
+        raise DTypeError(f"not defined for bools; use {instead}, or x.astype('int64').")
+    return y
 
 
 class AbstractFloatUnary(AbstractUnary):
@@ -55,6 +63,9 @@ class Sub(AbstractBinary):
     """y = a - b"""
 
     linear = True
+
+    def infer(self, a: Spec, b: Spec) -> Spec:
+        return _not_of_bools(super().infer(a, b), "a ^ b")
 
     def forward(self, ctx: Context, a: Array, b: Array) -> Array:
         ctx.shapes = a.shape, b.shape
@@ -99,10 +110,39 @@ class Div(AbstractBinary):
         return da, db
 
 
+class FloorDivide(AbstractBinary, AbstractConstant):
+    """y = a // b: the quotient, rounded down"""
+
+    def infer(self, a: Spec, b: Spec) -> Spec:
+        return _not_of_bools(super().infer(a, b), "a & b")
+
+    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
+        return a // b
+
+
+class Remainder(AbstractBinary):
+    """y = a % b = a - b (a // b), with the sign of b; gradients dy and -dy (a // b)"""
+
+    def infer(self, a: Spec, b: Spec) -> Spec:
+        return _not_of_bools(super().infer(a, b), "a & ~b")
+
+    def forward(self, ctx: Context, a: Array, b: Array) -> Array:
+        ctx.a, ctx.b = a, b
+        return a % b
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        da = unbroadcast(ctx.xp, dy, ctx.a.shape) if ctx.needs[0] else None
+        db = unbroadcast(ctx.xp, -dy * (ctx.a // ctx.b), ctx.b.shape) if ctx.needs[1] else None
+        return da, db
+
+
 class Neg(AbstractUnary):
     """y = -x"""
 
     linear = True
+
+    def infer(self, x: Spec) -> Spec:
+        return _not_of_bools(super().infer(x), "~x")
 
     def forward(self, ctx: Context, x: Array) -> Array:
         return -x

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.labels import check_labels
-from simparallel.autograd.op import AbstractConstant, Context, Op, Spec, Work
+from simparallel.autograd.labels import Words, check_labels
+from simparallel.autograd.op import AbstractConstant, Context, Op, Spec, Work, as_int
 from simparallel.autograd.sums import wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, InputError, OutOfRangeError
 from simparallel.rule import dim_names
+
+ROWS = Words("id", "ids", "rows", "make the table {} rows long", "")
+COLUMNS = Words("id", "ids", "classes", "say num_classes={}", "")
 
 
 class Embedding(Op):
@@ -30,7 +33,7 @@ class Embedding(Op):
     fills_rooms = True
 
     def __init__(self, padding_idx: int | None = None) -> None:
-        self.padding_idx = padding_idx
+        self.padding_idx = None if padding_idx is None else as_int("Embedding: padding_idx", padding_idx)
 
     @property
     def repeat(self) -> str:
@@ -48,7 +51,7 @@ class Embedding(Op):
         return Spec(shape, table.dtype)
 
     def forward(self, ctx: Context, ids: Array, table: Array) -> Array:
-        check_labels(ids.reshape(-1), ctx.size("v"), None, self.name)
+        check_labels(ids.reshape(-1), ctx.size("v"), None, self.name, ROWS)
         ctx.inside = None
         if table.shape[0] != ctx.size("v"):
             ids = ids.astype("int64", copy=False) - ctx.offset("v")
@@ -101,6 +104,7 @@ class OneHot(AbstractConstant):
     """
 
     def __init__(self, num_classes: int, on: float = 1.0, off: float = 0.0, dtype: Any = "float32") -> None:
+        num_classes = as_int("OneHot: num_classes", num_classes)
         if num_classes < 1:
             raise InputError(f"OneHot: num_classes={num_classes!r} must be 1 or more.")
         self.num_classes, self.on, self.off, self.dtype = num_classes, on, off, np.dtype(dtype)
@@ -116,7 +120,7 @@ class OneHot(AbstractConstant):
     def forward(self, ctx: Context, ids: Array) -> Array:
         xp, shape = ctx.xp, ctx.plan.output.shape
         flat = ids.reshape(-1)
-        check_labels(flat, self.num_classes, None, self.name)
+        check_labels(flat, self.num_classes, None, self.name, COLUMNS)
         y = xp.full((flat.shape[0], shape[-1]), self.off, dtype=self.dtype)
         rows = xp.arange(flat.shape[0])
         if shape[-1] != self.num_classes:

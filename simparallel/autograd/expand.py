@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
+from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, normalize_dims
 from simparallel.autograd.shape import AbstractView
 from simparallel.autograd.sums import unbroadcast, wider
 from simparallel.backend import Array
@@ -20,7 +20,7 @@ class Squeeze(AbstractView):
     """
 
     def __init__(self, dim: int | tuple[int, ...]) -> None:
-        self.dim = dim
+        self.dim = as_dims(f"{self.name}: dim", dim)
 
     def rule_for(self, shape: tuple[int, ...]) -> str:
         names = dim_names(len(shape))
@@ -40,7 +40,7 @@ class Unsqueeze(AbstractView):
     """
 
     def __init__(self, dim: int | tuple[int, ...]) -> None:
-        self.dim = dim
+        self.dim = as_dims(f"{self.name}: dim", dim)
 
     def rule_for(self, shape: tuple[int, ...]) -> str:
         count = 1 if isinstance(self.dim, int) else len(self.dim)
@@ -61,7 +61,7 @@ class BroadcastTo(Op):
     linear = True
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
+        self.shape = as_dims("BroadcastTo: a size", tuple(shape))
 
     def rule_for(self, shape: tuple[int, ...]) -> str:
         extra = len(self.shape) - len(shape)
@@ -107,6 +107,7 @@ class Tile(Op):
     """
 
     def __init__(self, repeats: tuple[int, ...]) -> None:
+        repeats = as_dims("Tile: a number of repeats", tuple(repeats))
         if any(count < 0 for count in repeats):
             raise ShapeError(f"Tile: repeats {repeats} must not be negative.")
         self.repeats = repeats

@@ -9,9 +9,9 @@ import numpy as np
 
 from simparallel.autograd.op import AbstractConstant, Context, Spec, Work, normalize_dims
 from simparallel.autograd.reduce import AbstractReduce
-from simparallel.autograd.sums import masked
+from simparallel.autograd.sums import masked, wider
 from simparallel.backend import Array
-from simparallel.errors import ShapeError
+from simparallel.errors import DTypeError, ShapeError
 from simparallel.rule import dim_names
 
 
@@ -123,6 +123,47 @@ class ArgMax(AbstractCompleted, AbstractConstant):
         return position
 
 
+class ArgMin(ArgMax):
+    """y = position of the smallest x along `dim`, int64; the lowest one where several are equal"""
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        return super().forward(ctx, ~x if x.dtype.kind in "biu" else -x)  # as in Min
+
+
+class LogSumExp(AbstractCompleted):
+    """y = ln sum of e ** x over `dim`, the largest x taken off first: dx = dy e ** (x - y)
+
+    Where the dims are cut, the maximum and the sum are exchanged, and nothing in backward. Where all are -infinity,
+    y is -infinity and dx 0.
+    """
+
+    def infer(self, x: Spec) -> Spec:
+        if x.dtype.kind != "f":
+            raise DTypeError(f"x has dtype {x.dtype}, need floating point.")
+        self._refuse_empty(x.shape)
+        return super().infer(x)
+
+    def forward(self, ctx: Context, x: Array) -> Array:
+        xp, dims, names = ctx.xp, self._dims(x.ndim), self._names(ctx)
+        largest = ctx.max_over(names, x.max(axis=dims, keepdims=True)).astype(wider(x.dtype), copy=False)
+        largest = xp.where(
+            xp.isfinite(largest), largest, xp.zeros_like(largest)
+        )  # infinity - infinity is NaN
+        ctx.exps = xp.exp(x - largest)
+        total = ctx.sum_over(names, ctx.exps.sum(axis=dims, keepdims=True))
+        is_empty = total == 0  # all are -infinity
+        ctx.total = total + is_empty
+        y = xp.where(is_empty, xp.full_like(total, -np.inf), xp.log(ctx.total) + largest)
+        return y.astype(x.dtype, copy=False).reshape(ctx.plan.output.shape)
+
+    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        return ((ctx.exps * (dy.reshape(ctx.total.shape) / ctx.total)).astype(dy.dtype, copy=False),)
+
+    def work(self, x: Spec) -> Work:
+        # per element: maximum, subtraction, exponential (10 by convention), sum, division
+        return Work(14 * prod(x.shape), 3 * x.size_bytes + self.infer(x).size_bytes)
+
+
 class Var(AbstractCompleted):
     """y = sum of (x - mean)^2 over `dim` / (n - correction), n the number of elements, globally
 
@@ -159,14 +200,34 @@ class Var(AbstractCompleted):
         total = ctx.sum_over(names, x.sum(axis=dims, keepdims=True))
         ctx.centred = x - total / (divisor + self.correction)
         squares = ctx.sum_over(names, (ctx.centred * ctx.centred).sum(axis=dims, keepdims=True))
-        return (squares / divisor).astype(dtype).reshape(ctx.plan.output.shape)
+        y = self._of_variance(ctx, squares / divisor)
+        return y.astype(dtype, copy=False).reshape(ctx.plan.output.shape)
+
+    def _of_variance(self, ctx: Context, variance: Array) -> Array:
+        """What is wanted of it."""
+        return variance
+
+    def _slope(self, ctx: Context) -> Array | int:
+        """Its derivative by the variance."""
+        return 1
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         dims = self._dims(ctx.centred.ndim)
         wide = tuple(1 if i in dims else size for i, size in enumerate(ctx.centred.shape))
-        slope = dy.reshape(wide).astype(ctx.centred.dtype, copy=False) * (2 / self._divisor(ctx))
-        return ((ctx.centred * slope).astype(dy.dtype, copy=False),)
+        dy_wide = dy.reshape(wide).astype(ctx.centred.dtype, copy=False) * self._slope(ctx)
+        return ((ctx.centred * (dy_wide * (2 / self._divisor(ctx)))).astype(dy.dtype, copy=False),)
 
     def work(self, x: Spec) -> Work:
         # per element: sum, subtraction, square, sum
         return Work(4 * prod(x.shape), 2 * x.size_bytes + self.infer(x).size_bytes)
+
+
+class Std(Var):
+    """y = the root of what `Var` gives; the gradient at 0 is 0"""
+
+    def _of_variance(self, ctx: Context, variance: Array) -> Array:
+        ctx.y = ctx.xp.sqrt(variance)
+        return ctx.y
+
+    def _slope(self, ctx: Context) -> Array:
+        return masked(ctx.xp, 0.5 / (ctx.y + (ctx.y == 0)), ctx.y > 0)

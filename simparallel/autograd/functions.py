@@ -10,18 +10,27 @@ from types import FunctionType
 from typing import Any
 
 from simparallel.autograd import elementwise, matmul as products, op, operators, reduce, shape
+from simparallel.autograd.cast import cast
 from simparallel.autograd.conv import conv2d
 from simparallel.autograd.functions_math import (
     abs,
+    all,
+    any,
     argmax,
-    cast,
+    argmin,
+    bitwise_and,
+    bitwise_not,
+    bitwise_or,
+    bitwise_xor,
     clamp,
     clip,
     eq,
+    floor_divide,
     ge,
     gelu,
     gt,
     le,
+    logsumexp,
     lt,
     max,
     maximum,
@@ -29,8 +38,10 @@ from simparallel.autograd.functions_math import (
     minimum,
     ne,
     pow,
+    remainder,
     silu,
     sqrt,
+    std,
     var,
     where,
 )
@@ -69,7 +80,8 @@ from simparallel.autograd.functions_shape import (
     unsqueeze,
 )
 from simparallel.autograd.leaky import leaky_relu
-from simparallel.autograd.operands import as_dims, operands, spread
+from simparallel.autograd.op import as_dims
+from simparallel.autograd.operands import floating, operands, spread
 from simparallel.autograd.pool import (
     adaptive_avg_pool2d,
     avg_pool2d,
@@ -103,8 +115,11 @@ def mul(a: Any, b: Any) -> Tensor:
 
 
 def div(a: Any, b: Any) -> Tensor:
-    """a / b, broadcast."""
-    return _DIV(*operands(a, b))
+    """a / b, broadcast; of two integers or bools in float32."""
+    a, b = operands(a, b)
+    if a.dtype.kind in "biu" and b.dtype.kind in "biu":
+        a, b = floating(a), floating(b)
+    return _DIV(a, b)
 
 
 def neg(x: Any) -> Tensor:
@@ -143,8 +158,12 @@ def relu(x: Any) -> Tensor:
 
 
 def matmul(x: Any, w: Any) -> Tensor:
-    """x @ w.   x: (..., m, k)   w: (..., k, n)   result: (..., m, n)"""
-    return _MATMUL(*operands(x, w))
+    """x @ w.   x: (..., m, k) or (k,)   w: (..., k, n) or (k,)   result: (..., m, n), without the dims left out"""
+    x, w = operands(x, w)
+    if x.ndim > 1 and w.ndim > 1 or not x.ndim or not w.ndim:  # without dims: the op says what it needs
+        return _MATMUL(x, w)
+    y = _MATMUL(unsqueeze(x, 0) if x.ndim == 1 else x, unsqueeze(w, 1) if w.ndim == 1 else w)
+    return squeeze(y, (-2,) * (x.ndim == 1) + (-1,) * (w.ndim == 1))
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
@@ -156,17 +175,17 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
 
 def sum(x: Any, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """Sum over `dim` (all dims by default)."""
-    return op.instance(reduce.Sum, as_dims(dim), keepdim)(as_tensor(x))
+    return op.instance(reduce.Sum, as_dims("sum: dim", dim), keepdim)(as_tensor(x))
 
 
 def mean(x: Any, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """Mean over `dim` (all dims by default)."""
-    return op.instance(reduce.Mean, as_dims(dim), keepdim)(as_tensor(x))
+    return op.instance(reduce.Mean, as_dims("mean: dim", dim), keepdim)(as_tensor(x))
 
 
 def reshape(x: Any, *sizes: int) -> Tensor:
     """`x` in another shape, row-major; one size may be -1."""
-    return op.instance(shape.Reshape, spread(sizes))(as_tensor(x))
+    return op.instance(shape.Reshape, spread("reshape: a size", sizes))(as_tensor(x))
 
 
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
@@ -183,7 +202,7 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 def permute(x: Any, *dims: int) -> Tensor:
     """`x` with its dims in the order `dims`."""
-    return op.instance(shape.Permute, spread(dims))(as_tensor(x))
+    return op.instance(shape.Permute, spread("permute: dims", dims))(as_tensor(x))
 
 
 def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
@@ -209,7 +228,7 @@ operators._functions = sys.modules[__name__]
 
 def __dir__() -> list[str]:
     """For tab completion: the functions, and not what they are made of."""
-    helpers = ("simparallel.autograd.operands", "simparallel.autograd.tensor")
+    helpers = ("simparallel.autograd.operands", "simparallel.autograd.op", "simparallel.autograd.tensor")
     return sorted(
         name
         for name, found in globals().items()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any
-
-import numpy as np
 
 from simparallel.autograd import (
     activation,
-    cast as casting,
+    bitwise,
     compare,
     elementwise,
     extremum,
     op,
     power,
+    reduce,
     select,
 )
-from simparallel.autograd.operands import as_dims, operands
+from simparallel.autograd.op import as_dims
+from simparallel.autograd.operands import floating, operands, plain
 from simparallel.autograd.tensor import Tensor, as_tensor
 
 Dims = int | tuple[int, ...] | None
@@ -25,6 +26,8 @@ _SQRT, _ABS, _POW = elementwise.Sqrt(), elementwise.Abs(), power.Pow()
 _SILU, _WHERE = activation.SiLU(), select.Where()
 _MAXIMUM, _MINIMUM = select.Maximum(), select.Minimum()
 _EQ, _NE, _LT = compare.Equal(), compare.NotEqual(), compare.Less()
+_AND, _OR, _XOR = bitwise.BitwiseAnd(), bitwise.BitwiseOr(), bitwise.BitwiseXor()
+_NOT, _FLOOR, _REMAINDER = bitwise.BitwiseNot(), elementwise.FloorDivide(), elementwise.Remainder()
 _LE, _GT, _GE = compare.LessEqual(), compare.Greater(), compare.GreaterEqual()
 
 
@@ -39,15 +42,26 @@ def abs(x: Any) -> Tensor:
 
 
 def pow(x: Any, exponent: Any) -> Tensor:
-    """x ** exponent, a number or a tensor; broadcast."""
+    """x ** exponent, a number or a tensor; broadcast. A float as the exponent makes integers float32."""
+    exponent = plain(exponent)
     if isinstance(exponent, (int, float)) and not isinstance(exponent, bool):
-        return op.instance(power.Pow, exponent)(as_tensor(x))
+        x = floating(x) if isinstance(exponent, float) else as_tensor(x)
+        return op.instance(power.Pow, exponent)(x)
     return _POW(*operands(x, exponent))
 
 
-def clip(x: Any, low: float | None = None, high: float | None = None) -> Tensor:
-    """min(max(x, low), high); None is no bound."""
-    return op.instance(select.Clip, low, high)(as_tensor(x))
+def clip(x: Any, low: Any = None, high: Any = None) -> Tensor:
+    """min(max(x, low), high); None is no bound. The gradient of a number's clip passes at the bounds, too.
+
+    Bounds that are Tensors, arrays or lists broadcast, and get gradients; they share one with an equal x.
+    """
+    x, low, high = as_tensor(x), plain(low), plain(high)
+    if isinstance(low, (NoneType, int, float)) and isinstance(high, (NoneType, int, float)):
+        if isinstance(low, float) or isinstance(high, float):
+            x = floating(x)
+        return op.instance(select.Clip, low, high)(x)
+    x = x if low is None else maximum(x, low)
+    return x if high is None else minimum(x, high)
 
 
 clamp = clip
@@ -63,6 +77,36 @@ def silu(x: Any) -> Tensor:
     return _SILU(as_tensor(x))
 
 
+def floor_divide(a: Any, b: Any) -> Tensor:
+    """a // b, rounded down, broadcast. No gradient."""
+    return _FLOOR(*operands(a, b))
+
+
+def remainder(a: Any, b: Any) -> Tensor:
+    """a % b = a - b (a // b), with the sign of b as in Python; broadcast."""
+    return _REMAINDER(*operands(a, b))
+
+
+def bitwise_and(a: Any, b: Any) -> Tensor:
+    """a & b of bools or integers, broadcast."""
+    return _AND(*operands(a, b))
+
+
+def bitwise_or(a: Any, b: Any) -> Tensor:
+    """a | b of bools or integers, broadcast."""
+    return _OR(*operands(a, b))
+
+
+def bitwise_xor(a: Any, b: Any) -> Tensor:
+    """a ^ b of bools or integers, broadcast."""
+    return _XOR(*operands(a, b))
+
+
+def bitwise_not(x: Any) -> Tensor:
+    """~x of bools or integers."""
+    return _NOT(as_tensor(x))
+
+
 def maximum(a: Any, b: Any) -> Tensor:
     """The larger of two, broadcast; equal ones share the gradient."""
     return _MAXIMUM(*operands(a, b))
@@ -76,12 +120,6 @@ def minimum(a: Any, b: Any) -> Tensor:
 def where(condition: Any, a: Any, b: Any) -> Tensor:
     """a where the condition (bool) holds, else b; broadcast."""
     return _WHERE(as_tensor(condition), *operands(a, b))
-
-
-def cast(x: Any, dtype: Any) -> Tensor:
-    """`x` in another dtype; `x` itself where it has that dtype already."""
-    x, dtype = as_tensor(x), np.dtype(dtype)
-    return x if x.dtype == dtype else op.instance(casting.Cast, dtype)(x)
 
 
 def eq(a: Any, b: Any) -> Tensor:
@@ -115,20 +153,52 @@ def ge(a: Any, b: Any) -> Tensor:
 
 
 def max(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Largest element over `dim` (all dims by default); equal ones share the gradient."""
-    return op.instance(extremum.Max, as_dims(dim), keepdim)(as_tensor(x))
+    """Largest element over `dim` (all dims by default); equal ones share the gradient.
+
+    One tensor, as NumPy and `torch.amax` have it: `torch.max(x, dim)` gives a pair, here `argmax` says where.
+    """
+    return op.instance(extremum.Max, as_dims("max: dim", dim), keepdim)(as_tensor(x))
 
 
 def min(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Smallest element over `dim` (all dims by default); equal ones share the gradient."""
-    return op.instance(extremum.Min, as_dims(dim), keepdim)(as_tensor(x))
+    """Smallest element over `dim` (all dims by default); equal ones share the gradient. One tensor: see `max`."""
+    return op.instance(extremum.Min, as_dims("min: dim", dim), keepdim)(as_tensor(x))
 
 
 def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Position of the largest element along `dim`, or in row-major order; the lowest of equal ones."""
-    return op.instance(extremum.ArgMax, dim, keepdim)(as_tensor(x))
+    return op.instance(extremum.ArgMax, as_dims("argmax: dim", dim), keepdim)(as_tensor(x))
+
+
+def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Position of the smallest element along `dim`, or in row-major order; the lowest of equal ones."""
+    return op.instance(extremum.ArgMin, as_dims("argmin: dim", dim), keepdim)(as_tensor(x))
+
+
+def logsumexp(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """ln of the sum of e ** x over `dim` (all dims by default), safe for values that are far apart."""
+    return op.instance(extremum.LogSumExp, as_dims("logsumexp: dim", dim), keepdim)(floating(x))
+
+
+def any(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """Whether an element over `dim` (all dims by default) is not 0; of no elements, False."""
+    return gt(_count(ne(x, 0), dim, keepdim), 0)
+
+
+def all(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """Whether no element over `dim` (all dims by default) is 0; of no elements, True."""
+    return eq(_count(eq(x, 0), dim, keepdim), 0)
+
+
+def _count(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
+    return op.instance(reduce.Sum, as_dims("any, all: dim", dim), keepdim)(x)
 
 
 def var(x: Any, dim: Dims = None, correction: int = 1, keepdim: bool = False) -> Tensor:
     """Variance over `dim` (all dims by default): the sum of squares / (n - correction)."""
-    return op.instance(extremum.Var, as_dims(dim), correction, keepdim)(as_tensor(x))
+    return op.instance(extremum.Var, as_dims("var: dim", dim), correction, keepdim)(as_tensor(x))
+
+
+def std(x: Any, dim: Dims = None, correction: int = 1, keepdim: bool = False) -> Tensor:
+    """Standard deviation over `dim` (all dims by default): the root of `var`. The gradient at 0 is 0."""
+    return op.instance(extremum.Std, as_dims("std: dim", dim), correction, keepdim)(as_tensor(x))

@@ -15,7 +15,8 @@ from simparallel.autograd import (
     norm,
     softmax as softmaxes,
 )  # fmt: skip
-from simparallel.autograd.op import instance
+from simparallel.autograd.functions_shape import broadcast_to
+from simparallel.autograd.op import as_int, instance
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.errors import InputError, ShapeError
 
@@ -34,15 +35,20 @@ def _present(*values: Any) -> list[Tensor]:
 
 def softmax(x: Any, dim: int = -1) -> Tensor:
     """e ** x over its sum along `dim`."""
-    return instance(softmaxes.Softmax, dim)(as_tensor(x))
+    return instance(softmaxes.Softmax, as_int("softmax: dim", dim))(as_tensor(x))
 
 
 def log_softmax(x: Any, dim: int = -1) -> Tensor:
     """The logarithm of softmax, safe for values that are far apart."""
-    return instance(softmaxes.LogSoftmax, dim)(as_tensor(x))
+    return instance(softmaxes.LogSoftmax, as_int("log_softmax: dim", dim))(as_tensor(x))
 
 
 # --- losses ------------------------------------------------------------------------------------------
+
+
+def _reducing(op: Any, reduction: Any, *settings: Any) -> Any:
+    """The loss; an array in the place of `reduction` cannot be a key."""
+    return instance(op, loss.check_reduction(op.name, reduction), *settings)
 
 
 def _classes_last(x: Tensor) -> Tensor:
@@ -81,7 +87,7 @@ def cross_entropy(
             a label that is not a class is an error unless it was asked for).
         label_smoothing: this much of the target is spread evenly over all classes.
     """
-    op = instance(loss.CrossEntropy, reduction, ignore_index, label_smoothing)
+    op = _reducing(loss.CrossEntropy, reduction, ignore_index, label_smoothing)
     return _label_loss(op, logits, labels, weight)
 
 
@@ -89,12 +95,14 @@ def nll_loss(
     logp: Any, labels: Any, reduction: str = "mean", *, weight: Any = None, ignore_index: int | None = None
 ) -> Tensor:
     """-logp[label], for log-probabilities. Arguments as for `cross_entropy`."""
-    return _label_loss(instance(loss.NLL, reduction, ignore_index), logp, labels, weight)
+    return _label_loss(_reducing(loss.NLL, reduction, ignore_index), logp, labels, weight)
 
 
 def softmax_cross_entropy_with_logits(logits: Any, labels: Any, reduction: str = "mean") -> Tensor:
     """-sum of labels * log softmax(logits).   logits, labels: (n, v)"""
-    return instance(dense_loss.SoftmaxCrossEntropyWithLogits, reduction)(as_tensor(logits), as_tensor(labels))
+    return _reducing(dense_loss.SoftmaxCrossEntropyWithLogits, reduction)(
+        as_tensor(logits), as_tensor(labels)
+    )
 
 
 def cross_entropy_expand(logits: Any, labels: Any, sparse: bool = True) -> Tensor:
@@ -123,17 +131,17 @@ def cross_entropy_expand(logits: Any, labels: Any, sparse: bool = True) -> Tenso
 
 def mse_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
     """(x - target) ** 2, two tensors of one shape."""
-    return instance(dense_loss.MSE, reduction)(as_tensor(x), as_tensor(target))
+    return _reducing(dense_loss.MSE, reduction)(as_tensor(x), as_tensor(target))
 
 
 def l1_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
     """|x - target|, two tensors of one shape."""
-    return instance(dense_loss.L1, reduction)(as_tensor(x), as_tensor(target))
+    return _reducing(dense_loss.L1, reduction)(as_tensor(x), as_tensor(target))
 
 
 def binary_cross_entropy(x: Any, target: Any, reduction: str = "mean") -> Tensor:
     """-target ln x - (1 - target) ln(1 - x), for probabilities x; logarithms are at least -100."""
-    return instance(dense_loss.BinaryCrossEntropy, reduction)(as_tensor(x), as_tensor(target))
+    return _reducing(dense_loss.BinaryCrossEntropy, reduction)(as_tensor(x), as_tensor(target))
 
 
 def binary_cross_entropy_with_logits(
@@ -148,7 +156,7 @@ def binary_cross_entropy_with_logits(
         pos_weight: what -target ln sigmoid(x) counts for; its shape broadcasts to that of x, so (c,) is one for each
             class of x (n, c).
     """
-    op, x = instance(dense_loss.BinaryCrossEntropyWithLogits, reduction), as_tensor(x)
+    op, x = _reducing(dense_loss.BinaryCrossEntropyWithLogits, reduction), as_tensor(x)
     if pos_weight is None:
         return op(x, as_tensor(target))
     from simparallel.autograd.functions import broadcast_to, cast
@@ -219,10 +227,16 @@ def scaled_dot_product_attention(
         q: queries.
         k: keys.
         v: values.
-        attn_mask: (..., t, s), added to the scores; or bool, True where a query sees a key.
+        attn_mask: (..., t, s), added to the scores; or bool, True where a query sees a key. It broadcasts: that of
+            padded keys may be (batch, 1, 1, s).
         is_causal: query i sees the keys 0 … i only.
         scale: None for 1 / sqrt(d).
     """
-    mask = [] if attn_mask is None else [as_tensor(attn_mask)]
+    q, k, v = as_tensor(q), as_tensor(k), as_tensor(v)
     op = instance(attention.ScaledDotProductAttention, is_causal, scale)
-    return op(as_tensor(q), as_tensor(k), as_tensor(v), *mask)
+    if attn_mask is None:
+        return op(q, k, v)
+    mask, scores = as_tensor(attn_mask), (*q.shape[-2:-1], *k.shape[-2:-1])
+    if mask.shape[-2:] != scores:
+        mask = broadcast_to(mask, *mask.shape[:-2], *scores)
+    return op(q, k, v, mask)

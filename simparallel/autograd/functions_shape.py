@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd import expand as expanding, indexing, join, op
-from simparallel.autograd.operands import as_dims, spread
+from simparallel.autograd.operands import spread
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import get_namespace, is_array
-from simparallel.errors import InputError, ShapeError
+from simparallel.errors import InputError, OutOfRangeError, ShapeError
 
 
 def _joined(tensors: Sequence[Any], name: str) -> list[Tensor]:
+    if isinstance(tensors, Tensor) or is_array(tensors):
+        raise InputError(
+            f"{name}: got one tensor of shape {as_tensor(tensors).shape}; give a list or a tuple of tensors."
+        )
+    tensors = list(tensors)
     if not tensors:
         raise InputError(f"{name}: no tensors to join; give at least one.")
     return [as_tensor(x) for x in tensors]
@@ -22,7 +27,7 @@ def _joined(tensors: Sequence[Any], name: str) -> list[Tensor]:
 
 def concat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """The tensors one after another along `dim`."""
-    return op.instance(join.Concat, dim)(*_joined(tensors, "concat"))
+    return op.instance(join.Concat, op.as_int("concat: dim", dim))(*_joined(tensors, "concat"))
 
 
 cat = concat
@@ -30,7 +35,7 @@ cat = concat
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """The tensors, equal in shape, along a new dim `dim` of the result."""
-    return op.instance(join.Stack, dim)(*_joined(tensors, "stack"))
+    return op.instance(join.Stack, op.as_int("stack: dim", dim))(*_joined(tensors, "stack"))
 
 
 def split(x: Any, sizes: int | Sequence[int], dim: int = 0) -> list[Tensor]:
@@ -70,7 +75,7 @@ def chunk(x: Any, count: int, dim: int = 0) -> list[Tensor]:
 def getitem(x: Any, items: Any) -> Tensor:
     """`x[items]`: integers, slices, None, ..., arrays of integers, masks of bool; as in NumPy."""
     x = as_tensor(x)
-    items = _without_masks(items if isinstance(items, tuple) else (items,), get_namespace(x.data))
+    items = _without_masks(items if isinstance(items, tuple) else (items,), x)
     plain, dims, arrays = indexing.split_index(items, x.shape, lambda item: isinstance(item, Tensor))
     if any(item != (None, None, None) for item in plain) or not dims:
         x = op.instance(indexing.Slice, plain)(x)
@@ -79,19 +84,45 @@ def getitem(x: Any, items: Any) -> Tensor:
     return op.instance(indexing.Index, dims)(x, *(_indices(item, x) for item in arrays))
 
 
-def _without_masks(items: tuple[Any, ...], xp: Any) -> tuple[Any, ...]:
+def _without_masks(items: tuple[Any, ...], x: Tensor) -> tuple[Any, ...]:
     """Arrays and lists as Tensors; a mask as the positions where it is true, an array a dim."""
+    found = [_as_indices(item, x) for item in items]
+    widths = [0 if item is None or item is ... else _width(item) for item in found]
     result: list[Any] = []
-    for item in items:
-        if isinstance(item, list):
-            item = xp.asarray(item, dtype=None if item else "int64")
-        if is_array(item) or isinstance(item, Tensor):
-            item = as_tensor(item)
-            if item.dtype.kind == "b":
-                result += [Tensor._result(at, None, item._device) for at in item.data.nonzero()]
-                continue
-        result.append(item)
+    first = 0  # the dim that the next item is about
+    for item, width in zip(found, widths, strict=True):
+        if isinstance(item, Tensor) and item.dtype.kind == "b":
+            covered = x.shape[first : first + width]
+            if item.shape != covered:
+                raise OutOfRangeError(
+                    f"a mask of shape {item.shape} does not fit dims {first} … {first + width - 1} of a tensor of "
+                    f"shape {x.shape}: it has to be of shape {covered}."
+                )
+            result += [Tensor._result(at, None, item._device) for at in item.data.nonzero()]
+        else:
+            result.append(item)
+        first += x.ndim - sum(widths) if item is ... else width
     return tuple(result)
+
+
+def _as_indices(item: Any, x: Tensor) -> Any:
+    """An array or a list as a Tensor."""
+    if isinstance(item, list):
+        item = get_namespace(x.data).asarray(item, dtype=None if item else "int64")
+    if is_array(item):
+        item = as_tensor(item)
+    if isinstance(item, (bool, np.bool_)) or (
+        isinstance(item, Tensor) and not item.ndim and item.dtype == bool
+    ):
+        raise InputError(
+            f"{item!r} is no index: a mask has the shape of the dims that it chooses from; x[None] makes a new dim."
+        )
+    return item
+
+
+def _width(item: Any) -> int:
+    """How many dims of x an item is about."""
+    return item.ndim if isinstance(item, Tensor) and item.dtype.kind == "b" else 1
 
 
 def _indices(value: Any, like: Tensor) -> Tensor:
@@ -124,12 +155,12 @@ def pad(x: Any, pad: Sequence[int], value: float = 0.0) -> Tensor:
 
 def tile(x: Any, *repeats: int) -> Tensor:
     """`x` repeated along its dims: A B becomes A B A B."""
-    return op.instance(expanding.Tile, spread(repeats))(as_tensor(x))
+    return op.instance(expanding.Tile, spread("tile: a number of repeats", repeats))(as_tensor(x))
 
 
 def expand(x: Any, *shape: int) -> Tensor:
     """`x` read again along dims of size 1 and new leading dims; -1 keeps a size. A read-only view."""
-    x, sizes = as_tensor(x), spread(shape)
+    x, sizes = as_tensor(x), spread("expand: a size", shape)
     extra = len(sizes) - x.ndim
     kept = tuple(-1 if i >= extra and size == x.shape[i - extra] else size for i, size in enumerate(sizes))
     return op.instance(expanding.BroadcastTo, kept)(x)
@@ -141,10 +172,14 @@ broadcast_to = expand
 def squeeze(x: Any, dim: int | tuple[int, ...] | None = None) -> Tensor:
     """`x` without its dims of size 1, or without those named, each of which must have size 1."""
     x = as_tensor(x)
-    dims = tuple(i for i, size in enumerate(x.shape) if size == 1) if dim is None else as_dims(dim)
+    dims = (
+        tuple(i for i, size in enumerate(x.shape) if size == 1)
+        if dim is None
+        else op.as_dims("squeeze: dim", dim)
+    )
     return op.instance(expanding.Squeeze, dims)(x)
 
 
 def unsqueeze(x: Any, dim: int | tuple[int, ...]) -> Tensor:
     """`x` with a new dim of size 1 at `dim` of the result."""
-    return op.instance(expanding.Unsqueeze, as_dims(dim))(as_tensor(x))
+    return op.instance(expanding.Unsqueeze, op.as_dims("unsqueeze: dim", dim))(as_tensor(x))

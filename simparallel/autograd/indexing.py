@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index as as_int
 from typing import Any
 
-from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
+from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, as_int, normalize_dims
 from simparallel.backend import Array
-from simparallel.errors import DTypeError, OutOfRangeError, ShapeError
+from simparallel.errors import DTypeError, InputError, OutOfRangeError, ShapeError
 from simparallel.rule import dim_names
 
 Triple = tuple[int | None, int | None, int | None]  # start, stop, step
@@ -92,7 +91,7 @@ class Index(Op):
     """
 
     def __init__(self, dims: tuple[int, ...]) -> None:
-        self.dims = dims
+        self.dims = as_dims("Index: dims", tuple(dims))
 
     def _dims(self, ndim: int) -> tuple[int, ...]:
         dims = normalize_dims(self.dims, ndim)
@@ -161,7 +160,7 @@ def split_index(items: tuple[Any, ...], shape: tuple[int, ...], is_indices: Any)
     With an array among the items, integers count as arrays of no dims, as in NumPy.
 
     Args:
-        items: integers, slices, None, one Ellipsis, arrays of integers.
+        items: integers, slices, None, one Ellipsis, arrays of integers. Raises DTypeError for others.
         shape: of x.
         is_indices: tells the arrays from the rest.
     """
@@ -179,17 +178,22 @@ def split_index(items: tuple[Any, ...], shape: tuple[int, ...], is_indices: Any)
         if item is None:
             plain.append(None)
         elif isinstance(item, slice):
-            plain.append((_int(item.start), _int(item.stop), _int(item.step)))
+            plain.append(_triple(item))
         elif advanced:
             plain.append((None, None, None))
             dims.append(dim)
             arrays.append(item)
         else:
-            plain.append(as_int(item))
+            plain.append(as_int("an index", item))
             continue
         dim += 1
     return tuple(plain), tuple(dims), arrays
 
 
-def _int(value: Any) -> int | None:
-    return None if value is None else as_int(value)
+def _triple(part: slice) -> Triple:
+    start, stop, step = (
+        None if value is None else as_int("a slice", value) for value in (part.start, part.stop, part.step)
+    )
+    if step == 0:
+        raise InputError(f"{part!r}: the step of a slice is 0; -1 reads backwards.")
+    return start, stop, step

@@ -104,6 +104,11 @@ def _check_writable(what: str, x: Any, other: Any, way_out: str) -> None:
             f"{what}: x, of shape {x.shape}, is on the tape, where it has one value; {way_out}. Or change a "
             "detach().clone()."
         )
+    number = other.item() if isinstance(other, np.generic) else other
+    if isinstance(number, int) and x.dtype.kind in "iu":
+        limits = np.iinfo(x.dtype)
+        if not limits.min <= number <= limits.max:  # what it would be cut off to
+            raise DTypeError(f"{what}: x of dtype {x.dtype} cannot hold {number}; use astype('int64') on x.")
     if grad_mode.enabled and x._requires_grad:
         raise AutogradError(
             f"{what}: {x.name or 'x'}, of shape {x.shape}, is a leaf that requires a gradient: change it inside of "

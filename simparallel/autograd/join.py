@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 
-from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
+from simparallel.autograd.op import Context, Op, Spec, Work, as_int, normalize_dims
 from simparallel.backend import Array
 from simparallel.errors import ShapeError
 from simparallel.rule import dim_names
@@ -18,7 +18,7 @@ class AbstractJoin(Op):
     """
 
     def __init__(self, dim: int = 0) -> None:
-        self.dim = dim
+        self.dim = as_int(f"{self.name}: dim", dim)
 
     def work(self, *inputs: Spec) -> Work:
         return Work(0, 2 * self.infer(*inputs).size_bytes)

@@ -9,6 +9,19 @@ from simparallel.backend import Array, get_namespace
 from simparallel.errors import LabelError
 
 
+class Words(NamedTuple):
+    """What the integers are called, and what helps if one is too large or negative."""
+
+    one: str = "label"
+    many: str = "labels"
+    of: str = "classes"
+    enlarge: str = "widen the last layer to {} outputs"
+    ignore: str = ", or pass ignore_index={}"
+
+
+CLASSES = Words()
+
+
 class Picked(NamedTuple):
     """Where the labels point to in a slice (n, v) of the classes."""
 
@@ -46,7 +59,9 @@ def pick(ctx: Context, labels: Array, num_local: int, ignore_index: int | None, 
     return Picked(rows[inside], local[inside], kept)
 
 
-def check_labels(labels: Array, num_classes: int, ignore_index: int | None, who: str) -> None:
+def check_labels(
+    labels: Array, num_classes: int, ignore_index: int | None, who: str, words: Words = CLASSES
+) -> None:
     """Raises LabelError, which names the first label outside of 0 … num_classes-1."""
     if labels.size == 0 or (labels.min() >= 0 and labels.max() < num_classes):
         return
@@ -58,9 +73,9 @@ def check_labels(labels: Array, num_classes: int, ignore_index: int | None, who:
     flat = labels.reshape(-1)
     position = int(get_namespace(labels).argmax(bad))
     label = int(flat[position])
-    way_out = f"widen the last layer to {label + 1} outputs" if label > 0 else f"pass ignore_index={label}"
+    way_out = f", or {words.enlarge.format(label + 1)}" if label > 0 else words.ignore.format(label)
     raise LabelError(
-        f"{who}: label {label} at position {position} is outside of the {num_classes} classes "
-        f"0 … {num_classes - 1}. Fix the labels, or {way_out}.",
+        f"{who}: {words.one} {label} at position {position} is outside of the {num_classes} {words.of} "
+        f"0 … {num_classes - 1}. Fix the {words.many}{way_out}.",
         label=label, position=position, num_classes=num_classes,
     )  # fmt: skip

@@ -15,10 +15,11 @@ from simparallel.errors import DTypeError, InputError
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def check_reduction(who: str, reduction: str) -> str:
+def check_reduction(who: str, reduction: Any) -> str:
     """`reduction` itself. Raises InputError if there is no such reduction."""
-    if reduction not in REDUCTIONS:
-        raise InputError(f"{who}: reduction={reduction!r}, choose from {', '.join(REDUCTIONS)}.")
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
+        by_name = "" if isinstance(reduction, str) else " Weights of the classes go by name: weight=..."
+        raise InputError(f"{who}: reduction={reduction!r:.80}, choose from {', '.join(REDUCTIONS)}.{by_name}")
     return reduction
 
 

@@ -19,6 +19,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from operator import index
 from time import perf_counter_ns
 from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -31,7 +32,7 @@ from simparallel.autograd.tensor import Tensor, common_device
 from simparallel.autograd.windows import Windows
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.devices import FIRST, Device, current_device
-from simparallel.errors import ShapeError, SimParallelError
+from simparallel.errors import DTypeError, ShapeError, SimParallelError
 from simparallel.events import Recorder, current_recorder
 from simparallel.memory import ACTIVATIONS, MemoryAccount
 from simparallel.rule import bind, output_shape
@@ -331,6 +332,31 @@ def _price(recorder: Recorder, plan: Plan, key: Any, work: Work) -> tuple[int, i
 def instance(op: type[Op], *settings: Any) -> Op:
     """The op with these settings; the same object each time, so that its plans are reused."""
     return op(*settings)
+
+
+def as_int(what: str, value: Any) -> int:
+    """`value` as an int, if that is what it is: NumPy's integers are, 2.0 and True are not.
+
+    Raises:
+        DTypeError: it is something else.
+    """
+    if type(value) is int:
+        return value
+    try:
+        if not isinstance(value, (bool, np.bool_)):
+            return index(value)
+    except TypeError:
+        pass
+    raise DTypeError(f"{what}: {value!r} is no integer.")
+
+
+def as_dims(what: str, dim: Any) -> Any:
+    """A dim or a list of dims as an int or a tuple, None as None. Raises DTypeError for anything else."""
+    if dim is None or type(dim) is int:
+        return dim
+    if isinstance(dim, (tuple, list, np.ndarray)) and np.ndim(dim):
+        return tuple([as_int(what, d) for d in dim])
+    return as_int(what, dim)
 
 
 def normalize_dims(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:

@@ -1,42 +1,98 @@
-"""What the functions accept as operands and dims."""
+"""What the functions accept as operands, dims and sizes, and which dtype two operands have together."""
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from simparallel.autograd.cast import cast
+from simparallel.autograd.op import as_int
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import get_namespace, is_array
+from simparallel.backend import Array, get_namespace, is_array
+from simparallel.errors import DTypeError, InputError
+
+SINGLE = np.dtype(np.float32)  # what Python's floats are where nothing else is floating-point
 
 
 def operands(a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    """Both as Tensors; a plain number takes the other's dtype where that can hold its kind."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a, b
+    """Both as Tensors that are computed with as PyTorch does.
+
+    A number, also NumPy's, and a list take the other's dtype where that can hold their kind; a float beside
+    integers is float32. An integer tensor beside a floating-point one takes its dtype: NumPy would make float64
+    of int64 and float32. For the rest, as float16 and float32, NumPy's promotion holds.
+
+    Raises:
+        DTypeError: one of them is no number, array, list of numbers or Tensor.
+        InputError: an integer that no dtype holds.
+    """
+    if not isinstance(b, Tensor):
+        b = _like(b, a) if isinstance(a, Tensor) else as_tensor(b)
     if not isinstance(a, Tensor):
-        b_tensor = as_tensor(b)
-        return _like(a, b_tensor), b_tensor
-    return a, _like(b, a)
+        a = _like(a, b)
+    if a.data.dtype is not b.data.dtype:
+        return _promoted(a, b.dtype), _promoted(b, a.dtype)
+    return a, b
+
+
+def floating(x: Any) -> Tensor:
+    """`x` as a Tensor; of integers or bool, in float32."""
+    x = as_tensor(x)
+    return cast(x, SINGLE) if x.dtype.kind in "biu" else x
+
+
+def plain(value: Any) -> Any:
+    """A NumPy scalar as the Python number that it is: only those take the dtype of what is beside them."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _promoted(x: Tensor, other: np.dtype) -> Tensor:
+    """`x` in a floating-point dtype `other`, where x is of integers that NumPy would take to a wider one."""
+    is_wider = x.dtype.kind in "iu" and other.kind in "fc" and np.result_type(x.dtype, other) != other
+    return cast(x, other) if is_wider else x
 
 
 def _like(value: Any, like: Tensor) -> Tensor:
     """`value` as a Tensor beside `like`, and where `like` is."""
+    value, xp = plain(value), get_namespace(like.data)
     if isinstance(value, (bool, int, float, complex)):
-        xp = get_namespace(like.data)
-        return Tensor._result(xp.asarray(value, dtype=np.result_type(like.dtype, value)), None, like._device)
-    if not is_array(value) and not isinstance(value, np.generic):
-        value = get_namespace(like.data).asarray(value)
-        if value.dtype.kind == "f":  # Python floats take the tensor's precision
-            value = value.astype(np.result_type(like.dtype, 1.0))
-    return as_tensor(value)
+        return Tensor._result(_number(xp, value, like.dtype), None, like._device)
+    if is_array(value):
+        return as_tensor(value)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise DTypeError(
+            f"beside a tensor: {value!r:.200}, need a number, an array, a Tensor or a list of numbers."
+        )
+    if array.dtype.kind == "f" or (array.dtype.kind in "iu" and like.dtype.kind in "fc"):
+        array = array.astype(np.result_type(SINGLE if like.dtype.kind in "biu" else like.dtype, 1.0))
+    return as_tensor(xp.asarray(array))
 
 
-def as_dims(dim: Any) -> Any:
-    """A list of dims as a tuple, which can be a key."""
-    return tuple(dim) if isinstance(dim, list) else dim
+def _number(xp: ModuleType, value: Any, like: np.dtype) -> Array:
+    """A Python number as an array of no dims that leaves the dtype `like` as it is, where that can hold it."""
+    is_first_float = isinstance(value, float) and like.kind in "biu"
+    try:
+        return xp.asarray(value, dtype=SINGLE if is_first_float else np.result_type(like, value))
+    except OverflowError:  # 300 or -1 beside uint8: computed with rather than cut off
+        dtype = np.asarray(value).dtype
+        if dtype.kind not in "iu":
+            raise InputError(f"{value!r:.100} beside a tensor: no dtype holds it.") from None
+        return xp.asarray(value, dtype=dtype)
 
 
-def spread(numbers: tuple[Any, ...]) -> tuple[int, ...]:
-    """`f(2, 3)` and `f((2, 3))` mean the same."""
-    return tuple(numbers[0]) if len(numbers) == 1 and isinstance(numbers[0], (tuple, list)) else numbers
+def hashable(value: Any) -> Any:
+    """A list or an array as a tuple, which can be a key."""
+    return tuple(value) if isinstance(value, list) or (is_array(value) and value.ndim) else value
+
+
+def spread(what: str, numbers: tuple[Any, ...]) -> tuple[int, ...]:
+    """`f(2, 3)` and `f((2, 3))` mean the same. Raises DTypeError for what is no integer."""
+    if len(numbers) == 1 and type(numbers[0]) is not int:
+        inner = hashable(numbers[0])
+        numbers = inner if isinstance(inner, tuple) else (inner,)
+    for number in numbers:
+        if type(number) is not int:
+            return tuple([as_int(what, number) for number in numbers])
+    return numbers

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.backend import is_array
+from simparallel.errors import InputError
 
 if TYPE_CHECKING:
     from simparallel.autograd.tensor import Tensor
     from simparallel.layout import Layout
+
+Dims = int | tuple[int, ...] | None
 
 _functions: Any = None  # the functions module, which needs Tensor first and sets this when it is ready
 
@@ -54,6 +57,39 @@ class TensorOperators:
 
     def __neg__(self) -> Tensor:
         return _functions.neg(self)
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        return _functions.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return _functions.floor_divide(other, self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return _functions.remainder(self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return _functions.remainder(other, self)
+
+    def __and__(self, other: Any) -> Tensor:
+        return _functions.bitwise_and(self, other)
+
+    def __rand__(self, other: Any) -> Tensor:
+        return _functions.bitwise_and(other, self)
+
+    def __or__(self, other: Any) -> Tensor:
+        return _functions.bitwise_or(self, other)
+
+    def __ror__(self, other: Any) -> Tensor:
+        return _functions.bitwise_or(other, self)
+
+    def __xor__(self, other: Any) -> Tensor:
+        return _functions.bitwise_xor(self, other)
+
+    def __rxor__(self, other: Any) -> Tensor:
+        return _functions.bitwise_xor(other, self)
+
+    def __invert__(self) -> Tensor:
+        return _functions.bitwise_not(self)
 
     def __matmul__(self, other: Any) -> Tensor:
         return _functions.matmul(self, other)
@@ -142,11 +178,13 @@ class TensorOperators:
     def relu(self) -> Tensor:
         return _functions.relu(self)
 
-    def sum(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
-        return _functions.sum(self, dim, keepdim)
+    # Reductions take NumPy's names, too, so that np.sum(x, axis=0) and its kin work.
 
-    def mean(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
-        return _functions.mean(self, dim, keepdim)
+    def sum(self, dim: Dims = None, keepdim: bool = False, **numpys: Any) -> Tensor:
+        return _functions.sum(self, *_dims("sum", dim, keepdim, numpys))
+
+    def mean(self, dim: Dims = None, keepdim: bool = False, **numpys: Any) -> Tensor:
+        return _functions.mean(self, *_dims("mean", dim, keepdim, numpys))
 
     def reshape(self, *shape: int) -> Tensor:
         return _functions.reshape(self, *shape)
@@ -174,7 +212,7 @@ class TensorOperators:
     def pow(self, exponent: Any) -> Tensor:
         return _functions.pow(self, exponent)
 
-    def clip(self, low: float | None = None, high: float | None = None) -> Tensor:
+    def clip(self, low: Any = None, high: Any = None) -> Tensor:
         return _functions.clip(self, low, high)
 
     def astype(self, dtype: Any) -> Tensor:
@@ -192,19 +230,40 @@ class TensorOperators:
         """
         return _functions.to(self, *args, **kwargs)
 
-    def max(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
-        return _functions.max(self, dim, keepdim)
+    def max(self, dim: Dims = None, keepdim: bool = False, **numpys: Any) -> Tensor:
+        """The largest elements, one tensor: `torch.Tensor.max(dim)` gives a pair, here `argmax` says where."""
+        return _functions.max(self, *_dims("max", dim, keepdim, numpys))
 
-    def min(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
-        return _functions.min(self, dim, keepdim)
+    def min(self, dim: Dims = None, keepdim: bool = False, **numpys: Any) -> Tensor:
+        """The smallest elements, one tensor; see `max`."""
+        return _functions.min(self, *_dims("min", dim, keepdim, numpys))
 
-    def var(
-        self, dim: int | tuple[int, ...] | None = None, correction: int = 1, keepdim: bool = False
-    ) -> Tensor:
+    def var(self, dim: Dims = None, correction: int = 1, keepdim: bool = False, **numpys: Any) -> Tensor:
+        """The variance; with NumPy's name for the correction, `ddof`, np.var(x) gives what NumPy's does."""
+        correction = numpys.pop("ddof", correction)
+        dim, keepdim = _dims("var", dim, keepdim, numpys)
         return _functions.var(self, dim, correction, keepdim)
 
-    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        return _functions.argmax(self, dim, keepdim)
+    def std(self, dim: Dims = None, correction: int = 1, keepdim: bool = False, **numpys: Any) -> Tensor:
+        """The standard deviation; see `var`."""
+        correction = numpys.pop("ddof", correction)
+        dim, keepdim = _dims("std", dim, keepdim, numpys)
+        return _functions.std(self, dim, correction, keepdim)
+
+    def argmax(self, dim: int | None = None, keepdim: bool = False, **numpys: Any) -> Tensor:
+        return _functions.argmax(self, *_dims("argmax", dim, keepdim, numpys))
+
+    def argmin(self, dim: int | None = None, keepdim: bool = False, **numpys: Any) -> Tensor:
+        return _functions.argmin(self, *_dims("argmin", dim, keepdim, numpys))
+
+    def any(self, dim: Dims = None, keepdim: bool = False, **numpys: Any) -> Tensor:
+        return _functions.any(self, *_dims("any", dim, keepdim, numpys))
+
+    def all(self, dim: Dims = None, keepdim: bool = False, **numpys: Any) -> Tensor:
+        return _functions.all(self, *_dims("all", dim, keepdim, numpys))
+
+    def logsumexp(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        return _functions.logsumexp(self, dim, keepdim)
 
     def squeeze(self, dim: int | tuple[int, ...] | None = None) -> Tensor:
         return _functions.squeeze(self, dim)
@@ -226,6 +285,25 @@ class TensorOperators:
 
     def take(self, indices: Any, dim: int) -> Tensor:
         return _functions.take(self, indices, dim)
+
+
+def _dims(who: str, dim: Any, keepdim: bool, numpys: dict[str, Any]) -> tuple[Any, bool]:
+    """(dim, keepdim), also by the names that NumPy has for them; its functions pass dtype=None and out=None along.
+
+    Raises:
+        InputError: another name, both names, or a value for `dtype` or `out`.
+    """
+    if not numpys:
+        return dim, keepdim
+    axis = numpys.get("axis")
+    unused = [name for name in ("dtype", "out") if numpys.get(name) is None]
+    unknown = [name for name in numpys if name not in ("axis", "keepdims", *unused)]
+    if unknown or (dim is not None and axis is not None):
+        got = ", ".join(f"{name}={value!r:.80}" for name, value in numpys.items())
+        raise InputError(
+            f"{who}: cannot take {got} beside dim={dim!r}; give dim and keepdim, or NumPy's axis and keepdims."
+        )
+    return (dim if axis is None else axis), bool(numpys.get("keepdims", keepdim))
 
 
 def _is_operand(value: object) -> bool:

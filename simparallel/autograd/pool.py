@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
+from simparallel.autograd.operands import hashable
 from simparallel.autograd.sums import divided, masked
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.autograd.windows import Pair, Windows, as_pair, windows
@@ -267,27 +268,23 @@ def _crop(xp: Any, padded: Array, at: Windows) -> Array:
     return padded if at.padded == at.image else _crop_view(padded, at).copy(order="K")
 
 
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def max_pool2d(
     x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0
 ) -> Tensor:
     """Maximum over windows; see `MaxPool2d`."""
-    settings = (_hashable(value) for value in (kernel_size, stride, padding))
+    settings = (hashable(value) for value in (kernel_size, stride, padding))
     return instance(MaxPool2d, *settings)(as_tensor(x))
 
 
 def avg_pool2d(
-    x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0,
+    x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
     count_include_pad: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Mean over windows; see `AvgPool2d`."""
-    settings = (_hashable(value) for value in (kernel_size, stride, padding, count_include_pad))
+    """Mean over windows; see `AvgPool2d`. (PyTorch's next argument by position would be `ceil_mode`.)"""
+    settings = (hashable(value) for value in (kernel_size, stride, padding, count_include_pad))
     return instance(AvgPool2d, *settings)(as_tensor(x))
 
 
 def adaptive_avg_pool2d(x: Any, output_size: int | Pair) -> Tensor:
     """Mean over as many windows as asked for; see `AdaptiveAvgPool2d`."""
-    return instance(AdaptiveAvgPool2d, _hashable(output_size))(as_tensor(x))
+    return instance(AdaptiveAvgPool2d, hashable(output_size))(as_tensor(x))

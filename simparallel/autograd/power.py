@@ -36,10 +36,7 @@ class Pow(Op):
         if self.exponent is not None:
             dtype = np.result_type(dtype, self.exponent)
             if dtype.kind in "iu" and self.exponent < 0:
-                raise DTypeError(
-                    f"an integer tensor ({dtype}) has no negative integer powers; "
-                    "use x.astype('float32'), or a float as the exponent."
-                )
+                raise _no_negative_powers(dtype)
         if dtype.kind == "b":
             raise DTypeError("a bool tensor has no powers; use x.astype('int64').")
         return Spec(shape, dtype)
@@ -49,6 +46,8 @@ class Pow(Op):
             assert self.exponent is not None
             ctx.a = a
             return _power(ctx, a.astype(ctx.plan.output.dtype, copy=False), self.exponent)
+        if ctx.plan.output.dtype.kind in "iu" and b.size and b.min() < 0:
+            raise _no_negative_powers(ctx.plan.output.dtype)
         ctx.a, ctx.b = a, b
         ctx.y = a**b
         return ctx.y
@@ -74,6 +73,13 @@ class Pow(Op):
         cheap = self.exponent in _CHEAP
         flops = prod(y.shape) * (1 if cheap else self.flops_per_element)
         return Work(flops, y.size_bytes + sum(spec.size_bytes for spec in inputs))
+
+
+def _no_negative_powers(dtype: np.dtype) -> DTypeError:
+    return DTypeError(
+        f"an integer tensor ({dtype}) has no negative integer powers; "
+        "use x.astype('float32'), or a float as the exponent."
+    )
 
 
 _CHEAP = (0, 1, 2, 3, -1)  # these need no logarithm

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
+from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, normalize_dims
 from simparallel.autograd.sums import divided
 from simparallel.backend import Array
 from simparallel.rule import dim_names
@@ -20,7 +20,7 @@ class AbstractReduce(Op):
     """
 
     def __init__(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> None:
-        self.dim = dim
+        self.dim = as_dims(f"{self.name}: dim", dim)
         self.keepdim = keepdim
 
     def rule_for(self, shape: tuple[int, ...]) -> str:

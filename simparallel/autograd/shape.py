@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.op import Context, Op, Spec, Work, as_dims
 from simparallel.backend import Array
 from simparallel.errors import LayoutError, ShapeError
 from simparallel.layout import Layout
@@ -36,7 +36,7 @@ class Reshape(AbstractView):
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
+        self.shape = as_dims("Reshape: a size", tuple(shape))
 
     def target(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The new shape with -1 resolved.
@@ -141,7 +141,7 @@ class Permute(Op):
     linear = True
 
     def __init__(self, dims: tuple[int, ...]) -> None:
-        self.dims = dims
+        self.dims = as_dims("Permute: dims", tuple(dims))
 
     def _order(self, ndim: int) -> tuple[int, ...]:
         order = tuple(d + ndim if d < 0 else d for d in self.dims)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from simparallel.autograd.op import Context, Op, Spec, Work, normalize_dims
+from simparallel.autograd.op import Context, Op, Spec, Work, as_int, normalize_dims
 from simparallel.autograd.sums import wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, ShapeError
@@ -18,10 +18,10 @@ class AbstractSoftmax(Op):
     """
 
     def __init__(self, dim: int = -1) -> None:
-        self.dim = dim
+        self.dim = as_int(f"{self.name}: dim", dim)
 
     def _axis(self, ndim: int) -> int:
-        return normalize_dims(int(self.dim), ndim)[0]
+        return normalize_dims(self.dim, ndim)[0]
 
     def rule_for(self, shape: tuple[int, ...]) -> str:
         names = dim_names(len(shape))

@@ -66,8 +66,8 @@ def divided(dy: Array, count: int) -> Array:
 def masked(xp: ModuleType, x: Array, keep: Array, out: Array | None = None) -> Array:
     """x where `keep`, else 0, whatever x is there: infinity * 0 would be NaN. In `out` if that is given.
 
-    A product of integers, to which x is bits: as fast as one of floats, where `xp.where` takes ten times as long
-    (NumPy 2.4, a mask without runs).
+    A product of x's bits, as integers: as fast as one of floats, where `xp.where` takes ten times as long (NumPy 2.4,
+    a mask without runs).
 
     Args:
         xp: numpy or cupy.

@@ -46,14 +46,14 @@ class AvgPool2d(Module):
 
     Args:
         kernel_size, stride, padding: as for `MaxPool2d`.
-        count_include_pad: whether pixels of the padding count.
+        count_include_pad: whether pixels of the padding count; by name, as PyTorch has `ceil_mode` in its place.
 
     Raises:
         InputError: a setting out of range.
     """
 
     def __init__(
-        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0,
+        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
         count_include_pad: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -62,7 +62,9 @@ class AvgPool2d(Module):
         self.count_include_pad = op.count_include_pad
 
     def forward(self, x: Any) -> Tensor:
-        return functions.avg_pool2d(x, self.kernel_size, self.stride, self.padding, self.count_include_pad)
+        return functions.avg_pool2d(
+            x, self.kernel_size, self.stride, self.padding, count_include_pad=self.count_include_pad
+        )
 
     def extra_repr(self) -> str:
         text = f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"

@@ -92,6 +92,23 @@ def _pair(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     return _new(name), [a, draw(arrays(shape_b, dtype, values=APART[1::2]))]
 
 
+@calls_of("FloorDivide", "Remainder")
+@st.composite
+def _quotient(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    # not exact: none of the quotients is near a whole number, where they jump
+    shape_a, shape_b = draw(broadcastable_shapes(2))
+    a = draw(arrays(shape_a, dtype, values=INTEGERS if exact else APART))
+    return _new(name), [a, draw(arrays(shape_b, dtype, values=(1, -1, 2, -2)))]
+
+
+@calls_of("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot")
+@st.composite
+def _bitwise(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    values, kind = draw(st.sampled_from((((True, False), bool), (INTEGERS, np.int32), (INTEGERS, np.int64))))
+    found = draw(broadcastable_shapes(1 if name == "BitwiseNot" else 2))
+    return _new(name), [draw(arrays(shape, kind, values=values)) for shape in found]
+
+
 @calls_of("Where")
 @st.composite
 def _where(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
@@ -134,21 +151,21 @@ def _distinct(draw: Draw, shape: Shape, dtype: Any, exact: bool) -> np.ndarray:
     return (order * 0.25 - 2).astype(dtype).reshape(shape)
 
 
-@calls_of("Max", "Min")
+@calls_of("Max", "Min", "LogSumExp")
 @st.composite
 def _extremum(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     shape, dim = ((), None) if draw(st.integers(0, 7)) == 7 else draw(_reduced())
     return _new(name, dim, draw(st.booleans())), [draw(_distinct(shape, dtype, exact))]
 
 
-@calls_of("ArgMax")
+@calls_of("ArgMax", "ArgMin")
 @st.composite
 def _argmax(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     shape, dim = draw(_reduced(max_reduced=1))
     return _new(name, dim, draw(st.booleans())), [draw(_distinct(shape, dtype, exact))]
 
 
-@calls_of("Var")
+@calls_of("Var", "Std")
 @st.composite
 def _var(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     correction = draw(st.sampled_from((1, 0)))
