@@ -39,6 +39,14 @@ def parse_bytes(text: str | int) -> int:
     return size
 
 
+def owner_of(array: Any) -> Any:
+    """The array that the memory belongs to; itself where it is no view."""
+    base = array.base
+    while base is not None and type(base) is type(array):
+        array, base = base, base.base
+    return array
+
+
 # Arrays may be freed in any thread. A release changes each number by one `-=` on integers, and between
 # the reading and the writing of that CPython's interpreter lock is never given to another thread.
 
@@ -91,9 +99,7 @@ class MemoryAccount:
 
         Memory that is counted already stays in its category, unless `move`.
         """
-        base = array.base
-        while base is not None and type(base) is type(array):
-            array, base = base, base.base
+        array = owner_of(array)
         key = id(array)
         held = self._held.get(key)
         if held is not None:
@@ -110,6 +116,12 @@ class MemoryAccount:
         if self.total > self.peak:
             self.peak = self.total
             self.at_peak.update(self.live)
+
+    def follow(self, before: Any, after: Any) -> None:
+        """`after` takes the place of `before`: count it in the same category, if that is counted."""
+        held = self._held.get(id(owner_of(before)))
+        if held is not None:
+            self.hold(after, held.category, move=True)
 
     def _release(self, held: _Held) -> None:
         del self._held[held.key]

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from simparallel.autograd import Tensor
+import simparallel as sp
+from simparallel.autograd import Tensor, no_grad
 from simparallel.autograd.tape import grad_mode, mark_changed
 from simparallel.autograd.written import _memories, is_written_since, note_written
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError
+from simparallel.events import current_recorder
 from simparallel.nn import Parameter
 
 KINDS = [np.float16, np.float32, np.float64]
@@ -231,3 +233,27 @@ def test_addresses_overlap_where_numpy_says_so(a, long, b, wide, step):
 
     assert is_written_since(second, now - 1) == np.may_share_memory(first, second)
     assert not is_written_since(second, now)
+
+
+# --- on the account of the device ------------------------------------------------------------------------------
+
+
+def test_what_is_assigned_takes_the_place_on_the_account():
+    """A parameter's new array counts as a parameter, a gradient's as a gradient."""
+
+    def program():
+        p = Parameter(np.zeros(1000, np.float32), device="sim:1")
+        memory = current_recorder().of(p.device).memory
+        (p * 2.0).sum().backward()
+        seen = [dict(memory.live)]
+        p.data -= 0.5 * p.grad
+        p.grad = p.grad * 0.5
+        seen.append(dict(memory.live))
+        with no_grad():
+            p -= p.grad
+        p.grad *= 2.0
+        return [*seen, dict(memory.live)]
+
+    (seen,) = sp.launch(program, world_size=1, transport="inline")
+    for live in seen:
+        assert {name: size for name, size in live.items() if size} == {"parameters": 4000, "gradients": 4000}

@@ -20,6 +20,8 @@ from simparallel.errors import (
     LayoutError,
     ShapeError,
 )
+from simparallel.events import current_recorder
+from simparallel.memory import GRADIENTS
 
 if TYPE_CHECKING:
     from simparallel.autograd.tensor import Tensor
@@ -67,6 +69,9 @@ class TensorAttributes:
         array = self._array_of("data", value)
         if self._requires_grad:
             check_differentiable(array)
+        recorder = current_recorder()
+        if recorder is not None:
+            recorder.of(self._device or recorder.device).memory.follow(self._data, array)
         self._data = array
 
     @property
@@ -79,7 +84,12 @@ class TensorAttributes:
         if value is None or value is self._grad:  # x.grad *= 0.5
             self._grad = value
             return
-        self._grad = self._as_gradient(value)
+        grad = self._as_gradient(value)
+        recorder = current_recorder()
+        if recorder is not None:
+            memory = recorder.of(self._device or recorder.device).memory
+            memory.hold(grad._data, GRADIENTS, move=grad._data.base is None)  # a bucket stays what it is
+        self._grad = grad
 
     @property
     def requires_grad(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import Array
+from simparallel.memory import owner_of
 
 _MAX_PARTS = 16  # of one memory that are told apart
 
@@ -33,7 +34,7 @@ _newest = 0  # when anything was written last
 def note_written(array: Array, when: int) -> None:
     """The array has other values now."""
     global _newest
-    owner = _owner(array)
+    owner = owner_of(array)
     memory = _memories.get(id(owner))
     if memory is None:
         memory = _Memory(owner, _forget)
@@ -50,7 +51,7 @@ def anything_written_since(when: int) -> bool:
 
 def is_written_since(array: Array, when: int) -> bool:
     """Was any of the memory that this array lies in written after that?"""
-    memory = _memories.get(id(_owner(array)))
+    memory = _memories.get(id(owner_of(array)))
     if memory is None:
         return False
     late = [part for part, written in tuple(memory.parts.items()) if written > when]
@@ -60,14 +61,6 @@ def is_written_since(array: Array, when: int) -> bool:
 def _forget(memory: _Memory) -> None:
     if _memories.get(memory.key) is memory:
         del _memories[memory.key]
-
-
-def _owner(array: Array) -> Array:
-    """The array that the memory belongs to; itself where it is no view."""
-    base = array.base
-    while base is not None and type(base) is type(array):
-        array, base = base, base.base
-    return array
 
 
 def _addresses(array: Array) -> tuple[int, int] | None:

@@ -83,7 +83,7 @@ class AbstractBatchNorm(Module):
     def _move_running(self, mean: Any, var: Any, count: int) -> None:
         if grad_mode.recomputing:  # this batch has been counted
             return
-        self.num_batches_tracked.data += 1
+        self.num_batches_tracked.data[...] += 1
         share = self.momentum
         if share is None:
             share = 1.0 / float(self.num_batches_tracked.data)

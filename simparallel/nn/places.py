@@ -54,7 +54,8 @@ def _move(tensors: Iterable[Tensor], category: str, device: Device | None, dtype
             hold(grad, GRADIENTS, "a gradient")
         moved = _moved(tensor, device, dtype)
         if moved is not tensor:
-            tensor.data, tensor._device = moved.data, moved._device
+            tensor._device = moved._device
+            tensor.data = moved.data
             tensor.grad = grad
             hold(tensor, category, f"a tensor of shape {tensor.shape}")
 
