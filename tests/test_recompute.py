@@ -108,6 +108,18 @@ def test_a_kept_graph_runs_back_twice():
     np.testing.assert_array_equal(net.second.weight.grad.numpy(), 2 * once)
 
 
+def test_running_again_writes_nothing_that_other_graphs_keep():
+    layer, x = nn.Linear(3, 3), Tensor(X, requires_grad=True)
+    losses = [nn.checkpoint(layer, x).sum(), (layer(x) * layer(x)).sum(), nn.checkpoint(layer, x).sum()]
+    for loss in losses:
+        loss.backward()
+    once = layer.weight.grad.numpy().copy()
+    layer.zero_grad()
+    (layer(x).sum() * 2.0 + (layer(x) * layer(x)).sum()).backward()
+
+    np.testing.assert_allclose(layer.weight.grad.numpy(), once, rtol=1e-5, atol=1e-5)
+
+
 def test_value_and_grad_goes_through():
     net = Net().eval()
     found = value_and_grad(lambda x: nn.checkpoint(lambda v: net.body(v), x).sum(), 0, [net.second.weight])(

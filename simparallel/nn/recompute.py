@@ -59,7 +59,7 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
     others = {id(x): x for x in inputs if isinstance(x, Tensor) and id(x) not in needed}
     sources = [*needed.values(), *others.values()]
     context = SimpleNamespace(
-        needs=(True,) * len(needed) + (False,) * len(others), outdated=False, inputs=inputs, sources=sources,
+        needs=(True,) * len(needed) + (False,) * len(others), inputs=inputs, sources=sources,
         result=(y.shape, y.dtype, y.placement), drawn=drawn, part=random_state.part, device=current_device(),
         casts=hidden_casts(), **{f"source_{i}": x.data for i, x in enumerate(sources)},
     )  # fmt: skip
@@ -94,14 +94,14 @@ def _ends(y: Tensor, start: int) -> dict[int, Tensor]:
 @contextmanager
 def _as_leaves(sources: Sequence[Tensor], arrays: Sequence[Array]) -> Iterator[None]:
     """Inside the block the sources are leaves, with the arrays that they had in the first run."""
-    before = [(x, x._node, x.data) for x in sources]
+    before = [(x, x._node, x._data) for x in sources]
     try:
         for x, array in zip(sources, arrays, strict=True):
-            x._node, x.data = None, array
+            x._node, x._data = None, array
         yield
     finally:
         for x, node, array in before:
-            x._node, x.data = node, array
+            x._node, x._data = node, array
 
 
 class _Recompute(Reversible):
