@@ -94,7 +94,7 @@ def _assign(x: Tensor, items: Any, value: Any) -> None:
     _check_dtype(what, y, x)
     xp = get_namespace(x._data)
     key = tuple(_key(item, xp) for item in (items if isinstance(items, tuple) else (items,)))
-    x._data[key] = y._data
+    x._data[key] = y._data.reshape(y.shape[spare:])  # for one element NumPy takes no dims of size 1
     mark_changed((x,))
 
 
