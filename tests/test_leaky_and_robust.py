@@ -41,9 +41,6 @@ def test_results_have_the_dtype_of_the_input(dtype):
     x = Tensor(X.astype(dtype), requires_grad=True)
     results = [F.leaky_relu(x), F.huber_loss(x, x.detach() * 2), F.smooth_l1_loss(x, x.detach() * 2)]
     results += [
-        F.binary_cross_entropy_with_logits(x, X.astype(dtype) > 0, pos_weight=weight) for weight in ()
-    ]
-    results += [
         F.binary_cross_entropy_with_logits(x, (X > 0).astype(dtype), pos_weight=weight)
         for weight in ([1.0, 2.0, 3.0], np.array([1, 2, 3]), 2.0, Tensor(np.ones((2, 1))))
     ]
@@ -84,7 +81,7 @@ def test_the_weight_of_the_positive_class_broadcasts_is_saved_and_may_learn():
     zeros = nn.BCEWithLogitsLoss("none")(X, np.zeros_like(X)).numpy()
 
     expected = target * loss.pos_weight.numpy() * ones + (1 - target) * zeros
-    np.testing.assert_allclose(loss(X, target).numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(loss(X, target).numpy(), expected, rtol=1e-6, atol=1e-9)
     assert list(loss.state_dict()) == ["pos_weight"]
     weight = Tensor(np.float32(2.0), requires_grad=True)
     F.binary_cross_entropy_with_logits(X, target, "sum", pos_weight=weight).backward()

@@ -101,9 +101,9 @@ def _element_loss(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
 def _robust_loss(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     shape = draw(shapes())
     width = draw(st.sampled_from((1.0, 0.25, 4) if name == "Huber" else (1.0, 0.25, 4, 0.0)))
-    target = draw(_values(shape, dtype, True))
+    x = draw(_values(shape, dtype, True))
     # Far from 0 and from the widths, where the slope has a kink; small integers meet both.
-    x = target + draw(
+    target = x + draw(
         arrays(shape, dtype, values=INTEGERS if exact else (0.1, -0.1, 0.5, -0.5, 2.5, -2.5, 5, -5))
     )
     return _op(name, draw(st.sampled_from(REDUCTIONS)), width), [x, target]
