@@ -179,18 +179,15 @@ class _Hiding(threading.local):
     def __init__(self) -> None:  # once in each thread
         self.casts: list[Hidden] = []
 
-    def add(self, module: Module, name: str, cast: Tensor) -> None:
-        module.__dict__[name] = cast
-        self.casts.append((module, name, cast))
-
-    def end(self, before: int) -> None:
-        """Hide no more than the first `before` do."""
-        for module, name, _ in self.casts[before:]:
-            del module.__dict__[name]
-        del self.casts[before:]
-
 
 _hiding = _Hiding()
+
+
+def _uncover(casts: list[Hidden], before: int) -> None:
+    """Hide no more than the first `before` do."""
+    for module, name, _ in casts[before:]:
+        del module.__dict__[name]
+    del casts[before:]
 
 
 def hidden_casts() -> tuple[Hidden, ...]:
@@ -201,14 +198,16 @@ def hidden_casts() -> tuple[Hidden, ...]:
 @contextmanager
 def hiding(casts: Iterable[Hidden]) -> Iterator[None]:
     """Inside the block these casts hide parameters, where none does already."""
-    before = len(_hiding.casts)
+    now = _hiding.casts
+    before = len(now)
     try:
         for module, name, cast_ in casts:
             if name not in module.__dict__:
-                _hiding.add(module, name, cast_)
+                module.__dict__[name] = cast_
+                now.append((module, name, cast_))
         yield
     finally:
-        _hiding.end(before)
+        _uncover(now, before)
 
 
 class _InPrecision:
@@ -240,17 +239,19 @@ class _InPrecision:
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         forward = self._before or type(self._module).forward.__get__(self._module)
-        before = len(_hiding.casts)
+        now = _hiding.casts
+        before = len(now)
         # An overflow becomes infinite, and is found in the loss or in the gradients.
         with np.errstate(over="ignore"):
             try:
-                self._hide()
+                self._hide(now)
                 y = forward(*_convert(inputs, self._inputs), **_convert(kwargs, self._inputs))
                 return _convert(y, self._output)
             finally:
-                _hiding.end(before)
+                if len(now) > before:
+                    _uncover(now, before)
 
-    def _hide(self) -> None:
+    def _hide(self, now: list[Hidden]) -> None:
         if self._apart is None or self._inputs is None:
             return
         casts: dict[int, Tensor] = {}  # a tied parameter is cast once
@@ -260,7 +261,8 @@ class _InPrecision:
                     continue  # the caller hides it already
                 if id(parameter) not in casts:
                     casts[id(parameter)] = cast(parameter, self._inputs)
-                _hiding.add(module, name, casts[id(parameter)])
+                module.__dict__[name] = casts[id(parameter)]
+                now.append((module, name, casts[id(parameter)]))
 
 
 def _convert(value: Any, dtype: np.dtype | None) -> Any:
