@@ -27,6 +27,13 @@ MODULES = [  # name, settings, shape of x; all with PyTorch's names
          "groups": 2, "bias": False},
         IMAGES,
     ),
+    ("Conv1d", {"in_channels": 6, "out_channels": 4, "kernel_size": 3, "padding": "same"}, (4, 6, 7)),
+    ("Conv1d", {"in_channels": 6, "out_channels": 4, "kernel_size": (4,), "stride": 2, "padding": 1}, (4, 6, 9)),
+    (
+        "Conv1d",
+        {"in_channels": 6, "out_channels": 4, "kernel_size": 2, "dilation": (3,), "groups": 2, "bias": False},
+        (4, 6, 9),
+    ),
     ("BatchNorm1d", {"num_features": 6}, (4, 6)),
     ("BatchNorm1d", {"num_features": 6, "eps": 0.1, "momentum": 0.3}, (4, 6, 3)),
     ("BatchNorm2d", {"num_features": 6}, IMAGES),

@@ -12,6 +12,7 @@ from typing import Any
 from simparallel.autograd import elementwise, matmul as products, op, operators, reduce, shape
 from simparallel.autograd.cast import cast
 from simparallel.autograd.conv import conv2d
+from simparallel.autograd.conv1d import conv1d
 from simparallel.autograd.functions_math import (
     abs,
     all,

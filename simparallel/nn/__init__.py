@@ -7,7 +7,7 @@ from simparallel.nn import init
 from simparallel.nn.amp import auto_mixed_precision, custom_mixed_precision
 from simparallel.nn.attention import MultiheadAttention
 from simparallel.nn.containers import ModuleDict, ModuleList, Sequential
-from simparallel.nn.conv import Conv2d
+from simparallel.nn.conv import Conv1d, Conv2d
 from simparallel.nn.embedding import Dropout, Embedding
 from simparallel.nn.init import initializer
 from simparallel.nn.layers import (
@@ -46,7 +46,7 @@ from simparallel.nn.summary import LayerSummary, Summary, summary
 SyncBatchNorm: Any  # see __getattr__
 
 __all__ = [
-    "AdaptiveAvgPool2d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "Conv2d",
+    "AdaptiveAvgPool2d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d",
     "CrossEntropyLoss", "CrossEntropySmooth", "Dropout", "Embedding", "Flatten", "GELU", "GroupNorm", "HuberLoss",
     "Identity", "L1Loss", "LayerNorm", "LayerSummary", "LeakyReLU", "Linear", "LoadResult", "LogSoftmax", "MSELoss",
     "MaxPool2d", "Module", "ModuleDict", "ModuleList", "MultiheadAttention", "NLLLoss", "Parameter", "RMSNorm",

@@ -1,20 +1,70 @@
-"""Convolution as a module."""
+"""Convolutions as modules."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from simparallel.autograd import Conv2d as Conv2dOp, Tensor, functions
+from simparallel.autograd.conv1d import as_single
 from simparallel.autograd.windows import Pair, as_pair
 from simparallel.errors import DTypeError, InputError
 from simparallel.nn import init
 from simparallel.nn.module import Module, Parameter
 
 
-class Conv2d(Module):
+class AbstractConv(Module):
+    """The weight (out_channels, in_channels / groups, *kernel_size) and the bias of a convolution.
+
+    A subclass has checked its other settings, and has set `kernel_size` and what `_shown` names.
+    """
+
+    bias: Parameter | None
+    kernel_size: tuple[int, ...]
+    _shown: dict[str, Any]  # settings, and the values that are not worth to be shown
+
+    def _make(
+        self, in_channels: int, out_channels: int, groups: int, bias: bool, padding_mode: str, dtype: Any
+    ) -> None:
+        who = type(self).__name__
+        for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{who}: {name}={value!r} must be an integer of 1 or more.")
+        if padding_mode != "zeros":
+            raise InputError(f"{who}: padding_mode={padding_mode!r} is not supported, use 'zeros'.")
+        if in_channels % groups or out_channels % groups:
+            raise InputError(
+                f"{who}: groups={groups} must divide in_channels={in_channels} and "
+                f"out_channels={out_channels}."
+            )
+        dtype = np.dtype(dtype)
+        if dtype.kind != "f":
+            raise DTypeError(f"{who}: dtype={dtype} must be floating point, for example float32.")
+        self.in_channels, self.out_channels, self.groups = int(in_channels), int(out_channels), groups
+        shape = (self.out_channels, self.in_channels // groups, *self.kernel_size)
+        self.weight = Parameter(np.empty(shape, dtype))
+        self.bias = Parameter(np.empty(self.out_channels, dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values (PyTorch's: He's bound for a leaky ReLU of slope sqrt(5))."""
+        init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
+        if self.bias is not None:
+            bound = 1.0 / math.sqrt(init.fans(self.weight)[0])
+            init.uniform_(self.bias, -bound, bound)
+
+    def extra_repr(self) -> str:
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
+        for name, default in self._shown.items():
+            if getattr(self, name) != default:
+                text += f", {name}={getattr(self, name)!r}"
+        return text + ("" if self.bias is not None else ", bias=False")
+
+
+class Conv2d(AbstractConv):
     """y = x convolved with weight, + bias.   x: (N, in_channels, H, W)   y: (N, out_channels, P, Q)
 
     Args:
@@ -37,7 +87,7 @@ class Conv2d(Module):
         DTypeError: `dtype` is not floating point.
     """
 
-    bias: Parameter | None
+    _shown = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, "method": "auto"}
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: int | Pair, stride: int | Pair = 1,
@@ -45,45 +95,59 @@ class Conv2d(Module):
         padding_mode: str = "zeros", dtype: Any = np.float32, method: str = "auto",
     ) -> None:  # fmt: skip
         super().__init__()
-        for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-                raise InputError(f"Conv2d: {name}={value!r} must be an integer of 1 or more.")
-        if padding_mode != "zeros":
-            raise InputError(f"Conv2d: padding_mode={padding_mode!r} is not supported, use 'zeros'.")
         settings = Conv2dOp(stride, padding, dilation, groups, method)  # refuses bad ones now
-        if in_channels % settings.groups or out_channels % settings.groups:
-            raise InputError(
-                f"Conv2d: groups={groups} must divide in_channels={in_channels} and "
-                f"out_channels={out_channels}."
-            )
-        dtype = np.dtype(dtype)
-        if dtype.kind != "f":
-            raise DTypeError(f"Conv2d: dtype={dtype} must be floating point, for example float32.")
-        self.in_channels, self.out_channels = int(in_channels), int(out_channels)
         self.kernel_size = as_pair("Conv2d", "kernel_size", kernel_size, 1)
         self.stride, self.padding, self.dilation = settings.stride, settings.padding, settings.dilation
-        self.groups, self.method = settings.groups, settings.method
-        shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        self.weight = Parameter(np.empty(shape, dtype))
-        self.bias = Parameter(np.empty(self.out_channels, dtype)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw new initial values (PyTorch's: He's bound for a leaky ReLU of slope sqrt(5))."""
-        init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
-        if self.bias is not None:
-            bound = 1.0 / math.sqrt(init.fans(self.weight)[0])
-            init.uniform_(self.bias, -bound, bound)
+        self.method = settings.method
+        self._make(in_channels, out_channels, settings.groups, bias, padding_mode, dtype)
 
     def forward(self, x: Any) -> Tensor:
         return functions.conv2d(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.method
         )
 
-    def extra_repr(self) -> str:
-        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
-        defaults = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, "method": "auto"}
-        for name, default in defaults.items():
-            if getattr(self, name) != default:
-                text += f", {name}={getattr(self, name)!r}"
-        return text + ("" if self.bias is not None else ", bias=False")
+
+class Conv1d(AbstractConv):
+    """y = x convolved with weight, + bias.   x: (N, in_channels, L)   y: (N, out_channels, P)
+
+    Args:
+        in_channels: of x.
+        out_channels: of y.
+        kernel_size: integer.
+        stride, padding, dilation, groups: see `Conv2d`, integers here; padding may be "same" or "valid".
+        bias: whether there is one.
+        padding_mode: "zeros", the only one.
+        dtype: floating-point dtype of the parameters.
+
+    Attributes:
+        weight: Parameter (out_channels, in_channels / groups, kernel_size), uniform in ±1 / sqrt(fan_in)
+            at first, with fan_in = in_channels / groups kernel_size.
+        bias: Parameter (out_channels,), uniform likewise; or None.
+
+    Raises:
+        InputError: a setting out of range, or channels that the groups do not divide.
+        DTypeError: `dtype` is not floating point.
+    """
+
+    _shown = {"stride": (1,), "padding": (0,), "dilation": (1,), "groups": 1}
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int | Sequence[int], stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0, dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool = True,
+        padding_mode: str = "zeros", dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        given = (("kernel_size", kernel_size), ("stride", stride), ("dilation", dilation))
+        self.kernel_size, self.stride, self.dilation = (
+            (as_single("Conv1d", name, value, 1),) for name, value in given
+        )
+        self.padding = padding if isinstance(padding, str) else (as_single("Conv1d", "padding", padding, 0),)
+        settings = Conv2dOp(
+            1, padding if isinstance(padding, str) else 0, groups=groups
+        )  # refuses bad ones now
+        self._make(in_channels, out_channels, settings.groups, bias, padding_mode, dtype)
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.conv1d(
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
