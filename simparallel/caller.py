@@ -1,4 +1,4 @@
-"""Whose call it was: the innermost frame outside of this package."""
+"""Whose call it was: the innermost frame outside of this package; and its place, in a file or in a notebook's cell."""
 
 from __future__ import annotations
 
@@ -16,10 +16,33 @@ def is_inside(file: str) -> bool:
     return file.startswith(_PACKAGE) and not file.startswith(_BENCH)
 
 
+# Of a process without IPython, such as a device: {file name: "In[17]"}, as its launcher told it.
+cells: dict[str, str] = {}
+
+
+def cell_of(file: str) -> str | None:
+    """ "In[17]", as IPython calls the cell that it compiles under this file name; None for any other file."""
+    if file in cells:
+        return cells[file]
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)  # since IPython 8
+    found = name_of(file) if name_of is not None else None
+    return found[1] if found else None
+
+
+def place(file: str, line: int) -> str:
+    """ "file:line", or the cell and the line in it."""
+    cell = cell_of(file)
+    return f"{file}:{line}" if cell is None else f"cell {cell}, line {line}"
+
+
 def user_line() -> str:
-    """ "file:line" of the user's line; "" where the package runs alone."""
+    """The place of the user's line, with the name of the file only; "" where the package runs alone."""
     frame, _ = _user_frame()
-    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    if frame is None:
+        return ""
+    told = place(frame.f_code.co_filename, frame.f_lineno)
+    return told if told.startswith("cell ") else os.path.basename(told)
 
 
 def user_level() -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from sys import _getframe
 from typing import Any, NamedTuple
 
-from simparallel.caller import is_inside
+from simparallel.caller import is_inside, place
 from simparallel.comm.arena import Arena
 from simparallel.comm.faults import Faults
 from simparallel.comm.header import COMPARED, OP
@@ -242,10 +242,9 @@ class AbstractTransport:
 
     def _intern_site(self, code: Any, line: int) -> int:
         number = min(len(self._lines) + 1, SITES - 1)  # the last one is shared by the rest
-        file = code.co_filename
+        text = f"{place(code.co_filename, line)} in {code.co_name}"
         with contextlib.suppress(OSError):  # the working directory may be gone
-            file = file.removeprefix(os.getcwd() + os.sep)
-        text = f"{file}:{line} in {code.co_name}"
+            text = text.removeprefix(os.getcwd() + os.sep)
         self.segment.write_site(self.rank, number, text if number < SITES - 1 else "(one of many places)")
         return number
 

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import cloudpickle
 import numpy as np
 
-from simparallel import blas
+from simparallel import blas, caller
 from simparallel.comm import Communicator
 from simparallel.comm.arena import Arena
 from simparallel.comm.faults import faults_of
@@ -140,6 +140,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002 (the global state is the point)
         linecache.cache.update(message["sources"])
+        caller.cells.update(message["cells"])
         outcome, last = play_rank(
             call, transport, settings["cluster"], keep_events=settings["keep_events"],
             memory_bytes=settings["memory_bytes"], algorithm=settings["algorithm"], tell=tell,

@@ -161,6 +161,7 @@ class Cluster:
             InputError: SIMPARALLEL_FAULT has a wrong field (see `simparallel.comm.faults`).
             KeyboardInterrupt: after all ranks have stopped; the cluster stays usable.
         """
+        __tracebackhide__ = True  # of notebooks and pytest: what failed is on the ranks
         if self._closed:
             raise LaunchError("this Cluster is closed; make a new one.")
         if self._pool is not None and self._pool.owner != os.getpid():
@@ -231,6 +232,7 @@ class Cluster:
             forget_reports(Path(self.log_dir))
 
     def _raise_failure(self, outcomes: list[Outcome]) -> None:
+        __tracebackhide__ = True
         if all(outcome.report is None for outcome in outcomes):
             return
         error, cause = run_failed(outcomes, self.log_dir)
@@ -288,6 +290,7 @@ def launch(
         >>> sp.launch(lambda: sp.get_rank(), world_size=3, transport="inline")
         [0, 1, 2]
     """
+    __tracebackhide__ = True  # see `Cluster.run`
     if not isinstance(args, (tuple, list)):
         count = isinstance(args, int) and not isinstance(args, bool)
         way_out = (

@@ -27,6 +27,7 @@ from typing import Any
 import cloudpickle
 
 from simparallel.blas import THREAD_VARIABLES
+from simparallel.caller import cell_of
 from simparallel.cluster import ClusterSpec
 from simparallel.comm.faults import Fault
 from simparallel.comm.segment import Segment
@@ -206,7 +207,7 @@ class Pool:
             "cluster": cluster, "timeout_s": timeout_s, "keep_events": keep_events, "memory_bytes": memory_bytes,
             "algorithm": algorithm, "check": check, "faults": faults or [],
         }  # fmt: skip
-        run_message = {"kind": "run", "payload": payload, "settings": settings, "sources": _cell_sources()}
+        run_message = {"kind": "run", "payload": payload, "settings": settings, **_cells()}
         message = cloudpickle.dumps(run_message)
         run = Run(self, Tail(self.logs.rank_fds, console(echo)), note, timeout_s)
         try:
@@ -276,9 +277,11 @@ def _blas_threads(world_size: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // world_size)
 
 
-def _cell_sources() -> dict[str, Any]:
-    """Source text that is in no file, such as a notebook's cells: for tracebacks of the devices."""
-    return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+def _cells() -> dict[str, dict[str, Any]]:
+    """Source text that is in no file, and which of it are a notebook's cells: for tracebacks and places."""
+    sources = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+    cells = {name: cell for name in sources if (cell := cell_of(name)) is not None}
+    return {"sources": sources, "cells": cells}
 
 
 def _close(

@@ -23,6 +23,7 @@ from simparallel.runtime.reports import Outcome, failure_report
 T = TypeVar("T")
 Tell = Callable[[dict[str, Any]], None]
 
+_END_OF_INPUT = ("EOF when reading a line",)  # of `input()`
 TELL_EVERY_S = 0.1  # a message costs more than a small step, and nobody reads faster
 
 _teller = threading.local()
@@ -53,6 +54,10 @@ def play_rank(
                 communicator.finish()
             transport.set_state(DONE)
         except BaseException as error:
+            if is_process and isinstance(error, EOFError) and error.args == _END_OF_INPUT:
+                error.add_note(
+                    "Ranks have no keyboard: pass values as arguments, or read them before the launch."
+                )
             outcome.report = failure_report(error)
             transport.fail(outcome.report, error)
     outcome.kept_letters = communicator.kept_letters()

@@ -11,10 +11,11 @@ from typing import Any
 
 import cloudpickle
 
+from simparallel.caller import cell_of, is_inside
 from simparallel.comm.progress import unreceived
 from simparallel.comm.segment import Segment
 from simparallel.comm.transport import LEFT
-from simparallel.errors import RankFailedError, RunFailedError
+from simparallel.errors import RankFailedError, RunFailedError, SimParallelError
 from simparallel.events import Event
 
 
@@ -24,8 +25,8 @@ class Outcome:
 
     Attributes:
         value: what its function returned.
-        report: None, or why it failed: summary, traceback, secondary, time_ns, pid, exit_code,
-            exception (the pickled exception, or None).
+        report: None, or why it failed: summary, traceback, places (the user's part of it), secondary, time_ns, pid,
+            exit_code, exception (the pickled exception, or None).
         kept_letters: (sender, text) of messages that it never asked for by their tag.
         modules: files of the user's modules that its process has imported since the run before.
     """
@@ -55,6 +56,7 @@ def failure_report(error: BaseException) -> dict[str, Any]:
     return {
         "summary": summary,
         "traceback": "".join(traceback.format_exception(_without_our_frames(error))),
+        "places": _places(error),
         "secondary": caused_by_others or isinstance(error, KeyboardInterrupt),
         "time_ns": time.monotonic_ns(),
         "pid": os.getpid(),
@@ -70,6 +72,44 @@ def _without_our_frames(error: BaseException) -> BaseException:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(here):
         trace = trace.tb_next
     return error.with_traceback(trace) if trace is not None else error
+
+
+def _places(error: BaseException) -> str:
+    """Its traceback for a user who has read the message: without that, and without the lines of this package.
+
+    An error that the package did not mean to raise keeps them. "" where no line is left.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    cells: dict[str, str] = {}
+    chain: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(told, error)]
+    for one, raised in chain:  # which grows meanwhile
+        if one is not None and raised is not None:
+            one.stack = _users_lines(one.stack, meant=isinstance(raised, SimParallelError))
+            cells |= {line.filename: cell for line in one.stack if (cell := cell_of(line.filename))}
+            chain += [(one.__cause__, raised.__cause__), (one.__context__, raised.__context__)]
+    is_alone = told.__cause__ is None and (told.__context__ is None or told.__suppress_context__)
+    if is_alone and not told.stack and not isinstance(error, BaseExceptionGroup):
+        return ""
+    lines = list(told.format())
+    if not isinstance(error, BaseExceptionGroup):
+        count = len(list(told.format_exception_only()))
+        lines[-count:] = [_name(type(error))]
+    text = "".join(lines)
+    for file, cell in cells.items():
+        text = text.replace(f'File "{file}"', f"Cell {cell}")
+    return text.rstrip()
+
+
+def _users_lines(stack: traceback.StackSummary, *, meant: bool) -> traceback.StackSummary:
+    if stack and is_inside(stack[-1].filename) and not meant:
+        return stack
+    return traceback.StackSummary.from_list([line for line in stack if not is_inside(line.filename)])
+
+
+def _name(kind: type[BaseException]) -> str:
+    """As tracebacks have it."""
+    room = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return room + kind.__qualname__
 
 
 def report_unreceived(segment: Segment, outcomes: list[Outcome]) -> None:
@@ -111,6 +151,7 @@ def _report(pid: int, summary: str, code: int, *, secondary: bool = False) -> di
     return {
         "summary": summary,
         "traceback": "",
+        "places": "",
         "secondary": secondary,
         "time_ns": time.monotonic_ns(),
         "pid": pid,
@@ -129,8 +170,8 @@ def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedE
     root, others = order[0], order[1:]
     cause = reports[root]
     lines = [f"rank {root} of {len(outcomes)} failed: {cause['summary']}"]
-    if cause["traceback"]:
-        lines += ["", f"Traceback of rank {root} (pid {cause['pid']}):", cause["traceback"].rstrip()]
+    if cause["places"]:
+        lines += ["", f"Traceback of rank {root} (pid {cause['pid']}):", cause["places"]]
     stopped = [rank for rank in sorted(others) if reports[rank]["secondary"]]
     if stopped:
         lines += ["", f"Stopped because of it: rank{'s' * (len(stopped) > 1)} {_join(stopped)}."]
@@ -138,7 +179,8 @@ def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedE
     same = [rank for rank in sorted(independent) if reports[rank]["summary"] == cause["summary"]]
     if same:
         lines += ["", f"Failed in the same way: rank{'s' * (len(same) > 1)} {_join(same)}."]
-    lines += [f"Also failed, later: rank {r}: {reports[r]['summary']}" for r in independent if r not in same]
+    later = [f"Also failed, later: rank {r}: {reports[r]['summary']}" for r in independent if r not in same]
+    lines += ["", *later] if later else []
     if log_dir is not None:
         lines += [
             "",
