@@ -392,7 +392,7 @@ print("ok")
 def talk() -> None:
     rank = sp.get_rank()
     print(f"hello from {rank}")
-    print("red \x1b[31m, bell \a, tab \t, umlaut ü, return \r, \u202e", file=sys.stderr)
+    print("red \x1b[31m, bell \a, tab \t, umlaut ü, \u202e", file=sys.stderr)
     for _ in range(200):
         print("x" * 70, "y", sep="")
     sys.stdout.write(f"unfinished {rank}")
@@ -412,7 +412,7 @@ def test_prints_arrive_with_their_rank(warm: sp.Cluster, capsys: pytest.CaptureF
     lines = Counter(first.splitlines())
     for rank in range(2):
         assert lines.pop(f"[rank {rank}] hello from {rank}") == 1
-        special = f"[rank {rank}] red \\x1b[31m, bell \\x07, tab \t, umlaut ü, return \\r, \\u202e"
+        special = f"[rank {rank}] red \\x1b[31m, bell \\x07, tab \t, umlaut ü, \\u202e"
         assert lines.pop(special) == 1
         assert lines.pop(f"[rank {rank}] {'x' * 70}y") == 200
         assert lines.pop(f"[rank {rank}] unfinished {rank}") == 1
@@ -493,6 +493,19 @@ def test_a_log_that_is_truncated_is_shown_from_its_new_beginning(tmp_path: Path)
         log.write(b"after\n")
         tail.show(final=True)
     assert out.getvalue() == "[rank 0] a line\n[rank 0] after\n"
+
+
+def test_a_progress_bar_is_shown_as_on_a_terminal(tmp_path: Path) -> None:
+    """Its last state; the log keeps what the rank wrote."""
+    out = io.StringIO()
+    with open(tmp_path / "worker_0.log", "a+b", buffering=0) as log:
+        tail = Tail([log.fileno()], out)
+        log.write(b"\rown:   0%|")
+        tail.show()
+        log.write(b"\rown: 100%|#|\nof Windows\r\nred \x1b[31m\rleft open\r")
+        tail.show(final=True)
+        assert b"0%|\rown: 100%" in (tmp_path / "worker_0.log").read_bytes()
+    assert out.getvalue() == "[rank 0] own: 100%|#|\n[rank 0] of Windows\n[rank 0] left open\n"
 
 
 @process

@@ -21,7 +21,7 @@ from simparallel.cluster import DEFAULT_DEVICE, ClusterSpec, DeviceSpec, LinkSpe
 from simparallel.comm.faults import VARIABLE, parse
 from simparallel.comm.header import ALGORITHMS
 from simparallel.comm.transport import CHECKS, DEFAULT_TIMEOUT_S
-from simparallel.errors import InputError, LaunchError
+from simparallel.errors import InputError, LaunchError, RunFailedError
 from simparallel.files import write_atomically
 from simparallel.memory import parse_bytes
 from simparallel.ranktable import RankTable
@@ -181,7 +181,9 @@ class Cluster:
             self._running.release()
         results = Results(outcomes, self.spec)
         self.trace = results.trace
-        self._raise_failure(outcomes)
+        failure = self._failure(outcomes)
+        if failure is not None:
+            raise failure[0] from failure[1]
         return results
 
     def _outcomes(
@@ -231,16 +233,16 @@ class Cluster:
         if self.log_dir is not None:
             forget_reports(Path(self.log_dir))
 
-    def _raise_failure(self, outcomes: list[Outcome]) -> None:
-        __tracebackhide__ = True
+    def _failure(self, outcomes: list[Outcome]) -> tuple[RunFailedError, BaseException | None] | None:
+        """The error of a run in which a rank failed, and what it came from."""
         if all(outcome.report is None for outcome in outcomes):
-            return
+            return None
         error, cause = run_failed(outcomes, self.log_dir)
         try:
             self._write_reports(error.facts["reports"])
         except OSError as problem:  # must not hide why the run failed
             error.add_note(f"error_rankN.json could not be written: {problem}")
-        raise error from cause
+        return error, cause
 
     def _write_reports(self, reports: dict[int, dict[str, Any]]) -> None:
         if self.log_dir is None:

@@ -120,9 +120,12 @@ class Tail:
 
 
 def printable(line: bytes) -> str:
-    """A line without control characters, which could change the terminal."""
-    text = line.decode("utf-8", errors="backslashreplace")
-    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text.rstrip("\r"))
+    """What is left of a line on a terminal, without control characters, which could change that.
+
+    A carriage return begins it anew, as progress bars do.
+    """
+    text = line.decode("utf-8", errors="backslashreplace").rstrip("\r").rpartition("\r")[2]
+    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)
 
 
 def console(echo: bool) -> TextIO | None:
