@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ import simparallel as sp
 from simparallel.backend import random_permutation
 from simparallel.comm.algorithms.rehearsal import rehearse
 from simparallel.errors import InputError
+from simparallel.files import check_writable
 from simparallel.optim.schedules import Linear
+from simparallel.options import at_least_one, exit_code, numbers, positive
 
 HOWS = ("mean", "sum", "adasum", "adasum flat")
 WORKERS = (1, 4, 16)
@@ -279,18 +282,32 @@ def _timed(op: str, elements: int, count: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run everything, print the tables, draw the figures."""
+    """Run everything, print the tables, draw the figures; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m simparallel.adasum_lab", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--workers", type=int, nargs="*", default=list(WORKERS))
+    told = ",".join(map(str, WORKERS))
+    parser.add_argument("--workers", type=numbers, nargs="+", metavar="N,…", default=[list(WORKERS)],
+                        help=f"numbers of workers (default {told})")  # fmt: skip
     parser.add_argument("--seeds", type=int, default=3, help="how many (default %(default)s)")
-    parser.add_argument("--epochs", type=int, default=Setup.epochs)
-    parser.add_argument("--lr", type=float, default=Setup.lr, help="default %(default)s")
+    parser.add_argument(
+        "--epochs", type=int, default=Setup.epochs, help="of each training (default %(default)s)"
+    )
+    parser.add_argument(
+        "--lr", type=float, default=Setup.lr, help="the highest learning rate (default %(default)s)"
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("runs/adasum"), help="for figures (default %(default)s)"
     )
     options = parser.parse_args(arguments)
+    options.workers = sum(options.workers, [])  # "1,4" or "1 4"
+    return exit_code(partial(_run, options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    at_least_one(workers=min(options.workers, default=0), seeds=options.seeds, epochs=options.epochs)
+    positive(lr=options.lr)
+    check_writable(options.out / "accuracy.png")
     setup = Setup(lr=options.lr, epochs=options.epochs)
     from simparallel import view
 

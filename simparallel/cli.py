@@ -16,7 +16,8 @@ from typing import Any
 
 import simparallel as sp
 from simparallel.cluster import DEFAULT_DEVICE, PRESETS
-from simparallel.errors import InputError, RunFailedError, SimParallelError
+from simparallel.errors import InputError, RunFailedError
+from simparallel.options import at_least_one, exit_code, names, numbers
 from simparallel.ranktable import command as rank_table
 from simparallel.runtime import flags
 from simparallel.units import format_number_of
@@ -46,7 +47,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("-m", "--module", action="store_true",
                      help="SCRIPT is the name of a module, as for python -m")  # fmt: skip
     run.add_argument("script", help="a Python file; it calls sp.init()")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
+    rest = run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
+    rest.required = False  # else argparse asks for it where SCRIPT is missing
 
     bench = commands.add_parser("bench", help="measure beside peers, in one interleaved run")
     bench.add_argument("what", choices=("step", "ddp", "collectives", "adasum", "shard", "redistribution"), nargs="?",
@@ -60,30 +62,27 @@ def parser() -> argparse.ArgumentParser:
                        help="first make the environments of gloo, Open MPI and MPICH (1.3 GB), once")  # fmt: skip
     bench.add_argument("--rounds", type=int, default=7, help="turns of each contender (default %(default)s)")
     bench.add_argument("--json", action="store_true", help="print JSON, not tables")
-    bench.add_argument("--models", nargs="*", help="step, ddp: only models whose name contains one of these")
-    bench.add_argument(
-        "--peers", type=_names, metavar="NAME,…", help="setup, collectives, adasum: only these"
-    )
-    bench.add_argument("--ranks", type=_numbers, metavar="N,…",
+    bench.add_argument("--models", type=names, metavar="NAME,…",
+                       help="step, ddp: only models whose name contains one of these")  # fmt: skip
+    bench.add_argument("--peers", type=names, metavar="NAME,…", help="setup, collectives, adasum: only these")
+    bench.add_argument("--ranks", type=numbers, metavar="N,…",
                        help="numbers of ranks (default of ddp 1,2,4,8, of collectives 2,4,8, of adasum 4, of "
                             "redistribution 4,8)")  # fmt: skip
-    bench.add_argument(
-        "--ops", type=_names, metavar="NAME,…", help="collectives: only these, e.g. all_reduce"
-    )
-    bench.add_argument("--sizes", type=_numbers, metavar="BYTES,…",
+    bench.add_argument("--ops", type=names, metavar="NAME,…", help="collectives: only these, e.g. all_reduce")
+    bench.add_argument("--sizes", type=numbers, metavar="BYTES,…",
                        help="collectives, adasum: sizes of the vector (default: up to 32 MiB, from 4 B; adasum: "
                             "from 1 MiB)")  # fmt: skip
-    bench.add_argument("--out", default="figures/collectives.svg",
+    bench.add_argument("--out", default="runs/bench/collectives.svg",
                        help="collectives: the figure (default %(default)s)")  # fmt: skip
 
     trace = commands.add_parser("trace", help="summarise a trace.json, or draw it")
     trace.add_argument("file", help="a trace.json that a run wrote")
     trace.add_argument("--png", help="write the timeline to this picture")
-    trace.add_argument("--clock", choices=("sim", "wall"), default="sim",
+    trace.add_argument("--clock", choices=("sim", "wall"),
                        help="of the picture: simulated time (default), or as measured on this machine")  # fmt: skip
     shown = trace.add_mutually_exclusive_group()
-    shown.add_argument("--steps", type=int, nargs="+", metavar="N",
-                       help="of the picture: these steps (default: two from the middle)")  # fmt: skip
+    shown.add_argument("--steps", type=numbers, metavar="N,…",
+                       help="of the picture: only these steps (default: two from the middle)")  # fmt: skip
     shown.add_argument("--all-steps", action="store_true", help="of the picture: all steps")
 
     rank_table.add_arguments(commands.add_parser("rank-table", help="check, convert or make a rank table"))
@@ -91,17 +90,9 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "doctor", help="say what this machine gives, and what is used instead of what it lacks"
     )
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return top
-
-
-def _names(text: str) -> list[str]:
-    """ "a,b" -> ["a", "b"]"""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _numbers(text: str) -> list[int]:
-    """ "2,4,8" -> [2, 4, 8]"""
-    return [int(name) for name in _names(text)]
 
 
 def _add_cluster_options(command: argparse.ArgumentParser, default: int) -> None:
@@ -111,13 +102,24 @@ def _add_cluster_options(command: argparse.ArgumentParser, default: int) -> None
 
 
 def _add_device_option(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--device", default=DEFAULT_DEVICE, help=f"one of {', '.join(sorted(PRESETS))}")
+    command.add_argument("--device", default=DEFAULT_DEVICE, metavar="NAME",
+                         help=f"one of {', '.join(sorted(PRESETS))} (default %(default)s)")  # fmt: skip
+
+
+def _check_device(name: str) -> None:
+    if name not in PRESETS:
+        raise InputError(
+            f"--device {name}: there is no such preset; choose from {', '.join(sorted(PRESETS))}."
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    options = parser().parse_args(given)
+    top = parser()
+    options, unknown = top.parse_known_args(given)
+    if unknown:  # the usage of its command says more than that of all
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.command == "run":
         options.arguments = _passed_on(given, options)
     try:
@@ -150,33 +152,18 @@ def _reader_is_gone() -> bool:
 
 def _code_of(options: argparse.Namespace) -> int:
     """Run a command and tell its errors; returns the exit code."""
-    try:
-        commands = {
-            "demo": _demo, "run": _run, "bench": _bench, "trace": _trace, "rank-table": rank_table.main,
-            "doctor": _doctor,
-        }  # fmt: skip
-        return commands[options.command](options)
-    except RunFailedError as error:
-        print(f"simparallel: {error}", file=sys.stderr)
-        return int(error.facts["exit_code"])
-    except SimParallelError as error:
-        print(f"simparallel: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        print(f"simparallel: {error.filename or 'error'}: {error.strerror or error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("simparallel: interrupted; all ranks were stopped.", file=sys.stderr)
-        return 130
+    commands = {
+        "demo": _demo, "run": _run, "bench": _bench, "trace": _trace, "rank-table": rank_table.main,
+        "doctor": _doctor,
+    }  # fmt: skip
+    return exit_code(partial(commands[options.command], options))
 
 
 def _demo(options: argparse.Namespace) -> int:
     from simparallel import demo
 
-    if options.epochs < 1:
-        raise InputError(f"--epochs {options.epochs}: at least 1 is needed.")
+    at_least_one(n=options.world_size, epochs=options.epochs, batch_size=options.batch_size)
+    _check_device(options.device)
     demo.main(options.world_size, options.epochs, options.batch_size, options.device, options.out)
     return 0
 
@@ -186,6 +173,7 @@ def _run(options: argparse.Namespace) -> int:
     from simparallel.runtime.script import check_script
 
     check_script(options.script, options.module)
+    _check_device(options.device)
     request = flags.request(options)
     flags.tell(request.notes)
     directory = request.log_dir
@@ -230,8 +218,7 @@ def _job(options: argparse.Namespace, request: flags.Request) -> Iterator[tuple[
 
 
 def _bench(options: argparse.Namespace) -> int:
-    if options.rounds < 1:
-        raise InputError(f"--rounds {options.rounds}: at least 1 is needed.")
+    at_least_one(rounds=options.rounds)
     if options.setup:
         from simparallel.bench import environments
 
@@ -275,15 +262,18 @@ def _bench(options: argparse.Namespace) -> int:
 def _trace(options: argparse.Namespace) -> int:
     from simparallel import rundir
 
+    for name in ("steps", "clock"):
+        if getattr(options, name) is not None and not options.png:
+            raise InputError(f"--{name} is of the picture, and there is none; name it with --png FILE.")
     trace = sp.Trace.load(options.file)
     print(trace.table())
     if options.png:
         steps = options.steps
         if steps is None and not options.all_steps:
             steps = rundir.middle_steps(trace)
-        rundir.save_and_close(trace.timeline(clock=options.clock, steps=steps), Path(options.png))
+        rundir.save_and_close(trace.timeline(clock=options.clock or "sim", steps=steps), Path(options.png))
         shown = "" if steps is None else f" (of {len(trace.steps)} steps: {', '.join(map(str, steps))})"
-        hint = "; --steps N … or --all-steps choose others" if options.steps is None and steps else ""
+        hint = "; --steps N,… or --all-steps choose others" if options.steps is None and steps else ""
         print(f"written: {options.png}{shown}{hint}")
     return 0
 

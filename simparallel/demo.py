@@ -11,6 +11,7 @@ import numpy as np
 
 import simparallel as sp
 from simparallel import rundir, units
+from simparallel.errors import InputError
 from simparallel.parallel import max_difference_between_ranks
 from simparallel.runtime.launch import Results
 
@@ -75,7 +76,10 @@ def main(
     started = time.perf_counter()
     directory = Path(out)
     sp.cluster.describe(world_size, device)  # bad numbers are told before anything is started
-    sp.data.per_rank_batch_size(global_batch_size, world_size)
+    each = sp.data.per_rank_batch_size(global_batch_size, world_size)
+    have = len(sp.data.digits("train"))
+    if each > -(-have // world_size):
+        raise InputError(f"a batch of {global_batch_size} samples is more than all {have} digits; use fewer.")
     print(f"Training an MLP 64-128-64-10 on {len(sp.data.digits('train'))} handwritten digits, "
           f"{epochs} epochs, batch {global_batch_size}.")  # fmt: skip
     labels = (

@@ -126,3 +126,21 @@ def test_pictures():
     with pytest.raises(InputError):
         view.plot_orthogonality({}, 2)
     plt.close("all")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--workers 0", "--workers 0: at least 1 is needed."),
+        ("--workers 4,-1", "--workers -1"),
+        ("--seeds 0", "--seeds 0: at least 1"),
+        ("--epochs 0", "--epochs 0: at least 1"),
+        ("--lr -1", "--lr -1: a number above 0"),
+        ("--lr inf", "--lr inf: a number above 0"),
+        ("--out /proc/x", "simparallel: /proc/x"),
+    ],
+)
+def test_bad_options_are_told_before_anything_is_trained(words, told, capsys, monkeypatch):
+    monkeypatch.setattr(lab, "compare", None)
+    assert lab.main(words.split()) == 2
+    assert told in capsys.readouterr().err

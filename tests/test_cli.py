@@ -125,12 +125,43 @@ def test_a_picture_of_a_trace_shows_two_steps_unless_told(capsys: pytest.Capture
 
 
 BAD_INPUT = {
-    "no device": (["run", "-n", "0", "ok.py"], 2, "world_size=0"),
-    "negative": (["demo", "-n", "-3"], 2, "world_size=-3"),
+    "no device": (["run", "-n", "0", "ok.py"], 2, "-n 0: at least 1 is needed."),
+    "negative": (["demo", "-n", "-3"], 2, "-n -3: at least 1 is needed."),
     "missing script": (["run", "missing.py"], 2, "missing.py cannot be read: No such file"),
     "directory": (["run", "."], 2, "is a directory"),
     "syntax error": (["run", "syntax.py"], 2, "syntax.py:2: syntax error"),
-    "unknown device": (["run", "--device", "tpu", "ok.py"], 2, "device='tpu'"),
+    "unknown device": (
+        ["run", "--device", "tpu", "ok.py"],
+        2,
+        "--device tpu: there is no such preset; choose",
+    ),
+    "unknown device of the demo": (["demo", "--device", "tpu"], 2, "--device tpu"),
+    "batch of more than all": (
+        ["demo", "--batch-size", "100000"],
+        2,
+        "a batch of 100000 samples is more than all 14",
+    ),
+    "no batch": (["demo", "--batch-size", "0"], 2, "--batch-size 0"),
+    "module with .py": (["run", "-m", "ok.py"], 2, "-m ok.py: name the module without .py: -m ok"),
+    "notebook": (["run", "lesson.ipynb"], 2, "lesson.ipynb is a notebook: call sp.launch in it"),
+    "endless": (["run", "--timeout", "-1", "ok.py"], 2, "--timeout -1: a number above 0"),
+    "odd": (["bench", "redistribution", "--ranks", "4,3"], 2, "--ranks 3: at least 2 is needed, and an even"),
+    "alone": (["bench", "redistribution", "--ranks", "1"], 2, "--ranks 1: at least 2"),
+    "no power": (
+        ["bench", "adasum", "--ranks", "6"],
+        2,
+        "Horovod's algorithm needs a power of two; use 4 or 8.",
+    ),
+    "power of zero": (["bench", "adasum", "--ranks", "1"], 2, "use 2."),
+    "no model": (
+        ["bench", "step", "--models", "nothing"],
+        2,
+        "--models nothing: no such model; there are MLP",
+    ),
+    "no rounds": (["bench", "step", "--rounds", "0"], 2, "--rounds 0: at least 1"),
+    "no servers": (["rank-table", "make", "--servers", "0"], 2, "--servers 0: at least 1"),
+    "steps of no picture": (["trace", "t.json", "--steps", "3,4"], 2, "--steps is of the picture"),
+    "clock of no picture": (["trace", "t.json", "--clock", "wall"], 2, "--clock is of the picture"),
     "batch smaller than the world": (["demo", "--batch-size", "2"], 2, "2"),
     "batch not divisible": (["demo", "--batch-size", "30"], 2, "30"),
     "no epochs": (["demo", "--epochs", "0"], 2, "--epochs 0"),
@@ -147,6 +178,30 @@ def test_bad_input_is_told_before_anything_starts(case: str, capsys: pytest.Capt
     assert cli.main(arguments) == code
     assert text in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+USAGE = {
+    "no script": (["run"], "run: error: the following arguments are required: script\n"),
+    "unknown option": (["trace", "t.json", "--pgn", "x"], "usage: simparallel trace"),
+    "unknown option of run": (["run", "--rank", "3", "ok.py"], "usage: simparallel run"),
+    "no number": (["bench", "collectives", "--ranks", "2,a"], "'a' is not a whole number; write 2,4,8"),
+}
+
+
+@pytest.mark.parametrize("case", USAGE)
+def test_the_usage_of_the_command_is_shown(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, text = USAGE[case]
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_usage_that_is_shown_is_right() -> None:
+    """Options that take several values do not take what comes after them."""
+    found = cli.parser().parse_args(["trace", "--png", "t.png", "--steps", "3,4", "t.json"])
+    assert (found.steps, found.file) == ([3, 4], "t.json")
+    assert cli.parser().parse_args(["bench", "--models", "mlp,gpt", "step"]).models == ["mlp", "gpt"]
 
 
 CANNOT_BE_WRITTEN = {

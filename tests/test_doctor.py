@@ -20,7 +20,7 @@ import simparallel
 from simparallel import cli, doctor
 from simparallel.comm import shm, unnamed
 from simparallel.comm.segment import Segment
-from simparallel.errors import SharedMemoryError
+from simparallel.errors import InputError, SharedMemoryError
 from simparallel.runtime import probes
 
 HOME = str(Path(simparallel.__file__).parents[1])
@@ -202,11 +202,22 @@ def test_no_room_anywhere_is_an_error_with_numbers(monkeypatch: pytest.MonkeyPat
         Segment(2)
 
 
-def test_only_whole_names_are_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIMPARALLEL_DISABLE", "memfd, futexes")
-    assert unnamed.is_disabled("memfd")
-    assert not unnamed.is_disabled("futex")
-    assert not unnamed.is_disabled("fd")
+def test_only_what_can_be_done_without_is_disabled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SIMPARALLEL_DISABLE", "memfd, futex,")
+    assert [unnamed.is_disabled(name) for name in ("memfd", "futex", "pidfd", "fd")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    monkeypatch.setenv("SIMPARALLEL_DISABLE", "futex,memdf")
+    told = "SIMPARALLEL_DISABLE: 'memdf' is none of memfd, futex, pidfd."
+    with pytest.raises(InputError, match=told):
+        simparallel.launch(simparallel.get_rank, world_size=2)
+    assert cli.main(["doctor"]) == 2
+    assert told in capsys.readouterr().err
 
 
 # --- runs on poor machines ---------------------------------------------------------------------------

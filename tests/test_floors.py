@@ -15,6 +15,7 @@ FLOORS = {
         "errors",
         "units",
         "files",
+        "options",
         "blas",
         "caller",
         "backend",
@@ -38,6 +39,7 @@ GROUND = {
     "errors": set(),
     "units": set(),
     "files": set(),
+    "options": {"errors"},
     "blas": set(),
     "caller": set(),
     "backend": {"errors"},
@@ -53,7 +55,7 @@ GROUND = {
     "devices": {"errors"},
     "summation": {"backend", "errors"},
     "events": {"cluster", "devices", "errors", "memory", "units"},
-    "ranktable": {"errors", "files"},
+    "ranktable": {"errors", "files", "options"},
 }
 ONLY_IN = {
     "cupy": {"backend"},

@@ -16,6 +16,7 @@ from simparallel.bench.environments import choose_peers
 from simparallel.bench.peers.exchange import ITEM_BYTES
 from simparallel.bench.report import told_size
 from simparallel.errors import InputError
+from simparallel.options import at_least_one
 from simparallel.units import format_seconds
 
 SIZES = (1 << 20, 4 << 20, 16 << 20, 32 << 20)  # [byte]
@@ -42,8 +43,11 @@ def main(
         BenchError: a contender failed, or gave a wrong result.
     """
     sizes = list(sizes or SIZES)
-    if ranks < 2 or ranks & (ranks - 1) or rounds < 1 or min(sizes) < 1:
-        raise InputError(f"bench adasum: ranks={ranks} (a power of two), rounds={rounds}, sizes={sizes}.")
+    if ranks < 2 or ranks & (ranks - 1):
+        near = 1 << max(1, ranks.bit_length() - 1) if ranks > 0 else 2
+        use = f"{near} or {2 * near}" if near < ranks else f"{near}"
+        raise InputError(f"--ranks {ranks}: Horovod's algorithm needs a power of two; use {use}.")
+    at_least_one(rounds=rounds, sizes=min(sizes))
     for name in peers or ():
         if name not in MPI:
             raise InputError(f"peers: {name!r} has no Adasum; choose from {', '.join(MPI)}.")

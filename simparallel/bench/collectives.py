@@ -39,7 +39,7 @@ Tell = Callable[[str], object]
 def main(
     *, ranks: Sequence[int] = (2, 4, 8), ops: Sequence[str] | None = None, sizes: Sequence[int] | None = None,
     peers: Sequence[str] | None = None, rounds: int = 7, turn_s: float = TURN_S,
-    out: str | Path | None = "figures/collectives.svg", as_json: bool = False,
+    out: str | Path | None = "runs/bench/collectives.svg", as_json: bool = False,
 ) -> list[Row]:  # fmt: skip
     """Measure, print tables or JSON, draw the figure, return the rows.
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from simparallel.errors import InputError
 from simparallel.layout import Layout, from_strategy
 from simparallel.parallel.mover import compile_moves
 from simparallel.parallel.sharded import sharder
@@ -95,7 +96,14 @@ def fit(rows: list[dict[str, Any]]) -> np.ndarray:
 
 
 def main(*, ranks: tuple[int, ...] = (4, 8), rounds: int = 7, as_json: bool = False) -> None:
-    """Measure and print."""
+    """Measure and print.
+
+    Raises:
+        InputError: a number of ranks that has no two equal halves.
+    """
+    for count in ranks:
+        if count < 2 or count % 2:
+            raise InputError(f"--ranks {count}: at least 2 is needed, and an even number.")
     rows = [row for count in ranks for row in sp.launch(measure, (rounds,), world_size=count)[0]]
     collective_s, message_s, byte_s = fit(rows)
     if as_json:

@@ -16,6 +16,7 @@ from simparallel import models
 from simparallel.bench.contest import Result, Step, contest, table, tell_bound
 from simparallel.bench.peers.exchange import images
 from simparallel.blas import THREAD_VARIABLES
+from simparallel.errors import InputError
 from simparallel.units import format_bytes
 
 LEARNING_RATE = 1e-4  # small: thousands of steps on one batch must not end in denormal numbers
@@ -133,7 +134,13 @@ def by_hand_step(batch: Batch) -> Step:
 
 
 def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = False) -> list[Result]:
-    """Measure, print a table or JSON, return the results."""
+    """Measure, print a table or JSON, return the results.
+
+    Raises:
+        InputError: no model has one of `names` in its name.
+    """
+    if names and not any(part.lower() in name.lower() for part in names for name in MODELS):
+        raise InputError(f"--models {','.join(names)}: no such model; there are {'; '.join(MODELS)}.")
     from threadpoolctl import threadpool_limits
 
     has_torch = _has_torch()

@@ -169,7 +169,7 @@ class AbstractTransport:
     def _late_error(self, missing: list[int], told: str, describe: Callable[[], str]) -> DeadlineError:
         return DeadlineError(
             f"rank {self.rank} waited {self.timeout_s:g} s in {describe()}. Missing: {told}. "
-            "Raise timeout_s if that rank legitimately works that long.",
+            "Raise timeout_s (--timeout) if that rank legitimately works that long.",
             rank=self.rank, missing=missing, timeout_s=self.timeout_s,
         )  # fmt: skip
 

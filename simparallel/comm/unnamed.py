@@ -12,13 +12,29 @@ import os
 import tempfile
 from pathlib import Path
 
+from simparallel.errors import InputError
+
 _ADD_SEALS, _SHRINK_AND_GROW = 1033, 0x2 | 0x4  # F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW
 SHM = "/dev/shm"
+PRIMITIVES = ("memfd", "futex", "pidfd")
 
 
 def is_disabled(primitive: str) -> bool:
-    """Does SIMPARALLEL_DISABLE name it?"""
-    return primitive in os.environ.get("SIMPARALLEL_DISABLE", "").replace(" ", "").split(",")
+    """Does SIMPARALLEL_DISABLE name it?
+
+    Raises:
+        InputError: it names something that cannot be done without.
+    """
+    return primitive in disabled()
+
+
+def disabled() -> list[str]:
+    """What SIMPARALLEL_DISABLE names. Raises as `is_disabled`."""
+    named = [name for name in os.environ.get("SIMPARALLEL_DISABLE", "").replace(" ", "").split(",") if name]
+    for name in named:
+        if name not in PRIMITIVES:
+            raise InputError(f"SIMPARALLEL_DISABLE: {name!r} is none of {', '.join(PRIMITIVES)}.")
+    return named
 
 
 def open_unnamed(size_bytes: int, at_once: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from simparallel.errors import InputError
 from simparallel.files import write_atomically
+from simparallel.options import at_least_one
 from simparallel.ranktable.reading import load
 from simparallel.ranktable.table import FORMS, RankTable, make_rank_table
 from simparallel.ranktable.writing import format_rank_table
@@ -59,6 +60,7 @@ def main(options: argparse.Namespace) -> int:
         table = warned(load(options.file, strict=options.strict))
         form = options.to or next(form for form in FORMS if form != table.form)
     else:
+        at_least_one(servers=options.servers, devices=options.devices)
         table, form = make_rank_table(options.servers, options.devices, options.server_id), options.form
     text = format_rank_table(table, form)
     if options.out is None:

@@ -53,7 +53,7 @@ def run_program(
     if running:
         raise LaunchError(
             f"rank {communicator.rank}: {name} has ended, but {', '.join(running)} still ran {limit_s:g} s later. Join "
-            "what you start, make it a daemon, or raise timeout_s."
+            "what you start, make it a daemon, or raise timeout_s (--timeout)."
         )
 
 

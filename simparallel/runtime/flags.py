@@ -16,6 +16,7 @@ from pathlib import Path
 
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError
+from simparallel.options import at_least_one, positive
 from simparallel.ranktable import RankTable, load
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT
 from simparallel.runtime.folder import MPIRUN_LINKS, RANK_LINKS
@@ -102,7 +103,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="give the script --local_rank=N, as torch.distributed.launch does",
     )
     add("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
-        help="how long a rank waits for another one (default %(default)g s)")  # fmt: skip
+        help="how long a rank waits for another one, and is waited for at its end (default %(default)g s)")  # fmt: skip
     add("--cluster-time-out", type=float, default=START_LIMIT_S, metavar="S", dest="start_timeout",
         help="how long the devices may take to start (default %(default)g s)")  # fmt: skip
 
@@ -136,6 +137,7 @@ def request(options: argparse.Namespace) -> Request:
         InputError: they contradict each other, or ask for one node of several.
         RankTableError: the rank table breaks a rule.
     """
+    positive(timeout=options.timeout, cluster_time_out=options.start_timeout, endless=True)
     table = None if options.rank_table is None else load(options.rank_table)
     nodes, world_size = _numbers(options.world_size, options.nodes, options.per_node, table)
     notes = list(table.warnings) if table is not None else []
@@ -193,9 +195,7 @@ def _numbers(
         if per_node is not None and sizes != {per_node}:
             raise InputError(f"{told}, not {per_node} on each; leave --nproc-per-node out.")
         return len(table.servers), table.world_size
-    for name, count in (("world_size", world_size), ("nodes", nodes), ("nproc_per_node", per_node)):
-        if count is not None and count < 1:
-            raise InputError(f"{name}={count}: at least 1 is needed.")
+    at_least_one(n=world_size, nodes=nodes, nproc_per_node=per_node)
     if nodes is None:
         nodes = 1 if world_size is None or per_node is None else max(1, world_size // per_node)
     if world_size is None:

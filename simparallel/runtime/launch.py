@@ -21,6 +21,7 @@ from simparallel.cluster import DEFAULT_DEVICE, ClusterSpec, DeviceSpec, LinkSpe
 from simparallel.comm.faults import VARIABLE, parse
 from simparallel.comm.header import ALGORITHMS
 from simparallel.comm.transport import CHECKS, DEFAULT_TIMEOUT_S
+from simparallel.comm.unnamed import disabled
 from simparallel.errors import InputError, LaunchError, RunFailedError
 from simparallel.files import write_atomically
 from simparallel.memory import parse_bytes
@@ -158,7 +159,8 @@ class Cluster:
                 original exception is `__cause__`.
             LaunchError: the function cannot be sent, the devices cannot be started, they are busy with a run of
                 another thread, or they belong to the process that this one was forked from.
-            InputError: SIMPARALLEL_FAULT has a wrong field (see `simparallel.comm.faults`).
+            InputError: SIMPARALLEL_FAULT has a wrong field (see `simparallel.comm.faults`), or SIMPARALLEL_DISABLE
+                a wrong name.
             KeyboardInterrupt: after all ranks have stopped; the cluster stays usable.
         """
         __tracebackhide__ = True  # of notebooks and pytest: what failed is on the ranks
@@ -191,6 +193,7 @@ class Cluster:
     ) -> list[Outcome]:
         is_inline = self.transport == "inline"
         faults = parse(self._fault_text(), self.world_size, threads=is_inline)
+        disabled()  # to be refused before anything begins
         settings = {**self._run_settings, "faults": faults}
         bar = _Bar()
         try:

@@ -142,7 +142,7 @@ def stop_report(pid: int, timeout_s: float) -> dict[str, Any]:
     return _report(
         pid,
         f"process is stopped (SIGSTOP), and nobody continued it for {timeout_s:g} s (timeout_s), so it was killed. "
-        "Send SIGCONT in time, or raise timeout_s.",
+        "Send SIGCONT in time, or raise timeout_s (--timeout).",
         1,
     )
 

@@ -17,11 +17,18 @@ def check_script(name: str, is_module: bool = False) -> None:
     """Is it a Python file that compiles, or a module that exists? Found out before any process is started.
 
     Raises:
-        InputError: missing, unreadable, or with a syntax error (with its line).
+        InputError: missing, unreadable, a notebook, or with a syntax error (with its line).
     """
     if not is_module:
+        if name.endswith(".ipynb"):
+            raise InputError(
+                f"{name} is a notebook: call sp.launch in it, or export it as a script (jupyter nbconvert --to script)."
+            )
         _compile(name)
         return
+    if name.endswith(".py"):
+        module = name.removesuffix(".py").replace(os.sep, ".")
+        raise InputError(f"-m {name}: name the module without .py: -m {module}")
     top = name.partition(".")[0]  # to find what is below runs the packages above it
     if PathFinder.find_spec(top, ["", *sys.path]) is None:
         raise InputError(f"-m {name}: there is no module {top} here, nor on the path.")

@@ -1,0 +1,75 @@
+"""What the commands have in common: numbers are checked, in the words of the command line, and errors are told."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from math import isfinite
+
+from simparallel.errors import InputError, RunFailedError, SimParallelError
+
+
+def names(text: str) -> list[str]:
+    """ "a,b" -> ["a", "b"]"""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def numbers(text: str) -> list[int]:
+    """ "2,4,8" -> [2, 4, 8]"""
+    return [_whole(name) for name in names(text)]
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; write 2,4,8") from None
+
+
+def at_least_one(**options: int | None) -> None:
+    """`at_least_one(epochs=0)` says "--epochs 0: at least 1 is needed."; None was not given.
+
+    Raises:
+        InputError: a number is too small.
+    """
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise InputError(f"{flag(name)} {value}: at least 1 is needed.")
+
+
+def positive(*, endless: bool = False, **options: float) -> None:
+    """Numbers that may be broken; infinite ones are right for a time that is `endless`.
+
+    Raises:
+        InputError: a number is not more than 0.
+    """
+    for name, value in options.items():
+        if not value > 0 or not (endless or isfinite(value)):
+            more = " (inf for no limit)" if endless else ""
+            raise InputError(f"{flag(name)} {value:g}: a number above 0 is needed{more}.")
+
+
+def flag(name: str) -> str:
+    """ "n" -> "-n", "batch_size" -> "--batch-size" """
+    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """Run a command and tell its errors, a line or what they need; returns the exit code."""
+    try:
+        return command()
+    except RunFailedError as error:
+        print(f"simparallel: {error}", file=sys.stderr)
+        return int(error.facts["exit_code"])
+    except SimParallelError as error:
+        print(f"simparallel: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"simparallel: {error.filename or 'error'}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("simparallel: interrupted; all ranks were stopped.", file=sys.stderr)
+        return 130
