@@ -73,7 +73,7 @@ if TYPE_CHECKING:
         shard,
     )
     from simparallel.runtime import progress
-    from simparallel.runtime.launch import Cluster, launch
+    from simparallel.runtime.launch import Cluster, Results, launch
     from simparallel.trace import Trace
     from simparallel.train import (
         Callback,
@@ -97,8 +97,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoParallel", "Callback", "CheckpointConfig", "CheckpointManager", "Cluster", "EarlyStopping",
     "GRAPH_MODE", "Group", "Layout", "LearningRateScheduler", "Ledger", "LossMonitor", "Mesh", "Model",
-    "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Tensor", "TimeMonitor", "Trace", "Work",
-    "adasum", "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
+    "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Results", "Tensor", "TimeMonitor", "Trace",
+    "Work", "adasum", "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
     "broadcast_object", "cluster", "data", "device", "device_count", "distribute_module", "distribute_tensor",
     "empty", "enable_grad", "errors", "functions", "gather", "gather_object", "get_auto_parallel_context",
     "get_group_size", "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes",
@@ -114,7 +114,7 @@ logging.getLogger("simparallel").addHandler(logging.NullHandler())
 
 _LATER = {
     "Cluster": "runtime", "launch": "runtime", "progress": "runtime", "Trace": "trace",
-    "Ledger": "comm.ledger",
+    "Ledger": "comm.ledger", "Results": "runtime.launch",
     **dict.fromkeys(
         ("Callback", "CheckpointConfig", "CheckpointManager", "EarlyStopping", "LearningRateScheduler",
          "LossMonitor", "Model", "ModelCheckpoint", "TimeMonitor", "load", "load_checkpoint",

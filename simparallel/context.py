@@ -75,7 +75,10 @@ def set_auto_parallel_context(**settings: Any) -> None:
 
 
 def get_auto_parallel_context(name: str) -> Any:
-    """A setting; `device_num` and `global_rank` are those of the run where they were not set.
+    """A setting of `set_auto_parallel_context`; `device_num` and `global_rank` are the run's where they were not set.
+
+    Args:
+        name: "parallel_mode", "gradients_mean", "parameter_broadcast", "device_num" or "global_rank".
 
     Raises:
         InputError: an unknown name.

@@ -28,6 +28,9 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 class Files:
     """The system calls of a durable write. All raise OSError."""
 
+    def __repr__(self) -> str:  # which help() shows as a default
+        return type(self).__name__
+
     def make_directory(self, path: Path) -> None:
         os.mkdir(path, DIRECTORY_MODE)
 

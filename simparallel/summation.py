@@ -41,10 +41,11 @@ class Moments(NamedTuple):
 
 
 def adasum(vectors: Iterable[Any], *, strict: bool = False) -> Any:
-    """Adasum of n vectors: T of the tree above, whose leaves are the vectors in their order.
+    """Adasum of n vectors: what is orthogonal is summed, what is parallel is averaged, all between is between.
 
-    Neighbours meet first, (0, 1), (2, 3), …, then pairs of pairs. For n that is no power of two the
-    paper has no rule; here a vector without a partner waits for the next level, as if
+    Of two, A(a, b) = (1 - <a,b> / 2<a,a>) a + (1 - <a,b> / 2<b,b>) b. Of more, pair by pair: neighbours meet
+    first, (0, 1), (2, 3), …, then pairs of pairs (Maleki et al. 2020, arXiv 2006.02924). For n that is
+    no power of two the paper has no rule; here a vector without a partner waits for the next level, as if
     zeros filled the list up.
 
     Args:

@@ -462,7 +462,9 @@ def matrix() -> np.ndarray:
 ONES = np.ones((4, 6))
 BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "a list": (lambda: sp.all_reduce([1.0]), InputError, "list"),
-    "a number": (lambda: sp.all_gather(1.0), InputError, "float"),
+    "a number": (lambda: sp.all_gather(1.0), InputError, "all_gather: needs.*, got the float 1.0"),
+    "a number to sum": (lambda: sp.all_reduce(3), InputError, "all_reduce: needs.*, got the int 3"),
+    "a number to be filled": (lambda: sp.gather(ONES, out=3), InputError, "gather: out: needs"),
     "a number to send": (lambda: sp.send(1.0, 0), InputError, "send"),
     "objects": (lambda: sp.all_gather(np.array([None, 1])), DTypeError, "_object"),
     "objects to send": (lambda: sp.isend(np.array([None]), 0), DTypeError, "_object"),
@@ -494,7 +496,12 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "root negative": (lambda: sp.reduce(ONES, dst=-1), InputError, "rank -1"),
     "root is no integer": (lambda: sp.gather(ONES, dst=1.0), InputError, "1.0"),
     "root is a bool": (lambda: sp.gather(ONES, dst=True), InputError, "True"),
-    "unknown op": (lambda: sp.all_reduce(ONES, "average"), InputError, "average.*choose from sum"),
+    "unknown op": (
+        lambda: sp.all_reduce(ONES, "average"),
+        InputError,
+        "all_reduce: op='average'.*'sum'.*'adasum', which only all_reduce has.*use 'mean'",
+    ),
+    "op of another call": (lambda: sp.reduce(ONES, op="adasum"), InputError, "reduce: op='adasum' is not"),
     "op is no text": (lambda: sp.all_reduce(ONES, None), InputError, "op=None"),
     "mean of integers": (lambda: sp.all_reduce(np.ones(2, int), "mean"), DTypeError, "mean"),
     "and of floats": (lambda: sp.reduce(ONES, op="and"), DTypeError, "and.*float64"),

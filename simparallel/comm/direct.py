@@ -73,7 +73,7 @@ class Direct:
     staging: Staging
 
     def all_reduce(self, x: np.ndarray, op: str) -> Any:
-        rule = reduction(op, x.dtype)
+        rule = reduction(op, x.dtype, "all_reduce")
         if x.nbytes <= (SLOT_BYTES if self.size == 2 else SMALL_BYTES):
             return _SmallAllReduce(rule)
         if self.size == 2 and x.nbytes <= PAIR_BYTES:
@@ -84,7 +84,7 @@ class Direct:
         return adasum.small(layers) if x.nbytes <= SLOT_BYTES else adasum.large(layers)
 
     def reduce(self, x: np.ndarray, root: int, op: str) -> Body:
-        rule = reduction(op, x.dtype)
+        rule = reduction(op, x.dtype, "reduce")
 
         def body(payloads: Payloads, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
             target = x if out is None else out
@@ -111,7 +111,11 @@ class Direct:
         return lambda payloads, x, out=None: np.concatenate(payloads.arrays, dim, out)
 
     def reduce_scatter(self, x: np.ndarray, dim: int, op: str) -> Body:
-        rule, piece, dtype = reduction(op, x.dtype), own_piece(x, dim, self), native(x.dtype)
+        rule, piece, dtype = (
+            reduction(op, x.dtype, "reduce_scatter"),
+            own_piece(x, dim, self),
+            native(x.dtype),
+        )
 
         def body(payloads: Payloads, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
             parts = [array[piece] for array in self._with_own(payloads, x)]

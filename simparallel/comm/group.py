@@ -38,7 +38,16 @@ _ZERO = bytes(WORD)
 
 
 class Group(Members):
-    """An ordered list of ranks that communicate; its order is the chunk order. Attributes: see `Members`."""
+    """An ordered list of ranks that communicate, from `sp.new_group`; what has a `group=` takes it.
+
+    Its order is the order of the chunks. All else that it has is for the collectives.
+
+    Attributes:
+        ranks: global ranks, in the group's order.
+        rank: this rank's position in it, or None if it is not a member.
+        size: number of members.
+        name: "world", or "group 1 (ranks 0, 2)".
+    """
 
     call_type: type[Call] = Call
 

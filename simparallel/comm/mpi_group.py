@@ -133,7 +133,7 @@ class MpiGroup(Group):
     def all_reduce(self, x: np.ndarray, op: str) -> Any:
         if x.nbytes <= SLOT_BYTES:
             return super().all_reduce(x, op)
-        rule = reduction(op, x.dtype)
+        rule = reduction(op, x.dtype, "all_reduce")
 
         def steps(call: Call) -> Steps:
             assert isinstance(call, MpiCall)
@@ -161,7 +161,7 @@ class MpiGroup(Group):
         return adasum.small(layers)  # every rank gets all vectors, and does the whole tree
 
     def reduce_scatter(self, x: np.ndarray, dim: int, op: str) -> Body:
-        rule, dtype = reduction(op, x.dtype), native(x.dtype)
+        rule, dtype = reduction(op, x.dtype, "reduce_scatter"), native(x.dtype)
         return lambda payloads, x, out=None: reduce_arrays(rule, payloads.arrays, dtype, out)
 
     def all_to_all(self, x: np.ndarray, split_dim: int, concat_dim: int) -> Body:

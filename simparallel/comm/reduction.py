@@ -38,22 +38,27 @@ class Reduction(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def reduction(op: str, dtype: np.dtype) -> Reduction:
+def reduction(op: str, dtype: np.dtype, who: str = "") -> Reduction:
     """The reduction `op` for `dtype`.
 
     float16 is accumulated in float32 and rounded once. bool: sum and max are "or", prod and min
-    are "and".
+    are "and". `who` asks, which errors tell.
 
     Raises:
         InputError: unknown op.
         DTypeError: the op has no meaning for the dtype.
     """
+    who = f"{who}: " if who else ""
     if op not in _UFUNCS:
-        raise InputError(f"op={op!r} is not a reduction; choose from {', '.join(_UFUNCS)}.")
+        known = ", ".join(map(repr, _UFUNCS))
+        hint = "; for 'avg' use 'mean'" if op in ("avg", "average") else ""
+        raise InputError(
+            f"{who}op={op!r} is not a reduction; choose from {known} (and 'adasum', which only all_reduce has){hint}."
+        )
     ufunc = _UFUNCS[op]
     if op == "mean" and dtype.kind not in "fc":
         raise DTypeError(
-            f"op='mean' needs a floating-point dtype, got {dtype}; use 'sum' and divide, or cast."
+            f"{who}op='mean' needs a floating-point dtype, got {dtype}; use 'sum' and divide, or cast."
         )
     native = dtype.newbyteorder("=")
     wide = native == np.float16 and op in ("sum", "mean", "prod")
@@ -61,9 +66,9 @@ def reduction(op: str, dtype: np.dtype) -> Reduction:
     try:
         result = ufunc(np.zeros(1, accumulate), np.zeros(1, accumulate))
     except TypeError:
-        raise DTypeError(f"op={op!r} has no meaning for dtype {dtype}.") from None
+        raise DTypeError(f"{who}op={op!r} has no meaning for dtype {dtype}.") from None
     if result.dtype != accumulate:
-        raise DTypeError(f"op={op!r} has no meaning for dtype {dtype}: it gives {result.dtype}.")
+        raise DTypeError(f"{who}op={op!r} has no meaning for dtype {dtype}: it gives {result.dtype}.")
     loop = None if dtype.kind in "mM" else accumulate
     return Reduction(ufunc, accumulate, loop, op == "mean", accumulate == dtype)
 

@@ -20,12 +20,13 @@ from simparallel.data.sharded import (
     ImageFolderDataset,
     MnistDataset,
     NumpySlicesDataset,
+    SourceDataset,
 )
 
 __all__ = [
     "CIFAR10", "MNIST", "Cifar10Dataset", "DataLoader", "Dataset", "DistributedSampler", "FashionMNIST",
     "FashionMnistDataset", "GeneratorDataset", "ImageArrays", "ImageFolder", "ImageFolderDataset",
     "MnistDataset", "NumpySlicesDataset", "Pipeline", "RandomSampler", "Sampler", "SequentialSampler",
-    "Subset", "TensorDataset", "default_collate", "digits", "per_rank_batch_size", "read_cifar10",
+    "SourceDataset", "Subset", "TensorDataset", "default_collate", "digits", "per_rank_batch_size", "read_cifar10",
     "read_cifar10_archive", "read_idx", "read_image", "transforms", "write_idx",
 ]  # fmt: skip

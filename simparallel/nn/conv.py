@@ -71,11 +71,11 @@ class Conv2d(AbstractConv):
         in_channels: of x.
         out_channels: of y.
         kernel_size: integer or (height, width).
-        stride, padding, dilation, groups: see `autograd.Conv2d`; padding may be "same" or "valid".
+        stride, padding, dilation, groups: see `sp.ops.Conv2d`; padding may be "same" or "valid".
         bias: whether there is one.
         padding_mode: "zeros", the only one.
         dtype: floating-point dtype of the parameters.
-        method: see `autograd.Conv2d`.
+        method: see `sp.ops.Conv2d`.
 
     Attributes:
         weight: Parameter (out_channels, in_channels / groups, kh, kw), uniform in ±1 / sqrt(fan_in)

@@ -150,14 +150,28 @@ class SoftmaxCrossEntropyExpand(Module):
 
 
 class MSELoss(_Loss):
-    """(x - target) ** 2, two tensors of one shape."""
+    """(x - target) ** 2.   x, target: one shape, any; floating point
+
+    Args:
+        reduction: "mean" over all elements, "sum", or "none" for the losses one by one.
+
+    Raises:
+        InputError: unknown `reduction`; when called, ShapeError or DTypeError.
+    """
 
     def forward(self, x: Any, target: Any) -> Tensor:
         return functions.mse_loss(x, target, self.reduction)
 
 
 class L1Loss(_Loss):
-    """|x - target|, two tensors of one shape."""
+    """|x - target|.   x, target: one shape, any; floating point
+
+    Args:
+        reduction: "mean" over all elements, "sum", or "none" for the losses one by one.
+
+    Raises:
+        InputError: unknown `reduction`; when called, ShapeError or DTypeError.
+    """
 
     def forward(self, x: Any, target: Any) -> Tensor:
         return functions.l1_loss(x, target, self.reduction)
@@ -208,7 +222,14 @@ class SmoothL1Loss(_Loss):
 
 
 class BCELoss(_Loss):
-    """-target ln x - (1 - target) ln(1 - x), for probabilities x; logarithms are at least -100."""
+    """-target ln x - (1 - target) ln(1 - x); logarithms are at least -100.   x: probabilities   target: of its shape
+
+    Args:
+        reduction: "mean" over all elements, "sum", or "none" for the losses one by one.
+
+    Raises:
+        InputError: unknown `reduction`; when called, ShapeError, DTypeError, or x beyond 0 … 1.
+    """
 
     def forward(self, x: Any, target: Any) -> Tensor:
         return functions.binary_cross_entropy(x, target, self.reduction)

@@ -92,6 +92,11 @@ class Cluster:
         record: keep the events of each run for its trace; False keeps the simulated clocks and drops the events.
         echo: print what the ranks print, with `[rank N]` before each line.
 
+    Attributes:
+        world_size: number of ranks.
+        spec: the described hardware, a `ClusterSpec`.
+        trace: the events of the last run, a `Trace`.
+
     Raises:
         ClusterError: unknown device, fewer than one, or nodes that do not fit.
         RankTableError: the rank table breaks a rule.

@@ -45,7 +45,13 @@ class RunContext:
         self._stop = False
 
     def original_args(self) -> CallbackParams:
-        """What is known about the training."""
+        """What is known about the training, as attributes.
+
+        network, loss_fn, optimizer, metrics, mode ("train" or "eval"), epoch_num and cur_epoch_num (from 1),
+        batch_num (steps of an epoch), cur_step_num (in all epochs), net_outputs (loss of the last step),
+        train_dataset_element (the running batch), eval_results and epoch_results (at the end of an epoch),
+        parallel_mode, device_number, and more: see `simparallel.train.callback.CallbackParams`.
+        """
         return self._args
 
     def request_stop(self) -> None:
@@ -64,52 +70,77 @@ class RunContext:
 
 
 class Callback:
-    """Base: override what shall happen. Every hook gets the `RunContext`.
+    """Base: override what shall happen. Every hook gets the `RunContext`, whose `original_args()` says all.
 
-    The names without `on_train_` are the older ones, called at the same time.
+    In order: begin, for each epoch: epoch_begin, for each batch step_begin and step_end, an evaluation (where there
+    is one), epoch_end, and then end. The names without `on_train_` are the older ones, called at the same time.
+
+    Example:
+        >>> class Stop(Callback):
+        ...     def on_train_step_end(self, run_context):
+        ...         if float(run_context.original_args().net_outputs) < 0.1:
+        ...             run_context.request_stop()
     """
 
     def on_train_begin(self, run_context: RunContext) -> None:
+        """Before the first step."""
         self.begin(run_context)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        """Before the first step of an epoch."""
         self.epoch_begin(run_context)
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
+        """Before a step."""
         self.step_begin(run_context)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
+        """After a step: the parameters are updated."""
         self.step_end(run_context)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
+        """After the last step of an epoch, and its evaluation."""
         self.epoch_end(run_context)
 
     def on_train_end(self, run_context: RunContext) -> None:
+        """After the last epoch, or a stop that was asked for."""
         self.end(run_context)
 
-    def on_eval_begin(self, run_context: RunContext) -> None: ...
+    def on_eval_begin(self, run_context: RunContext) -> None:
+        """Before an evaluation."""
 
-    def on_eval_epoch_begin(self, run_context: RunContext) -> None: ...
+    def on_eval_epoch_begin(self, run_context: RunContext) -> None:
+        """Before the first batch of an evaluation."""
 
-    def on_eval_step_begin(self, run_context: RunContext) -> None: ...
+    def on_eval_step_begin(self, run_context: RunContext) -> None:
+        """Before a batch of an evaluation."""
 
-    def on_eval_step_end(self, run_context: RunContext) -> None: ...
+    def on_eval_step_end(self, run_context: RunContext) -> None:
+        """After a batch of an evaluation."""
 
-    def on_eval_epoch_end(self, run_context: RunContext) -> None: ...
+    def on_eval_epoch_end(self, run_context: RunContext) -> None:
+        """After the last batch of an evaluation."""
 
-    def on_eval_end(self, run_context: RunContext) -> None: ...
+    def on_eval_end(self, run_context: RunContext) -> None:
+        """After an evaluation."""
 
-    def begin(self, run_context: RunContext) -> None: ...
+    def begin(self, run_context: RunContext) -> None:
+        """As `on_train_begin`."""
 
-    def epoch_begin(self, run_context: RunContext) -> None: ...
+    def epoch_begin(self, run_context: RunContext) -> None:
+        """As `on_train_epoch_begin`."""
 
-    def step_begin(self, run_context: RunContext) -> None: ...
+    def step_begin(self, run_context: RunContext) -> None:
+        """As `on_train_step_begin`."""
 
-    def step_end(self, run_context: RunContext) -> None: ...
+    def step_end(self, run_context: RunContext) -> None:
+        """As `on_train_step_end`."""
 
-    def epoch_end(self, run_context: RunContext) -> None: ...
+    def epoch_end(self, run_context: RunContext) -> None:
+        """As `on_train_epoch_end`."""
 
-    def end(self, run_context: RunContext) -> None: ...
+    def end(self, run_context: RunContext) -> None:
+        """As `on_train_end`."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed training needs to go on alike: plain data and arrays."""

@@ -46,7 +46,8 @@ class Model:
         eval_indexes: numbers of its outputs that are loss, prediction and label. None gives every metric
             all of them.
         amp_level: "O0" … "O3", see `nn.auto_mixed_precision`, which is applied to the network.
-        boost_level, boost_config_dict: accelerations, see `train.boost_config.parse`.
+        boost_level, boost_config_dict: accelerations, "O0" (none), "O1" (less_bn, grad_freeze) or "O2" (these
+            and adasum); or {"boost": {"mode": "manual", "adasum": True, ...}, ...}, with MindSpore's sections.
         loss_scale_manager: holds the loss scale. None scales nothing, but at O2 makes a
             `DynamicLossScaleManager()`.
         keep_batchnorm_fp32: (at O2) False lets batch norms compute in float16 like the layers around them.

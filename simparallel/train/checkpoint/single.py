@@ -71,7 +71,7 @@ def load_checkpoint(
     path = expanded(ckpt_file_name)
     arrays, _ = _read(path)
     if net is not None:
-        missing, unused = load_param_into_net(net, arrays, strict_load, _who=str(path))
+        missing, unused = _load_into(net, arrays, strict_load, str(path))
         if len(missing) == len(bare(net).state_dict()) and missing:
             raise CheckpointError(
                 f"{path} has nothing of this {type(net).__name__}: it holds {_listed(arrays)}, the model has "
@@ -95,8 +95,6 @@ def load_param_into_net(
     net: Module,
     parameter_dict: Mapping[str, Any],
     strict_load: bool = False,
-    *,
-    _who: str = "load_param_into_net",
 ) -> tuple[list[str], list[str]]:
     """Copy arrays into a model, by name; all that fit, or on an error none.
 
@@ -111,10 +109,16 @@ def load_param_into_net(
     Raises:
         CheckpointError: lists what does not fit; the model stays as it is.
     """
+    return _load_into(net, parameter_dict, strict_load, "load_param_into_net")
+
+
+def _load_into(
+    net: Module, parameter_dict: Mapping[str, Any], strict: bool, who: str
+) -> tuple[list[str], list[str]]:
     try:
-        return tuple(bare(net).load_state_dict(parameter_dict, strict=strict_load))
+        return tuple(bare(net).load_state_dict(parameter_dict, strict=strict))
     except StateDictError as error:
-        raise CheckpointError(f"{_who}: {error}", path=_who) from error
+        raise CheckpointError(f"{who}: {error}", path=who) from error
 
 
 def save(obj: Any, path: str | os.PathLike[str]) -> None:

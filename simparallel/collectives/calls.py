@@ -1,0 +1,390 @@
+"""The collectives under their public names: for Tensors, NumPy and CuPy arrays.
+
+A Tensor stands for its data; `carry` brings GPU arrays along. The rules are those of
+`comm.AbstractCommunicator`: every rank of the group makes the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simparallel.backend import Array, to_host
+from simparallel.collectives.carry import array_of, device_of, filled, in_place, into, new, together, wait_for
+from simparallel.comm import Group, Work, current
+from simparallel.errors import InputError
+from simparallel.events import current_recorder
+
+
+def all_reduce(
+    x: Any, op: str = "sum", group: Group | None = None, async_op: bool = False, algorithm: str | None = None,
+    *, out: Any = None,
+) -> Any:  # fmt: skip
+    """Replace x on every rank by the reduction of the ranks' x, in the order of the group
+    (by "direct"; each algorithm on messages states its own).
+
+    Args:
+        x: array or Tensor, any shape and numeric dtype, the same on every rank; written. Or a list of
+            them, of one dtype, which travel as one vector; their shapes are the same on every rank.
+        op: "sum", "mean", "prod", "max", "min", "and" or "or". float16 is summed in float32
+            (on messages: rounded at each step). Or "adasum", see `sp.adasum`, of floating-point x: each array
+            of a list is summed by itself. By "ring" that is a left fold, another result than of the others.
+        group: from `new_group`; by default all ranks.
+        async_op: return a `Work` at once; `work.wait()` returns x.
+        algorithm: "direct", or on messages: "naive", "ring", "tree", "halving_doubling", which all
+            collectives with this keyword take where they have it. None: that of the `Cluster`.
+        out: array or Tensor like x that gets the result instead; x is left as it is. Of the other collectives
+            with this keyword too, it may be x or overlap it: the result is as if x had been copied before.
+
+    Returns:
+        x, or out; bitwise equal on all ranks.
+
+    Collective: yes - every rank of the group, in the same order.
+    Cost: 2 (P-1)/P * x.nbytes [bytes] per rank; of others than "direct" and "ring", see `comm.algorithms`.
+
+    Raises:
+        InputError, DTypeError: bad arguments; nothing was sent.
+        CollectiveMismatchError: ranks made different calls; no data was changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    if out is not None:
+        if isinstance(x, (list, tuple)):
+            raise InputError("all_reduce: a list is reduced in place; call it for each array to give an out.")
+        return into(
+            "all_reduce", x, out, lambda a, b: current().all_reduce(a, op, group, async_op, algorithm, out=b)
+        )
+    if type(x) is np.ndarray:  # the shortest way for the most frequent call
+        return current().all_reduce(x, op, group, async_op, algorithm)
+    if isinstance(x, (list, tuple)):
+        return together(x, op, group, async_op, algorithm)
+    return in_place("all_reduce", x, lambda a: current().all_reduce(a, op, group, async_op, algorithm))
+
+
+def adasum_layers(x: Any, layers: Sequence[int], group: Group | None = None, async_op: bool = False) -> Any:
+    """`all_reduce(x, "adasum")` of several arrays that lie in one: each is summed by itself. Returns x.
+
+    Args:
+        x: array or Tensor, 1-D, floating point, of one shape and dtype on every rank; written.
+        layers: how many elements each of the arrays has; together x.size.
+        group, async_op: as of `all_reduce`.
+
+    Collective: yes. Cost: 2 (P-1)/P * x.nbytes [bytes] per rank.
+
+    Raises:
+        InputError, ShapeError, DTypeError: bad arguments; nothing was sent.
+        CollectiveMismatchError: ranks made different calls; no data was changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    return in_place("adasum", x, lambda a: current().adasum(a, layers, group, async_op))
+
+
+def broadcast(
+    x: Any, src: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None
+) -> Any:
+    """Replace x on every rank by x of rank `src`. Returns x.
+
+    Args:
+        x: array or Tensor, any numeric dtype, of one shape and dtype on every rank; written except on `src`.
+        src: a global rank that is in the group.
+        group, async_op, algorithm: as of `all_reduce`.
+
+    Collective: yes. Cost: x.nbytes [bytes] per rank, passed on from one to the next.
+
+    Raises:
+        InputError, ShapeError, DTypeError: bad arguments, or x is read-only; nothing was sent.
+        CollectiveMismatchError: ranks made different calls; no data was changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    return in_place("broadcast", x, lambda a: current().broadcast(a, src, group, async_op, algorithm))
+
+
+def reduce(
+    x: Any, dst: int = 0, op: str = "sum", group: Group | None = None, async_op: bool = False,
+    algorithm: str | None = None, *, out: Any = None,
+) -> Any:  # fmt: skip
+    """Replace x on rank `dst` by the reduction of the ranks' x; elsewhere x stays. Returns x, or out.
+
+    Args:
+        x: array or Tensor, any shape and numeric dtype, of one shape and dtype on every rank.
+        dst: a global rank that is in the group.
+        op: as of `all_reduce`, without "adasum".
+        group, async_op, algorithm: as of `all_reduce`.
+        out: array or Tensor like x that gets the result instead; only `dst` passes one.
+
+    Collective: yes. Cost: x.nbytes [bytes] per rank, passed on from one to the next; `dst` sends nothing.
+
+    Raises:
+        InputError, ShapeError, DTypeError: bad arguments, or an op without a meaning for the dtype; nothing was sent.
+        CollectiveMismatchError: ranks made different calls; no data was changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    if out is not None:
+        return into(
+            "reduce", x, out, lambda a, b: current().reduce(a, dst, op, group, async_op, algorithm, out=b)
+        )
+    return in_place("reduce", x, lambda a: current().reduce(a, dst, op, group, async_op, algorithm))
+
+
+def all_gather(
+    x: Any, dim: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None,
+    *, out: Any = None,
+) -> Any:  # fmt: skip
+    """The ranks' x, one after the other along `dim` in the order of the group: np.concatenate(xs, axis=dim).
+
+    Args:
+        x: array or Tensor, one dim or more, any numeric dtype, of one shape and dtype on every rank; stays as it is.
+        dim: x of shape (..., d, ...) gives (..., P d, ...) for P ranks.
+        group, async_op, algorithm: as of `all_reduce`.
+        out: array or Tensor of the result's shape and dtype that gets it. x may be its own part of out; then it
+            is not copied anywhere.
+
+    Returns:
+        A new array with the dtype of x, or out; bitwise equal on all ranks.
+
+    Collective: yes. Cost: (P-1) * x.nbytes [bytes] per rank.
+
+    Raises:
+        InputError, ShapeError, DTypeError: bad arguments, or x without dims; nothing was sent.
+        CollectiveMismatchError: ranks made different calls; no data was changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    if out is not None:
+        return into(
+            "all_gather", x, out, lambda a, b: current().all_gather(a, dim, group, async_op, algorithm, out=b)
+        )
+    return new("all_gather", x, lambda a: current().all_gather(a, dim, group, async_op, algorithm))
+
+
+def reduce_scatter(
+    x: Any, dim: int = 0, op: str = "sum", group: Group | None = None, async_op: bool = False,
+    algorithm: str | None = None, *, out: Any = None,
+) -> Any:  # fmt: skip
+    """This rank's equal part, along `dim`, of the reduction of the ranks' x: np.split(sum(xs), P, axis=dim)[rank].
+
+    Args:
+        x: array or Tensor, any numeric dtype, of one shape and dtype on every rank; stays as it is.
+        dim: x of shape (..., P d, ...) gives (..., d, ...) for P ranks.
+        op: as of `all_reduce`, without "adasum".
+        group, async_op, algorithm: as of `all_reduce`.
+        out: array or Tensor of the result's shape and dtype that gets it; it may be that part of x.
+
+    Collective: yes. Cost: (P-1)/P * x.nbytes [bytes] per rank.
+
+    Raises:
+        InputError, ShapeError, DTypeError: bad arguments, or P does not divide the size of the dim; nothing was sent.
+        CollectiveMismatchError: ranks made different calls; no data was changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    if out is not None:
+        return into(
+            "reduce_scatter", x, out,
+            lambda a, b: current().reduce_scatter(a, dim, op, group, async_op, algorithm, out=b),
+        )  # fmt: skip
+    return new(
+        "reduce_scatter", x, lambda a: current().reduce_scatter(a, dim, op, group, async_op, algorithm)
+    )
+
+
+def all_to_all(
+    x: Any, split_dim: int = 0, concat_dim: int = 0, group: Group | None = None, async_op: bool = False,
+    algorithm: str | None = None, *, out: Any = None,
+) -> Any:  # fmt: skip
+    """Cut every rank's x into P equal parts; rank r gets part r of each, joined in the order of the group.
+
+    Args:
+        x: array or Tensor, any numeric dtype, of one shape and dtype on every rank; stays as it is.
+        split_dim: along which x is cut; its size becomes a P-th.
+        concat_dim: along which the parts are joined; its size becomes P times as large.
+        group, async_op, algorithm: as of `all_reduce`.
+        out: array or Tensor of the result's shape and dtype that gets it.
+
+    Returns:
+        A new array with the dtype of x, or out; another one on each rank.
+
+    Collective: yes. Cost: (P-1)/P * x.nbytes [bytes] per rank.
+
+    Raises:
+        InputError, ShapeError, DTypeError: bad arguments, or P does not divide the size of split_dim; nothing was sent.
+        CollectiveMismatchError: ranks made different calls; no data was changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    if out is not None:
+        return into(
+            "all_to_all", x, out,
+            lambda a, b: current().all_to_all(a, split_dim, concat_dim, group, async_op, algorithm, out=b),
+        )  # fmt: skip
+    return new(
+        "all_to_all", x, lambda a: current().all_to_all(a, split_dim, concat_dim, group, async_op, algorithm)
+    )
+
+
+def gather(
+    x: Any, dst: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None,
+    *, out: Any = None,
+) -> Any:  # fmt: skip
+    """On rank `dst` a list of the ranks' x, in the order of the group; elsewhere None.
+
+    Args:
+        x: array or Tensor, any shape and numeric dtype, of one shape and dtype on every rank; stays as it is.
+        dst: a global rank that is in the group.
+        group, async_op, algorithm: as of `all_reduce`.
+        out: a list of P arrays or Tensors like x that get them, or an array (P, ...) whose rows they become; only
+            `dst` passes it.
+
+    Collective: yes. Cost: x.nbytes [bytes] per rank; `dst` sends nothing.
+
+    Raises:
+        InputError, ShapeError, DTypeError: bad arguments; nothing was sent.
+        CollectiveMismatchError: ranks made different calls; no data was changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    if out is not None:
+        return into(
+            "gather", x, out, lambda a, b: current().gather(a, dst, group, async_op, algorithm, out=b)
+        )
+    return new("gather", x, lambda a: current().gather(a, dst, group, async_op, algorithm))
+
+
+def scatter(
+    arrays: Sequence[Any] | None = None, src: int = 0, group: Group | None = None, async_op: bool = False,
+    algorithm: str | None = None, *, out: Any = None,
+) -> Any:  # fmt: skip
+    """Entry r of the list that rank `src` gives, on the r-th rank of the group: a new array, or out.
+
+    Args:
+        arrays: on `src` a list of P arrays or Tensors of one shape and dtype, any numeric one; elsewhere None.
+        src: a global rank that is in the group.
+        group, async_op, algorithm: as of `all_reduce`.
+        out: array or Tensor like the entries that gets this rank's.
+
+    Collective: yes. Cost: (P-1) * part.nbytes [bytes] from `src`; the others send nothing.
+
+    Raises:
+        InputError, ShapeError, DTypeError: bad arguments; nothing was sent.
+        CollectiveMismatchError: ranks made different calls, or out has another shape or dtype than
+            what comes; no data was changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    parts = None if arrays is None else [to_host(array_of("scatter", part)) for part in arrays]
+    if out is not None:
+        return filled(
+            "scatter", out, lambda b: current().scatter(parts, src, group, async_op, algorithm, out=b)
+        )
+    return current().scatter(parts, src, group, async_op, algorithm)
+
+
+def send(x: Any, dst: int, tag: int = 0) -> None:
+    """Send x to rank `dst`. It may be changed when this returns, which need not be after `recv`. Collective: no.
+
+    Args:
+        x: array or Tensor, any shape and numeric dtype.
+        dst: a global rank.
+        tag: an integer of 0 or more; a `recv` of the same tag gets it, in the order in which they were sent.
+
+    Cost: x.nbytes [bytes].
+
+    Raises:
+        InputError, DTypeError: bad arguments; nothing was sent.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    wait_for(device_of(x))
+    current().send(to_host(array_of("send", x)), dst, tag)
+
+
+def recv(x: Any, src: int, tag: int = 0) -> Any:
+    """Fill x with the next message of this tag from rank `src`. Returns x. Collective: no.
+
+    Args:
+        x: array or Tensor of the shape and dtype that were sent; written.
+        src: a global rank.
+        tag: that of `send`.
+
+    Raises:
+        InputError, DTypeError: bad arguments, or x is read-only; no message was taken.
+        CollectiveMismatchError: what was sent has another shape or dtype; x was not changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    return in_place("recv", x, lambda a: current().recv(a, src, tag))
+
+
+def isend(x: Any, dst: int, tag: int = 0) -> Work:
+    """`send` as a `Work`; x must not change before `wait()`. Collective: no."""
+    wait_for(device_of(x))
+    return current().isend(to_host(array_of("isend", x)), dst, tag)
+
+
+def irecv(x: Any, src: int, tag: int = 0) -> Any:
+    """`recv` as a `Work`; x is filled when `wait()` returns. Collective: no."""
+    return in_place("irecv", x, lambda a: current().irecv(a, src, tag))
+
+
+def barrier(group: Group | None = None) -> None:
+    """Return when every rank of the group (by default: all ranks) has called this. Collective: yes.
+
+    Cost: no data, ceil(log2(P)) latencies.
+
+    Raises:
+        CollectiveMismatchError: ranks made different calls.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    current().barrier(group)
+
+
+def new_group(ranks: Sequence[int]) -> Group:
+    """A group of these ranks in this order, which is the order of its chunks. Collective: over all ranks.
+
+    Every rank makes the same call, also one that will not be a member; that one may not use the group.
+
+    Raises:
+        InputError: no ranks, the same one twice, or one that does not exist.
+        CollectiveMismatchError: ranks name other members.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    return current().new_group(ranks)
+
+
+def all_gather_object(value: Any, group: Group | None = None) -> list[Any]:
+    """Every rank's value, in the order of the group. Collective: yes.
+
+    Any object that can be pickled; over MPI, which goes without pickle, None, numbers, text, bytes, arrays, and
+    lists, tuples, sets and dicts of them.
+    """
+    return current().all_gather_object(value, group)
+
+
+def broadcast_object(value: Any = None, src: int = 0, group: Group | None = None) -> Any:
+    """The value of rank `src` (as for `all_gather_object`), on every rank. Collective: yes."""
+    return current().broadcast_object(value, src, group)
+
+
+def gather_object(value: Any, dst: int = 0, group: Group | None = None) -> list[Any] | None:
+    """On rank `dst` every rank's value (as for `all_gather_object`), elsewhere None. Collective: yes."""
+    return current().gather_object(value, dst, group)
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, shared: bool = False) -> Array:
+    """A new array, not initialised. `shared=True`: in the arena, so that collectives do not copy it.
+
+    Collective: no.
+
+    Raises:
+        SharedMemoryError: no room in the arena.
+    """
+    return current().empty(shape, dtype) if shared else np.empty(shape, dtype)
+
+
+def log(**values: Any) -> None:
+    """Note numbers of the current step: `sp.log(loss=loss, accuracy=0.9)`. Collective: no.
+
+    They are in `.metrics` of what `launch` returns: rank -> [(step, name, value), ...]. `simparallel run` writes
+    "metrics": {name: [[step, mean over the ranks], ...]} to `metrics.json`, and draws those named `loss` in
+    `loss.png`. Outside of a run nothing is noted.
+
+    Args:
+        values: a number each: a float, or a Tensor or array with one element.
+    """
+    recorder = current_recorder()
+    if recorder is not None:
+        recorder.log(**{name: float(value) for name, value in values.items()})
