@@ -21,6 +21,7 @@ from simparallel.autograd.functions import cast
 from simparallel.autograd.nested import change_each
 from simparallel.backend import is_array
 from simparallel.errors import InputError
+from simparallel.nn.hooks import is_reduced
 from simparallel.nn.module import Module
 
 M = TypeVar("M", bound=Module)
@@ -64,7 +65,8 @@ def auto_mixed_precision(model: M, level: str = "O0") -> M:
         level: "O0", "O1", "O2" or "O3".
 
     Raises:
-        InputError: unknown level, a model that was changed before, or parameters that are not float32.
+        InputError: unknown level, a model that was changed before, parameters that are not float32, or (O3) that
+            belong to a DistributedDataParallel.
     """
     if level not in LEVELS:
         raise InputError(f"auto_mixed_precision: level={level!r}, choose from {', '.join(LEVELS)}.")
@@ -75,6 +77,12 @@ def auto_mixed_precision(model: M, level: str = "O0") -> M:
         return _apply_white(model, WHITE_LIST)
     if level == "O2":
         return _apply_black(model, BLACK_LIST)
+    for name, parameter in model.named_parameters():
+        if is_reduced(parameter):
+            raise InputError(
+                f"auto_mixed_precision: O3 replaces the parameters, but the float32 gradient of {name} belongs to a "
+                "DistributedDataParallel. Choose O3 for the bare model, then wrap it and make the optimizer."
+            )
     model.zero_grad()
     model.to(HALF)
     _wrap(model, HALF, SINGLE)

@@ -1,4 +1,4 @@
-"""Functions that run before and after a module's forward."""
+"""Functions that run before and after a module's forward, or when a gradient is there."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class RemovableHandle:
     def __exit__(self, *exc: object) -> None:
         self.remove()
 
+from simparallel.autograd import Tensor
+
 
 class Hooks:
     """The forward hooks of one module, called in the order in which they were added."""
@@ -60,6 +62,11 @@ class Hooks:
             if changed is not None:
                 output = changed
         return output
+
+
+def is_reduced(parameter: Tensor) -> bool:
+    """Whether a wrapper of the model reduces its gradient, as an array of this size, dtype and device."""
+    return any(getattr(hook, "reduces", False) for hook in parameter._hooks or ())
 
 
 class _Entry:

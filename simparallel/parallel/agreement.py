@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from simparallel.autograd import Tensor
 from simparallel.comm import Communicator, Group
 from simparallel.errors import CollectiveMismatchError, InputError
-from simparallel.parallel.reducer import is_reduced
+from simparallel.nn.hooks import is_reduced
 from simparallel.sharding import Placement
 
 Held = tuple[tuple[tuple[int, int], ...], ...] | None

@@ -213,6 +213,17 @@ class DistributedDataParallel(Module):
         sizes = ", ".join(str(bucket.flat.nbytes) for bucket in self._reducer.buckets)
         return f"buckets of {sizes} bytes"
 
+    def sync_buffers(self) -> None:
+        """Copy the buffers of the group's first rank to all, where the last forward pass may have changed them.
+
+        A forward pass does it, too: after this, none that is off the tape waits for other ranks.
+
+        Collective: yes.
+        """
+        if self._send_buffers and self.broadcast_buffers:
+            self._broadcast_buffers(self._share.ranks[0])
+        self._send_buffers = False
+
     # --- the same model everywhere --------------------------------------------------------------------
 
     def _check_same_model(self) -> None:
@@ -265,7 +276,15 @@ class DistributedDataParallel(Module):
             deepcopy(self.module, memo), **settings, process_group=self.process_group, init_sync=False
         )
         memo[id(self)] = copied
-        copied.train(self.training)
+        copied.__dict__["training"] = self.training  # of the wrapper; below it came with the copy
+        # What was added to the wrapper itself: members, and attributes such as hooks or a forward in mixed precision.
+        members = ("_parameters", "_buffers", "_modules")
+        for own, there in [
+            (self.__dict__, copied.__dict__),
+            *((vars(self)[m], vars(copied)[m]) for m in members),
+        ]:
+            there |= {name: deepcopy(own[name], memo) for name in own if name not in there}
+        copied._not_saved |= self._not_saved
         return copied
 
     def __reduce__(self) -> Any:

@@ -334,6 +334,7 @@ class _Arrival:
     """Tells the reducer that a gradient is finished. One for each parameter: the hot path of backward."""
 
     __slots__ = ("_bucket", "_i", "_view", "reducer")
+    reduces = True  # see `nn.hooks.is_reduced`
 
     def __init__(self, reducer: Reducer, bucket: GradBucket, i: int) -> None:
         self.reducer, self._bucket, self._i, self._view = reducer, bucket, i, bucket.views[i]
@@ -366,11 +367,6 @@ class _Arrival:
         if not bucket.pending and reducer.may_start:
             reducer.start_ready()
         reducer.communicator.progress()
-
-
-def is_reduced(parameter: Tensor) -> bool:
-    """Whether a reducer listens to it."""
-    return any(isinstance(hook, _Arrival) for hook in parameter._hooks or ())
 
 
 class _Divide:

@@ -18,7 +18,6 @@ from simparallel.optim.loss_scale import all_finite
 from simparallel.optim.pieces import widened
 from simparallel.parallel import (
     AdasumOptimizer,
-    DistributedDataParallel,
     DistributedGradReducer,
     DistributedGradScaler,
     Nodes,
@@ -27,6 +26,7 @@ from simparallel.train.boost_config import BoostConfig, parse
 from simparallel.train.dim_reduce import DimReduce, load_directions
 from simparallel.train.freeze import freeze_sequence, frozen, suffixes
 from simparallel.train.less_bn import centre, centred, normalize_head, remove_norms
+from simparallel.train.sharing import wrappers
 from simparallel.train.step import TrainStep
 from simparallel.world import get_num_nodes, get_world_size
 
@@ -56,7 +56,7 @@ class Boost:
         """
         if not self.config.on:
             return
-        if optimizer is None or isinstance(network, DistributedDataParallel):
+        if optimizer is None or wrappers(network):
             raise InputError(
                 "boost: needs an optimizer, and the bare network instead of a DistributedDataParallel."
             )

@@ -10,6 +10,7 @@ from simparallel.data.sampler import check_integer
 from simparallel.errors import InputError
 from simparallel.optim.checks import check_number
 from simparallel.train.callback import Callback, CallbackParams, RunContext
+from simparallel.train.sharing import bare
 
 _HIGHER_IS_BETTER = ("acc", "f1", "precision", "recall", "top")
 
@@ -76,7 +77,7 @@ class EarlyStopping(Callback):
         if self._is_better(value, self.best):
             self.best = value
             if self.restore_best_weights:
-                self.best_weights = params.network.state_dict()
+                self.best_weights = bare(params.network).state_dict()
             if self.baseline is None or self._is_better(value, self.baseline):
                 self.wait = 0
         if self._is_to_stop():
@@ -91,7 +92,7 @@ class EarlyStopping(Callback):
     def on_train_end(self, run_context: RunContext) -> None:
         self._run_context = None
         if self.best_weights is not None:
-            run_context.original_args().network.load_state_dict(self.best_weights)
+            bare(run_context.original_args().network).load_state_dict(self.best_weights)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -101,12 +102,20 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.wait, self.best = state_dict["wait"], state_dict["best"]
-        self.best_weights = state_dict["best_weights"]
+        self.best_weights = self._named_as_here(state_dict["best_weights"])
         self.stopped_epoch = 0
         if self._is_to_stop():
             self.stopped_epoch = state_dict.get("stopped_epoch", 0)  # older checkpoints do not tell
             if self._run_context is not None:
                 self._run_context.request_stop()
+
+    def _named_as_here(self, weights: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Weights under the names of the bare network: older checkpoints have those of its wrapper."""
+        if weights is None or self._run_context is None:
+            return weights
+        own = bare(self._run_context.original_args().network).state_dict().keys()
+        stripped = {name.removeprefix("module."): value for name, value in weights.items()}
+        return stripped if weights.keys() != own and stripped.keys() == own else weights
 
     def _is_to_stop(self) -> bool:
         return self.wait >= max(1, self.patience)

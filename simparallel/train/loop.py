@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from simparallel import collectives
+from simparallel.comm import Group
 from simparallel.errors import CheckpointError
 from simparallel.runtime import progress
 from simparallel.train.callback import Callback, CallbackList, CallbackParams, RunContext
 from simparallel.train.checkpoint import CheckpointManager, TensorSlice
 from simparallel.train.monitors import History
-from simparallel.train.sharing import hook_states
+from simparallel.train.sharing import hook_states, wrappers
 from simparallel.train.step import TrainStep
 from simparallel.train.stream import BatchStream
 from simparallel.world import get_rank, get_world_size
@@ -33,19 +34,20 @@ class Training:
         steps_per_epoch: 0 for as many as the dataset has. Otherwise an epoch goes on where the last one ended.
         is_sink: call the hooks of a step once an epoch, after the last one.
         evaluate: number of a finished epoch, from 1 -> results by name, empty for no evaluation.
-        is_parallel: losses and stops are agreed on by all ranks.
+        is_parallel: losses and stops are agreed on by the ranks of `group`.
+        group: ranks that train together and save together; None for all.
     """
 
     def __init__(
         self, step: TrainStep, params: CallbackParams, callbacks: Any, dataset: Any, *, epochs: int,
         initial_epoch: int, steps_per_epoch: int, is_sink: bool, evaluate: Callable[[int], dict[str, Any]],
-        is_parallel: bool,
+        is_parallel: bool, group: Group | None,
     ) -> None:  # fmt: skip
         self.step, self.params = step, params
         self.stream = BatchStream(dataset)
         self.epochs, self.epoch = epochs, initial_epoch
         self.steps_per_epoch = steps_per_epoch or self.stream.size
-        self.is_sink, self.is_parallel = is_sink, is_parallel
+        self.is_sink, self.is_parallel, self.group = is_sink, is_parallel, group
         self.evaluate = evaluate
         self.step_in_epoch = 0
         self._before_end: dict[str, _State] | None = None  # of callbacks, while an epoch ends
@@ -76,6 +78,8 @@ class Training:
             if self.epoch == self.epochs:
                 next(steps, None)  # the bar learns that the last step is done
             self.callbacks("on_train_end")
+            for wrapper in wrappers(network):
+                wrapper.sync_buffers()  # so that one rank alone can predict
         finally:
             network.train(was_training)
         self.stream.close()
@@ -125,12 +129,13 @@ class Training:
         """Of the epoch's steps, and of the ranks that work together."""
         losses = self.losses.copy()
         if self.is_parallel:
-            collectives.all_reduce(losses)
+            collectives.all_reduce(losses, group=self.group)
         return float(losses[0] / losses[1])
 
     def _agree_to_stop(self) -> None:
         if self.is_parallel:
-            asked = collectives.all_reduce(np.array([self.context.get_stop_requested()], np.int64), "max")
+            wants = np.array([self.context.get_stop_requested()], np.int64)
+            asked = collectives.all_reduce(wants, "max", self.group)
             if asked[0]:
                 self.context.request_stop()
 
@@ -142,12 +147,13 @@ class Training:
         return manager.save(
             params.cur_step_num, model=params.network, optimizer=params.optimizer, scaler=self.step.scaler,
             sampler=self, own={**(self._before_end or self._named_callbacks()), **hook_states(params.network)},
+            group=self.group,
         )  # fmt: skip
 
     def _resume(self, manager: CheckpointManager) -> None:
         manager.restore(
             model=self.params.network, optimizer=self.params.optimizer, scaler=self.step.scaler, sampler=self,
-            own={**self._named_callbacks(), **hook_states(self.params.network)},
+            own={**self._named_callbacks(), **hook_states(self.params.network)}, group=self.group,
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -192,10 +198,10 @@ class Training:
 
     def _losses_of_all(self) -> np.ndarray | TensorSlice:
         """A row for each of the ranks that work together; this one gives its own."""
-        row, rank = self.losses[None].copy(), get_rank()
+        row, rank = self.losses[None].copy(), get_rank(self.group)
         if not self.is_parallel:
             return row
-        return TensorSlice((get_world_size(), 2), (slice(rank, rank + 1), slice(0, 2)), row)
+        return TensorSlice((get_world_size(self.group), 2), (slice(rank, rank + 1), slice(0, 2)), row)
 
     def _own_losses(self, saved: Any) -> np.ndarray:
         """This rank's row; on another number of ranks each takes their mean, so that a step counts as a step."""
@@ -203,7 +209,7 @@ class Training:
             saved = saved.array[0]
         if saved.ndim == 1:  # else that of an older checkpoint, in which each rank has its own
             return saved
-        rank, size = (get_rank(), get_world_size()) if self.is_parallel else (0, 1)
+        rank, size = (get_rank(self.group), get_world_size(self.group)) if self.is_parallel else (0, 1)
         return saved[rank] if len(saved) == size else saved.mean(0)
 
     def _named_callbacks(self) -> dict[str, Callback]:

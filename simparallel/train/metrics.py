@@ -268,14 +268,16 @@ def get_metric_fn(name: str, *args: Any, **kwargs: Any) -> Metric:
     return METRICS[name](*args, **kwargs)
 
 
-def get_metrics(metrics: Any) -> dict[str, Metric]:
+def get_metrics(metrics: Any, group: Group | None = None) -> dict[str, Metric]:
     """Name -> metric, in the same order on all ranks.
 
     Args:
         metrics: None; one name, or names in a list or a set; or a dict name -> `Metric`, or name of one.
+        group: ranks whose samples count together; by default all.
 
     Raises:
-        InputError: an unknown name, or something that has no clear, update and eval.
+        InputError: an unknown name, something that has no clear, update and eval, or a `Metric` over all ranks where
+            only those of a group take part.
     """
     if metrics is None:
         return {}
@@ -288,10 +290,16 @@ def get_metrics(metrics: Any) -> dict[str, Metric]:
         # A set has another order in each process.
         listed = sorted(listed) if isinstance(metrics, (set, frozenset)) else listed
         metrics = {name: name for name in listed}
-    found = {name: get_metric_fn(m) if isinstance(m, str) else m for name, m in metrics.items()}
+    setting = {} if group is None else {"group": group}
+    found = {name: get_metric_fn(m, **setting) if isinstance(m, str) else m for name, m in metrics.items()}
     for name, metric in found.items():
         if not all(callable(getattr(metric, method, None)) for method in ("clear", "update", "eval")):
             raise InputError(f"metric {name!r}: {metric!r} must have the methods clear, update and eval.")
+        if group is not None and isinstance(metric, Metric) and getattr(metric, "group", None) is None:
+            raise InputError(
+                f"metric {name!r}: {type(metric).__name__} adds the samples of all ranks, but those of "
+                f"{list(group.ranks)} train by themselves; say whose count, {type(metric).__name__}(group=…)."
+            )
     return found
 
 

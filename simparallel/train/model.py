@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from simparallel import collectives
 from simparallel.autograd import no_grad
+from simparallel.comm import Group
 from simparallel.context import ParallelMode, check_world, get_auto_parallel_context
 from simparallel.data.sampler import check_integer
 from simparallel.errors import CheckpointError, InputError
 from simparallel.nn import Module, auto_mixed_precision
 from simparallel.nn.amp import BLACK_LIST, custom_mixed_precision
 from simparallel.optim import DynamicLossScaleManager, LossScaleManager, Optimizer
-from simparallel.parallel import DistributedDataParallel, broadcast_parameters
+from simparallel.parallel import broadcast_parameters
 from simparallel.train.boost import Boost
 from simparallel.train.callback import CallbackList, CallbackParams, RunContext
 from simparallel.train.checkpoint import CheckpointManager
@@ -23,6 +23,7 @@ from simparallel.train.loop import Training
 from simparallel.train.metrics import Loss, get_metrics
 from simparallel.train.model_checkpoint import ModelCheckpoint
 from simparallel.train.monitors import History
+from simparallel.train.sharing import group_of, of_first_rank, wrappers
 from simparallel.train.step import TrainStep, loss_of
 from simparallel.train.stream import BatchStream
 from simparallel.world import get_world_size
@@ -33,8 +34,10 @@ class Model:
 
     In data-parallel mode (see `set_auto_parallel_context`; set it before) each step reduces the gradients over
     all ranks: their sum, or with `gradients_mean=True` their mean. With `parameter_broadcast=True` training
-    begins with the parameters and buffers of rank 0. A `DistributedDataParallel` network, in stand-alone
-    mode, does both by itself, and reduces while backward still runs.
+    begins with the parameters and buffers of rank 0. A `DistributedDataParallel` network, or one inside of the
+    network, in stand-alone mode, does both by itself, and reduces while backward still runs. With a `process_group`
+    these ranks train together: losses, ends, metrics that are given by name, and checkpoints are theirs alone (a
+    folder for each group, if there are several).
 
     Args:
         network: the model.
@@ -53,8 +56,8 @@ class Model:
         keep_batchnorm_fp32: (at O2) False lets batch norms compute in float16 like the layers around them.
 
     Raises:
-        InputError: settings that do not fit together, an unknown metric; `device_num` or `global_rank` of the
-            context is not that of the run.
+        InputError: settings that do not fit together, an unknown metric, one over all ranks where a process group
+            trains; `device_num` or `global_rank` of the context is not that of the run.
 
     Example:
         >>> network = sp.nn.Linear(2, 2)
@@ -75,16 +78,17 @@ class Model:
         if not isinstance(network, Module):
             raise InputError(f"Model: network must be a Module, got {type(network).__name__}.")
         self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
-        self.metrics = get_metrics(metrics)
+        self._group = group_of(network)
+        self.metrics = get_metrics(metrics, self._group)
         self.eval_network, self.eval_indexes = eval_network, _indexes(eval_indexes, eval_network)
         self.parallel_mode = get_auto_parallel_context("parallel_mode")
         check_world("Model")
-        is_wrapped = isinstance(network, DistributedDataParallel)
+        is_wrapped = bool(wrappers(network))
         reduces = self.parallel_mode == ParallelMode.DATA_PARALLEL
         if is_wrapped and reduces:
             raise InputError(
-                "Model: the network is a DistributedDataParallel, which reduces the gradients already; give the "
-                "bare network, or stay in stand_alone mode."
+                "Model: the network is a DistributedDataParallel, or has one in it, which reduces the gradients "
+                "already; give the bare network, or stay in stand_alone mode."
             )
         if amp_level == "O3" and optimizer is not None and optimizer.state:
             raise InputError(
@@ -97,7 +101,7 @@ class Model:
             loss_scale_manager = DynamicLossScaleManager()
         self.loss_scale_manager = loss_scale_manager
         self._reduces = reduces and get_world_size() > 1
-        self._is_parallel = self._reduces or (is_wrapped and get_world_size() > 1)
+        self._is_parallel = self._reduces or (is_wrapped and get_world_size(self._group) > 1)
         self._step: TrainStep | None = None
         if optimizer is not None:
             self._step = boost.make_step(network, loss_fn, optimizer, loss_scale_manager, self._reduces)
@@ -177,9 +181,9 @@ class Model:
         training = Training(
             self._step, params, callbacks, train_dataset, epochs=epochs, initial_epoch=first,
             steps_per_epoch=sink_size if dataset_sink_mode and sink_size > 0 else 0, is_sink=dataset_sink_mode,
-            evaluate=evaluate, is_parallel=self._is_parallel,
+            evaluate=evaluate, is_parallel=self._is_parallel, group=self._group,
         )  # fmt: skip
-        manager = _to_resume_from(resume, training.callbacks)
+        manager = _to_resume_from(resume, training.callbacks, self._group)
         if self._reduces and get_auto_parallel_context("parameter_broadcast"):
             broadcast_parameters([*self.network.parameters(), *self.network.buffers()])
         return training.run(manager, progress)
@@ -191,7 +195,7 @@ class Model:
 
         Args:
             valid_dataset: as for `train`; gone through in the order of its epoch 0 each time. Where it is
-                sharded, the metrics are those of all shards together.
+                sharded, the metrics are those of all shards together; a shard may be empty.
             callbacks: a `Callback` or several; `on_eval_…` are called.
             dataset_sink_mode: call the hooks of a step once, after the last one.
 
@@ -210,7 +214,12 @@ class Model:
         return self._evaluate(valid_dataset, listed, params, dataset_sink_mode)
 
     def predict(self, *predict_data: Any) -> Any:
-        """What the network gives for a batch; dropout and normalisation as in evaluation, off the tape."""
+        """What the network gives for a batch; dropout and normalisation as in evaluation, off the tape.
+
+        Collective: no; one rank may call it alone. But where a `DistributedDataParallel` with buffers made a pass that
+        is no training or evaluation of a `Model`, or none yet, the next pass copies the first rank's to all:
+        `sync_buffers()` of that does it beforehand.
+        """
         with no_grad(), _evaluating(self.network):
             return self.network(*predict_data)
 
@@ -220,7 +229,7 @@ class Model:
         return CallbackParams(
             network=self.network, eval_network=self.eval_network, loss_fn=self.loss_fn, optimizer=self.optimizer,
             metrics=self.metrics, mode=mode, parallel_mode=self.parallel_mode,
-            device_number=get_world_size(), **more,
+            device_number=get_world_size(self._group), **more,
         )  # fmt: skip
 
     def _evaluate(
@@ -228,7 +237,7 @@ class Model:
     ) -> dict[str, Any]:
         if self.eval_network is None and self.loss_fn is None:
             raise InputError("Model: evaluation needs a loss_fn or an eval_network.")
-        stream = BatchStream(dataset)
+        stream = BatchStream(dataset, may_be_empty=get_world_size(self._group) > 1)
         next_epoch = stream.epoch
         stream.seek(0, 0)  # always in one order: equal weights give equal bits
         for metric in self.metrics.values():
@@ -238,6 +247,8 @@ class Model:
         callbacks("on_eval_begin")
         callbacks("on_eval_epoch_begin")
         evaluated = self.network if self.eval_network is None else self.eval_network
+        for wrapper in dict.fromkeys((*wrappers(self.network), *wrappers(evaluated))):
+            wrapper.sync_buffers()  # here, because ranks have other numbers of batches, or none
         with no_grad(), _evaluating(self.network), _evaluating(evaluated):
             for i in range(stream.size):
                 if not is_sink or i == 0:
@@ -313,14 +324,14 @@ def _schedule(frequency: int | Sequence[int]) -> Callable[[int], bool]:
     return lambda number: number % every == 0
 
 
-def _to_resume_from(resume: Any, callbacks: CallbackList) -> CheckpointManager | None:
+def _to_resume_from(resume: Any, callbacks: CallbackList, group: Group | None) -> CheckpointManager | None:
     if resume is None or resume is False:
         return None
     if resume is not True:
         return CheckpointManager(resume)
     for callback in callbacks.callbacks:
         if isinstance(callback, ModelCheckpoint):
-            is_there = collectives.broadcast_object(callback.manager.latest() is not None)
+            is_there = of_first_rank(callback.manager.latest() is not None, group)
             return callback.manager if is_there else None
     raise CheckpointError(
         "Model: resume=True needs a ModelCheckpoint among the callbacks; or name the folder."

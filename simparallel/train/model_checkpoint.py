@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from simparallel import collectives
 from simparallel.data.sampler import check_integer
 from simparallel.errors import InputError
 from simparallel.optim.checks import check_number
 from simparallel.train.callback import Callback, RunContext
 from simparallel.train.checkpoint import CheckpointManager
+from simparallel.train.sharing import of_first_rank
 
 
 class CheckpointConfig:
@@ -91,7 +91,7 @@ class ModelCheckpoint(Callback):
             due = params.cur_step_num // every > self._saved_step // every
         else:
             waited_s = time.monotonic() - self._saved_s
-            due = collectives.broadcast_object(waited_s >= self.config.save_checkpoint_seconds)
+            due = of_first_rank(waited_s >= self.config.save_checkpoint_seconds, params.training.group)
         if due:
             self._save(run_context)
 

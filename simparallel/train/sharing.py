@@ -1,13 +1,14 @@
-"""Which ranks train a network together, as far as the network itself says it: by its wrappers."""
+"""What the wrappers of a network say: which ranks train it together, and which model it is without them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from simparallel import collectives
 from simparallel.comm import Group
 from simparallel.errors import InputError
 from simparallel.nn import Module
-from simparallel.parallel import DistributedDataParallel
+from simparallel.parallel import DataParallel, DistributedDataParallel
 
 
 def wrappers(network: Any) -> list[DistributedDataParallel]:
@@ -31,6 +32,18 @@ def group_of(network: Module) -> Group | None:
             "the training for all: give the wrappers in it one process_group, or write the loop yourself."
         )
     return groups[0] if groups else None
+
+
+def of_first_rank(value: Any, group: Group | None) -> Any:
+    """What the group's first rank has. Collective: yes."""
+    return collectives.broadcast_object(value, group.ranks[0] if group else 0, group)
+
+
+def bare(value: Any) -> Any:
+    """The model inside of wrappers around it: its names do not depend on how many devices train it."""
+    while isinstance(value, (DistributedDataParallel, DataParallel)):
+        value = value.module
+    return value
 
 
 def hook_states(network: Module) -> dict[str, Any]:

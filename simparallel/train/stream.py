@@ -19,6 +19,7 @@ class BatchStream:
 
     Args:
         dataset: gives batches; has a length.
+        may_be_empty: other ranks may have some.
 
     Attributes:
         epoch, offset: where it is: so many batches of this epoch were given.
@@ -27,14 +28,14 @@ class BatchStream:
         InputError: no length, or no batch.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, may_be_empty: bool = False) -> None:
         try:
             self.size = len(dataset)
         except TypeError:
             raise InputError(
                 f"Model: {type(dataset).__name__} has no length; use a DataLoader, a pipeline or a list of batches."
             ) from None
-        if self.size == 0:
+        if self.size == 0 and not may_be_empty:
             raise InputError(f"Model: {type(dataset).__name__} has no batches.")
         self.dataset = dataset
         self.epoch, self.offset = int(getattr(dataset, "epoch", 0)), 0

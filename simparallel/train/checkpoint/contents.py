@@ -11,10 +11,10 @@ from simparallel.backend import random_state
 from simparallel.errors import CheckpointError, LayoutError
 from simparallel.layout import Layout
 from simparallel.nn import Module
-from simparallel.parallel import DistributedDataParallel
 from simparallel.train.checkpoint import tree as trees
 from simparallel.train.checkpoint.arrays import CODES, FilePlan, Region, TensorSlice, digests, host_array, raw
 from simparallel.train.checkpoint.plan import Claim
+from simparallel.train.sharing import bare
 
 OWN = "own."  # begins the names of parts that a rank may have for itself
 
@@ -152,10 +152,3 @@ class Contents:
 
 def _refuse(path: trees.Path, value: Any) -> str:
     raise CheckpointError(f"{'.'.join(map(str, path))} is an array; give it as one of `tensors`.")
-
-
-def bare(value: Any) -> Any:
-    """The model inside of a DistributedDataParallel: its names do not depend on the number of ranks."""
-    while isinstance(value, DistributedDataParallel):
-        value = value.module
-    return value

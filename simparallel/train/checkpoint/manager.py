@@ -132,7 +132,8 @@ class CheckpointManager:
             step: number of the step, 0 or more; saved again, it takes the place of the older one.
             model, optimizer, scheduler, sampler, scaler: anything with `state_dict()` and
                 `load_state_dict()`; None leaves it out. The sampler may be the `DataLoader`, which
-                knows its place in the epoch. Of a `DistributedDataParallel` the model in it is saved.
+                knows its place in the epoch. Of a `DistributedDataParallel` or `DataParallel` the model in it
+                is saved; one inside of the model is a part of it, and of its names ("head.module.weight").
             random: save the state of the random numbers.
             extra: plain data of the first rank (None counts as {}): numbers, text, and lists, tuples and dicts
                 of them.

@@ -19,9 +19,9 @@ from simparallel.files import expanded, write_atomically
 from simparallel.nn import Module
 from simparallel.train.checkpoint import tree as trees
 from simparallel.train.checkpoint.arrays import host_array, plan_file, raw
-from simparallel.train.checkpoint.contents import bare
 from simparallel.train.checkpoint.reader import read_whole
 from simparallel.train.checkpoint.team import on_disk
+from simparallel.train.sharing import bare
 
 _MARK = "simparallel"  # key of our metadata
 
