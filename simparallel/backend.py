@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -170,12 +170,24 @@ class RandomState(threading.local):
     seed = 0
     drawn = 0
     masks = 0
-    # What is before this rank's part of a batch, and the whole batch, in units of that part: among ranks
-    # with equal parts its position and their number.
-    part: Part = (0, 1)
 
     def __init__(self) -> None:  # once in each thread
         self.calls: dict[str, int] = {}
+        self.usual_part: Callable[[], Part] | None = None  # where nobody has said which
+        self._part: Part | None = None
+
+    @property
+    def part(self) -> Part:
+        """What is before this rank's part of a batch, and the whole batch, in units of that part: among ranks
+        with equal parts its position and their number."""
+        return self._part or self._usual_part()
+
+    @part.setter
+    def part(self, part: Part) -> None:
+        self._part = None if part == self._usual_part() else part
+
+    def _usual_part(self) -> Part:
+        return (0, 1) if self.usual_part is None else self.usual_part()
 
     def next_stream(self, purpose: str) -> str:
         """A name for the next stream: equal programs give equal names."""

@@ -1,7 +1,8 @@
 """How a rank trains: MindSpore's context, as far as it has a meaning here.
 
 The settings belong to the rank, which may be a thread, and every run begins with the default ones.
-They may be set before `init()`. Who reads them: `train.Model` and `parallel.DistributedGradReducer`.
+They may be set before `init()`. Who reads them: `train.Model`, `parallel.DistributedGradReducer`, and the random
+numbers: in data-parallel mode a rank draws its part of the masks of the whole batch.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Final
 
+from simparallel.backend import random_state
 from simparallel.comm import current
 from simparallel.errors import InputError
 
@@ -57,7 +59,8 @@ def set_auto_parallel_context(**settings: Any) -> None:
     """Choose how the ranks share the work; call it before a `Model` or a gradient reducer is made.
 
     Args:
-        parallel_mode: one of `ParallelMode`, "stand_alone" at first.
+        parallel_mode: one of `ParallelMode`, "stand_alone" at first. In data-parallel mode `nn.Dropout` takes the
+            ranks' batches as equal parts of one.
         gradients_mean: whether gradients are divided by the number of ranks after they were summed.
             False at first, as in MindSpore: with losses that are means over a rank's part of the
             batch, the sum acts as a learning rate that many times as large.
@@ -72,6 +75,10 @@ def set_auto_parallel_context(**settings: Any) -> None:
     for name, value in settings.items():
         settings[name] = _checked(name, value)
     _settings.values.update(settings)
+    if settings.get("parallel_mode") == ParallelMode.DATA_PARALLEL:
+        random_state.usual_part = _part_of_rank
+    elif "parallel_mode" in settings:
+        random_state.usual_part = None
 
 
 def get_auto_parallel_context(name: str) -> Any:
@@ -94,6 +101,7 @@ def get_auto_parallel_context(name: str) -> Any:
 def reset_auto_parallel_context() -> None:
     """Go back to the settings that a run begins with."""
     _settings.values = dict(_DEFAULTS)
+    random_state.usual_part = None
 
 
 def set_context(
@@ -152,6 +160,10 @@ def _checked(name: str, value: Any) -> Any:
     if value is not None and not _is_count(value, low):
         raise InputError(f"{who}: {name}={value!r} must be an integer of {low} or more.")
     return value
+
+
+def _part_of_rank() -> tuple[int, int]:
+    return current().rank, current().world_size
 
 
 def _is_count(value: Any, low: int) -> bool:

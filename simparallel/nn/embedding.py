@@ -66,8 +66,10 @@ class Dropout(Module):
 
     Which elements are dropped depends on the seed of `manual_seed`, on the place of this layer among
     the Dropouts made since it was set, on the number of this layer's call, and on the index of the
-    element in the whole tensor: never on how the work is cut. Under DistributedDataParallel the
-    ranks' batches count as one, in the order of the ranks.
+    element in the whole tensor: never on how the work is cut. Under DistributedDataParallel, and in
+    data-parallel mode (`set_auto_parallel_context`), the ranks' batches count as one, in the order of the
+    ranks; for that they have to be equal parts of it. In stand-alone mode, without a wrapper, each rank's batch is
+    a whole one, and all ranks draw the same. A sharded tensor is whole whatever the mode.
 
     Args:
         p: probability of 0.
@@ -88,7 +90,8 @@ class Dropout(Module):
         if not self.training or self.p == 0:
             return x
         call = as_tensor(np.array(random_state.next_call(self.stream), np.int64))
-        return instance(DropoutOp, self.p, random_state.seed, self.stream, random_state.part)(x, call)
+        part = random_state.part if x.placement is None else (0, 1)
+        return instance(DropoutOp, self.p, random_state.seed, self.stream, part)(x, call)
 
     def extra_repr(self) -> str:
         return f"p={self.p}" + (", inplace=True" if self.inplace else "")
