@@ -262,9 +262,10 @@ def _bench(options: argparse.Namespace) -> int:
 def _trace(options: argparse.Namespace) -> int:
     from simparallel import rundir
 
-    for name in ("steps", "clock"):
-        if getattr(options, name) is not None and not options.png:
-            raise InputError(f"--{name} is of the picture, and there is none; name it with --png FILE.")
+    for name in ("steps", "clock", "all_steps"):
+        if getattr(options, name) and not options.png:
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag} is of the picture, and there is none; name it with --png FILE.")
     trace = sp.Trace.load(options.file)
     print(trace.table())
     if options.png:

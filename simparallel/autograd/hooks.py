@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from simparallel.autograd.tape import Node, Reversible
 from simparallel.backend import Array
@@ -28,19 +28,31 @@ class Hook:
         self.function, self.may_change = function, may_change
 
 
-class HookHandle:
-    """What a registration returns: `handle.remove()`, or `handle()`, ends it; again does nothing."""
+class RemovableHandle:
+    """What a registration returns: the hook is gone after `remove()`, when it is called, or at the end of its `with`
+    block. Once more, that does nothing.
 
-    def __init__(self, hooks: list[Hook], function: Callable[[Tensor], Any], may_change: bool) -> None:
-        self._hooks, self._hook = hooks, Hook(function, may_change)
-        hooks.append(self._hook)
+    Args:
+        hooks: where the hook is put, at the end.
+        hook: an object of this registration only.
+    """
+
+    def __init__(self, hooks: list[Any], hook: object) -> None:
+        self._hooks, self._hook = hooks, hook
+        hooks.append(hook)
 
     def remove(self) -> None:
-        """Call the function no longer."""
+        """Call the hook no longer."""
         if self._hook in self._hooks:
             self._hooks.remove(self._hook)
 
     __call__ = remove
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
 
 
 def changed_by(hooks: Sequence[Hook] | None, tensor: Tensor, gradient: Array) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 
 from simparallel.autograd.aliases import Size, TensorAliases
 from simparallel.autograd.attributes import TensorAttributes, check_differentiable, check_numbers
-from simparallel.autograd.hooks import Hook, HookHandle, changed_by, hooks_on_the_tape
+from simparallel.autograd.hooks import Hook, RemovableHandle, changed_by, hooks_on_the_tape
 from simparallel.autograd.inplace import TensorInPlace
 from simparallel.autograd.operators import TensorOperators
 from simparallel.autograd.reading import TensorReading
@@ -164,7 +164,7 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
 
     # --- gradients -------------------------------------------------------------------------------
 
-    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> HookHandle:
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """Call `hook(self)` whenever backward has finished this leaf's gradient.
 
         Returns:
@@ -175,9 +175,9 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
         """
         if not (self.is_leaf and self.requires_grad):
             raise AutogradError("only a leaf that requires a gradient can have a gradient hook.")
-        return HookHandle(self._leaf_hooks(), hook, may_change=False)
+        return RemovableHandle(self._leaf_hooks(), Hook(hook, may_change=False))
 
-    def register_hook(self, hook: Callable[[Tensor], Any]) -> HookHandle:
+    def register_hook(self, hook: Callable[[Tensor], Any]) -> RemovableHandle:
         """Call `hook(gradient)` whenever backward has found the gradient of this tensor, all its uses together.
 
         What the hook returns, if not None, is the gradient from there on: a Tensor or an array like it. The hook of a
@@ -192,7 +192,7 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
         if not self.requires_grad:
             raise AutogradError("only a tensor that requires a gradient can have a gradient hook.")
         hooks = self._leaf_hooks() if self._node is None else hooks_on_the_tape(self)
-        return HookHandle(hooks, hook, may_change=True)
+        return RemovableHandle(hooks, Hook(hook, may_change=True))
 
     def _leaf_hooks(self) -> list[Hook]:
         if self._hooks is None:

@@ -3,35 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
-
-
-class RemovableHandle:
-    """Removes a hook: by `remove()`, when it is called, or at the end of its `with` block. Once more, it does nothing.
-
-    Args:
-        hooks: the list that the hook is in.
-        hook: in there once.
-    """
-
-    def __init__(self, hooks: list[Any], hook: Any) -> None:
-        self._hooks, self._hook = hooks, hook
-
-    def remove(self) -> None:
-        """Remove the hook, if it is still there."""
-        if self._hook in self._hooks:
-            self._hooks.remove(self._hook)
-
-    def __call__(self) -> None:
-        self.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.remove()
+from typing import Any
 
 from simparallel.autograd import Tensor
+from simparallel.autograd.hooks import RemovableHandle
 
 
 class Hooks:
@@ -46,9 +21,7 @@ class Hooks:
     ) -> RemovableHandle:
         """Add a hook; returns what removes it."""
         hooks, hook = (self.before, before) if before is not None else (self.after, after)
-        entry = _Entry(hook)
-        hooks.append(entry)
-        return RemovableHandle(hooks, entry)
+        return RemovableHandle(hooks, _Entry(hook))
 
     def call(self, module: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`module.forward`, with the hooks around it."""
@@ -66,7 +39,7 @@ class Hooks:
 
 def is_reduced(parameter: Tensor) -> bool:
     """Whether a wrapper of the model reduces its gradient, as an array of this size, dtype and device."""
-    return any(getattr(hook, "reduces", False) for hook in parameter._hooks or ())
+    return any(getattr(hook.function, "reduces", False) for hook in parameter._hooks or ())
 
 
 class _Entry:
