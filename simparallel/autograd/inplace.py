@@ -14,7 +14,7 @@ import numpy as np
 from simparallel.autograd import operators
 from simparallel.autograd.grad_mode import grad_mode, no_grad
 from simparallel.autograd.tape import mark_changed
-from simparallel.backend import get_namespace
+from simparallel.backend import get_namespace, is_array
 from simparallel.errors import AutogradError, DTypeError, InputError, LayoutError, ShapeError
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ def _assign(x: Tensor, items: Any, value: Any) -> None:
     if not fits:
         raise ShapeError(f"{what}: y has shape {y.shape}, the place for it {part.shape}.")
     _check_dtype(what, y, x)
-    xp = get_namespace(x._data)
-    key = tuple(_key(item, xp) for item in (items if isinstance(items, tuple) else (items,)))
+    key = _key(items if isinstance(items, tuple) else (items,), get_namespace(x._data))
     x._data[key] = y._data.reshape(y.shape[spare:])  # for one element NumPy takes no dims of size 1
     mark_changed((x,))
 
@@ -134,11 +133,18 @@ def _check_dtype(what: str, y: Tensor, x: Tensor) -> None:
         )
 
 
-def _key(item: Any, xp: Any) -> Any:
-    """What stands in the brackets, for an array."""
-    if isinstance(item, TensorInPlace):
-        item = item._data  # type: ignore[attr-defined]
-        return item if item.shape or item.dtype.kind == "b" else as_int(item.item())
-    if isinstance(item, list):
-        return xp.asarray(item, dtype=None if item else "int64")
-    return item
+def _key(items: tuple[Any, ...], xp: Any) -> tuple[Any, ...]:
+    """What stands in the brackets, for an array: a mask as the positions where it is true, as in `x[items]`."""
+    key: list[Any] = []
+    for item in items:
+        if isinstance(item, TensorInPlace):
+            item = item._data  # type: ignore[attr-defined]
+        elif isinstance(item, list):
+            item = xp.asarray(item, dtype=None if item else "int64")
+        if not is_array(item):
+            key.append(item)
+        elif item.dtype.kind == "b":
+            key += item.nonzero()
+        else:
+            key.append(item if item.shape else as_int(item.item()))
+    return tuple(key)
