@@ -28,6 +28,7 @@ from simparallel.memory import MemoryAccount
 from simparallel.units import format_numbers
 
 COMPUTE = "compute"
+KINDS = ("forward", "backward", "optimizer", "collective", "p2p", "copy")
 COPY_OUT, COPY_IN = "copy out", "copy in"  # the two directions of a device's port to its neighbours
 
 
@@ -37,7 +38,7 @@ class Event(NamedTuple):
     rank: int
     stream: str  # "compute", "comm <group>", "copy out" or "copy in"
     name: str  # "MatMul", "MatMul.backward", "SGD.step", "all_reduce", ...
-    kind: str  # "forward" | "backward" | "optimizer" | "collective" | "p2p" | "copy"
+    kind: str  # one of KINDS
     step: int  # optimizer steps finished before it
     wall_start_ns: int  # CLOCK_MONOTONIC, comparable between the ranks of one machine
     wall_end_ns: int

@@ -98,6 +98,8 @@ def test_select_filters(trace: Trace, steps: set[int], ranks: set[int]) -> None:
     numpy_zero: Any = np.int64(0)
     assert trace.select(steps=1).events == trace.select(steps=[1]).events
     assert trace.select(kinds="backward").events == trace.select(kinds={"backward"}).events
+    with pytest.raises(InputError, match="kind 'foo' is none of forward, backward, "):
+        trace.select(kinds=["forward", "foo"])
     assert trace.select(ranks=numpy_zero).events == trace.select(ranks=range(1)).events
 
 

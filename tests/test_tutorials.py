@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import math
 import re
@@ -89,3 +90,24 @@ def test_adasum_resnet50(tmp_path: Path) -> None:
     assert "parameters of the devices differ by 0" in done.stdout
     assert "plain MEAN" not in done.stdout + done.stderr
     assert re.search(r"epoch: 2 step: 2, loss is \d+\.\d+", done.stdout)
+
+
+def test_adasum_resnet_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last cell takes the defaults there, and not what the kernel was started with."""
+    source = (TUTORIALS / "adasum_resnet.py").read_text()
+    cell = 'if __name__ == "__main__":' + source.split('if __name__ == "__main__":')[1].split("# %%")[0]
+    calls: list[dict[str, object]] = []
+    names = {
+        "__name__": "__main__",
+        "argparse": argparse,
+        "sys": sys,
+        "main": lambda **given: calls.append(given),
+    }
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "/run/kernel.json"])
+    monkeypatch.setitem(sys.modules, "ipykernel", ast)
+    exec(cell, names)
+    assert calls[0]["devices"] == 4
+    monkeypatch.delitem(sys.modules, "ipykernel")
+    monkeypatch.setattr(sys, "argv", ["adasum_resnet.py", "--devices", "8"])
+    exec(cell, names)
+    assert calls[1]["devices"] == 8

@@ -12,6 +12,7 @@
 # %%
 import argparse
 import math
+import sys
 
 import numpy as np
 
@@ -195,7 +196,8 @@ if __name__ == "__main__":
         ("test-images", None),
     ):
         parser.add_argument(f"--{option}", type=int, default=default)
-    main(**vars(parser.parse_args()))
+    in_notebook = "ipykernel" in sys.modules  # whose own arguments are in sys.argv
+    main(**vars(parser.parse_args([] if in_notebook else None)))
 
 # %% [markdown]
 # ## Exercises

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from simparallel.cluster import PS_PER_S, ClusterSpec
 from simparallel.errors import InputError
-from simparallel.events import COMPUTE, Event
+from simparallel.events import COMPUTE, KINDS, Event
 from simparallel.files import write_atomically
 from simparallel.trace import chrome, metrics
 from simparallel.units import format_numbers, format_seconds
@@ -99,10 +99,16 @@ class Trace:
             steps: one step number or several.
             ranks: one rank or several.
             kinds: of "forward", "backward", "optimizer", "collective", "p2p", "copy", one or several.
+
+        Raises:
+            InputError: there is no such kind of events.
         """
         wanted_steps = None if steps is None else set(steps) if isinstance(steps, Iterable) else {steps}
         wanted_ranks = None if ranks is None else set(ranks) if isinstance(ranks, Iterable) else {ranks}
         wanted_kinds = None if kinds is None else {kinds} if isinstance(kinds, str) else set(kinds)
+        for kind in sorted(wanted_kinds or ()):
+            if kind not in KINDS:
+                raise InputError(f"select: kind {kind!r} is none of {', '.join(KINDS)}.")
         chosen = (
             event
             for event in self.events
