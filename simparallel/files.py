@@ -127,7 +127,7 @@ def write_atomically(
     except BaseException as error:
         with suppress(OSError):
             files.remove(partial)
-        if isinstance(error, OSError):  # nobody has heard of the other name
+        if isinstance(error, OSError) and error.errno is not None:  # nobody has heard of the other name
             error.filename, error.filename2 = str(target), None
         raise
     if sync:
