@@ -43,9 +43,8 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
         while the part runs.
 
     Example:
-        >>> from simparallel.nn import Linear
-        >>> layer = Linear(3, 2)
-        >>> checkpoint(lambda x: layer(x).tanh(), Tensor([[1.0, 2.0, 3.0]])).sum().backward()
+        >>> layer = sp.nn.Linear(3, 2)
+        >>> sp.nn.checkpoint(lambda x: layer(x).tanh(), sp.Tensor([[1.0, 2.0, 3.0]])).sum().backward()
         >>> layer.weight.grad.shape
         (2, 3)
     """

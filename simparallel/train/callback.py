@@ -76,7 +76,7 @@ class Callback:
     is one), epoch_end, and then end. The names without `on_train_` are the older ones, called at the same time.
 
     Example:
-        >>> class Stop(Callback):
+        >>> class Stop(sp.Callback):
         ...     def on_train_step_end(self, run_context):
         ...         if float(run_context.original_args().net_outputs) < 0.1:
         ...             run_context.request_stop()
