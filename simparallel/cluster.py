@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from simparallel.errors import ClusterError
 from simparallel.prices import PRICES, price
-from simparallel.units import format_number_of
+from simparallel.units import format_number_of, format_type_of
 
 __all__ = [
     "DEFAULT_DEVICE", "NODE_LINKS", "PRESETS", "PS_PER_S", "ClusterSpec", "DeviceSpec", "LinkSpec", "Traffic",
@@ -132,8 +132,11 @@ class ClusterSpec:
     devices_per_rank: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.world_size, bool) or not isinstance(self.world_size, int) or self.world_size < 1:
-            raise ClusterError(f"world_size={self.world_size!r}: a cluster needs at least 1 device.")
+        if isinstance(self.world_size, bool) or not isinstance(self.world_size, int):
+            kind = format_type_of(self.world_size)
+            raise ClusterError(f"world_size={self.world_size!r} is {kind}, need an integer of 1 or more.")
+        if self.world_size < 1:
+            raise ClusterError(f"world_size={self.world_size}: a cluster needs at least 1 device.")
         count = self.devices_per_rank
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ClusterError(f"devices_per_rank={count!r}: a rank needs at least 1 device; None for any.")

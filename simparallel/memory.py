@@ -138,10 +138,14 @@ class MemoryAccount:
         }
 
     def _out_of_memory(self, size_bytes: int, what: str) -> DeviceOutOfMemoryError:
+        limit = format_bytes(self.limit_bytes or 0)
         held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.live.items() if size)
+        if size_bytes > (self.limit_bytes or 0):
+            why = f"more than the whole {limit} of the device" + (f"; taken: {held}" if held else "")
+        else:
+            why = f"but {format_bytes(self.total)} of {limit} are taken: {held}"
         return DeviceOutOfMemoryError(
-            f"{self.who}: {what} needs {format_bytes(size_bytes)}, but {format_bytes(self.total)} of "
-            f"{format_bytes(self.limit_bytes or 0)} are taken: {held or 'nothing'}. Use a smaller batch or model, "
+            f"{self.who}: {what} needs {format_bytes(size_bytes)}, {why}. Use a smaller batch or model, "
             "checkpoint activations, or give the devices more memory (device_memory=).",
             needed_bytes=size_bytes, limit_bytes=self.limit_bytes, live=dict(self.live), layer="",
         )  # fmt: skip

@@ -21,6 +21,7 @@ import numpy as np
 
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.errors import DTypeError, InputError, ShapeError
+from simparallel.units import format_type_of
 
 WIDE = np.dtype(np.float64)
 # Elements of which a product is summed in one go; the blocks' sums are added exactly. So few that BLAS does
@@ -188,7 +189,7 @@ def _array(value: Any) -> Any:
 def _check_layer(layer: Any, first: Any, name: str) -> None:
     if not is_array(layer):
         raise InputError(
-            f"adasum: {name} is a {type(layer).__name__}, need an array; use np.asarray(…), or the `.data` of a "
+            f"adasum: {name} is {format_type_of(layer)}, need an array; use np.asarray(…), or the `.data` of a "
             "Tensor."
         )
     check_dtype(name, layer.dtype)

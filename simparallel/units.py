@@ -67,6 +67,12 @@ def format_numbers(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
+def format_type_of(value: object) -> str:
+    """The type of a value after its article: "a list", "an int", "an ndarray"."""
+    kind = type(value).__name__
+    return f"an {kind}" if kind[0] in "aeiouAEIO" or kind.startswith("nd") else f"a {kind}"
+
+
 def format_number_of(count: int, thing: str) -> str:
     """A small number of things: "1 device", "4 devices"."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

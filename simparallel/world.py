@@ -10,6 +10,7 @@ from simparallel.comm import Group, current, is_running
 from simparallel.errors import DeviceOutOfMemoryError, InputError, LaunchError
 from simparallel.events import Recorder, current_recorder, set_recorder
 from simparallel.memory import parse_bytes
+from simparallel.units import format_type_of
 
 # Variables of launchers that tell how many processes there are. Under these MPI can join them; PMIx tells
 # a number to itself only. SLURM_NTASKS says less: sbatch and salloc set it, too, where no srun has started anything.
@@ -91,10 +92,11 @@ def get_rank(group: Group | None = None) -> int:
     """This rank, 0 … world size - 1; 0 outside of a run. With a group: its position there.
 
     Raises:
-        InputError: not a member of the group.
+        InputError: not a group, or not a member of it.
     """
     if group is None:
         return current().rank
+    _check_group("get_rank", group)
     if group.rank is None:
         raise InputError(f"get_rank: rank {current().rank} is not a member of {group.name}.")
     return group.rank
@@ -102,7 +104,15 @@ def get_rank(group: Group | None = None) -> int:
 
 def get_world_size(group: Group | None = None) -> int:
     """Number of ranks; 1 outside of a run. With a group: of its members."""
-    return current().world_size if group is None else group.size
+    if group is None:
+        return current().world_size
+    _check_group("get_world_size", group)
+    return group.size
+
+
+def _check_group(who: str, group: Group) -> None:
+    if not hasattr(group, "ranks"):
+        raise InputError(f"{who}: group={group!r} is {format_type_of(group)}, need a group of sp.new_group.")
 
 
 get_group_size = get_world_size  # MindSpore's name

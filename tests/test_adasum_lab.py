@@ -112,6 +112,11 @@ def test_pictures():
     ax = view.plot_accuracies({"mean": [(1, [0.9, 0.8]), (4, [0.7])], "Adasum": [(1, [0.9]), (4, [0.95])]})
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["mean", "Adasum"]
     assert ax.get_lines()[0].get_ydata().tolist() == pytest.approx([0.85, 0.7])
+    ax = view.plot_accuracies({"mean": [(4, [0.972, 0.974])], "Adasum": [(4, [0.973])]})
+    ax.figure.draw_without_rendering()
+    ticks = [label.get_text() for label in ax.get_yticklabels()]
+    assert len(set(ticks)) == len(ticks)
+    assert ax.get_legend().get_window_extent().x0 > ax.get_window_extent().x1
     ax = view.plot_orthogonality({"a": [0.5, 1.0, 0.0], "b": [1.0, 1.0, 1.0]}, workers=4, smooth=1)
     assert ax.get_lines()[2].get_ydata().tolist() == [0.75, 1.0, 0.5]
     figure = view.plot_vectors({"one": lab.vectors((1, 0), (1, 1)), "two": lab.vectors((0, 0), (1, 1))})
@@ -120,6 +125,11 @@ def test_pictures():
     row = {"size_bytes": 4, "sum_s": 1.0, "adasum_s": 2.0, "ratio": 2.0, "sum_bytes": 6, "adasum_bytes": 78}
     figure = view.plot_costs([row])
     assert [[text.get_text() for text in ax.texts] for ax in figure.axes] == [["2.0 x"], ["+ 72 B"]]
+    rows = [{**row, "size_bytes": size} for size in (4, 16, 64)]
+    figure = view.plot_costs(rows)
+    figure.draw_without_rendering()
+    for panel in figure.axes:
+        assert all(text.get_window_extent().x0 > panel.get_window_extent().x0 for text in panel.texts)
     for draw in (view.plot_accuracies, view.plot_vectors, view.plot_costs):
         with pytest.raises(InputError):
             draw({})

@@ -184,6 +184,19 @@ def test_an_explanation_reads_well():
     assert explained._repr_html_().startswith("<table>")
 
 
+def test_an_explanation_says_which_layer_and_which_gradient():
+    net = sp.nn.Sequential(sp.nn.Linear(8, 16), sp.nn.ReLU(), sp.nn.Linear(16, 4))
+    explained = net.explain((16, 8), device_num=4, dataset_strategy="data_parallel")
+    told = [(row.where.partition(":")[0], row.exchange.why) for row in explained.rows]
+    assert sorted(told) == [
+        (name.partition(".")[0], f"gradient of {name}") for name, _ in sorted(net.named_parameters())
+    ]
+    assert repr(explained) == str(explained)
+    plan = sp.ops.MatMul().shard(((2, 2), (2, 1))).plan((4, 4), (4, 4), device_num=4)
+    assert repr(plan) == str(plan)
+    assert "\n" in repr(plan)
+
+
 def test_implicit_redistributions_are_listed_and_may_be_refused():
     def program():
         net = Network()
@@ -313,7 +326,7 @@ def test_strict_blocks_and_lists_without_automatic_mode():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"parallel_mode": "auto"}, "choose from semi_auto"),
+        ({"parallel_mode": "auto"}, "is no mode; use 'semi_auto'"),
         ({"parallel_mode": "recursive_programming"}, "not there yet"),
         ({"dataset_strategy": "half"}, "must be 'full_batch'"),
         ({"dataset_strategy": ((1,),)}, "has 1 entries, the call 2"),

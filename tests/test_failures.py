@@ -450,9 +450,9 @@ def test_warning_about_a_big_payload(warm: sp.Cluster, monkeypatch: pytest.Monke
     [
         ({"world_size": 0}, ClusterError, "world_size=0"),
         ({"world_size": -1}, ClusterError, "world_size=-1"),
-        ({"world_size": 1.5}, ClusterError, "world_size=1.5"),
+        ({"world_size": 1.5}, ClusterError, "world_size=1.5 is a float, need an integer"),
         ({"world_size": True}, ClusterError, "world_size=True"),
-        ({"world_size": "2"}, ClusterError, "world_size='2'"),
+        ({"world_size": "2"}, ClusterError, "world_size='2' is a str, need an integer"),
         ({"device": "abacus"}, ClusterError, "abacus"),
         ({"transport": "pigeon"}, InputError, "transport='pigeon' is not one of shm, inline"),
         ({"timeout_s": 0}, InputError, "timeout_s=0 must be more than 0"),

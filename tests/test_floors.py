@@ -53,7 +53,7 @@ GROUND = {
     "cluster": {"errors", "prices", "units"},
     "memory": {"errors", "units"},
     "devices": {"errors"},
-    "summation": {"backend", "errors"},
+    "summation": {"backend", "errors", "units"},
     "events": {"cluster", "devices", "errors", "memory", "units"},
     "ranktable": {"errors", "files", "options"},
 }

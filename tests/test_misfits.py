@@ -12,6 +12,7 @@ import simparallel as sp
 from simparallel import functions as F, nn
 from simparallel.autograd import Op
 from simparallel.errors import InputError, ShapeError
+from simparallel.memory import MemoryAccount
 
 sizes = st.integers(1, 6)
 
@@ -95,3 +96,34 @@ def test_an_error_that_passes_layers_stays_one_of_input() -> None:
 
     with pytest.raises(InputError, match=r"3 channels in dim 1\. In layer norm\.$"):
         Net()(zeros(2, 4, 5, 5))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a number as model": (lambda: sp.parallel.DistributedDataParallel(3), "module is an int, need a Module"),  # type: ignore[arg-type]
+    "a number as step": (lambda: sp.AutoParallel(3), "network is an int, need a Module or a function"),  # type: ignore[arg-type]
+    "a number as function": (lambda: sp.value_and_grad(3, 0), "fn is an int, need a function"),  # type: ignore[arg-type]
+    "a number as group": (lambda: sp.get_rank(3), "get_rank: group=3 is an int"),  # type: ignore[arg-type]
+    "a number as group, again": (lambda: sp.get_world_size(3), "get_world_size: group=3"),  # type: ignore[arg-type]
+    "a number as figure": (lambda: sp.view.save_figure(3, "x.png"), "got an int, need axes or a figure"),  # type: ignore[arg-type]
+    "a loss of three": (
+        lambda: sp.value_and_grad(lambda x: x * 2)(np.ones(3)),
+        r"value_and_grad: fn returned shape \(3,\); return a scalar, such as loss.mean\(\)",
+    ),
+    "ranks as text": (lambda: sp.Cluster("2"), "world_size='2' is a str, need an integer of 1 or more"),  # type: ignore[arg-type]
+    "ranks as a float": (lambda: sp.Cluster(2.0), "world_size=2.0 is a float"),  # type: ignore[arg-type]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_what_has_the_wrong_type_is_told(case: str) -> None:
+    call, told = REFUSED[case]
+    with pytest.raises((InputError, sp.errors.ClusterError), match=told):
+        call()
+
+
+def test_more_than_the_whole_memory_is_told_so() -> None:
+    account = MemoryAccount(1000, "rank 0")
+    with pytest.raises(
+        sp.errors.DeviceOutOfMemoryError, match="needs 2 kB, more than the whole 1 kB of the device"
+    ):
+        account.make_room(2000, "Linear")

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -13,6 +14,7 @@ from simparallel.units import (
     format_number_of,
     format_numbers,
     format_seconds,
+    format_type_of,
     si_scale,
 )  # fmt: skip
 
@@ -79,3 +81,8 @@ def test_numbers_in_words() -> None:
         (1, 3, 5): "1, 3, 5",
     }
     assert {numbers: format_numbers(numbers) for numbers in texts} == texts
+
+
+def test_types_have_their_article() -> None:
+    values = {"an int": 3, "a list": [], "an object": object(), "an ndarray": np.ones(1), "a str": ""}
+    assert [format_type_of(value) for value in values.values()] == list(values)

@@ -87,7 +87,7 @@ class AbstractElementLoss(Op):
         return f"{', '.join([names] * len(shapes))} -> {names if self.reduction == 'none' else ''}"
 
     def misfit(self, *shapes: tuple[int, ...]) -> str | None:
-        if shapes[0] == shapes[1]:
+        if len(shapes) < 2 or shapes[0] == shapes[1]:
             return None
         x, target = shapes[:2]
         way_out = f"target.reshape({x})" if prod(x) == prod(target) else "make them equal"

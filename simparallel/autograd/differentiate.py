@@ -10,7 +10,8 @@ from simparallel.autograd.hooks import changed_by
 from simparallel.autograd.tape import Node, Reversible, run_backward
 from simparallel.autograd.tensor import Tensor, as_tensor, seed_of
 from simparallel.backend import Array, get_namespace
-from simparallel.errors import AutogradError, InputError
+from simparallel.errors import AutogradError, InputError, ShapeError
+from simparallel.units import format_type_of
 
 WHO = "value_and_grad"
 
@@ -40,9 +41,10 @@ def value_and_grad(
         gradient has shape and dtype of what it belongs to.
 
     Raises:
-        InputError: nothing to differentiate by, or a bad position; AutogradError: weights that are no
-            leaves, and (when called) a result that is not a scalar Tensor or an argument that is
-            not floating point.
+        InputError: fn is no function, nothing to differentiate by, or a bad position.
+        AutogradError: weights that are no leaves, and (when called) a result that is no Tensor, or does not depend
+            on what to differentiate by, or an argument that is not floating point.
+        ShapeError: (when called) a result of more than one element.
 
     Example:
         >>> x = sp.Tensor([3.0], requires_grad=True)
@@ -52,6 +54,8 @@ def value_and_grad(
         >>> sp.value_and_grad(lambda a, b: (a * b).sum(), 1)([2.0], [5.0])[1].numpy().tolist()
         [2.0]
     """
+    if not callable(fn):
+        raise InputError(f"{WHO}: fn is {format_type_of(fn)}, need a function that returns the loss.")
     if isinstance(weights, bool):  # the short spelling, with has_aux in third place
         weights, has_aux = None, weights
     given = [value for value in (weights, params) if value is not None]
@@ -86,6 +90,8 @@ def value_and_grad(
                 f"{WHO}: fn returned {type(loss).__name__}, not a Tensor"
                 + ("." if has_aux else "; pass has_aux=True if it returns (loss, more).")
             )
+        if loss.requires_grad and loss.size != 1:
+            raise ShapeError(f"{WHO}: fn returned shape {loss.shape}; return a scalar, such as loss.mean().")
         found: dict[int, Array] = {}
 
         def keep(leaf: Tensor, gradient: Array) -> None:

@@ -18,6 +18,7 @@ from simparallel.comm.arguments import check_array
 from simparallel.devices import FIRST, Device
 from simparallel.errors import DTypeError, InputError
 from simparallel.events import current_recorder
+from simparallel.units import format_type_of
 
 
 def array_of(op: str, x: Any) -> Array:
@@ -116,8 +117,8 @@ def together(xs: Sequence[Any], op: str, group: Group | None, async_op: bool, al
         raise InputError("all_reduce: the list of arrays is empty.")
     for i, array in enumerate(arrays):
         if not is_array(array):
-            kind = type(array).__name__
-            raise InputError(f"all_reduce: entry {i} of the list is a {kind}; use one np.asarray(list).")
+            kind = format_type_of(array)
+            raise InputError(f"all_reduce: entry {i} of the list is {kind}; use one np.asarray(list).")
         if isinstance(array, np.ndarray):
             check_array("all_reduce", array, name=f"array {i} of the list")
     for i, array in enumerate(arrays):

@@ -10,6 +10,7 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.backend import get_namespace, is_array
 from simparallel.errors import InputError, ShapeError
+from simparallel.units import format_type_of
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
@@ -95,7 +96,7 @@ def _stacked(path: str, values: Sequence[Any]) -> Tensor:
     if stacked.dtype.kind == "O":
         other = next(k for k, array in enumerate(arrays) if np.asarray(array).dtype.kind == "O")
         raise InputError(
-            f"default_collate: {_field(path)} is a {type(arrays[other]).__name__} in sample {other} of the batch; only "
+            f"default_collate: {_field(path)} is {format_type_of(arrays[other])} in sample {other} of the batch; only "
             "arrays, Tensors, numbers and strings, and tuples, lists and dicts of them make a batch. Convert it "
             "in the dataset, or pass collate_fn."
         )

@@ -10,6 +10,7 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.data.transforms import Transform
 from simparallel.errors import InputError, ShapeError
+from simparallel.units import format_type_of
 
 Column = np.ndarray | list[np.ndarray]
 Columns = dict[str, Column]
@@ -126,7 +127,7 @@ def _array(value: Any, who: str, i: int | None = None) -> np.ndarray:
     which = "" if i is None else f", field {i},"
     missing = " Its `return` may be missing." if value is None else ""
     raise InputError(
-        f"{who}{which} is a {type(value).__name__}; need an array, a number, or a tuple of these.{missing}"
+        f"{who}{which} is {format_type_of(value)}; need an array, a number, or a tuple of these.{missing}"
     )
 
 

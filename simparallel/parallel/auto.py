@@ -26,6 +26,7 @@ from simparallel.nn.deferred import deferred_init
 from simparallel.parallel import sharded as _sharded  # noqa: F401  runs ops on sharded tensors from now on
 from simparallel.parallel.call import Implicit, mode
 from simparallel.sharding import Placement, placement
+from simparallel.units import format_type_of
 
 MODES = ("semi_auto", "sharding_propagation", "recursive_programming")
 
@@ -78,10 +79,12 @@ class AutoParallel:
         self, network: Callable[..., Any], parallel_mode: str = "semi_auto", *,
         dataset_strategy: Any = "full_batch", strict: bool = False,
     ) -> None:  # fmt: skip
-        if parallel_mode not in MODES:
+        if not callable(network):
             raise InputError(
-                f"AutoParallel: parallel_mode={parallel_mode!r}, choose from {', '.join(MODES)}."
+                f"AutoParallel: network is {format_type_of(network)}, need a Module or a function."
             )
+        if parallel_mode not in MODES:
+            raise InputError(f"AutoParallel: parallel_mode={parallel_mode!r} is no mode; use 'semi_auto'.")
         if parallel_mode != "semi_auto":
             raise InputError(
                 f"AutoParallel: parallel_mode={parallel_mode!r} searches for strategies, which is not there yet; use "

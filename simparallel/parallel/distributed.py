@@ -30,6 +30,7 @@ from simparallel.parallel.join import Join, Turn
 from simparallel.parallel.passage import watched
 from simparallel.parallel.reducer import Hook, Reducer
 from simparallel.parallel.sync_batchnorm import SyncBatchNorm
+from simparallel.units import format_type_of
 
 MIB = 1 << 20
 DEFAULT_CAP_MB, DEFAULT_FIRST_CAP_MB = 25.0, 1.0  # a small first bucket leaves early
@@ -93,6 +94,8 @@ class DistributedDataParallel(Module):
         gradient_as_bucket_view: bool = True, static_graph: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
+        if not isinstance(module, Module):
+            raise InputError(f"DistributedDataParallel: module is {format_type_of(module)}, need a Module.")
         if device_ids is not None and len(device_ids) > 1:
             raise InputError(
                 f"device_ids={list(device_ids)!r}: a rank is one device; give one id or none, and start more ranks."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from simparallel.plan import Redistribution
 from simparallel.prices import price
 from simparallel.sharding import Placement, Sharding
 from simparallel.strategy import axis_name
+
+SUM_OF_GRADIENT = "sum of the gradient"
 
 
 class Exchange(NamedTuple):
@@ -53,7 +55,7 @@ class Exchanges(tuple[Exchange, ...]):
         return "; ".join(map(str, self)) or "nothing"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OpPlan:
     """An op, cut by its strategy, on inputs of given shapes.
 
@@ -73,10 +75,10 @@ class OpPlan:
     op: str
     shapes: tuple[tuple[int, ...], ...]
     output_shape: tuple[int, ...]
-    sharding: Sharding = field(repr=False)
+    sharding: Sharding
     tensor_maps: dict[str, Any]
     slice_shapes: dict[str, Any]
-    layouts: dict[str, Any] = field(repr=False)
+    layouts: dict[str, Any]
     forward: Exchanges
     backward: tuple[Exchanges, ...]
     backward_inside: Exchanges
@@ -134,6 +136,9 @@ class OpPlan:
         ]
         lines += [f"  {what + ':':<16} {text}" for what, text in self._exchanges()]
         return "\n".join(lines)
+
+    def __repr__(self) -> str:  # a terminal shows what a notebook does
+        return str(self)
 
     def _title(self) -> str:
         axes = " x ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.device_matrix, strict=True))
@@ -201,7 +206,7 @@ def explain_call(call: Call) -> OpPlan:
             gradients.append(Exchanges())
             continue
         axes = sharding.gradient_axes(i)
-        own = _reduction("sum", sharding.mesh, axes, spec.size_bytes, "sum of the gradient")
+        own = _reduction("sum", sharding.mesh, axes, spec.size_bytes, SUM_OF_GRADIENT)
         is_image = call.window_cut is not None and call.window_cut.input == i
         gradients.append(Exchanges((*give_back, *own)) if is_image else own)
     if op.in_strategy and isinstance(op.in_strategy[0], Layout):

@@ -15,7 +15,14 @@ from simparallel.nn.module import Module
 from simparallel.parallel import sharded as _sharded  # noqa: F401  it asks `mode.planned`
 from simparallel.parallel.auto import input_layout
 from simparallel.parallel.call import Call, mode, plan_way
-from simparallel.parallel.explain import Exchange, OpPlan, exchanges_of, explain_call, explain_op
+from simparallel.parallel.explain import (
+    SUM_OF_GRADIENT,
+    Exchange,
+    OpPlan,
+    exchanges_of,
+    explain_call,
+    explain_op,
+)  # fmt: skip
 from simparallel.sharding import Placement, placement
 from simparallel.units import format_bytes
 
@@ -25,7 +32,9 @@ __all__ = ["NetworkPlan", "explain_network", "explain_op"]
 class Row(NamedTuple):
     """One communication of a training step."""
 
-    where: str  # the op, or "… -> op" for a redistribution of its input
+    where: (
+        str  # the op, or "input i of op" for a redistribution; before it the layer whose parameters it takes
+    )
     phase: str  # "forward" or "backward"
     exchange: Exchange
 
@@ -78,6 +87,9 @@ class NetworkPlan:
         lines.append(f"total {self.total_bytes} B/rank: {rows[-1][1]}")
         return "\n".join(lines)
 
+    def __repr__(self) -> str:  # a terminal shows what a notebook does
+        return str(self)
+
     def _repr_html_(self) -> str:
         header, *rows = self._cells()
         cells = "".join(f"<th>{escape(cell)}</th>" for cell in header)
@@ -124,6 +136,12 @@ class _Planning:
         self.parameters: dict[str, Placement] = {}
         self._places: dict[int, Placement] = {}
 
+    def _described(self, op: Op, inputs: tuple[Tensor, ...]) -> str:
+        """The op in words, after the layer that its first parameter belongs to."""
+        owners = (self._names[id(x)].rpartition(".")[0] for x in inputs if id(x) in self._names)
+        layer = next(owners, "")
+        return f"{layer}: {op.described}" if layer else op.described
+
     def __call__(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor:
         laid = [self._laid(x) for x in inputs]
         call = Call(op, laid, self._device_num)
@@ -133,28 +151,35 @@ class _Planning:
                 self.parameters.setdefault(
                     self._names.get(id(x), f"tensor {len(self._places)}"), self._places[id(x)]
                 )
-        plan = explain_call(call)
+        plan, described = explain_call(call), self._described(op, inputs)
         self.ops.append(plan)
         for implicit in call.implicit:
             i, way, dtype = implicit.input, implicit.plan, inputs[implicit.input].dtype
-            where = f"input {i} of {op.described}"
+            where = f"input {i} of {described}"
             self._note(where, "forward", exchanges_of(way, dtype, "redistribute"))
             if inputs[i].requires_grad:
                 back = plan_way(
                     way.target.with_partial(()), way.source.with_partial(()), way.shape, dtype.itemsize
                 )
                 self._note(where, "backward", exchanges_of(back, dtype, "redistribute"))
-        self._note(op.described, "forward", plan.forward)
+        self._note(described, "forward", plan.forward)
         needs = [x.requires_grad for x in inputs]
         if any(needs):
             itemsize = call.local.output.dtype.itemsize
             back = plan_way(call.output.gradient.layout, call.made.gradient.layout, call.made.shape, itemsize)
-            gradients = [e for need, grads in zip(needs, plan.backward, strict=True) if need for e in grads]
+            gradients = [
+                e._replace(
+                    why=e.why.replace(SUM_OF_GRADIENT, f"gradient of {self._names.get(id(x), f'input {i}')}")
+                )
+                for i, (x, grads) in enumerate(zip(inputs, plan.backward, strict=True))
+                if needs[i]
+                for e in grads
+            ]
             # Noted from the last to the first: the list is read backwards.
-            self._note(op.described, "backward", gradients[::-1])
-            self._note(op.described, "backward", plan.backward_inside[::-1])
+            self._note(described, "backward", gradients[::-1])
+            self._note(described, "backward", plan.backward_inside[::-1])
             self._note(
-                op.described, "backward", exchanges_of(back, call.local.output.dtype, "redistribute")[::-1]
+                described, "backward", exchanges_of(back, call.local.output.dtype, "redistribute")[::-1]
             )
         data = placeholder(call.output.local_shape, call.local.output.dtype)
         y = Tensor._result(data, placement=call.output)

@@ -21,6 +21,7 @@ from simparallel.events import current_recorder
 from simparallel.memory import GRADIENTS
 from simparallel.optim.checks import check_number
 from simparallel.parallel.buckets import by_dtype, empty_like
+from simparallel.units import format_type_of
 from simparallel.world import get_world_size
 
 WHO = "DistributedGradReducer"
@@ -106,7 +107,7 @@ class DistributedGradReducer:
             if array is None:
                 continue
             if not is_array(array):
-                raise InputError(f"{WHO}: gradient {i} is a {type(array).__name__}, need a Tensor or array.")
+                raise InputError(f"{WHO}: gradient {i} is {format_type_of(array)}, need a Tensor or array.")
             if array.shape != parameter.shape and parameter.data.shape != parameter.shape:
                 raise InputError(
                     f"{WHO}: parameter {i} of shape {parameter.shape} is cut, {parameter.layout!r}; ops on sharded "

@@ -13,6 +13,7 @@ from simparallel.errors import InputError, StateDictError
 from simparallel.nn import Module
 from simparallel.optim import GradScaler, LossScaleManager, Optimizer
 from simparallel.parallel import DistributedGradReducer
+from simparallel.units import format_type_of
 from simparallel.world import get_rank, get_world_size
 
 
@@ -76,7 +77,7 @@ class TrainStep:
         """
         loss = self._forward(fields)
         if not isinstance(loss, Tensor):
-            raise InputError(f"Model: the loss is a {type(loss).__name__}, need a Tensor of one element.")
+            raise InputError(f"Model: the loss is {format_type_of(loss)}, need a Tensor of one element.")
         collectives.log(loss=float(loss))
         optimizer, scaler = self.optimizer, self.scaler
         optimizer.zero_grad()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simparallel.errors import InputError
 from simparallel.files import write_atomically
+from simparallel.units import format_type_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +35,7 @@ def save_figure(ax_or_fig: Axes | Figure | SubFigure, path: str | os.PathLike[st
         The path.
 
     Raises:
-        InputError: the suffix is none of .png, .svg, .pdf.
+        InputError: neither axes nor a figure, or the suffix is none of .png, .svg, .pdf.
         OSError: the file cannot be written.
     """
     import matplotlib
@@ -44,6 +45,8 @@ def save_figure(ax_or_fig: Axes | Figure | SubFigure, path: str | os.PathLike[st
     if suffix not in _METADATA:
         raise InputError(f"save_figure({str(path)!r}): end the name in one of {', '.join(_METADATA)}.")
     figure: Any = ax_or_fig
+    if not hasattr(figure, "figure"):
+        raise InputError(f"save_figure: got {format_type_of(figure)}, need axes or a figure of matplotlib.")
     while getattr(figure, "figure", figure) is not figure:  # axes, or a figure inside a figure
         figure = figure.figure
 

@@ -13,6 +13,7 @@ from simparallel.autograd import Tensor
 from simparallel.backend import is_array
 from simparallel.errors import CheckpointError
 from simparallel.train.checkpoint.arrays import TensorSlice
+from simparallel.units import format_type_of
 
 MAX_DEPTH = 64
 Path = tuple[Any, ...]
@@ -50,7 +51,7 @@ def encode(value: Any, keep: Keep, path: Path = ()) -> Any:
         entries = [encode(entry, keep, (*path, i)) for i, entry in enumerate(value)]
         return entries if isinstance(value, list) else {"$tuple": entries}
     raise CheckpointError(
-        f"{_dotted(path) or 'the state'} is a {type(value).__name__}; a checkpoint holds numbers, text, arrays "
+        f"{_dotted(path) or 'the state'} is {format_type_of(value)}; a checkpoint holds numbers, text, arrays "
         "and lists, tuples and dicts of them."
     )
 
