@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+_SHORT = (bool, int, float, str, tuple, type(None))
 _PREFIXES = {-12: "p", -9: "n", -6: "µ", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P", 18: "E"}
 
 
@@ -65,6 +66,21 @@ def format_numbers(ranks: Sequence[int]) -> str:
     if len(ranks) > 4:
         return f"{ranks[0]}, {ranks[1]}, … {ranks[-1]}"
     return ", ".join(map(str, ranks))
+
+
+def format_object(thing: object) -> str:
+    """An object by its public attributes, "Shuffled(buffer_size=8)": what is short as it is, all else by its type.
+
+    For classes as their `__repr__`.
+    """
+    shown = []
+    for name, value in vars(thing).items():
+        if not name.startswith("_"):
+            text = (
+                repr(value) if isinstance(value, _SHORT) and len(repr(value)) <= 60 else type(value).__name__
+            )
+            shown.append(f"{name}={text}")
+    return f"{type(thing).__name__}({', '.join(shown)})"
 
 
 def format_type_of(value: object) -> str:

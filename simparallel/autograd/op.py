@@ -291,9 +291,14 @@ class Op(Shardable, Reversible):
             return Plan(specs, self.infer(*specs), sizes, self.work(*specs), self.windows(*shapes))
         except SimParallelError as error:  # inner code raises short; here the op is known
             told = self.misfit(*shapes) if isinstance(error, ShapeError) else None
-            raise type(error)(f"{self!r}: {told or error}", **error.facts) from None
+            raise type(error)(f"{self.named}: {told or error}", **error.facts) from None
 
     def __repr__(self) -> str:
+        return f"{self.named}{self.strategy_text}"
+
+    @property
+    def named(self) -> str:
+        """Name and settings, without the strategy."""
         settings = ", ".join(
             f"{k}={v!r}"
             for k, v in vars(self).items()

@@ -10,6 +10,7 @@ import numpy as np
 class Shardable:
     """The part of an op that is about strategies; it says and asks, others do (`parallel`)."""
 
+    named: Any  # of the op
     in_strategy: tuple[Any, ...] | None = None
     out_strategy: Any = None
     _place = ""  # the user's line that called `shard`
@@ -63,6 +64,14 @@ class Shardable:
         return "right"
 
     @property
+    def strategy_text(self) -> str:
+        """ ".shard(...)", as it was called; nothing where it was not."""
+        if self.in_strategy is None:
+            return ""
+        out = "" if self.out_strategy is None else f", {self.out_strategy!r}"
+        return f".shard({self.in_strategy!r}{out})"
+
+    @property
     def described(self) -> str:
         """Name and settings, and the line where the op was cut: for messages."""
-        return f"{self!r}{f' ({self._place})' if self._place else ''}"
+        return f"{self.named}{f' ({self._place})' if self._place else ''}"

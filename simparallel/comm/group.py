@@ -32,6 +32,7 @@ from simparallel.comm.segment import WORD, order
 from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.work import Lane
 from simparallel.events import COMPUTE, Recorder
+from simparallel.units import format_numbers
 
 MAX_PLANS = 1024  # kept for calls that may come again
 _ZERO = bytes(WORD)
@@ -50,6 +51,9 @@ class Group(Members):
     """
 
     call_type: type[Call] = Call
+
+    def __repr__(self) -> str:
+        return f"<{'world' if self.name == 'world' else 'group'} of ranks {format_numbers(self.ranks)}>"
 
     def __init__(
         self, transport: AbstractTransport, recorder: Recorder | None, lanes: dict[Lane, None],

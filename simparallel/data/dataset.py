@@ -14,6 +14,7 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, InputError, ShapeError
+from simparallel.units import format_object
 
 
 class Dataset(Protocol):
@@ -37,6 +38,10 @@ class TensorDataset:
         InputError: no arrays.
         ShapeError: an array without dims, or arrays of different lengths.
     """
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{array.dtype} {array.shape}" for array in self.arrays)
+        return f"TensorDataset({fields})"
 
     vectorized = True
 
@@ -73,6 +78,8 @@ class Subset:
         InputError: an index out of range.
         DTypeError: indices that are not integers.
     """
+
+    __repr__ = format_object
 
     def __init__(self, dataset: Dataset, indices: Sequence[int] | np.ndarray) -> None:
         self.dataset = dataset

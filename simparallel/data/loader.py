@@ -15,6 +15,7 @@ from simparallel.data.sampler import RandomSampler, Sampler, SequentialSampler, 
 from simparallel.data.transforms import apply
 from simparallel.errors import InputError, StateDictError
 from simparallel.events import current_recorder
+from simparallel.units import format_object
 
 
 class DataLoader:
@@ -46,6 +47,8 @@ class DataLoader:
         InputError: batch_size below 1, shuffle together with a sampler, transform together with
             collate_fn, or not a single batch; in the loop, as `default_collate`.
     """
+
+    __repr__ = format_object
 
     def __init__(
         self, dataset: Dataset, batch_size: int = 1, shuffle: bool = False, sampler: Any = None,

@@ -18,6 +18,7 @@ from simparallel.data.columns import Columns, Operation, map_columns, whole
 from simparallel.data.plan import Plan, buffered_order, joined
 from simparallel.data.sampler import check_integer
 from simparallel.errors import InputError
+from simparallel.units import format_object
 
 ROWS_AT_ONCE = 64  # of a pipeline without batches
 
@@ -31,6 +32,8 @@ class Pipeline:
     Attributes:
         epoch: number of the next epoch, from 0.
     """
+
+    __repr__ = format_object
 
     is_batched: bool
 

@@ -17,6 +17,7 @@ from simparallel.backend import random_permutation
 from simparallel.caller import user_level
 from simparallel.errors import InputError, StateDictError
 from simparallel.events import current_recorder
+from simparallel.units import format_object
 
 
 class Sampler:
@@ -28,6 +29,8 @@ class Sampler:
     Attributes:
         num_replicas: number of ranks that share the order.
     """
+
+    __repr__ = format_object
 
     num_replicas = 1
 

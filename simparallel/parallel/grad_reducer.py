@@ -46,6 +46,11 @@ class DistributedGradReducer:
         [[4.0, 6.0]]
     """
 
+    def __repr__(self) -> str:
+        group = "" if self.group is None else f", group={self.group!r}"
+        count = len(self.parameters)
+        return f"DistributedGradReducer({count} parameters, mean={self.mean}, degree={self.degree:g}{group})"
+
     def __init__(
         self, parameters: Iterable[Tensor], mean: bool | None = None, degree: float | None = None,
         group: Group | None = None,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from simparallel.errors import InputError
+from simparallel.units import format_object
 
 
 class CallbackParams(dict[str, Any]):
@@ -81,6 +82,8 @@ class Callback:
         ...         if float(run_context.original_args().net_outputs) < 0.1:
         ...             run_context.request_stop()
     """
+
+    __repr__ = format_object
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Before the first step."""

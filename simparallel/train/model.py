@@ -26,6 +26,7 @@ from simparallel.train.monitors import History
 from simparallel.train.sharing import group_of, of_first_rank, wrappers
 from simparallel.train.step import TrainStep, loss_of
 from simparallel.train.stream import BatchStream
+from simparallel.units import format_object
 from simparallel.world import get_world_size
 
 
@@ -67,6 +68,8 @@ class Model:
         >>> model.train(30, batches, progress=False).epoch[-1], model.eval(batches)
         (30, {'accuracy': 1.0})
     """
+
+    __repr__ = format_object
 
     def __init__(
         self, network: Module, loss_fn: Callable[..., Any] | None = None, optimizer: Optimizer | None = None,

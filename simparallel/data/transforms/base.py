@@ -10,6 +10,7 @@ import numpy as np
 from simparallel.backend import Array, get_namespace, random_uniform
 from simparallel.data.sampler import check_integer
 from simparallel.errors import InputError, ShapeError
+from simparallel.units import format_object
 
 
 class Transform:
@@ -18,6 +19,8 @@ class Transform:
     Called with a batch, the samples' indices in their dataset and the epoch. Only random
     transforms look at the last two.
     """
+
+    __repr__ = format_object
 
     def __call__(self, batch: Array, index: np.ndarray | None = None, epoch: int = 0) -> Array:
         return self.apply(batch)

@@ -78,6 +78,9 @@ class CheckpointManager:
         (100, {'loss': 0.5})
     """
 
+    def __repr__(self) -> str:
+        return f"CheckpointManager({str(self.directory)!r}, keep={self.keep})"
+
     def __init__(self, directory: str | os.PathLike[str], keep: int = 2, *, files: Files = FILES) -> None:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise CheckpointError(f"CheckpointManager: keep={keep!r} must be an integer of 1 or more.")
