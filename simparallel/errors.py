@@ -161,7 +161,7 @@ class RunFailedError(SimParallelError, RuntimeError):
     """A run on several ranks failed; the root cause comes first.
 
     Facts: `rank` (of the root cause), `exit_code` (for a command), `reports` (rank -> dict).
-    The original exception, where it could be sent, is `__cause__`.
+    The original exception is `__cause__`; None where it cannot be sent from its process, or there is none.
     """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import gc
 import inspect
 import io
 import json
@@ -13,7 +14,9 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +150,32 @@ def test_any_exception_is_told(warm: sp.Cluster, kind: str) -> None:
     else:
         assert error.__cause__ is None
     assert works(warm)
+
+
+@pytest.mark.parametrize("kind", exceptions())
+def test_ranks_that_are_threads_give_the_very_exception(kind: str) -> None:
+    """It need not be pickled; what its frames held is let go."""
+    make, _ = exceptions()[kind]
+    held = []
+
+    class Held:
+        pass
+
+    def fail() -> None:
+        if sp.get_rank() == 1:
+            in_hand = Held()
+            held.append((weakref.ref(in_hand), error := make()))
+            try:
+                raise KeyError("before")
+            except KeyError:
+                raise error from None
+        sp.barrier()
+
+    error = failure(partial(sp.launch, world_size=2, transport="inline"), fail)
+    reference, original = held[0]
+    assert error.__cause__ is original
+    gc.collect()
+    assert reference() is None
 
 
 def test_exception_while_arguments_are_unpickled(warm: sp.Cluster) -> None:

@@ -161,7 +161,9 @@ class Cluster:
 
         Raises:
             RunFailedError: a rank raised, exited or died; the root cause comes first, and the
-                original exception is `__cause__`.
+                original exception is `__cause__`, without its traceback, which is in the message. None where a process
+                ended without one, or has one that does not survive pickling (a lock in it, a constructor with
+                arguments of its own); ranks that are threads need no pickling.
             LaunchError: the function cannot be sent, the devices cannot be started, they are busy with a run of
                 another thread, or they belong to the process that this one was forked from.
             InputError: SIMPARALLEL_FAULT has a wrong field (see `simparallel.comm.faults`), or SIMPARALLEL_DISABLE

@@ -58,7 +58,7 @@ def play_rank(
                 error.add_note(
                     "Ranks have no keyboard: pass values as arguments, or read them before the launch."
                 )
-            outcome.report = failure_report(error)
+            outcome.report = failure_report(error, keep=not is_process)
             transport.fail(outcome.report, error)
     outcome.kept_letters = communicator.kept_letters()
     outcome.events = recorder.events

@@ -26,7 +26,7 @@ class Outcome:
     Attributes:
         value: what its function returned.
         report: None, or why it failed: summary, traceback, places (the user's part of it), secondary, time_ns, pid,
-            exit_code, exception (the pickled exception, or None).
+            exit_code, exception (pickled, or None where that fails; of a rank that is a thread the exception itself).
         kept_letters: (sender, text) of messages that it never asked for by their tag.
         modules: files of the user's modules that its process has imported since the run before.
     """
@@ -41,18 +41,20 @@ class Outcome:
     modules: list[str] = field(default_factory=list)
 
 
-def failure_report(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data that can be sent and saved."""
+def failure_report(error: BaseException, *, keep: bool = False) -> dict[str, Any]:
+    """An exception as plain data that can be sent and saved; with `keep` the exception itself is in it, too."""
     exit_code = 1
     summary = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SystemExit):
         exit_code = error.code if isinstance(error.code, int) else 1
         summary = f"sys.exit({error.code!r})"
     caused_by_others = isinstance(error, RankFailedError) and error.facts.get("cause") != LEFT
-    try:
-        pickled = cloudpickle.dumps(error)
-    except BaseException:  # any class of the user's may fail here, in any way; its text is kept
-        pickled = None
+    carried: Any = error
+    if not keep:
+        try:
+            carried = cloudpickle.dumps(error)
+        except BaseException:  # any class of the user's may fail here, in any way; its text is kept
+            carried = None
     return {
         "summary": summary,
         "traceback": "".join(traceback.format_exception(_without_our_frames(error))),
@@ -61,7 +63,7 @@ def failure_report(error: BaseException) -> dict[str, Any]:
         "time_ns": time.monotonic_ns(),
         "pid": os.getpid(),
         "exit_code": exit_code,
-        "exception": pickled,
+        "exception": carried,
     }
 
 
@@ -194,14 +196,30 @@ def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedE
     return error, _original(cause["exception"])
 
 
-def _original(pickled: bytes | None) -> BaseException | None:
-    if pickled is None:
+def _original(carried: Any) -> BaseException | None:
+    if carried is None:
         return None
+    if isinstance(carried, BaseException):
+        _forget_frames(carried)
+        return carried
     try:
-        error = cloudpickle.loads(pickled)
+        error = cloudpickle.loads(carried)
     except (Exception, SystemExit):  # a class that exists only over there; its text is in the message
         return None
     return error if isinstance(error, BaseException) else None
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Without its traceback, whose frames hold what the rank had in hand; the text of it is in the message."""
+    seen: set[int] = set()
+    found: list[BaseException | None] = [error]
+    while found:
+        one = found.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            BaseException.with_traceback(one, None)  # whatever its class makes of attributes
+            found += [one.__cause__, one.__context__]
+            found += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
 
 
 def _join(ranks: list[int]) -> str:
