@@ -383,3 +383,14 @@ def test_one_causal_mask_is_kept_and_counted():
     (kept,) = sp.launch(causal_masks, ([8, 8, 16, 4],), world_size=1, transport="inline")
 
     assert np.diff([0, *kept]).tolist() == [4 * 64, 0, 4 * (256 - 64), 4 * (16 - 256)]
+
+
+def test_an_op_that_is_called_by_itself_takes_arrays_and_lists():
+    x, w = np.arange(6.0).reshape(2, 3), Tensor(np.ones((3, 2)), requires_grad=True)
+    y = sp.ops.MatMul()(x, w)
+    assert y.numpy().tolist() == [[3, 3], [12, 12]]
+    y.sum().backward()
+    assert w.grad.numpy().tolist() == [[3, 3], [5, 5], [7, 7]]
+    assert sp.ops.Add()([1.0, 2.0], 3.0).numpy().tolist() == [4, 5]
+    with pytest.raises(InputError, match="holds text"):
+        sp.ops.MatMul()("x", w)

@@ -28,7 +28,7 @@ import numpy as np
 
 from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
-from simparallel.autograd.tensor import Tensor, common_device
+from simparallel.autograd.tensor import Tensor, as_tensor, common_device
 from simparallel.autograd.windows import Windows
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.devices import FIRST, Device, current_device
@@ -212,15 +212,18 @@ class Op(Shardable, Reversible):
     # --- what it does when called -------------------------------------------------------------
 
     def __call__(self, *inputs: Tensor) -> Tensor:
+        try:
+            device = inputs[0]._device
+            for tensor in inputs:
+                if tensor._device is not device:
+                    device = common_device(self.name, inputs)
+                    break
+        except AttributeError:  # arrays and numbers have no device
+            return self(*map(as_tensor, inputs))
         if Op.interpreter is not None:
             y = Op.interpreter(self, inputs)
             if y is not None:
                 return y
-        device = inputs[0]._device
-        for tensor in inputs:
-            if tensor._device is not device:
-                device = common_device(self.name, inputs)
-                break
         arrays = [tensor._data for tensor in inputs]
         plan = self._plan(arrays)
         recording = grad_mode.enabled
