@@ -250,6 +250,51 @@ def test_a_part_that_does_something_else_is_refused(part, what):
     assert x.is_leaf
 
 
+def into_the_input(net, x):
+    x += 1.0
+
+
+def into_an_item(net, x):
+    x[0] = 1.0
+
+
+def into_a_weight(net, x):
+    with no_grad():
+        net.second.weight *= 2.0
+
+
+@pytest.mark.parametrize(
+    ("write", "shape"), [(into_the_input, (4, 3)), (into_an_item, (4, 3)), (into_a_weight, (3, 3))]
+)
+def test_a_part_that_writes_into_what_it_begins_with_is_refused(write, shape):
+    net, x = Net(), Tensor(X.copy())
+    with pytest.raises(
+        AutogradError, match=rf"writes in place into a tensor of shape \({shape[0]}, 3\), which it begins"
+    ):
+        nn.checkpoint(lambda v: [write(net, v), net.body(v)][1], x)
+    with no_grad():  # without a second run it may
+        nn.checkpoint(lambda v: [write(net, v), net.body(v)][1], x)
+
+
+def test_a_part_may_write_into_what_it_makes():
+    net = Net()
+
+    def part(v):
+        mask = Tensor(np.ones((4, 3), np.float32))
+        mask[0] = 0.0
+        v = v.clone()
+        v += 1.0
+        return net.body(v * mask)
+
+    def gradient(run):
+        net.zero_grad()
+        run(part, Tensor(X)).sum().backward()
+        return net.second.weight.grad.numpy()
+
+    net.drop.eval()
+    np.testing.assert_array_equal(gradient(nn.checkpoint), gradient(plain))
+
+
 def test_a_part_that_fails_the_second_time_leaves_the_tape_as_it_was():
     turn = iter((0, 1))
     h = Tensor(X, requires_grad=True) * 2.0

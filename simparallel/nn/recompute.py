@@ -14,6 +14,7 @@ from typing import Any
 
 from simparallel.autograd import Tensor, run_backward
 from simparallel.autograd.tape import Node, Reversible, grad_mode
+from simparallel.autograd.written import is_written_since
 from simparallel.backend import Array, random_state
 from simparallel.devices import current_device
 from simparallel.errors import AutogradError
@@ -36,8 +37,9 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
         What `part` returns: one Tensor.
 
     Raises:
-        AutogradError: `part` returned something else. In backward, before any gradient of the part is there: an
-            input or a parameter has got other values in place since forward, or the second run was another one.
+        AutogradError: `part` returned something else, or writes in place into what it begins with. In backward,
+            before any gradient of the part is there: an input or a parameter has got other values in place since
+            forward, or the second run was another one.
 
     Cost: one more forward pass of `part`; memory for what it begins with instead of its activations, which exist
         while the part runs.
@@ -57,6 +59,12 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
     needed = _ends(y, start)
     others = {id(x): x for x in inputs if isinstance(x, Tensor) and id(x) not in needed}
     sources = [*needed.values(), *others.values()]
+    for x in sources:
+        if is_written_since(x.data, start):
+            raise AutogradError(
+                f"checkpoint: {part!r} writes in place into {x.name or 'a tensor'} of shape {x.shape}, which it begins "
+                "with: its second run would begin with other values. Let it write into a clone()."
+            )
     context = SimpleNamespace(
         needs=(True,) * len(needed) + (False,) * len(others), inputs=inputs, sources=sources,
         result=(y.shape, y.dtype, y.placement), drawn=drawn, part=random_state.part, device=current_device(),
