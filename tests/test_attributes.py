@@ -122,6 +122,19 @@ def test_what_is_no_gradient_is_refused(value, error, said):
     assert x.grad is None
 
 
+def test_a_float16_tensor_may_have_a_gradient_in_float32():
+    """As after a GradScaler; no other dtypes may differ, and not the other way round."""
+    x = leaf(1.0, 2.0, dtype=np.float16)
+    x.grad = Tensor(np.full(2, 2.0**-30, np.float32))
+    assert x.grad.dtype == np.float32
+    (x * 1.0).sum().backward()  # and it stays
+    assert x.grad.dtype == np.float32
+    np.testing.assert_array_equal(x.grad.numpy(), np.float32(1 + 2.0**-30))
+    for own, other in ((np.float16, np.float64), (np.float32, np.float16), (np.float32, np.float64)):
+        with pytest.raises(DTypeError, match="grad has dtype"):
+            leaf(1.0, 2.0, dtype=own).grad = Tensor(np.ones(2, other))
+
+
 # --- requires_grad -----------------------------------------------------------------------------------------
 
 

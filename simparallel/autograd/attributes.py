@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simparallel.autograd.sums import wider
 from simparallel.autograd.tape import Node, mark_changed
 from simparallel.backend import Array, is_array
 from simparallel.devices import Device
@@ -105,13 +106,16 @@ class TensorAttributes:
         self._requires_grad = bool(value)
 
     def _as_gradient(self, value: Any) -> Tensor:
-        """A Tensor or array that fits this tensor as a gradient; an array takes its dtype."""
+        """A Tensor or array that fits this tensor as a gradient; an array takes its dtype.
+
+        The gradient of a float16 tensor may be float32: so is one whose loss scale was divided away.
+        """
         array = self._array_of("grad", value)
         if array.shape != self._data.shape:
             raise ShapeError(f"grad has shape {array.shape}, the tensor {self._data.shape}.")
         if not isinstance(value, TensorAttributes):
             return self._gradient(array.astype(self.dtype, copy=False))
-        if array.dtype != self.dtype:
+        if array.dtype != self.dtype and array.dtype != wider(self.dtype):
             raise DTypeError(
                 f"grad has dtype {array.dtype}, the tensor {self.dtype}; use grad.astype('{self.dtype}')."
             )

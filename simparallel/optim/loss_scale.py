@@ -13,10 +13,7 @@ from typing import Any
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import Array, get_namespace
-from simparallel.devices import FIRST
 from simparallel.errors import InputError, StateDictError
-from simparallel.events import current_recorder
-from simparallel.memory import GRADIENTS
 from simparallel.optim.checks import check_count, check_number
 from simparallel.optim.norms import over_slices
 from simparallel.optim.optimizer import Optimizer
@@ -248,15 +245,13 @@ class GradScaler:
 
     def _widened(self, optimizer: Optimizer) -> list[Tensor]:
         """The gradients, of at least float32."""
-        found, recorder = [], current_recorder()
+        found = []
         for param in optimizer.parameters:
             if param.grad is None:
                 continue
             grad = widened(param.grad.data)
             if grad is not param.grad.data and self._enabled:
                 param.grad = param._gradient(grad)
-                if recorder is not None:
-                    recorder.of(param._device or FIRST).memory.hold(grad, GRADIENTS)
             found.append(param.grad)
         return found
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from simparallel.autograd import Tensor
+from simparallel.autograd import Tensor, enable_grad
 from simparallel.autograd.sums import wider
-from simparallel.autograd.tape import grad_mode, mark_changed
+from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import common_device
 from simparallel.backend import Array, get_namespace, is_array, to_host
 from simparallel.devices import FIRST, Device
@@ -28,11 +28,8 @@ def call_closure(closure: Callable[[], Any] | None) -> Any:
     """What it returns, called with the tape on; None without one."""
     if closure is None:
         return None
-    before, grad_mode.enabled = grad_mode.enabled, True
-    try:
+    with enable_grad():
         return closure()
-    finally:
-        grad_mode.enabled = before
 
 
 class Optimizer:
