@@ -88,7 +88,8 @@ def broadcast(
     Args:
         x: array or Tensor, any numeric dtype, of one shape and dtype on every rank; written except on `src`.
         src: a global rank that is in the group.
-        group, async_op, algorithm: as of `all_reduce`.
+        group: from `new_group`; by default all ranks.
+        async_op, algorithm: as of `all_reduce`: give a `Work` at once; how it runs.
 
     Collective: yes. Cost: x.nbytes [bytes] per rank, passed on from one to the next.
 
@@ -110,7 +111,8 @@ def reduce(
         x: array or Tensor, any shape and numeric dtype, of one shape and dtype on every rank.
         dst: a global rank that is in the group.
         op: as of `all_reduce`, without "adasum".
-        group, async_op, algorithm: as of `all_reduce`.
+        group: from `new_group`; by default all ranks.
+        async_op, algorithm: as of `all_reduce`: give a `Work` at once; how it runs.
         out: array or Tensor like x that gets the result instead; only `dst` passes one.
 
     Collective: yes. Cost: x.nbytes [bytes] per rank, passed on from one to the next; `dst` sends nothing.
@@ -136,7 +138,8 @@ def all_gather(
     Args:
         x: array or Tensor, one dim or more, any numeric dtype, of one shape and dtype on every rank; stays as it is.
         dim: x of shape (..., d, ...) gives (..., P d, ...) for P ranks.
-        group, async_op, algorithm: as of `all_reduce`.
+        group: from `new_group`; by default all ranks.
+        async_op, algorithm: as of `all_reduce`: give a `Work` at once; how it runs.
         out: array or Tensor of the result's shape and dtype that gets it. x may be its own part of out; then it
             is not copied anywhere.
 
@@ -167,7 +170,8 @@ def reduce_scatter(
         x: array or Tensor, any numeric dtype, of one shape and dtype on every rank; stays as it is.
         dim: x of shape (..., P d, ...) gives (..., d, ...) for P ranks.
         op: as of `all_reduce`, without "adasum".
-        group, async_op, algorithm: as of `all_reduce`.
+        group: from `new_group`; by default all ranks.
+        async_op, algorithm: as of `all_reduce`: give a `Work` at once; how it runs.
         out: array or Tensor of the result's shape and dtype that gets it; it may be that part of x.
 
     Collective: yes. Cost: (P-1)/P * x.nbytes [bytes] per rank.
@@ -197,7 +201,8 @@ def all_to_all(
         x: array or Tensor, any numeric dtype, of one shape and dtype on every rank; stays as it is.
         split_dim: along which x is cut; its size becomes a P-th.
         concat_dim: along which the parts are joined; its size becomes P times as large.
-        group, async_op, algorithm: as of `all_reduce`.
+        group: from `new_group`; by default all ranks.
+        async_op, algorithm: as of `all_reduce`: give a `Work` at once; how it runs.
         out: array or Tensor of the result's shape and dtype that gets it.
 
     Returns:
@@ -229,7 +234,8 @@ def gather(
     Args:
         x: array or Tensor, any shape and numeric dtype, of one shape and dtype on every rank; stays as it is.
         dst: a global rank that is in the group.
-        group, async_op, algorithm: as of `all_reduce`.
+        group: from `new_group`; by default all ranks.
+        async_op, algorithm: as of `all_reduce`: give a `Work` at once; how it runs.
         out: a list of P arrays or Tensors like x that get them, or an array (P, ...) whose rows they become; only
             `dst` passes it.
 
@@ -256,7 +262,8 @@ def scatter(
     Args:
         arrays: on `src` a list of P arrays or Tensors of one shape and dtype, any numeric one; elsewhere None.
         src: a global rank that is in the group.
-        group, async_op, algorithm: as of `all_reduce`.
+        group: from `new_group`; by default all ranks.
+        async_op, algorithm: as of `all_reduce`: give a `Work` at once; how it runs.
         out: array or Tensor like the entries that gets this rank's.
 
     Collective: yes. Cost: (P-1) * part.nbytes [bytes] from `src`; the others send nothing.
