@@ -17,7 +17,7 @@ from typing import Any
 import simparallel as sp
 from simparallel.cluster import DEFAULT_DEVICE, PRESETS
 from simparallel.errors import InputError, RunFailedError
-from simparallel.options import at_least_one, exit_code, names, numbers
+from simparallel.options import at_least_one, exit_code, flag, names, numbers
 from simparallel.ranktable import command as rank_table
 from simparallel.runtime import flags
 from simparallel.units import format_number_of
@@ -264,8 +264,7 @@ def _trace(options: argparse.Namespace) -> int:
 
     for name in ("steps", "clock", "all_steps"):
         if getattr(options, name) and not options.png:
-            flag = "--" + name.replace("_", "-")
-            raise InputError(f"{flag} is of the picture, and there is none; name it with --png FILE.")
+            raise InputError(f"{flag(name)} is of the picture, and there is none; name it with --png FILE.")
     trace = sp.Trace.load(options.file)
     print(trace.table())
     if options.png:

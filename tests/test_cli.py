@@ -114,8 +114,8 @@ def test_a_picture_of_a_trace_shows_two_steps_unless_told(capsys: pytest.Capture
         recorder.next_step()
     sp.Trace(recorder.events, recorder.cluster).save("t.json")
     for arguments, told in (
-        ([], "(of 9 steps: 4, 5); --steps N … or --all-steps choose others"),
-        (["--steps", "7", "8", "0"], "(of 9 steps: 7, 8, 0)\n"),
+        ([], "(of 9 steps: 4, 5); --steps N,… or --all-steps choose others"),
+        (["--steps", "7,8,0"], "(of 9 steps: 7, 8, 0)\n"),
         (["--all-steps"], "t.png\n"),
     ):
         assert cli.main(["trace", "t.json", "--png", "t.png", *arguments]) == 0
