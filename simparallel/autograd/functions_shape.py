@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import EllipsisType, NoneType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from simparallel.autograd.operands import spread
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import get_namespace, is_array
 from simparallel.errors import InputError, OutOfRangeError, ShapeError
+
+_PLAIN = frozenset((int, slice, NoneType, EllipsisType))  # what Slice reads
 
 
 def _joined(tensors: Sequence[Any], name: str) -> list[Tensor]:
@@ -86,6 +89,8 @@ def getitem(x: Any, items: Any) -> Tensor:
 
 def _without_masks(items: tuple[Any, ...], x: Tensor) -> tuple[Any, ...]:
     """Arrays and lists as Tensors; a mask as the positions where it is true, an array a dim."""
+    if _PLAIN.issuperset(map(type, items)):
+        return items
     found = [_as_indices(item, x) for item in items]
     widths = [0 if item is None or item is ... else _width(item) for item in found]
     result: list[Any] = []

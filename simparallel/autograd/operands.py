@@ -11,7 +11,7 @@ from simparallel.autograd.cast import cast
 from simparallel.autograd.op import as_int
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, get_namespace, is_array
-from simparallel.errors import DTypeError, InputError
+from simparallel.errors import InputError
 
 SINGLE = np.dtype(np.float32)  # what Python's floats are where nothing else is floating-point
 
@@ -24,14 +24,14 @@ def operands(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     of int64 and float32. For the rest, as float16 and float32, NumPy's promotion holds.
 
     Raises:
-        DTypeError: one of them is no number, array, list of numbers or Tensor.
-        InputError: an integer that no dtype holds.
+        InputError: one of them is no number, array, list of numbers or Tensor, or an integer that no dtype holds.
     """
-    if not isinstance(b, Tensor):
-        b = _like(b, a) if isinstance(a, Tensor) else as_tensor(b)
     if not isinstance(a, Tensor):
+        b = as_tensor(b)
         a = _like(a, b)
-    if a.data.dtype is not b.data.dtype:
+    elif not isinstance(b, Tensor):
+        b = _like(b, a)
+    if a._data.dtype is not b._data.dtype:  # looked at in every call
         return _promoted(a, b.dtype), _promoted(b, a.dtype)
     return a, b
 
@@ -55,18 +55,22 @@ def _promoted(x: Tensor, other: np.dtype) -> Tensor:
 
 def _like(value: Any, like: Tensor) -> Tensor:
     """`value` as a Tensor beside `like`, and where `like` is."""
-    value, xp = plain(value), get_namespace(like.data)
+    xp, dtype = get_namespace(like._data), like._data.dtype
+    if type(value) is float and dtype.kind == "f":  # the usual one
+        return Tensor._result(xp.asarray(value, dtype=dtype), None, like._device)
+    value = plain(value)
     if isinstance(value, (bool, int, float, complex)):
-        return Tensor._result(_number(xp, value, like.dtype), None, like._device)
+        return Tensor._result(_number(xp, value, dtype), None, like._device)
     if is_array(value):
         return as_tensor(value)
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of unequal lengths
+        array = np.asarray(None)
     if array.dtype.kind not in "biufc":
-        raise DTypeError(
-            f"beside a tensor: {value!r:.200}, need a number, an array, a Tensor or a list of numbers."
-        )
-    if array.dtype.kind == "f" or (array.dtype.kind in "iu" and like.dtype.kind in "fc"):
-        array = array.astype(np.result_type(SINGLE if like.dtype.kind in "biu" else like.dtype, 1.0))
+        return as_tensor(value)  # which refuses it in words
+    if array.dtype.kind == "f" or (array.dtype.kind in "iu" and dtype.kind in "fc"):
+        array = array.astype(np.result_type(SINGLE if dtype.kind in "biu" else dtype, 1.0))
     return as_tensor(xp.asarray(array))
 
 
