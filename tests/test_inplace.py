@@ -193,8 +193,9 @@ def test_what_is_on_the_tape_is_not_written():
             r"index 3 is outside of dim 0 of shape \(3,\)",
         ),
         (lambda x: operator.setitem(x, [0, 5], 1.0), OutOfRangeError, "0 … 5 are outside"),
-        (lambda x: operator.setitem(x, 0, "a"), InputError, "holds text"),
-        (lambda x: operator.iadd(x, None), InputError, "holds Python objects"),
+        (lambda x: operator.setitem(x, [True, False], 1.0), OutOfRangeError, "a mask of shape"),
+        (lambda x: operator.setitem(x, 0, "a"), DTypeError, "beside a tensor: 'a', need a number"),
+        (lambda x: operator.iadd(x, None), DTypeError, "beside a tensor: None, need a number"),
         (lambda x: operator.iadd(x.expand(2, 3), 1.0), InputError, "read-only, as that of expand"),
         (lambda x: operator.iadd(x, Tensor([1.0], device="sim:1")), DeviceMismatchError, "Add: .*sim:1"),
         (

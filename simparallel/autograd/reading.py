@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class TensorReading:
 
     def item(self) -> float | int | bool:
         """The only element as a Python number. Raises ShapeError for any other size."""
-        if self.size != 1:
+        if prod(self.shape) != 1:
             raise ShapeError(f"item() needs exactly one element, this tensor has shape {self.shape}.")
         self._check_whole("item()")
         self._wait()

@@ -307,7 +307,7 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
         if seed.shape != root.data.shape:
             raise ShapeError(f"backward: grad has shape {seed.shape}, the tensor {root.data.shape}.")
         return seed
-    if root.size != 1:
+    if math.prod(root.shape) != 1:
         raise ShapeError(
             f"backward: a tensor of shape {root.shape} needs grad=; only a scalar may leave it out."
         )

@@ -22,9 +22,8 @@ class _Memory(weakref.ref):
 
     __slots__ = ("key", "parts")
     key: int  # id of the array
-    parts: dict[
-        tuple[int, int] | None, int
-    ]  # first and last address, or None for all of it -> when it was written
+    # First and last address, or None for all of it -> when it was written.
+    parts: dict[tuple[int, int] | None, int]
 
 
 _memories: dict[int, _Memory] = {}
@@ -34,14 +33,17 @@ _newest = 0  # when anything was written last
 def note_written(array: Array, when: int) -> None:
     """The array has other values now."""
     global _newest
-    owner = owner_of(array)
+    owner = array if array.base is None else owner_of(array)
     memory = _memories.get(id(owner))
     if memory is None:
         memory = _Memory(owner, _forget)
         memory.key, memory.parts = id(owner), {}
         _memories[memory.key] = memory
-    part = None if array is owner else _addresses(array)
-    memory.parts[part if part in memory.parts or len(memory.parts) < _MAX_PARTS else None] = when
+    if owner is array:
+        memory.parts[None] = when
+    else:
+        part = _addresses(array)
+        memory.parts[part if part in memory.parts or len(memory.parts) < _MAX_PARTS else None] = when
     _newest = when
 
 
