@@ -64,7 +64,7 @@ class Adam(Optimizer):
         return (*self.state_names, *self.state_options) if group.get("amsgrad") else self.state_names
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp = get_namespace(param.data)
+        xp = get_namespace(param._data)
         lr, weight_decay = group["lr"], group["weight_decay"]
         arrays, t = self._moments(param, group)
         correction1, correction2 = 1 - group["betas"][0] ** t, math.sqrt(1 - group["betas"][1] ** t)

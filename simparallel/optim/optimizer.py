@@ -174,7 +174,7 @@ class Optimizer:
             DeviceOutOfMemoryError: no room for what the optimizer has to remember; no parameter was changed.
         """
         loss = call_closure(closure)
-        self._step([param.grad for param in self._params()])
+        self._step([param._grad for param in self._params()])
         return loss
 
     def __call__(self, grads: Sequence[Tensor | Array | None]) -> None:
@@ -279,9 +279,10 @@ class Optimizer:
                 self.update(param, grad, group)
                 total = totals.setdefault(param._device, [0, 0, 0])
                 total[0] += element_flops * grad.size
-                total[1] += element_accesses * param.data.nbytes
-                if param.data.itemsize < 4:  # its state is float32
-                    total[1] += 2 * num_arrays * grad.size * (4 - param.data.itemsize)
+                data = param._data
+                total[1] += element_accesses * data.nbytes
+                if data.itemsize < 4:  # its state is float32
+                    total[1] += 2 * num_arrays * grad.size * (4 - data.itemsize)
                 total[2] = max(total[2], grad.itemsize)
         mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
         if recorder is None:
@@ -329,28 +330,28 @@ class Optimizer:
     def _checked_grad(self, i: int, param: Tensor, grad: Any) -> Array | None:
         if grad is None:
             return None
-        array = grad
+        array, data = grad, param._data
         if isinstance(grad, Tensor):
-            array = grad.data
+            array = grad._data
             if grad._device is not param._device:
                 common_device(f"{self._name}, parameter {i} and its gradient", (param, grad))
-        if not is_array(array) or get_namespace(array) is not get_namespace(param.data):
+        if not is_array(array) or get_namespace(array) is not get_namespace(data):
             raise InputError(
                 f"{self._name}: the gradient of parameter {i} is a {type(array).__name__}, "
-                f"need a {type(param.data).__name__} like the parameter."
+                f"need a {type(data).__name__} like the parameter."
             )
-        if array.shape != param.data.shape:
+        if array.shape != data.shape:
             raise ShapeError(
-                f"{self._name}: the gradient of parameter {i} has shape {array.shape}, need {param.data.shape}."
+                f"{self._name}: the gradient of parameter {i} has shape {array.shape}, need {data.shape}."
             )
-        if array.dtype != param.dtype and array.dtype != wider(param.dtype):
+        if array.dtype != data.dtype and array.dtype != wider(data.dtype):
             raise DTypeError(
                 f"{self._name}: the gradient of parameter {i} has dtype {array.dtype}, need {param.dtype}; "
                 f"use grad.astype({str(param.dtype)!r})."
             )
-        if not getattr(param.data.flags, "writeable", True):  # CuPy's have no such flag
+        if not getattr(data.flags, "writeable", True):  # CuPy's have no such flag
             raise InputError(
-                f"{self._name}: parameter {i} of shape {param.data.shape} is read-only (a broadcast or frozen array); "
+                f"{self._name}: parameter {i} of shape {data.shape} is read-only (a broadcast or frozen array); "
                 "make it of a copy."
             )
         return array
@@ -370,7 +371,7 @@ class Optimizer:
         self, param: Tensor, grad: Array, state: Sequence[Array], num_scratch: int, negated: bool = False
     ) -> Iterator[list[Array]]:
         """See `in_pieces`."""
-        return in_pieces(self._pieces_scratch, param.data, grad, state, num_scratch, negated)
+        return in_pieces(self._pieces_scratch, param._data, grad, state, num_scratch, negated)
 
     def _temporary(self, param: Tensor, number: int = 0) -> Array:
         """An array of the parameter's shape to compute in, the same one at every step; float32 for float16."""

@@ -60,7 +60,7 @@ class RMSprop(Optimizer):
         )
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp = get_namespace(param.data)
+        xp = get_namespace(param._data)
         lr, alpha, momentum, weight_decay = (
             group[name] for name in ("lr", "alpha", "momentum", "weight_decay")
         )

@@ -60,7 +60,7 @@ class SGD(Optimizer):
         return self.state_names if group["momentum"] else ()
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp = get_namespace(param.data)
+        xp = get_namespace(param._data)
         lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
         undamped, nesterov = 1 - group["dampening"], group["nesterov"]
         state, is_first = [], False
