@@ -61,7 +61,7 @@ def changed_by(hooks: Sequence[Hook] | None, tensor: Tensor, gradient: Array) ->
         if hook.may_change:
             found = hook.function(tensor._gradient(gradient.copy()))  # which may be kept, or written
             if found is not None:
-                gradient = tensor._as_gradient(found)._data.copy()
+                gradient = tensor._as_gradient(found)._data.astype(gradient.dtype)
     return gradient
 
 

@@ -44,7 +44,7 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
 
     Attributes:
         data: the NumPy or CuPy array, shape `shape`, dtype `dtype`. Another one may be assigned, also as a Tensor.
-        grad: Tensor of the same shape and dtype, or None before the first backward.
+        grad: Tensor of the same shape, or None before the first backward.
         requires_grad: may be assigned for a leaf.
         placement: of a sharded tensor, where it lies: `data` is then this rank's slice, and `shape` that of
             the whole tensor. None for a plain one.
