@@ -1,7 +1,9 @@
 """Writing into a Tensor: `x += y` and `x[items] = y`.
 
 The values go into the memory of x, which its views and those that it is a view of see, as in NumPy. A graph that kept
-the old values says so in backward. What is on the tape itself is never written: it would have two values.
+the old values says so in backward. What is on the tape itself is never written: it would have two values. There, and
+where y brings x onto the tape, `x += y` is `x = x + y`, as for Python's numbers: losses add up, and nothing else that
+has the name of the old x sees it change.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ if TYPE_CHECKING:
 
 
 class TensorInPlace:
-    """Mixed into Tensor; x keeps its shape, dtype, layout and memory.
+    """Mixed into Tensor; x keeps its shape, dtype, layout and memory, unless it is on the tape, or comes there by y.
 
     Raises:
-        AutogradError: x is on the tape, or requires a gradient outside of `no_grad`, or y does, which would be lost.
+        AutogradError: x is a leaf that requires a gradient, outside of `no_grad`; inside of it, or in `x[items] = y`, x
+            is on the tape; in `x[items] = y` y requires a gradient, which would be lost.
         ShapeError, DTypeError, LayoutError: the result is not like x. InputError: the memory of x is read-only.
     """
 
@@ -51,8 +54,11 @@ class TensorInPlace:
 
 
 def _augment(x: Any, sign: str, function: Any, other: Any) -> Any:
-    """x = function(x, other), in the memory of x."""
+    """x = function(x, other), in the memory of x where it is off the tape."""
     what = f"x {sign}= y"
+    is_leaf = x._node is None and x._requires_grad
+    if grad_mode.enabled and not is_leaf and (x._requires_grad or getattr(other, "_requires_grad", False)):
+        return function(x, other)
     _check_writable(what, x, other, f"write x = x {sign} y, a new Tensor")
     with no_grad():
         y = function(x, other)
