@@ -126,12 +126,13 @@ class TensorReading:
         return str(to_host(self.data)) if self._is_whole else repr(self)
 
     def __repr__(self) -> str:
-        text = np.array2string(to_host(self.data), separator=", ", threshold=20, edgeitems=2)
+        before = "Tensor(" if self.placement is None else "Tensor(slice "
+        text = np.array2string(to_host(self.data), separator=", ", threshold=20, edgeitems=2, prefix=before)
         if self.placement is not None:
-            text = f"slice {text}, shape={self.shape}, layout={self.layout!r}"
+            text = f"{text}, shape={self.shape}, layout={self.layout!r}"
         elif not self.data.size:
             text = f"{text}, shape={self.shape}"
         grad = ", requires_grad=True" if self.requires_grad else ""
         name = f", name={self.name!r}" if self.name else ""
         device = "" if self._device in (None, FIRST) else f", device={str(self._device)!r}"
-        return f"Tensor({text}, dtype={self.dtype}{grad}{name}{device})"
+        return f"{before}{text}, dtype={self.dtype}{grad}{name}{device})"

@@ -67,7 +67,9 @@ class Optimizer:
         self._pieces_scratch: dict[Any, list[Array]] = {}
         self._scratch: dict[Tensor, list[Array]] = {}
         if isinstance(params, (Tensor, Mapping)) or not isinstance(params, Iterable):
-            raise InputError(f"{self._name}: params must be a list of Tensors or of dicts; write [params].")
+            is_model = callable(getattr(params, "parameters", None))
+            way_out = f"{self._name}(model.parameters(), …)" if is_model else "[params]"
+            raise InputError(f"{self._name}: params must be a list of Tensors or of dicts; write {way_out}.")
         entries: list[Any] = list(params)
         if not entries:
             raise InputError(f"{self._name}: the list of parameters is empty; nothing could be trained.")
