@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import py_compile
 import sys
 import sysconfig
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +60,7 @@ def test_also_one_that_only_the_devices_import(lesson: ModuleType, tmp_path: Pat
         before = cluster.run(of_part)
         write(tmp_path / "lesson.py", "def f(): return 2222\n")  # which they did not import
         assert cluster.run(of_part) == before
-        write(tmp_path / "part.py", "VALUE = 2\n", LONG_AGO_NS + 1)
+        write(tmp_path / "part.py", "VALUE = 2\n", LONG_AGO_NS + 10**9)
         with pytest.warns(UserWarning, match=r"part\.py changed"):
             assert [value for value, _ in cluster.run(of_part)] == [2, 2]
 
@@ -77,15 +79,48 @@ def test_also_one_that_is_edited_while_they_run(lesson: ModuleType) -> None:
 
 
 def test_what_counts_as_changed(tmp_path: Path) -> None:
-    files = {name: tmp_path / name for name in ("same", "longer", "touched", "gone", "young", "never")}
+    names = ("same", "longer", "other", "again", "gone", "young", "read", "future", "never")
+    files = {name: tmp_path / f"{name}.py" for name in names}
+    before, hour_ns = LONG_AGO_NS - 10**9, 3600 * 10**9
+    times = {"young": LONG_AGO_NS + 1, "read": LONG_AGO_NS + 1, "future": time.time_ns() + hour_ns}
     for name in files.keys() - {"never"}:
-        write(files[name], "x", LONG_AGO_NS - 10**9 * (name != "young"))
+        write(files[name], "x = 1", times.get(name, before))
+    py_compile.compile(str(files["read"]), doraise=True)  # as an import of this state leaves it
     sources = Sources()
     sources.add(map(str, files.values()), LONG_AGO_NS)
-    write(files["longer"], "xx", LONG_AGO_NS - 10**9)
-    write(files["touched"], "x", LONG_AGO_NS - 10**9 - 1)
-    files["gone"].unlink()
-    assert sorted(sources.changed()) == [str(files[name]) for name in ("longer", "touched", "young")]
+    assert sources.changed() == [str(files["young"])]  # it may have been read before it was written
+    write(files["longer"], "x = 22", before)
+    write(files["other"], "x = 2", before + 1)
+    for _ in range(2):
+        write(files["again"], "x = 1", before + 1)  # as programs do that write programs
+        files["gone"].unlink(missing_ok=True)
+        assert sorted(sources.changed()) == sorted(str(files[name]) for name in ("longer", "other", "young"))
+
+
+@pytest.mark.process
+def test_a_module_that_was_written_just_before_keeps_the_devices(lesson: ModuleType, tmp_path: Path) -> None:
+    def count() -> int:
+        import fresh
+
+        fresh.calls.append(1)
+        return len(fresh.calls)
+
+    with sp.Cluster(1) as cluster:
+        cluster.run(sp.get_rank)
+        (tmp_path / "fresh.py").write_text("calls = []\n")
+        py_compile.compile(str(tmp_path / "fresh.py"))  # which tells what was read
+        assert [cluster.run(count)[0] for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.process
+def test_a_warning_that_is_an_error_is_one_only_once(lesson: ModuleType) -> None:
+    with sp.Cluster(1) as cluster:
+        cluster.run(lesson.f)
+        write(Path(lesson.__file__), "def f(): return 2222\n")
+        importlib.reload(lesson)
+        with pytest.raises(UserWarning, match="changed since"):
+            cluster.run(lesson.f)
+        assert cluster.run(lesson.f) == [2222]
 
 
 def test_whose_modules_they_are(lesson: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

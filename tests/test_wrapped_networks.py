@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -15,7 +16,13 @@ from oracles import World
 import simparallel as sp
 from simparallel import nn, optim
 from simparallel.errors import InputError, RunFailedError
-from simparallel.parallel import DataParallel, DistributedDataParallel
+from simparallel.layout import Layout
+from simparallel.parallel import (
+    DataParallel,
+    DistributedDataParallel,
+    distribute_module,
+    distribute_tensor,
+)
 from simparallel.train import (
     Accuracy,
     CheckpointConfig,
@@ -371,3 +378,72 @@ def test_a_copy_of_a_wrapper_has_what_was_added_to_it(inline):
         assert np.array_equal(twin(X[:4]).data, before.data)
 
     inline.run(2, program)
+
+
+# --- who saves together -------------------------------------------------------------------------------------
+
+
+def data(seed: int) -> list[Any]:
+    random = np.random.default_rng(seed)
+    return [
+        (random.normal(size=(8, 4)).astype("f"), random.normal(size=(8, 2)).astype("f")) for _ in range(3)
+    ]
+
+
+def train_group(directory: Path, epochs: int, resume: bool) -> float:
+    """Ranks 0 and 1 train one model, ranks 2 and 3 another one, all with one folder."""
+    which = sp.get_rank() // 2
+    group = [sp.new_group([0, 1]), sp.new_group([2, 3])][which]
+    sp.manual_seed(which + 10 * resume)  # what a resumed one begins with does not count
+    net = nn.Linear(4, 2)
+    wrapped = DistributedDataParallel(net, process_group=group)
+    model = sp.Model(wrapped, nn.MSELoss(), sp.optim.SGD(wrapped.parameters(), lr=0.1))
+    model.train(epochs, data(which), [sp.ModelCheckpoint(directory=directory)], progress=False, resume=resume)
+    return float(net.weight.data.sum())
+
+
+def test_groups_with_one_folder_resume_their_own_weights(tmp_path: Path) -> None:
+    straight = list(sp.launch(train_group, (tmp_path / "a", 3, False), world_size=4, transport="inline"))
+    sp.launch(train_group, (tmp_path / "b", 2, False), world_size=4, transport="inline")
+    resumed = list(sp.launch(train_group, (tmp_path / "b", 3, True), world_size=4, transport="inline"))
+    assert resumed == straight
+    assert straight[0] == straight[1] != straight[2] == straight[3]
+    assert sorted(p.name for p in (tmp_path / "b/CKP").iterdir()) == ["ranks_0_1", "ranks_2_3"]
+
+
+class Cut(nn.Module):
+    """Two layers, cut over "tp" where a layout is given."""
+
+    def __init__(self, layout: Any) -> None:
+        super().__init__()
+        self.body, self.layout = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), layout
+
+    def forward(self, x: Any) -> Any:
+        return self.body(x if self.layout is None else distribute_tensor(x, self.layout("dp", "None")))
+
+
+class Square(nn.Module):
+    def forward(self, y: Any, target: Any) -> Any:
+        return (y**2).mean()
+
+
+def train_cut(directory: Path, epochs: int, resume: bool) -> list[float]:
+    layout = Layout((2, 2), ("dp", "tp"))
+    groups = [sp.new_group([0, 2]), sp.new_group([1, 3])]
+    sp.manual_seed(int(resume))
+    net = Cut(layout)
+    places = {"*.0.weight": ("tp", "None"), "*.0.bias": ("tp",), "*.2.weight": ("None", "tp")}
+    distribute_module(net, layout, places)
+    wrapped = DistributedDataParallel(net, process_group=groups[sp.get_rank() % 2])
+    model = sp.Model(wrapped, Square(), sp.optim.SGD(wrapped.parameters(), lr=0.1))
+    model.train(epochs, data(0), [sp.ModelCheckpoint(directory=directory)], progress=False, resume=resume)
+    return [float(p.full_tensor().numpy().sum()) for p in net.parameters()]
+
+
+def test_slices_are_saved_by_all_ranks_that_hold_some(tmp_path: Path) -> None:
+    straight = list(sp.launch(train_cut, (tmp_path / "a", 3, False), world_size=4, transport="inline"))
+    sp.launch(train_cut, (tmp_path / "b", 2, False), world_size=4, transport="inline")
+    assert list(sp.launch(train_cut, (tmp_path / "b", 3, True), world_size=4, transport="inline")) == straight
+    whole = Cut(None)
+    sp.CheckpointManager(tmp_path / "a" / "CKP").restore(model=whole)
+    np.testing.assert_allclose([p.numpy().sum() for p in whole.parameters()], straight[0], rtol=1e-6)

@@ -27,8 +27,8 @@ class TensorInPlace:
     """Mixed into Tensor; x keeps its shape, dtype, layout and memory, unless it is on the tape, or comes there by y.
 
     Raises:
-        AutogradError: x is a leaf that requires a gradient, outside of `no_grad`; inside of it, or in `x[items] = y`, x
-            is on the tape; in `x[items] = y` y requires a gradient, which would be lost.
+        AutogradError: x is a leaf that requires a gradient, outside of `no_grad`; in `x[items] = y`, x is on the tape,
+            or y requires a gradient, which would be lost.
         ShapeError, DTypeError, LayoutError: the result is not like x. InputError: the memory of x is read-only.
     """
 
@@ -56,8 +56,8 @@ class TensorInPlace:
 def _augment(x: Any, sign: str, function: Any, other: Any) -> Any:
     """x = function(x, other), in the memory of x where it is off the tape."""
     what = f"x {sign}= y"
-    is_leaf = x._node is None and x._requires_grad
-    if grad_mode.enabled and not is_leaf and (x._requires_grad or getattr(other, "_requires_grad", False)):
+    brings = grad_mode.enabled and not x._requires_grad and getattr(other, "_requires_grad", False)
+    if x._node is not None or brings:
         return function(x, other)
     _check_writable(what, x, other, f"write x = x {sign} y, a new Tensor")
     with no_grad():

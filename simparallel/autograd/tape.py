@@ -255,7 +255,8 @@ def mark_changed(tensors: Iterable[TensorAttributes]) -> None:
 def _check_unchanged(node: Node) -> None:
     """Refuse to go backward through a node that kept memory which was written since."""
     assert node.ctx is not None
-    for value in vars(node.ctx).values():
+    kept = [x for value in vars(node.ctx).values() for x in (value if isinstance(value, tuple) else (value,))]
+    for value in kept:
         if not (is_array(value) and is_written_since(value, node.number)):
             continue
         inputs = [i for i, x in enumerate(node.inputs) if x._data is value or _may_overlap(x._data, value)]

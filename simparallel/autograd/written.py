@@ -14,7 +14,7 @@ import numpy as np
 from simparallel.backend import Array
 from simparallel.memory import owner_of
 
-_MAX_PARTS = 16  # of one memory that are told apart
+_MAX_PARTS = 4096  # of one memory that are told apart, as the batches that a dataset is cut into
 
 
 class _Memory(weakref.ref):

@@ -227,13 +227,13 @@ class Cluster:
             self._pool.close()
             self._pool = None
         if self._pool is not None and (changed := self._pool.sources.changed()):
+            self._pool.close()
+            self._pool = None  # first: a warning may be an error
             warnings.warn(
                 f"{', '.join(map(os.path.basename, changed))} changed since the devices imported it; starting new "
                 "ones. What earlier runs kept on them is gone.",
                 stacklevel=user_level(),
             )
-            self._pool.close()
-            self._pool = None
         if self._pool is None:
             self._pool = Pool(self.spec.nodes, **self._pool_settings)  # type: ignore[arg-type]
         return self._pool

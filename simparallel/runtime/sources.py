@@ -5,13 +5,17 @@ Devices that stay warm keep what they imported, as any Python process does; a ne
 
 from __future__ import annotations
 
+import hashlib
 import os
 import site
 import sys
 import sysconfig
+import time
 from collections.abc import Iterable
+from importlib.util import cache_from_source
 from types import ModuleType
 
+State = tuple[int, int]
 _TICK_NS = 10_000_000  # the clock of files may be so far behind
 # Installed, or our own: nobody edits these while he works with a Cluster.
 _FOLDERS = (
@@ -58,24 +62,55 @@ class Sources:
     """The files that devices run by, as they were when the devices imported them."""
 
     def __init__(self) -> None:
-        self._states: dict[str, tuple[int, int]] = {}
+        self._states: dict[str, tuple[State | None, bytes]] = {}
 
     def add(self, files: Iterable[str], began_ns: int) -> None:
-        """What devices imported in a run that began at `began_ns` [ns since 1970]."""
+        """What devices imported in a run that began at `began_ns` [ns since 1970], and has ended."""
         for file in set(files) - self._states.keys():
             state = _state(file)
-            if state is not None:  # one that was written during the run may have been read before that
-                self._states[file] = state if state[0] < began_ns - _TICK_NS else (0, 0)
+            if state is not None:
+                # What was written during the run may have been read before that.
+                is_sure = not began_ns - _TICK_NS < state[0] <= time.time_ns() or _was_read(file, state)
+                self._states[file] = (state, _digest(file)) if is_sure else (None, b"")
 
     def changed(self) -> list[str]:
         """Files that are not as the devices know them; one that is gone cannot be imported anew."""
-        return [file for file, state in self._states.items() if _state(file) not in (state, None)]
+        return [file for file in self._states if self._is_changed(file)]
+
+    def _is_changed(self, file: str) -> bool:
+        state, digest = self._states[file]
+        now = _state(file)
+        if now in (state, None):
+            return False
+        if digest and _digest(file) == digest:  # written again as it was
+            self._states[file] = now, digest
+            return False
+        return True
 
 
-def _state(file: str) -> tuple[int, int] | None:
+def _state(file: str) -> State | None:
     """(time of the last change [ns], size [bytes]), None for no file."""
     try:
         found = os.stat(file)
     except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_size
+
+
+def _digest(file: str) -> bytes:
+    try:
+        with open(file, "rb") as opened:
+            return hashlib.sha256(opened.read()).digest()
+    except OSError:
+        return b""
+
+
+def _was_read(file: str, state: State) -> bool:
+    """Does the bytecode say that the file was imported in this state? It has its time [s] and size, see PEP 552."""
+    try:
+        with open(cache_from_source(file), "rb") as opened:
+            head = opened.read(16)
+    except (OSError, NotImplementedError):
+        return False
+    words = [int.from_bytes(head[at : at + 4], "little") for at in (4, 8, 12)]
+    return words == [0, state[0] // 10**9 & 0xFFFFFFFF, state[1] & 0xFFFFFFFF]

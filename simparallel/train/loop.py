@@ -16,7 +16,7 @@ from simparallel.runtime import progress
 from simparallel.train.callback import Callback, CallbackList, CallbackParams, RunContext
 from simparallel.train.checkpoint import CheckpointManager, TensorSlice
 from simparallel.train.monitors import History
-from simparallel.train.sharing import hook_states, wrappers
+from simparallel.train.sharing import hook_states, saving_group, wrappers
 from simparallel.train.step import TrainStep
 from simparallel.train.stream import BatchStream
 from simparallel.world import get_rank, get_world_size
@@ -35,7 +35,7 @@ class Training:
         is_sink: call the hooks of a step once an epoch, after the last one.
         evaluate: number of a finished epoch, from 1 -> results by name, empty for no evaluation.
         is_parallel: losses and stops are agreed on by the ranks of `group`.
-        group: ranks that train together and save together; None for all.
+        group: ranks that train together; None for all.
     """
 
     def __init__(
@@ -141,19 +141,24 @@ class Training:
 
     # --- saving and resuming -------------------------------------------------------------------------
 
+    @property
+    def saving_group(self) -> Group | None:
+        """The ranks that save together; None for all."""
+        return saving_group(self.params.network, self.group)
+
     def save(self, manager: CheckpointManager) -> Path:
         """Make a checkpoint of everything, between two steps. Collective: yes."""
         params = self.params
         return manager.save(
             params.cur_step_num, model=params.network, optimizer=params.optimizer, scaler=self.step.scaler,
             sampler=self, own={**(self._before_end or self._named_callbacks()), **hook_states(params.network)},
-            group=self.group,
+            group=self.saving_group,
         )  # fmt: skip
 
     def _resume(self, manager: CheckpointManager) -> None:
         manager.restore(
             model=self.params.network, optimizer=self.params.optimizer, scaler=self.step.scaler, sampler=self,
-            own={**self._named_callbacks(), **hook_states(self.params.network)}, group=self.group,
+            own={**self._named_callbacks(), **hook_states(self.params.network)}, group=self.saving_group,
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -198,10 +203,10 @@ class Training:
 
     def _losses_of_all(self) -> np.ndarray | TensorSlice:
         """A row for each of the ranks that work together; this one gives its own."""
-        row, rank = self.losses[None].copy(), get_rank(self.group)
+        row, rank = self.losses[None].copy(), get_rank(self.saving_group)
         if not self.is_parallel:
             return row
-        return TensorSlice((get_world_size(self.group), 2), (slice(rank, rank + 1), slice(0, 2)), row)
+        return TensorSlice((get_world_size(self.saving_group), 2), (slice(rank, rank + 1), slice(0, 2)), row)
 
     def _own_losses(self, saved: Any) -> np.ndarray:
         """This rank's row; on another number of ranks each takes their mean, so that a step counts as a step."""
@@ -209,7 +214,8 @@ class Training:
             saved = saved.array[0]
         if saved.ndim == 1:  # else that of an older checkpoint, in which each rank has its own
             return saved
-        rank, size = (get_rank(self.group), get_world_size(self.group)) if self.is_parallel else (0, 1)
+        group = self.saving_group
+        rank, size = (get_rank(group), get_world_size(group)) if self.is_parallel else (0, 1)
         return saved[rank] if len(saved) == size else saved.mean(0)
 
     def _named_callbacks(self) -> dict[str, Callback]:

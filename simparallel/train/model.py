@@ -37,8 +37,8 @@ class Model:
     all ranks: their sum, or with `gradients_mean=True` their mean. With `parameter_broadcast=True` training
     begins with the parameters and buffers of rank 0. A `DistributedDataParallel` network, or one inside of the
     network, in stand-alone mode, does both by itself, and reduces while backward still runs. With a `process_group`
-    these ranks train together: losses, ends, metrics that are given by name, and checkpoints are theirs alone (a
-    folder for each group, if there are several).
+    these ranks train together: losses, ends, metrics that are given by name, and checkpoints are theirs alone (in
+    a folder for each group); only tensors that are cut over more ranks are saved by all.
 
     Args:
         network: the model.
@@ -186,7 +186,10 @@ class Model:
             steps_per_epoch=sink_size if dataset_sink_mode and sink_size > 0 else 0, is_sink=dataset_sink_mode,
             evaluate=evaluate, is_parallel=self._is_parallel, group=self._group,
         )  # fmt: skip
-        manager = _to_resume_from(resume, training.callbacks, self._group)
+        for callback in training.callbacks.callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                callback.save_with(training.saving_group)
+        manager = _to_resume_from(resume, training.callbacks, training.saving_group)
         if self._reduces and get_auto_parallel_context("parameter_broadcast"):
             broadcast_parameters([*self.network.parameters(), *self.network.buffers()])
         return training.run(manager, progress)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from simparallel.comm import Group
 from simparallel.data.sampler import check_integer
 from simparallel.errors import InputError
 from simparallel.optim.checks import check_number
@@ -49,7 +50,8 @@ class ModelCheckpoint(Callback):
     `CheckpointManager`; `Model.train(..., resume=True)` goes on from the last one.
 
     Args:
-        prefix: name of the folder in `directory`.
+        prefix: name of the folder in `directory`. Where only some ranks train together (`process_group` of
+            `DistributedDataParallel`), theirs is a folder in it, such as `ranks_0_1`.
         directory: None for the current one.
         config: when; None takes `CheckpointConfig()`, which is every step.
 
@@ -71,11 +73,15 @@ class ModelCheckpoint(Callback):
                 "lies in is directory."
             )
         self.config = CheckpointConfig() if config is None else config
-        self.manager = CheckpointManager(
-            Path(directory or ".") / prefix, keep=self.config.keep_checkpoint_max
-        )
+        self._folder = Path(directory or ".") / prefix
+        self.save_with(None)
         self._saved_step: int | None = None
         self._saved_s = 0.0
+
+    def save_with(self, group: Group | None) -> None:
+        """Choose the folder for a training that these ranks save together; None for all."""
+        folder = self._folder if group is None else self._folder / f"ranks_{'_'.join(map(str, group.ranks))}"
+        self.manager = CheckpointManager(folder, keep=self.config.keep_checkpoint_max)
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._saved_step, self._saved_s = run_context.original_args().cur_step_num, time.monotonic()
@@ -91,7 +97,7 @@ class ModelCheckpoint(Callback):
             due = params.cur_step_num // every > self._saved_step // every
         else:
             waited_s = time.monotonic() - self._saved_s
-            due = of_first_rank(waited_s >= self.config.save_checkpoint_seconds, params.training.group)
+            due = of_first_rank(waited_s >= self.config.save_checkpoint_seconds, params.training.saving_group)
         if due:
             self._save(run_context)
 

@@ -9,6 +9,7 @@ from simparallel.comm import Group
 from simparallel.errors import InputError
 from simparallel.nn import Module
 from simparallel.parallel import DataParallel, DistributedDataParallel
+from simparallel.world import get_world_size
 
 
 def wrappers(network: Any) -> list[DistributedDataParallel]:
@@ -32,6 +33,12 @@ def group_of(network: Module) -> Group | None:
             "the training for all: give the wrappers in it one process_group, or write the loop yourself."
         )
     return groups[0] if groups else None
+
+
+def saving_group(network: Module, group: Group | None) -> Group | None:
+    """The ranks that save it together, of those of `group` or of all: slices of a tensor may lie on all of them."""
+    is_cut = any(not x._is_whole for x in (*network.parameters(), *network.buffers()))
+    return None if is_cut or group is None or group.size == get_world_size() else group
 
 
 def of_first_rank(value: Any, group: Group | None) -> Any:
