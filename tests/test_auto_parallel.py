@@ -457,3 +457,15 @@ def test_an_overflow_in_one_slice_skips_the_step_everywhere():
         return steps, scaler.get_scale()
 
     assert list(sp.launch(program, world_size=2, transport="inline")) == [([True, False, True], 8.0)] * 2
+
+
+def test_a_last_batch_of_another_size_on_some_ranks_is_told():
+    def program():
+        run = AutoParallel(lambda x: (x**2).mean(), dataset_strategy="data_parallel")
+        run(np.ones((4, 4), np.float32))
+        run(np.ones((3 + sp.get_rank(), 4), np.float32))  # known to rank 1
+
+    with pytest.raises(
+        RunFailedError, match=r"the arguments of rank 0 have shapes \(3, 4\)\. .*drop_last=True"
+    ):
+        sp.launch(program, world_size=2, transport="inline")

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -846,3 +846,8 @@ print((perf_counter() - start - numpy_s) / numpy_s)
         if ratios[-1] < 2.4:
             break
     assert min(ratios) < 2.4, ratios
+
+
+@pytest.mark.parametrize("args", [[1, 2], range(1, 3), iter((1, 2)), {1: 0, 2: 0}.keys()])
+def test_arguments_are_what_is_gone_through_like_a_tuple(args: Iterable[int]) -> None:
+    assert sp.launch(lambda a, b: a + b, args, world_size=2, transport="inline") == [3, 3]

@@ -254,6 +254,28 @@ def test_a_file_in_the_place_of_a_link_is_not_lost(capsys: pytest.CaptureFixture
     assert Path("out/1/rank.0/stdout").read_text() == "of mpirun"
 
 
+def test_what_a_run_left_that_could_write_nothing_is_in_nobodys_way(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("scheduler.log", "worker_0.log", "worker_5.log"):
+        Path(name).write_text("")
+    Path("train.py").write_text("print('hello')")
+    assert cli.main(["run", "--log-dir", ".", "train.py"]) == 0
+    assert Path("worker_0.log").read_text() == "hello\n"
+    assert not Path("worker_5.log").exists()
+
+
+def test_links_may_lie_elsewhere(tmp_path: Path) -> None:
+    links = str(tmp_path / "links" / "r{rank}.txt")
+    for _ in range(2):
+        assert sp.launch(sp.get_rank, world_size=2, log_dir=tmp_path / "log", log_links=links) == [0, 1]
+    assert sorted(p.name for p in (tmp_path / "links").iterdir()) == ["r0.txt", "r1.txt"]
+    (tmp_path / "links" / "r0.txt").unlink()
+    (tmp_path / "links" / "r0.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"links/r0\.txt is a file of yours"):
+        sp.launch(sp.get_rank, world_size=2, log_dir=tmp_path / "log", log_links=links)
+
+
 USERS_OWN = [
     "timeline.png", "trace.json", "loss.png", "metrics.json", "worker_0.log", "worker_7.log", "scheduler.log",
     "error_rank1.json", "rank.0/stdout", "rank.1",

@@ -36,7 +36,8 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
     """An array with a place on the tape.
 
     Args:
-        data: array (kept, not copied: `x += 1` writes into it), number or nested sequence. Python floats become float32.
+        data: array (kept, not copied: `x += 1` writes into it), number or nested sequence. Python floats become
+            float32.
         requires_grad: collect a gradient for it. Floating-point tensors only.
         name: for messages.
         device: where it lies, such as "sim:1"; by default that of the Tensor given as `data`, else

@@ -20,7 +20,7 @@ from typing import Any
 from simparallel.autograd import Tensor
 from simparallel.backend import is_array
 from simparallel.comm import current
-from simparallel.errors import InputError, LayoutError, StrategyError
+from simparallel.errors import CollectiveMismatchError, InputError, LayoutError, StrategyError
 from simparallel.layout import Layout, from_strategy
 from simparallel.nn.deferred import deferred_init
 from simparallel.parallel import sharded as _sharded  # noqa: F401  runs ops on sharded tensors from now on
@@ -118,12 +118,18 @@ class AutoParallel:
         ]
         rest = self._dataset if isinstance(self._dataset, str) else "full_batch"
         named = {name: _map(arg, partial(_as_input, rest, shapes)) for name, arg in kwargs.items()}
-        self._check_equal(tuple(shapes))
         self.redistributions = []
         before = mode.automatic, mode.strict, mode.noted
         mode.automatic, mode.strict, mode.noted = True, self.strict, self.redistributions
         try:
+            self._check_equal(tuple(shapes))
             return _map(self.network(*laid, **named), _whole)
+        except CollectiveMismatchError as error:
+            error.add_note(
+                f"AutoParallel: the arguments of rank {current().rank} have shapes {', '.join(map(str, shapes))}. If "
+                "those of the other ranks differ, as in a last batch, drop it (drop_last=True), or pad."
+            )
+            raise
         finally:
             mode.automatic, mode.strict, mode.noted = before
 

@@ -41,6 +41,8 @@ def files_of_former_run(log_dir: Path) -> list[str] | None:
             line = file.readline(_HEAD_BYTES).decode(errors="replace")
     except OSError:
         return None
+    if not line and not any(path.stat().st_size for path in log_dir.glob(FORMER_LOGS)):
+        return []  # a run that ended before it could write anything
     if not line.startswith(_HEAD):
         return None
     names = line.removeprefix(_HEAD).strip().split(", ")
@@ -90,12 +92,17 @@ def _not_ours(log_dir: Path, nodes: Nodes, links: str, files: Sequence[str]) -> 
         if os.path.lexists(path) and not _is_our_report(path):
             yield f"{path.name} is a file of yours, and a rank that fails would replace it"
     for link, _ in _links(log_dir, nodes, links):
-        name = link.relative_to(log_dir)
         if os.path.lexists(link) and not _is_our_link(link):
-            yield f"{name} is a file of yours, not a link of an earlier run"
-        for folder in name.parents:
-            if os.path.lexists(log_dir / folder) and not (log_dir / folder).is_dir():
-                yield f"{folder} is a file of yours, and {name} has to be below it"
+            yield f"{_told(link, log_dir)} is a file of yours, not a link of an earlier run"
+        for folder in link.parents:
+            if os.path.lexists(folder) and not folder.is_dir():
+                told = _told(link, log_dir)
+                yield f"{_told(folder, log_dir)} is a file of yours, and {told} has to be below it"
+
+
+def _told(path: Path, log_dir: Path) -> Path:
+    """By its name in the directory, if it is in there."""
+    return path.relative_to(log_dir) if path.is_relative_to(log_dir) else path
 
 
 def forget_former_run(log_dir: Path) -> None:

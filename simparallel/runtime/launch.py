@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -295,7 +295,7 @@ def launch(
         The ranks' return values in order, with `.trace` and `.metrics`.
 
     Raises:
-        InputError: args is no tuple or list, kwargs no dict.
+        InputError: args are no tuple, or what is gone through like one; kwargs are no dict.
         And what `Cluster` and `Cluster.run` raise.
 
     Example:
@@ -303,7 +303,7 @@ def launch(
         [0, 1, 2]
     """
     __tracebackhide__ = True  # see `Cluster.run`
-    if not isinstance(args, (tuple, list)):
+    if isinstance(args, (str, bytes, Mapping)) or not isinstance(args, Iterable) or hasattr(args, "ndim"):
         count = isinstance(args, int) and not isinstance(args, bool)
         way_out = (
             f"for {args} devices write world_size={args}" if count else "for one argument write args=(x,)"
@@ -311,6 +311,7 @@ def launch(
         raise InputError(
             f"launch: args, the arguments of the function, must be a tuple, not {_short(args)}; {way_out}."
         )
+    args = tuple(args)
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise InputError(f"launch: kwargs must be a dict of arguments by name, not {_short(kwargs)}.")
     with Cluster(world_size, **settings) as cluster:
