@@ -225,7 +225,8 @@ def test_a_write_beside_what_is_kept_is_none():
     np.testing.assert_array_equal(x.grad.data, np.full((2, 3), 2.0))
 
 
-def test_memory_is_forgotten_when_it_is_freed():
+def test_memory_is_forgotten_when_it_is_freed(monkeypatch):
+    monkeypatch.setattr("simparallel.autograd.written._MAX_PARTS", 16)
     before = len(_memories)
     for _ in range(3):
         x = Tensor(np.ones(40))

@@ -612,8 +612,8 @@ mode = sys.argv[1]
 def work():
     rank = sp.get_rank()
     Path(f"pid{rank}").write_text(str(os.getpid()))
-    Path(f"started{rank}").touch()
     try:
+        Path(f"started{rank}").touch()
         if mode == "collective" and rank > 0: sp.barrier()
         while mode == "compute": sum(range(99))  # an empty loop has no place where Python 3.13 finds its finally
         if mode == "hold the interpreter": ctypes.PyDLL(None).sleep(60)
