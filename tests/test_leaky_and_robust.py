@@ -94,3 +94,9 @@ def test_the_weight_of_the_positive_class_broadcasts_is_saved_and_may_learn():
 def test_mixed_precision_computes_these_losses_in_float32(loss):
     nn.auto_mixed_precision(loss, "O2")
     assert loss(Tensor(X.astype(np.float16)), np.zeros(X.shape, np.float16)).dtype == np.float32
+
+
+@pytest.mark.parametrize("loss", [F.huber_loss, F.smooth_l1_loss])
+def test_what_is_no_reduction_is_refused_in_words(loss):
+    with pytest.raises(InputError, match="choose from mean, sum, none"):
+        loss([1.0], [2.0], np.ones(1))

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from simparallel.autograd.dense_loss import AbstractElementLoss
+from simparallel.autograd.loss import check_reduction
 from simparallel.autograd.op import Context, instance
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
@@ -88,9 +89,9 @@ def _check_width(who: str, name: str, value: Any) -> float:
 
 def huber_loss(x: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
     """d² / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = x - target; two tensors of one shape."""
-    return instance(Huber, reduction, delta)(as_tensor(x), as_tensor(target))
+    return instance(Huber, check_reduction("Huber", reduction), delta)(as_tensor(x), as_tensor(target))
 
 
 def smooth_l1_loss(x: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """d² / (2 beta) where |d| < beta, else |d| - beta / 2, with d = x - target; two tensors of one shape."""
-    return instance(SmoothL1, reduction, beta)(as_tensor(x), as_tensor(target))
+    return instance(SmoothL1, check_reduction("SmoothL1", reduction), beta)(as_tensor(x), as_tensor(target))
