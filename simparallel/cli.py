@@ -102,12 +102,12 @@ def _add_cluster_options(command: argparse.ArgumentParser, default: int) -> None
 
 
 def _add_device_option(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--device", default=DEFAULT_DEVICE, metavar="NAME",
-                         help=f"one of {', '.join(sorted(PRESETS))} (default %(default)s)")  # fmt: skip
+    command.add_argument("--device", metavar="NAME",
+                         help=f"one of {', '.join(sorted(PRESETS))} (default {DEFAULT_DEVICE})")  # fmt: skip
 
 
-def _check_device(name: str) -> None:
-    if name not in PRESETS:
+def _check_device(name: str | None) -> None:
+    if name is not None and name not in PRESETS:
         raise InputError(
             f"--device {name}: there is no such preset; choose from {', '.join(sorted(PRESETS))}."
         )

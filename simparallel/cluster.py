@@ -121,6 +121,7 @@ class ClusterSpec:
         nodes: the ranks of each node, in order; empty for one node with all of them.
         node_link: the links between nodes, a port for each device; None where `link` serves them too.
         devices_per_rank: simulated devices of each rank; None makes them as they are named.
+        is_assumed: no device was chosen; a program may describe another one (`set_context`).
     """
 
     world_size: int
@@ -130,6 +131,7 @@ class ClusterSpec:
     nodes: tuple[tuple[int, ...], ...] = ()
     node_link: LinkSpec | None = None
     devices_per_rank: int | None = None
+    is_assumed: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.world_size, bool) or not isinstance(self.world_size, int):
@@ -149,6 +151,10 @@ class ClusterSpec:
         object.__setattr__(self, "nodes", nodes)
         node_of = {rank: number for number, node in enumerate(nodes) for rank in node}
         object.__setattr__(self, "_node_of", node_of)
+
+    def with_device(self, preset: str) -> ClusterSpec:
+        """The same ranks on the same nodes, with this preset's devices and links."""
+        return describe(self.world_size, preset, nodes=self.nodes, devices_per_rank=self.devices_per_rank)
 
     def node_of(self, rank: int) -> int:
         """Number of the node that a rank is on."""
@@ -249,7 +255,7 @@ NODE_LINKS: dict[str, LinkSpec] = {
 
 
 def describe(
-    world_size: int, device: str | DeviceSpec = DEFAULT_DEVICE, link: LinkSpec | None = None,
+    world_size: int, device: str | DeviceSpec | None = None, link: LinkSpec | None = None,
     nodes: int | Sequence[Sequence[int]] = 1, node_link: LinkSpec | None = None,
     devices_per_rank: int | None = None,
 ) -> ClusterSpec:  # fmt: skip
@@ -257,7 +263,7 @@ def describe(
 
     Args:
         world_size: number of devices.
-        device: each of them.
+        device: each of them; None assumes an a100.
         link: the links inside a node; by default those of the preset.
         nodes: on how many nodes they are, with equally many on each, in the order of ranks; or the ranks
             of each node.
@@ -267,6 +273,8 @@ def describe(
     Raises:
         ClusterError: unknown preset, `world_size` or `devices_per_rank` below 1, or nodes that do not divide it.
     """
+    is_assumed = device is None and link is None and node_link is None
+    device = DEFAULT_DEVICE if device is None else device
     if isinstance(device, str):
         if device not in PRESETS:
             raise ClusterError(
@@ -286,7 +294,7 @@ def describe(
     )
     return ClusterSpec(
         world_size, device_spec, link or preset_link, f"{each} {device_spec.name}{many}", ranks,
-        (node_link or NODE_LINKS[preset]) if many else None, devices_per_rank,
+        (node_link or NODE_LINKS[preset]) if many else None, devices_per_rank, is_assumed,
     )  # fmt: skip
 
 

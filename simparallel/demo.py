@@ -62,7 +62,7 @@ def accuracy(model: sp.nn.Module) -> float:
 
 
 def main(
-    world_size: int = 4, epochs: int = 20, global_batch_size: int = 120, device: str = "a100",
+    world_size: int = 4, epochs: int = 20, global_batch_size: int = 120, device: str | None = None,
     out: str | Path = "runs/demo",
 ) -> dict[str, Any]:  # fmt: skip
     """Train on `world_size` devices and on one, compare, print, and write everything to `out`.

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from simparallel.cluster import ClusterSpec, picoseconds
+from simparallel.cluster import ClusterSpec, describe, picoseconds
 from simparallel.devices import FIRST, SIM, Device
 from simparallel.errors import InputError
 from simparallel.memory import MemoryAccount
@@ -147,6 +147,30 @@ class Recorder:
             return self
         found = self._devices.get(device)
         return self._add(device) if found is None else found
+
+    def own(self, device: Device) -> Device:
+        """The device of this rank that `device` names.
+
+        In a run of several ranks each has one device, unless `devices_per_rank` says more. Its number among the
+        node's names it, too: `device("sim", get_local_rank())` is sim:0 of that rank.
+
+        Raises:
+            InputError: it names the device of another rank.
+        """
+        if device.index == 0 or device.type != SIM or self.num_devices or self.cluster.world_size == 1:
+            return device
+        local = self.local_rank
+        if device.index == local:
+            return FIRST
+        raise InputError(
+            f"rank {self.rank} has one device, sim:0, which is also sim:{local} as number {local} of its node; "
+            f"{device} is not its own. Give the ranks several devices (devices_per_rank= of launch, Cluster or init) to use more."
+        )
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number on its node."""
+        return self.cluster.nodes[self.cluster.node_of(self.rank)].index(self.rank)
 
     def _add(self, device: Device) -> Recorder:
         count = self.num_devices
@@ -315,6 +339,18 @@ _current = _Current()
 def current_recorder() -> Recorder | None:
     """The recorder of the rank that this thread plays, or None outside of a run."""
     return _current.recorder
+
+
+def describe_device(preset: str) -> None:
+    """Price this rank's work from now on as that of a preset device, if the run was started without naming one."""
+    recorder = current_recorder()
+    if recorder is None:
+        set_recorder(recorder := Recorder(0, describe(1)))
+    if recorder.cluster.is_assumed:
+        cluster = recorder.cluster.with_device(preset)
+        for each in recorder.devices.values():
+            each.cluster = cluster
+        recorder.prices.clear()
 
 
 def set_recorder(recorder: Recorder | None) -> None:

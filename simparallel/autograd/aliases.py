@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.autograd import operators
+from simparallel.cuda import cuda_device
+from simparallel.devices import FIRST
 from simparallel.errors import ShapeError
 
 if TYPE_CHECKING:
@@ -57,6 +59,14 @@ class TensorAliases:
     def log_softmax(self, dim: int = -1) -> Tensor:
         """The logarithm of `softmax`."""
         return operators._functions.log_softmax(self, dim)
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Tensor:
+        """Move to the device that PyTorch calls cuda, or cuda:`device`; see `simparallel.cuda.cuda_device`."""
+        return operators._functions.to(self, cuda_device(device))
+
+    def cpu(self) -> Tensor:
+        """Move to the device that this rank begins with, sim:0."""
+        return operators._functions.to(self, FIRST)
 
     def half(self) -> Tensor:
         """In float16; itself where it is so already."""

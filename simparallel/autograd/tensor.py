@@ -21,6 +21,7 @@ from simparallel.devices import SIM, Device, current_device
 from simparallel.errors import (
     AutogradError,
     DeviceMismatchError,
+    DTypeError,
     InputError,
     NonFiniteLossError,
     ShapeError,
@@ -38,8 +39,10 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
     Args:
         data: array (kept, not copied: `x += 1` writes into it), number or nested sequence. Python floats become
             float32.
-        requires_grad: collect a gradient for it. Floating-point tensors only.
+        requires_grad: collect a gradient for it. Floating-point tensors only. A dtype in this place, as MindSpore
+            has it, is taken as `dtype`.
         name: for messages.
+        dtype: convert the data; None keeps it as it is.
         device: where it lies, such as "sim:1"; by default that of the Tensor given as `data`, else
             sim:0 or that of the surrounding `with device(...)`. To move a Tensor, use `to`.
 
@@ -58,7 +61,11 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
     _scaled: tuple[float, Tensor | None]  # only what comes from `scale_loss` has it
     __array_priority__ = 1000  # numpy_array * tensor asks the tensor first
 
-    def __init__(self, data: Any, requires_grad: bool = False, name: str = "", device: Any = None) -> None:
+    def __init__(
+        self, data: Any, requires_grad: Any = False, name: str = "", device: Any = None, *, dtype: Any = None
+    ) -> None:  # fmt: skip
+        if not isinstance(requires_grad, bool):  # MindSpore's Tensor(data, dtype)
+            dtype, requires_grad = requires_grad, False
         self._device: Device | None = current_device() if device is None else find_device(device)
         if isinstance(data, Tensor):
             if device is None:
@@ -76,6 +83,8 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
                 raise InputError(f"Tensor: {data!r:.200} makes no array: {error}") from None
             if data.dtype == np.float64 and not is_numpy:
                 data = data.astype(np.float32)
+        if dtype is not None:
+            data = data.astype(find_dtype("Tensor", dtype), copy=False)
         check_numbers("Tensor", data)
         if requires_grad:
             check_differentiable(data)
@@ -241,6 +250,18 @@ def as_tensor(value: Any) -> Tensor:
     return tensor
 
 
+def find_dtype(who: str, dtype: Any) -> np.dtype:
+    """The dtype of this name.
+
+    Raises:
+        DTypeError: there is none.
+    """
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        raise DTypeError(f"{who}: {dtype!r} is not a dtype, use for example 'float32'.") from None
+
+
 def find_device(name: Any) -> Device:
     """The simulated device of this rank that is called so.
 
@@ -252,6 +273,7 @@ def find_device(name: Any) -> Device:
         raise InputError(f"device={name!r}: make the tensor of a CuPy array, or use to({name!r}).")
     recorder = current_recorder()
     if recorder is not None:
+        device = recorder.own(device)
         recorder.of(device)
     return device
 

@@ -125,8 +125,12 @@ def to(x: Any, *args: Any, **kwargs: Any) -> Tensor:
     return x if device is None else move(x, device)
 
 
-def where_to(*args: Any, device: Any = None, dtype: Any = None) -> tuple[Device | None, np.dtype | None]:
+def where_to(
+    *args: Any, device: Any = None, dtype: Any = None, non_blocking: bool = False
+) -> tuple[Device | None, np.dtype | None]:
     """The device and the dtype that the arguments of `to` ask for, None for what stays.
+
+    `non_blocking` has no effect, as copies to simulated devices are done at once.
 
     Raises:
         InputError: unknown names, one asked for twice, or nothing asked for.
@@ -152,5 +156,6 @@ def where_to(*args: Any, device: Any = None, dtype: Any = None) -> tuple[Device 
     target = None if wanted["device"] is None else Device(wanted["device"])
     recorder = current_recorder()
     if target is not None and target.type == SIM and recorder is not None:
+        target = recorder.own(target)
         recorder.of(target)
     return target, wanted_dtype

@@ -10,6 +10,8 @@ import numpy as np
 
 from simparallel.autograd import Op, Tensor
 from simparallel.backend import is_array, to_host
+from simparallel.cuda import cuda_device
+from simparallel.devices import FIRST
 from simparallel.errors import DeviceOutOfMemoryError, InputError, ShapeError
 from simparallel.memory import BUFFERS, PARAMETERS
 from simparallel.nn.deferred import Recipe, deferring
@@ -62,10 +64,14 @@ class Module(ModuleTree):
         # Past __setattr__, which looks into these dicts.
         self.__dict__.update(training=True, _parameters={}, _buffers={}, _modules={}, _not_saved=set())
 
-    def _forward_missing(self, *inputs: Any) -> Any:
-        raise TypeError(f"{type(self).__name__} does not define forward")
+    def _construct(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call `construct`, as MindSpore names what a module computes."""
+        construct = getattr(self, "construct", None)
+        if construct is None:
+            raise TypeError(f"{type(self).__name__} does not define forward")
+        return construct(*inputs, **kwargs)
 
-    forward: Callable[..., Any] = _forward_missing
+    forward: Callable[..., Any] = _construct
 
     _hooks: Hooks | None = None  # only a module with hooks has its own
 
@@ -243,6 +249,14 @@ class Module(ModuleTree):
         """
         move_to(self, *args, **kwargs)
         return self
+
+    def cuda(self, device: Any = None) -> Self:
+        """Move to the device that PyTorch calls cuda, or cuda:`device`; see `simparallel.cuda.cuda_device`."""
+        return self.to(cuda_device(device))
+
+    def cpu(self) -> Self:
+        """Move to the device that this rank begins with, sim:0."""
+        return self.to(FIRST)
 
     def half(self) -> Self:
         """`to(float16)`."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from simparallel.caller import user_level
-from simparallel.cluster import DEFAULT_DEVICE, ClusterSpec, DeviceSpec, LinkSpec, describe
+from simparallel.cluster import ClusterSpec, DeviceSpec, LinkSpec, describe
 from simparallel.comm.faults import VARIABLE, parse
 from simparallel.comm.header import ALGORITHMS
 from simparallel.comm.transport import CHECKS, DEFAULT_TIMEOUT_S
@@ -48,6 +48,7 @@ class Results(list[Any]):
 
     def __init__(self, outcomes: list[Outcome], cluster: ClusterSpec) -> None:
         super().__init__(outcome.value for outcome in outcomes)
+        cluster = next((outcome.cluster for outcome in outcomes if outcome.cluster is not None), cluster)
         self.trace = Trace([event for outcome in outcomes for event in outcome.events], cluster)
         self.metrics = {outcome.rank: outcome.metrics for outcome in outcomes}
         self.memory = {outcome.rank: outcome.memory for outcome in outcomes}
@@ -61,7 +62,8 @@ class Cluster:
 
     Args:
         world_size: number of ranks.
-        device: preset name or `DeviceSpec` that prices their work.
+        device: preset name or `DeviceSpec` that prices their work; None assumes an a100, and lets the program choose
+            (`set_context(device_target=…)`).
         link: the links between them (inside a node); by default those of the preset.
         nodes: on how many simulated nodes the devices are, equally many on each; or the ranks of each node.
             `node_group()`, `get_local_rank()` and the links that communication is priced by follow it.
@@ -111,7 +113,7 @@ class Cluster:
     """
 
     def __init__(
-        self, world_size: int, *, device: str | DeviceSpec = DEFAULT_DEVICE, link: LinkSpec | None = None,
+        self, world_size: int, *, device: str | DeviceSpec | None = None, link: LinkSpec | None = None,
         nodes: int | Sequence[Sequence[int]] = 1, node_link: LinkSpec | None = None,
         rank_table: RankTable | str | Path | None = None, environment: Mapping[str, str] | None = None,
         log_links: str = RANK_LINKS, log_files: Sequence[str] = (), start_timeout_s: float = START_LIMIT_S,

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from simparallel.cluster import DEFAULT_DEVICE, describe
+from simparallel.cluster import describe
 from simparallel.comm import mpi
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError, RunFailedError
@@ -59,7 +59,7 @@ class MpiJob:
     """
 
     def __init__(
-        self, world_size: int, *, device: str = DEFAULT_DEVICE, nodes: int = 1, rank_table: RankTable | None = None,
+        self, world_size: int, *, device: str | None = None, nodes: int = 1, rank_table: RankTable | None = None,
         environment: Mapping[str, str] | None = None, log_dir: Path, log_links: str = RANK_LINKS,
         log_files: Sequence[str] = (), timeout_s: float = DEFAULT_TIMEOUT_S, mpiexec: str | None = None,
     ) -> None:  # fmt: skip

@@ -49,7 +49,7 @@ class Config:
     is_module: bool
     world_size: int
     nodes: list[list[int]]
-    device: str
+    device: str | None
     device_ids: list[int]
     environment: dict[str, str]
     log_dir: str

@@ -16,7 +16,7 @@ from simparallel.cluster import ClusterSpec
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.segment import DONE
 from simparallel.comm.transport import AbstractTransport
-from simparallel.context import reset_auto_parallel_context
+from simparallel.context import forget_settings
 from simparallel.events import Recorder, use_recorder
 from simparallel.runtime.reports import Outcome, failure_report
 
@@ -43,7 +43,7 @@ def play_rank(
     communicator = communicator_type(transport, recorder, algorithm)
     random_state.restore((0, 0, 0, {}))
     grad_mode.enabled = True
-    reset_auto_parallel_context()
+    forget_settings()
     outcome = Outcome(transport.rank)
     joined = use_communicator(communicator, of_process=is_process)
     with use_recorder(recorder), joined, _telling(tell):
@@ -63,6 +63,7 @@ def play_rank(
     outcome.kept_letters = communicator.kept_letters()
     outcome.events = recorder.events
     outcome.metrics = recorder.metrics
+    outcome.cluster = recorder.cluster
     outcome.memory = recorder.memory_summary()
     return outcome, communicator
 

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 
 from simparallel.caller import cell_of, is_inside
+from simparallel.cluster import ClusterSpec
 from simparallel.comm.progress import unreceived
 from simparallel.comm.segment import Segment
 from simparallel.comm.transport import LEFT
@@ -27,6 +28,7 @@ class Outcome:
         value: what its function returned.
         report: None, or why it failed: summary, traceback, places (the user's part of it), secondary, time_ns, pid,
             exit_code, exception (pickled, or None where that fails; of a rank that is a thread the exception itself).
+        cluster: the hardware that priced its work; None if it did not come so far.
         kept_letters: (sender, text) of messages that it never asked for by their tag.
         modules: files of the user's modules that its process has imported since the run before.
     """
@@ -37,6 +39,7 @@ class Outcome:
     events: list[Event] = field(default_factory=list)
     metrics: list[tuple[int, str, float]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
+    cluster: ClusterSpec | None = None
     kept_letters: list[tuple[int, str]] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
 

@@ -1,0 +1,74 @@
+"""`python -m simparallel.compat mindspore train.py`: run a script whose `import mindspore` means the front.
+
+python -m simparallel.compat torch [--no-use-env] (SCRIPT | -m MODULE) [ARGUMENTS]
+eval "$(python -m simparallel.compat torch)"     # python, pytest, torchrun, mpirun of this shell do so, too
+"""
+
+from __future__ import annotations
+
+import argparse
+import pkgutil
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from simparallel.compat.imports import FRONTS, install
+from simparallel.runtime.script import check_script, run_script
+
+SHELL = """\
+python() {{
+    case "$1" in
+        -m | *.py) command python -m simparallel.compat {name} "$@" ;;
+        *) command python "$@" ;;
+    esac
+}}
+pytest() {{ command python -m simparallel.compat {name} -m pytest "$@"; }}
+{launcher}() {{ command python -m simparallel {launcher} --as {name} "$@"; }}
+mpirun() {{ command python -m simparallel run --as {name} "$@"; }}
+export -f python pytest {launcher} mpirun"""
+LAUNCHERS = {"mindspore": "msrun", "torch": "torchrun"}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the script, or print functions for the shell.
+
+    Raises:
+        InputError: there is no such front or script. Also what the script raises; a NameError of a name that the front
+            has learns the import that is missing.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m simparallel.compat", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("framework", choices=FRONTS)
+    parser.add_argument("--no-use-env", action="store_true", help="give the script --local_rank=N")
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    parser.add_argument("script", nargs="?")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    if options.script is None:
+        print(SHELL.format(name=options.framework, launcher=LAUNCHERS[options.framework]))
+        return
+    install(options.framework)
+    check_script(options.script, options.module)
+    try:
+        run_script(options.script, options.arguments, options.no_use_env, options.module)
+    except NameError as error:
+        for line in _imports_of(options.framework, error.name):
+            error.add_note(f"{options.framework} has this name; is one line missing?  {line}")
+            break
+        raise
+
+
+def _imports_of(framework: str, name: str) -> list[str]:
+    """The lines that import this name from the framework, from the deepest module that has it."""
+    package = import_module(f"simparallel.compat.{framework}")
+    below = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    modules = [import_module(module.name) for module in below]
+    found = [
+        module.__name__.removeprefix("simparallel.compat.") for module in modules if name in vars(module)
+    ]
+    return [f"from {module} import {name}" for module in sorted(found, key=lambda m: -m.count("."))]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

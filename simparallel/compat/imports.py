@@ -1,0 +1,95 @@
+"""Make `import mindspore` or `import torch` mean a front."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_loader
+from types import CodeType, ModuleType
+
+from simparallel.errors import InputError
+
+FRONTS = ("mindspore", "torch")
+_HERE = __name__.rpartition(".")[0]
+
+
+class _Front(MetaPathFinder, InspectLoader):
+    """Finds `mindspore.nn.optim` as the module of the front that has its names.
+
+    A front's `MODULES` maps the framework's module names to its own where the two differ: one file of the front may
+    stand for several modules of the framework.
+    """
+
+    def __init__(self, framework: str, prefix: str) -> None:
+        self.framework = framework
+        self._prefix = prefix
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._prefix and not name.startswith(f"{self._prefix}."):
+            return None
+        real = self._real_name(name)
+        if real == name:  # the front's own file, for the usual finders
+            return None
+        if find_spec(real) is None:
+            missing = (
+                f"the front of {self.framework} has no module {name}; it has: {', '.join(self.modules())}"
+            )
+            raise ModuleNotFoundError(f"simparallel.compat: {missing}.", name=name)
+        return spec_from_loader(name, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system takes what stands in sys.modules: one module under each of its names.
+        sys.modules[module.__name__] = import_module(self._real_name(module.__name__))
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The code of a module, for `python -m`."""
+        spec = find_spec(self._real_name(fullname))
+        return spec.loader.get_code(spec.name) if spec and isinstance(spec.loader, InspectLoader) else None
+
+    def get_source(self, fullname: str) -> None:
+        return None
+
+    def modules(self) -> list[str]:
+        """The names that the front has beside those of its files."""
+        return sorted(import_module(f"{_HERE}.{self.framework}").MODULES)
+
+    def _real_name(self, name: str) -> str:
+        below = name[len(self._prefix) + 1 :]
+        front = import_module(f"{_HERE}.{self.framework}") if below else None
+        below = front.MODULES.get(below, below) if front is not None else below
+        return f"{_HERE}.{self.framework}" + (f".{below}" if below else "")
+
+
+def install(framework: str) -> None:
+    """Make `import <framework>` mean its front in this process. May be called again.
+
+    Args:
+        framework: one of `FRONTS`.
+
+    Raises:
+        InputError: there is no such front, or the real package was imported already.
+    """
+    if framework not in FRONTS:
+        raise InputError(f"compat.install: {framework!r} has no front; choose from {', '.join(FRONTS)}.")
+    if framework in installed():
+        return
+    if framework in sys.modules:
+        raise InputError(
+            f"compat.install: the real package {framework} was imported already; install the front before it."
+        )
+    sys.meta_path.insert(0, _Front(framework, framework))
+
+
+def installed() -> tuple[str, ...]:
+    """The frameworks whose names mean a front in this process."""
+    fronts = (finder for finder in sys.meta_path if isinstance(finder, _Front))
+    return tuple(front._prefix for front in fronts if front._prefix == front.framework)
+
+
+# Also `import simparallel.compat.mindspore.nn.optim`, for programs that name the front.
+sys.meta_path[:0] = [_Front(framework, f"{_HERE}.{framework}") for framework in FRONTS]

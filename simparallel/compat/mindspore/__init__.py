@@ -1,0 +1,99 @@
+"""MindSpore's names, of its versions 0.2 to 2.x, for what exists in simparallel.
+
+Values are NumPy's: a dtype is `np.dtype`, `Tensor` and `Parameter` are simparallel's. Operations run one by one in both
+modes, and give the same numbers.
+"""
+
+from simparallel import (
+    GRAPH_MODE,
+    PYNATIVE_MODE,
+    AutoParallel,
+    Layout,
+    Model,
+    ParallelMode,
+    get_auto_parallel_context,
+    load_checkpoint,
+    load_param_into_net,
+    reset_auto_parallel_context,
+    save_checkpoint,
+    set_auto_parallel_context,
+    set_context,
+    set_seed,
+    value_and_grad,
+)
+from simparallel.compat.mindspore import (
+    boost,
+    common,
+    communication,
+    context,
+    dataset,
+    nn,
+    ops,
+    parallel,
+    runtime,
+    train,
+)
+from simparallel.compat.mindspore.common import (
+    Parameter,
+    ParameterTuple,
+    Tensor,
+    bool_,
+    float16,
+    float32,
+    float64,
+    get_seed,
+    grad,
+    int8,
+    int16,
+    int32,
+    int64,
+    jit,
+    ms_function,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from simparallel.compat.mindspore.common.initializer import initializer
+from simparallel.compat.mindspore.train import (
+    Callback,
+    CheckpointConfig,
+    DynamicLossScaleManager,
+    FixedLossScaleManager,
+    LossMonitor,
+    ModelCheckpoint,
+    TimeMonitor,
+)
+
+# The framework's modules that have no file of their own here -> the file with their names.
+MODULES = {
+    "common.api": "common",
+    "common.parameter": "common",
+    "common.tensor": "common",
+    "communication.management": "communication",
+    "dataset.transforms.c_transforms": "dataset.transforms",
+    "dataset.transforms.py_transforms": "dataset.transforms",
+    "dataset.transforms.transforms": "dataset.transforms",
+    "dataset.transforms.vision": "dataset.vision",
+    "dataset.transforms.vision.c_transforms": "dataset.vision",
+    "dataset.vision.c_transforms": "dataset.vision",
+    "dataset.vision.transforms": "dataset.vision",
+    "nn.loss": "nn",
+    "nn.loss.loss": "nn",
+    "nn.optim": "nn",
+    "nn.optim.momentum": "nn",
+    "nn.optim.optimizer": "nn",
+    "nn.wrap": "nn",
+    "ops.composite": "ops.functional",
+    "parallel._auto_parallel_context": "context",
+    "parallel.algo_parameter_config": "parallel",
+    "parallel.auto_parallel": "parallel",
+    "parallel.shard": "parallel",
+    "train.amp": "train",
+    "train.callback": "train",
+    "train.loss_scale_manager": "train",
+    "train.metrics": "train",
+    "train.model": "train",
+    "train.serialization": "train",
+}
+__version__ = "2.6.0"  # of the names

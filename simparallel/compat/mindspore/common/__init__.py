@@ -1,0 +1,67 @@
+"""`mindspore.common`: tensors, parameters, dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import simparallel as sp
+from simparallel import Tensor
+from simparallel.backend import random_state
+from simparallel.compat.front import front, unused
+from simparallel.compat.mindspore.common.dtype import (
+    bool_,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from simparallel.compat.mindspore.common.initializer import initializer
+
+set_seed = sp.set_seed
+ParameterTuple = tuple
+
+
+@front(sp.nn.Parameter)
+def Parameter(
+    default_input: Any, name: str | None = None, requires_grad: bool = True, layerwise_parallel: bool = False,
+    parallel_optimizer: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """A leaf tensor that a Cell registers, see `sp.nn.Parameter`."""
+    unused("Parameter", layerwise_parallel=layerwise_parallel or None)
+    return {"data": default_input, "requires_grad": requires_grad, "name": name or ""}
+
+
+def get_seed() -> int:
+    """The number that `set_seed` set."""
+    return random_state.seed
+
+
+def grad(
+    fn: Callable[..., Any], grad_position: Any = 0, weights: Any = None, has_aux: bool = False
+) -> Callable[..., Any]:
+    """A function that returns the gradients alone, or (gradients, more) with `has_aux`; see `sp.value_and_grad`."""
+    both = sp.value_and_grad(fn, grad_position, weights, has_aux)
+
+    def gradients(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, *value[1:]) if has_aux else grads
+
+    return gradients
+
+
+def jit(fn: Any = None, **settings: Any) -> Any:
+    """Return the function as it is: operations run one by one. Its settings have no effect."""
+    return (lambda f: f) if fn is None else fn
+
+
+ms_function = jit

@@ -1,0 +1,33 @@
+"""`mindspore.communication`, and `.management` as it was called before."""
+
+from typing import Any
+
+import simparallel as sp
+from simparallel.compat.front import refuse, unused
+from simparallel.world import get_group_size, get_local_rank, get_local_world_size, get_rank
+
+get_local_rank_size = get_local_world_size
+
+
+class GlobalComm:
+    """The names of the world, as MindSpore's collectives take them for `group`."""
+
+    BACKEND = "hccl"
+    WORLD_COMM_GROUP = None
+
+
+def init(backend_name: str | None = None) -> None:
+    """Be a rank, see `sp.init`. "hccl", "nccl" and "mccl" name hardware that is not here, and mean the same."""
+    if backend_name not in (None, "hccl", "nccl", "mccl"):
+        refuse("init", "leave it out", backend_name=backend_name)
+    unused("init", backend_name=backend_name)
+    sp.init()
+
+
+def release() -> None:
+    """End communication; here it ends with the process."""
+
+
+def create_group(group: str, rank_ids: list[int]) -> Any:
+    """A group of these ranks, see `sp.new_group`. Collective: over all ranks."""
+    return sp.new_group(rank_ids)

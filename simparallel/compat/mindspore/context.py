@@ -1,0 +1,12 @@
+"""`mindspore.context`: how a rank trains."""
+
+from simparallel.context import (
+    GRAPH_MODE,
+    PYNATIVE_MODE,
+    ParallelMode,
+    get_auto_parallel_context,
+    get_context,
+    reset_auto_parallel_context,
+    set_auto_parallel_context,
+    set_context,
+)

@@ -1,0 +1,36 @@
+"""`mindspore.dataset`: pipelines."""
+
+from simparallel.backend import manual_seed as _manual_seed, random_state as _random_state
+from simparallel.compat.front import unused
+from simparallel.compat.mindspore.dataset import transforms, vision
+from simparallel.data import (
+    Cifar10Dataset,
+    FashionMnistDataset,
+    GeneratorDataset,
+    ImageFolderDataset,
+    MnistDataset,
+    NumpySlicesDataset,
+    Pipeline as Dataset,
+    SourceDataset,
+)
+
+
+class config:
+    """`mindspore.dataset.config`: the calling process reads the data, so most of it has no effect."""
+
+    @staticmethod
+    def set_seed(seed: int) -> None:
+        """Set the seed of the orders and of the random transforms, with all others: see `sp.set_seed`."""
+        _manual_seed(seed)
+
+    @staticmethod
+    def get_seed() -> int:
+        return _random_state.seed
+
+    @staticmethod
+    def set_num_parallel_workers(num: int) -> None:
+        unused("dataset.config", num_parallel_workers=num)
+
+    @staticmethod
+    def set_prefetch_size(size: int) -> None:
+        unused("dataset.config", prefetch_size=size)

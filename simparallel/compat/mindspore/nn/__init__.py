@@ -1,0 +1,286 @@
+"""`mindspore.nn`: cells, losses, optimizers, with MindSpore's arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simparallel import nn, optim
+from simparallel.compat.front import front, refuse, unused
+from simparallel.compat.mindspore.nn import utils
+from simparallel.nn import (
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    GroupNorm,
+    HuberLoss,
+    Identity,
+    L1Loss,
+    LeakyReLU,
+    LogSoftmax,
+    Module as Cell,
+    ModuleList as CellList,
+    MSELoss,
+    MultiheadAttention,
+    NLLLoss,
+    ReLU,
+    RMSNorm,
+    Sequential as SequentialCell,
+    Sigmoid,
+    SiLU,
+    SmoothL1Loss,
+    Softmax,
+    Tanh,
+)
+from simparallel.parallel import DistributedGradReducer
+from simparallel.train import F1, MAE, MSE, Accuracy, Fbeta, Loss, Metric, Precision, Recall
+
+# --- layers ------------------------------------------------------------------------------------------
+
+
+@front(nn.Flatten)
+def Flatten(start_dim: int = 1, end_dim: int = -1) -> dict[str, Any]:
+    return {"start_dim": start_dim, "end_dim": end_dim}
+
+
+@front(nn.Linear)
+def Dense(
+    in_channels: int, out_channels: int, weight_init: Any = None, bias_init: Any = None, has_bias: bool = True,
+    activation: Any = None, dtype: Any = "float32",
+) -> dict[str, Any]:  # fmt: skip
+    """y = x @ weight.T + bias, see `sp.nn.Linear`."""
+    refuse("Dense", "call it after the layer", activation=activation)
+    return {
+        "in_features": in_channels, "out_features": out_channels, "bias": has_bias, "dtype": dtype,
+        "weight_init": weight_init, "bias_init": bias_init,
+    }  # fmt: skip
+
+
+@front(nn.Conv2d)
+def Conv2d(
+    in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1, pad_mode: str = "same", padding: Any = 0,
+    dilation: Any = 1, group: int = 1, has_bias: bool = False, weight_init: Any = None, bias_init: Any = None,
+    data_format: str = "NCHW", dtype: Any = "float32",
+) -> dict[str, Any]:  # fmt: skip
+    """A convolution, see `sp.nn.Conv2d`."""
+    refuse("Conv2d", "give NCHW", data_format=data_format != "NCHW")
+    return {
+        "in_channels": in_channels, "out_channels": out_channels, "kernel_size": kernel_size, "stride": stride,
+        "padding": _padding("Conv2d", pad_mode, padding), "dilation": dilation, "groups": group, "bias": has_bias,
+        "weight_init": weight_init, "bias_init": bias_init, "dtype": dtype,
+    }  # fmt: skip
+
+
+def _norm(
+    num_features: int, eps: float = 1e-5, momentum: float = 0.9, affine: bool = True, gamma_init: Any = "ones",
+    beta_init: Any = "zeros", moving_mean_init: Any = "zeros", moving_var_init: Any = "ones",
+    use_batch_statistics: bool | None = None, data_format: str = "NCHW", dtype: Any = "float32",
+) -> dict[str, Any]:  # fmt: skip
+    """See `sp.nn.BatchNorm2d`; `momentum` is the share of the running statistics that is kept."""
+    refuse("BatchNorm", "give NCHW", data_format=data_format != "NCHW")
+    refuse("BatchNorm", "leave it out", moving_mean_init=moving_mean_init != "zeros")
+    refuse("BatchNorm", "leave it out", moving_var_init=moving_var_init != "ones")
+    refuse("BatchNorm", "call eval() or train()", use_batch_statistics=use_batch_statistics)
+    return {
+        "num_features": num_features, "eps": eps, "momentum": 1 - momentum, "affine": affine, "dtype": dtype,
+        "weight_init": gamma_init, "bias_init": beta_init,
+    }  # fmt: skip
+
+
+def BatchNorm1d(*args: Any, **settings: Any) -> dict[str, Any]:
+    return _norm(*args, **settings)
+
+
+def BatchNorm2d(*args: Any, **settings: Any) -> dict[str, Any]:
+    return _norm(*args, **settings)
+
+
+BatchNorm1d = front(nn.BatchNorm1d)(BatchNorm1d)
+BatchNorm2d = front(nn.BatchNorm2d)(BatchNorm2d)
+
+
+@front(nn.LayerNorm)
+def LayerNorm(
+    normalized_shape: Any, begin_norm_axis: int = -1, begin_params_axis: int = -1, gamma_init: Any = "ones",
+    beta_init: Any = "zeros", epsilon: float = 1e-7, dtype: Any = "float32",
+) -> dict[str, Any]:  # fmt: skip
+    """Normalise the last dims, see `sp.nn.LayerNorm`."""
+    dims = -len(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else -1
+    refuse(
+        "LayerNorm", f"only {dims} fits", begin_norm_axis=begin_norm_axis if begin_norm_axis != dims else None
+    )
+    refuse(
+        "LayerNorm",
+        f"only {dims} fits",
+        begin_params_axis=begin_params_axis if begin_params_axis != dims else None,
+    )
+    return {
+        "normalized_shape": normalized_shape, "eps": epsilon, "dtype": dtype, "weight_init": gamma_init,
+        "bias_init": beta_init,
+    }  # fmt: skip
+
+
+@front(nn.Embedding)
+def Embedding(
+    vocab_size: int, embedding_size: int, use_one_hot: bool = False, embedding_table: Any = "normal",
+    dtype: Any = "float32", padding_idx: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Rows by number, see `sp.nn.Embedding`."""
+    unused("Embedding", use_one_hot=use_one_hot or None)
+    return {
+        "num_embeddings": vocab_size, "embedding_dim": embedding_size, "padding_idx": padding_idx, "dtype": dtype,
+        "weight_init": embedding_table,
+    }  # fmt: skip
+
+
+@front(nn.MaxPool2d)
+def MaxPool2d(
+    kernel_size: Any = 1, stride: Any = 1, pad_mode: str = "valid", padding: Any = 0, dilation: Any = 1,
+    return_indices: bool = False, ceil_mode: bool = False, data_format: str = "NCHW",
+) -> dict[str, Any]:  # fmt: skip
+    """The maximum of windows, see `sp.nn.MaxPool2d`."""
+    refuse("MaxPool2d", "give NCHW", data_format=data_format != "NCHW", return_indices=return_indices)
+    return {
+        "kernel_size": kernel_size, "stride": stride, "padding": _padding("MaxPool2d", pad_mode, padding),
+        "dilation": dilation, "ceil_mode": ceil_mode,
+    }  # fmt: skip
+
+
+@front(nn.AvgPool2d)
+def AvgPool2d(
+    kernel_size: Any = 1, stride: Any = 1, pad_mode: str = "valid", padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None, data_format: str = "NCHW",
+) -> dict[str, Any]:  # fmt: skip
+    """The mean of windows, see `sp.nn.AvgPool2d`; with pad_mode="same" pixels of the padding do not count."""
+    refuse("AvgPool2d", "give NCHW", data_format=data_format != "NCHW", divisor_override=divisor_override)
+    return {
+        "kernel_size": kernel_size, "stride": stride, "padding": _padding("AvgPool2d", pad_mode, padding),
+        "ceil_mode": ceil_mode, "count_include_pad": count_include_pad and pad_mode != "same",
+    }  # fmt: skip
+
+
+@front(nn.AdaptiveAvgPool2d)
+def AdaptiveAvgPool2d(output_size: Any) -> dict[str, Any]:
+    return {"output_size": output_size}
+
+
+@front(nn.Dropout)
+def Dropout(keep_prob: float | None = None, p: float | None = None, dtype: Any = None) -> dict[str, Any]:
+    """Leave out elements with probability `p`, or keep them with `keep_prob`; see `sp.nn.Dropout`."""
+    unused("Dropout", dtype=dtype)
+    return {"p": p if p is not None else 0.5 if keep_prob is None else 1 - keep_prob}
+
+
+@front(nn.GELU)
+def GELU(approximate: bool = True) -> dict[str, Any]:
+    return {"approximate": "tanh" if approximate else "none"}
+
+
+def _padding(who: str, pad_mode: str, padding: Any) -> Any:
+    """What `padding` is here; MindSpore gives four numbers as top, bottom, left, right."""
+    if pad_mode != "pad":
+        refuse(
+            who,
+            "only pad_mode='pad' pads by it",
+            padding=padding if padding not in (0, (0, 0, 0, 0)) else None,
+        )
+        return pad_mode if pad_mode == "same" else 0
+    if isinstance(padding, (tuple, list)) and len(padding) == 4:
+        top, bottom, left, right = padding
+        refuse(who, "pad with sp.functions.pad", padding=padding if (top, left) != (bottom, right) else None)
+        return top, left
+    return padding
+
+
+# --- losses ------------------------------------------------------------------------------------------
+
+
+def SoftmaxCrossEntropyWithLogits(sparse: bool = False, reduction: str = "none") -> nn.Module:
+    """Cross-entropy of logits with class numbers (`sparse`), or with distributions."""
+    return CrossEntropyLoss(reduction) if sparse else nn.SoftmaxCrossEntropyWithLogits(reduction)
+
+
+@front(nn.BCELoss)
+def BCELoss(weight: Any = None, reduction: str = "mean") -> dict[str, Any]:
+    refuse("BCELoss", "multiply the losses of reduction='none'", weight=weight)
+    return {"reduction": reduction}
+
+
+# --- optimizers --------------------------------------------------------------------------------------
+
+Momentum, RMSProp, Optimizer = optim.Momentum, optim.RMSprop, optim.Optimizer
+
+
+@front(optim.SGD)
+def SGD(
+    params: Any, learning_rate: Any = 0.1, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
+    nesterov: bool = False, loss_scale: float = 1.0,
+) -> dict[str, Any]:  # fmt: skip
+    """See `sp.optim.SGD`."""
+    refuse("SGD", "use Momentum, which has it", loss_scale=loss_scale if loss_scale != 1.0 else None)
+    return {
+        "params": params, "lr": learning_rate, "momentum": momentum, "dampening": dampening,
+        "weight_decay": weight_decay, "nesterov": nesterov,
+    }  # fmt: skip
+
+
+def _adam(
+    params: Any, learning_rate: Any = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8,
+    use_locking: bool = False, use_nesterov: bool = False, weight_decay: float = 0.0, loss_scale: float = 1.0,
+    use_amsgrad: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """See `sp.optim.Adam`."""
+    unused("Adam", use_locking=use_locking or None)
+    refuse("Adam", "use NAdam", use_nesterov=use_nesterov)
+    refuse("Adam", "use Momentum, which has it", loss_scale=loss_scale if loss_scale != 1.0 else None)
+    return {
+        "params": params, "lr": learning_rate, "betas": (beta1, beta2), "eps": eps, "weight_decay": weight_decay,
+        "amsgrad": use_amsgrad,
+    }  # fmt: skip
+
+
+@front(optim.Adam)
+def Adam(*args: Any, **settings: Any) -> dict[str, Any]:
+    return _adam(*args, **settings)
+
+
+@front(optim.AdamW)
+def AdamWeightDecay(
+    params: Any, learning_rate: Any = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-6,
+    weight_decay: float = 0.0,
+) -> dict[str, Any]:  # fmt: skip
+    """See `sp.optim.AdamW`."""
+    return {
+        "params": params,
+        "lr": learning_rate,
+        "betas": (beta1, beta2),
+        "eps": eps,
+        "weight_decay": weight_decay,
+    }
+
+
+@front(optim.LAMB)
+def Lamb(
+    params: Any, learning_rate: Any, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-6,
+    weight_decay: float = 0.0,
+) -> dict[str, Any]:  # fmt: skip
+    """See `sp.optim.LAMB`."""
+    return {
+        "params": params,
+        "lr": learning_rate,
+        "betas": (beta1, beta2),
+        "eps": eps,
+        "weight_decay": weight_decay,
+    }
+
+
+# --- cells of a training -----------------------------------------------------------------------------
+
+
+class WithLossCell(Cell):
+    """loss_fn(backbone(data), label) as a cell."""
+
+    def __init__(self, backbone: Cell, loss_fn: Any) -> None:
+        super().__init__()
+        self._backbone, self._loss_fn = backbone, loss_fn
+
+    def construct(self, data: Any, label: Any) -> Any:
+        return self._loss_fn(self._backbone(data), label)

@@ -1,0 +1,3 @@
+"""`mindspore.nn.utils`."""
+
+from simparallel import no_init_parameters

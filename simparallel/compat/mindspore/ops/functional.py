@@ -1,0 +1,211 @@
+"""`mindspore.ops.functional`: ops as functions, by MindSpore's argument names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import simparallel as sp
+from simparallel import Tensor, functions, value_and_grad
+from simparallel.compat.mindspore.common import grad, jit
+from simparallel.compat.mindspore.ops.primitive import axes, number
+from simparallel.functions import (
+    abs,
+    add,
+    cross_entropy,
+    div,
+    exp,
+    flatten,
+    gelu,
+    log,
+    matmul,
+    maximum,
+    minimum,
+    mse_loss,
+    mul,
+    neg,
+    pow,
+    relu,
+    sigmoid,
+    silu,
+    sqrt,
+    sub,
+    tanh,
+    where,
+)
+
+tensor_add, real_div = add, div
+
+
+def _reduction(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def reduce(x: Any, axis: Any = None, keep_dims: bool = False) -> Tensor:
+        return fn(x, axes(axis), keep_dims)
+
+    reduce.__name__ = reduce.__qualname__ = fn.__name__
+    reduce.__doc__ = f"`sp.functions.{fn.__name__}` along `axis`; None or () takes all."
+    return reduce
+
+
+sum = reduce_sum = _reduction(functions.sum)
+mean = reduce_mean = _reduction(functions.mean)
+max = reduce_max = _reduction(functions.max)
+min = reduce_min = _reduction(functions.min)
+
+
+def softmax(input: Any, axis: int = -1) -> Tensor:
+    return functions.softmax(input, axis)
+
+
+def log_softmax(logits: Any, axis: int = -1) -> Tensor:
+    return functions.log_softmax(logits, axis)
+
+
+def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return functions.argmax(input, dim, keepdim)
+
+
+def cast(input: Any, dtype: Any) -> Tensor:
+    return functions.cast(input, dtype)
+
+
+def reshape(input: Any, shape: Sequence[int]) -> Tensor:
+    return functions.reshape(input, tuple(shape))
+
+
+def transpose(input: Any, input_perm: Sequence[int]) -> Tensor:
+    return functions.permute(input, tuple(input_perm))
+
+
+def expand_dims(input_x: Any, axis: int) -> Tensor:
+    return functions.unsqueeze(input_x, axis)
+
+
+def squeeze(input: Any, axis: Any = None) -> Tensor:
+    return functions.squeeze(input, axes(axis))
+
+
+def tile(input: Any, dims: Sequence[int]) -> Tensor:
+    return functions.tile(input, tuple(dims))
+
+
+def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:
+    return functions.cat(tensors, axis)
+
+
+cat = concat
+
+
+def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
+    return functions.stack(tensors, axis)
+
+
+def one_hot(indices: Any, depth: int, on_value: Any = 1, off_value: Any = 0, axis: int = -1) -> Tensor:
+    return functions.one_hot(indices, int(number(depth)), number(on_value), number(off_value))
+
+
+def shape(input_x: Any) -> tuple[int, ...]:
+    """The shape of a Tensor."""
+    return tuple(input_x.shape)
+
+
+def scalar_to_array(input_x: float) -> Tensor:
+    """A Tensor of no dims: float32 for a float, int64 for an int."""
+    return Tensor(input_x)
+
+
+scalar_to_tensor = scalar_to_array
+
+
+def zeros(size: Any, dtype: Any = "float32") -> Tensor:
+    return Tensor(np.zeros(size, dtype))
+
+
+def ones(size: Any, dtype: Any = "float32") -> Tensor:
+    return Tensor(np.ones(size, dtype))
+
+
+def zeros_like(input: Any, dtype: Any = None) -> Tensor:
+    return zeros(input.shape, dtype or input.dtype)
+
+
+def ones_like(input: Any, dtype: Any = None) -> Tensor:
+    return ones(input.shape, dtype or input.dtype)
+
+
+def stop_gradient(value: Tensor) -> Tensor:
+    """The same data, off the tape."""
+    return value.detach()
+
+
+def depend(value: Any, expr: Any) -> Any:
+    """Return `value`: operations run in the order of the program."""
+    return value
+
+
+def all_reduce(x: Tensor, op: str = "sum", group: Any = None) -> Tensor:
+    """A new Tensor with the reduction over the ranks, see `sp.all_reduce`."""
+    return sp.all_reduce(x.clone(), op, group)
+
+
+__all__ = [
+    "abs",
+    "add",
+    "all_reduce",
+    "argmax",
+    "cast",
+    "cat",
+    "concat",
+    "cross_entropy",
+    "depend",
+    "div",
+    "exp",
+    "expand_dims",
+    "flatten",
+    "gelu",
+    "grad",
+    "jit",
+    "log",
+    "log_softmax",
+    "matmul",
+    "max",
+    "maximum",
+    "mean",
+    "min",
+    "minimum",
+    "mse_loss",
+    "mul",
+    "neg",
+    "one_hot",
+    "ones",
+    "ones_like",
+    "pow",
+    "real_div",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_sum",
+    "relu",
+    "reshape",
+    "scalar_to_array",
+    "scalar_to_tensor",
+    "shape",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "sqrt",
+    "squeeze",
+    "stack",
+    "stop_gradient",
+    "sub",
+    "sum",
+    "tanh",
+    "tensor_add",
+    "tile",
+    "transpose",
+    "value_and_grad",
+    "where",
+    "zeros",
+    "zeros_like",
+]

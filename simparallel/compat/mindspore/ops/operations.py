@@ -1,0 +1,211 @@
+"""`mindspore.ops.operations`: ops as objects. Ops without settings are those of `sp.ops`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from simparallel import ops
+from simparallel.compat.front import refuse
+from simparallel.compat.mindspore.ops.primitive import Primitive, Resolved, axes, number, primitive
+from simparallel.ops import (
+    Abs,
+    Add,
+    Div,
+    Equal,
+    Exp,
+    Flatten,
+    FloorDivide as FloorDiv,
+    Greater,
+    GreaterEqual,
+    Less,
+    LessEqual,
+    Log,
+    LogSoftmax,
+    MatMul,
+    Maximum,
+    Minimum,
+    Mul,
+    Neg,
+    NotEqual,
+    Pow,
+    ReLU,
+    Remainder as FloorMod,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Sqrt,
+    Stack,
+    Sub,
+    Tanh,
+    Where as Select,
+)
+
+TensorAdd, RealDiv, BatchMatMul = Add, Div, MatMul
+Call = Callable[..., Resolved]
+
+
+def _reduction(op: type[ops.Op], keep_dims: bool) -> Call:
+    return lambda x, axis=(): (op, (axes(axis), keep_dims), (x,))
+
+
+@primitive
+def ReduceSum(keep_dims: bool = False) -> Call:
+    """The sum along `axis` of the call; () sums all."""
+    return _reduction(ops.Sum, keep_dims)
+
+
+@primitive
+def ReduceMean(keep_dims: bool = False) -> Call:
+    """The mean along `axis` of the call; () takes all."""
+    return _reduction(ops.Mean, keep_dims)
+
+
+@primitive
+def ReduceMax(keep_dims: bool = False) -> Call:
+    """The maximum along `axis` of the call; () takes all."""
+    return _reduction(ops.Max, keep_dims)
+
+
+@primitive
+def ReduceMin(keep_dims: bool = False) -> Call:
+    """The minimum along `axis` of the call; () takes all."""
+    return _reduction(ops.Min, keep_dims)
+
+
+@primitive
+def OneHot(axis: int = -1) -> Call:
+    """`on_value` at the class of each number of `indices`, `off_value` elsewhere."""
+    refuse("OneHot", "classes are the last dim", axis=axis if axis != -1 else None)
+
+    def resolve(indices: Any, depth: int, on_value: Any = 1.0, off_value: Any = 0.0) -> Resolved:
+        dtype = getattr(on_value, "dtype", "float32")
+        return ops.OneHot, (int(number(depth)), number(on_value), number(off_value), str(dtype)), (indices,)
+
+    return resolve
+
+
+@primitive
+def Argmax(axis: int = -1, output_type: Any = None) -> Call:
+    """The place of the first maximum along `axis`."""
+    return lambda x: (ops.ArgMax, (axis,), (x,))
+
+
+@primitive
+def Cast() -> Call:
+    """x in another dtype."""
+    return lambda x, dtype: (ops.Cast, (str(dtype),), (x,))
+
+
+@primitive
+def Reshape() -> Call:
+    """x in another shape."""
+    return lambda x, shape: (ops.Reshape, (tuple(shape),), (x,))
+
+
+@primitive
+def Transpose() -> Call:
+    """x with its dims in another order."""
+    return lambda x, perm: (ops.Permute, (tuple(perm),), (x,))
+
+
+@primitive
+def ExpandDims() -> Call:
+    """x with a new dim of size 1 at `axis`."""
+    return lambda x, axis: (ops.Unsqueeze, (axis,), (x,))
+
+
+@primitive
+def Squeeze(axis: Any) -> Call:
+    """x without dims of size 1."""
+    return lambda x: (ops.Squeeze, (axes(axis),), (x,))
+
+
+@primitive
+def Tile() -> Call:
+    """x repeated along each dim."""
+    return lambda x, multiples: (ops.Tile, (tuple(multiples),), (x,))
+
+
+@primitive
+def BroadcastTo(shape: Any) -> Call:
+    """x as if it had this shape."""
+    return lambda x: (ops.BroadcastTo, (tuple(shape),), (x,))
+
+
+@primitive
+def Concat(axis: int = 0) -> Call:
+    """The Tensors of a tuple, one after the other along `axis`."""
+    return lambda tensors: (ops.Concat, (axis,), tuple(tensors))
+
+
+@primitive
+def Gather() -> Call:
+    """Rows of a table by number."""
+
+    def resolve(x: Any, indices: Any, axis: int = 0) -> Resolved:
+        refuse("Gather", "rows are looked up along axis 0", axis=axis or None)
+        return ops.Embedding, (), (indices, x)
+
+    return resolve
+
+
+class Shape:
+    """The shape of a Tensor."""
+
+    def __call__(self, x: Any) -> tuple[int, ...]:
+        return tuple(x.shape)
+
+
+__all__ = [
+    "Abs",
+    "Add",
+    "Argmax",
+    "BatchMatMul",
+    "BroadcastTo",
+    "Cast",
+    "Concat",
+    "Div",
+    "Equal",
+    "Exp",
+    "ExpandDims",
+    "Flatten",
+    "FloorDiv",
+    "FloorMod",
+    "Gather",
+    "Greater",
+    "GreaterEqual",
+    "Less",
+    "LessEqual",
+    "Log",
+    "LogSoftmax",
+    "MatMul",
+    "Maximum",
+    "Minimum",
+    "Mul",
+    "Neg",
+    "NotEqual",
+    "OneHot",
+    "Pow",
+    "Primitive",
+    "ReLU",
+    "RealDiv",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceSum",
+    "Reshape",
+    "Select",
+    "Shape",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Sqrt",
+    "Squeeze",
+    "Stack",
+    "Sub",
+    "Tanh",
+    "TensorAdd",
+    "Tile",
+    "Transpose",
+]

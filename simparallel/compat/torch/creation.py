@@ -1,0 +1,110 @@
+"""New Tensors, and devices, by PyTorch's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import simparallel as sp
+from simparallel import Tensor
+from simparallel.cuda import cuda_device
+from simparallel.devices import Device
+
+
+def device(type: Any = "cpu", index: int | None = None) -> Device:
+    """A device: `device("cuda", k)` is the k-th of this node, see `simparallel.cuda.cuda_device`."""
+    name = str(type) if index is None else f"{type}:{index}"
+    kind, _, number = name.partition(":")
+    if kind == "cuda" or name.isdigit():
+        return cuda_device(int(number or name) if number or name.isdigit() else None)
+    return sp.device(name)
+
+
+def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    """A Tensor with a copy of the data."""
+    if isinstance(data, Tensor):
+        data = data.numpy()
+    return _placed(
+        Tensor(np.copy(data) if isinstance(data, np.ndarray) else data), dtype, device, requires_grad
+    )
+
+
+def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
+    """A Tensor with the data itself where that is possible."""
+    return _placed(data if isinstance(data, Tensor) else Tensor(data), dtype, device, False)
+
+
+def from_numpy(array: np.ndarray) -> Tensor:
+    """A Tensor on the memory of the array."""
+    return Tensor(array)
+
+
+def full(
+    size: Any, fill_value: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """A Tensor of one value."""
+    kind = Tensor(fill_value).dtype if dtype is None else dtype
+    return _placed(Tensor(np.full(size, fill_value, kind)), None, device, requires_grad)
+
+
+def arange(*bounds: Any, dtype: Any = None, device: Any = None) -> Tensor:
+    """The numbers from start to end, without end."""
+    return tensor(np.arange(*bounds).tolist(), dtype, device)
+
+
+def linspace(start: float, end: float, steps: int, dtype: Any = np.float32, device: Any = None) -> Tensor:
+    """Numbers at equal distances, with both ends."""
+    return _placed(Tensor(np.linspace(start, end, steps, dtype=dtype)), None, device, False)
+
+
+def eye(n: int, m: int | None = None, dtype: Any = np.float32, device: Any = None) -> Tensor:
+    """Ones on the diagonal."""
+    return _placed(Tensor(np.eye(n, m, dtype=dtype)), None, device, False)
+
+
+def randint(low: int, high: int, size: Any, dtype: Any = np.int64, device: Any = None) -> Tensor:
+    """Integers from low to high, without high."""
+    drawn = sp.nn.init.uniform_(Tensor(np.empty(size, np.float64)), low, high)
+    return _placed(Tensor(np.floor(drawn.data).astype(dtype)), None, device, False)
+
+
+def randperm(n: int) -> Tensor:
+    """The numbers below n in random order."""
+    return Tensor(np.argsort(rand(n, dtype=np.float64).data, kind="stable"))
+
+
+def _sized(fill: Callable[[tuple[int, ...], Any], np.ndarray | Tensor]) -> Callable[..., Tensor]:
+    """A function of a size, given as one sequence or as several numbers."""
+
+    def create(
+        *size: Any, dtype: Any = np.float32, device: Any = None, requires_grad: bool = False
+    ) -> Tensor:
+        shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+        made = fill(tuple(shape), dtype)
+        return _placed(made if isinstance(made, Tensor) else Tensor(made), None, device, requires_grad)
+
+    return create
+
+
+def _like(fill: Callable[[tuple[int, ...], Any], np.ndarray]) -> Callable[..., Tensor]:
+    """A function of a Tensor, for another one of its shape, dtype and device."""
+
+    def create(x: Tensor, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+        return _placed(Tensor(fill(x.shape, dtype or x.dtype)), None, device or x.device, requires_grad)
+
+    return create
+
+
+zeros, ones, empty = _sized(np.zeros), _sized(np.ones), _sized(np.empty)
+zeros_like, ones_like = _like(np.zeros), _like(np.ones)
+rand = _sized(lambda shape, dtype: sp.nn.init.uniform_(Tensor(np.empty(shape, dtype))))
+randn = _sized(lambda shape, dtype: sp.nn.init.normal_(Tensor(np.empty(shape, dtype))))
+
+
+def _placed(made: Tensor, dtype: Any, device: Any, requires_grad: bool) -> Tensor:
+    where = {"dtype": dtype, "device": None if device is None else globals()["device"](device)}
+    if any(value is not None for value in where.values()):
+        made = made.to(**where)
+    return made.requires_grad_() if requires_grad else made

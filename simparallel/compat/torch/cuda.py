@@ -1,0 +1,47 @@
+"""`torch.cuda`: the devices of this rank's node, which are simulated where there is no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simparallel.backend import device_count as _gpus, manual_seed, manual_seed as manual_seed_all
+from simparallel.cuda import cuda_device
+from simparallel.events import current_recorder
+from simparallel.world import get_local_rank, get_local_world_size
+
+
+def is_available() -> bool:
+    """True: there are GPUs, or simulated devices."""
+    return True
+
+
+def device_count() -> int:
+    """Number of devices of this node."""
+    return _gpus() or get_local_world_size() * _devices_per_rank()
+
+
+def current_device() -> int:
+    """Number of this rank's first device on its node."""
+    return get_local_rank() * _devices_per_rank()
+
+
+def set_device(device: Any) -> None:
+    """Check that the device is this rank's own: a rank begins with its first one.
+
+    Raises:
+        InputError: it belongs to another rank.
+    """
+    cuda_device(device)
+
+
+def synchronize(device: Any = None) -> None:
+    """Wait for the device: operations have ended when they return."""
+
+
+def empty_cache() -> None:
+    """Give unused memory back: it is given back when it is freed."""
+
+
+def _devices_per_rank() -> int:
+    recorder = current_recorder()
+    return (recorder.num_devices if recorder else None) or 1

@@ -1,0 +1,232 @@
+"""`torch.distributed`: collectives that fill lists, and being a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import simparallel as sp
+from simparallel import Group, Tensor, Work
+from simparallel.compat.front import unused
+from simparallel.world import get_rank, get_world_size
+
+BACKENDS = ("nccl", "gloo", "mpi", "tcp", "ucc")
+
+
+class ReduceOp:
+    """Names of the reductions."""
+
+    SUM, PRODUCT, MIN, MAX, AVG = "sum", "prod", "min", "max", "mean"
+    BAND, BOR, BXOR = "band", "bor", "bxor"
+
+
+reduce_op = ReduceOp
+
+
+class group:
+    """The world, as a group."""
+
+    WORLD = None
+
+
+def init_process_group(
+    backend: str | None = None, init_method: str | None = None, timeout: Any = None, world_size: int = -1,
+    rank: int = -1, store: Any = None, group_name: str = "", device_id: Any = None,
+) -> None:  # fmt: skip
+    """Be a rank, see `sp.init`. Where the processes find each other is said by the environment.
+
+    Raises:
+        InputError: a backend that PyTorch does not have, or a rank or world size other than the run's.
+    """
+    if backend is not None and backend.split(":")[0] not in (*BACKENDS, "cpu", "cuda"):
+        raise sp.errors.InputError(
+            f"init_process_group: there is no backend {backend!r}; name one of {', '.join(BACKENDS)}."
+        )
+    unused("init_process_group", backend=backend, store=store)
+    if init_method not in (None, "env://"):
+        unused("init_process_group", init_method=init_method)
+    sp.init()
+    for name, given, real in (("rank", rank, get_rank()), ("world_size", world_size, get_world_size())):
+        if given not in (-1, real):
+            raise sp.errors.InputError(f"init_process_group: {name}={given}, but it is {real} in this run.")
+
+
+def destroy_process_group(group: Group | None = None) -> None:
+    """End communication; here it ends with the process."""
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    """Does this process communicate with others?"""
+    return sp.comm.is_running()
+
+
+def get_backend(group: Group | None = None) -> str:
+    """The transport: "shm", "inline" or "mpi"."""
+    return sp.comm.current().transport
+
+
+def new_group(
+    ranks: Sequence[int] | None = None, timeout: Any = None, backend: str | None = None, **more: Any
+) -> Group:
+    """A group of these ranks, see `sp.new_group`. Collective: over all ranks."""
+    unused("new_group", timeout=timeout, backend=backend, **more)
+    return sp.new_group(range(get_world_size()) if ranks is None else ranks)
+
+
+def barrier(group: Group | None = None, async_op: bool = False, device_ids: Any = None) -> None:
+    sp.barrier(group)
+
+
+def broadcast(
+    tensor: Tensor, src: int = 0, group: Group | None = None, async_op: bool = False
+) -> Work | None:
+    """Fill `tensor` with rank `src`'s."""
+    return _work(sp.broadcast(tensor, src, group, async_op), async_op)
+
+
+def all_reduce(
+    tensor: Tensor, op: str = ReduceOp.SUM, group: Group | None = None, async_op: bool = False, *,
+    reduce_op: str | None = None,
+) -> Work | None:  # fmt: skip
+    """Replace `tensor` by the reduction; `reduce_op` is what `op` was called before."""
+    return _work(sp.all_reduce(tensor, reduce_op or op, group, async_op), async_op)
+
+
+def reduce(
+    tensor: Tensor, dst: int = 0, op: str = ReduceOp.SUM, group: Group | None = None, async_op: bool = False, *,
+    reduce_op: str | None = None,
+) -> Work | None:  # fmt: skip
+    """Replace `tensor` of rank `dst` by the reduction; `reduce_op` is what `op` was called before."""
+    return _work(sp.reduce(tensor, dst, reduce_op or op, group, async_op), async_op)
+
+
+def all_gather(
+    tensor_list: list[Tensor], tensor: Tensor, group: Group | None = None, async_op: bool = False
+) -> None:
+    """Fill `tensor_list` with the ranks' tensors."""
+    _only_now("all_gather", async_op)
+    _fill("all_gather", tensor_list, sp.all_gather(_one_row(tensor), group=group))
+
+
+def gather(
+    tensor: Tensor, gather_list: list[Tensor] | None = None, dst: int = 0, group: Group | None = None,
+    async_op: bool = False,
+) -> None:  # fmt: skip
+    """Fill `gather_list` of rank `dst` with the ranks' tensors."""
+    _only_now("gather", async_op)
+    found = sp.gather(_data(tensor), dst, group)
+    if found is not None:
+        _fill("gather", gather_list, found)
+
+
+def scatter(
+    tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, src: int = 0, group: Group | None = None,
+    async_op: bool = False,
+) -> None:  # fmt: skip
+    """Fill `tensor` with its entry of rank `src`'s list."""
+    _only_now("scatter", async_op)
+    listed = None if scatter_list is None or get_rank() != src else [_data(entry) for entry in scatter_list]
+    sp.scatter(listed, src, group, out=_data(tensor))
+
+
+def reduce_scatter(
+    output: Tensor, input_list: Sequence[Tensor], op: str = ReduceOp.SUM, group: Group | None = None,
+    async_op: bool = False,
+) -> None:  # fmt: skip
+    """Fill `output` with the reduction of the ranks' entries for this rank."""
+    _only_now("reduce_scatter", async_op)
+    rows = sp.functions.stack([entry.detach() for entry in input_list])
+    sp.reduce_scatter(rows.data, 0, op, group, out=_one_row(output))
+
+
+def all_to_all(
+    output_tensor_list: list[Tensor], input_tensor_list: Sequence[Tensor], group: Group | None = None,
+    async_op: bool = False,
+) -> None:  # fmt: skip
+    """Send entry r to rank r; fill the output list with what came from each."""
+    _only_now("all_to_all", async_op)
+    rows = sp.functions.stack([entry.detach() for entry in input_tensor_list])
+    _fill("all_to_all", output_tensor_list, sp.all_to_all(rows.data, group=group))
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor, input_tensor: Tensor, group: Group | None = None, async_op: bool = False
+) -> None:
+    """Fill `output_tensor` with the ranks' tensors, one after the other along the first dim."""
+    _only_now("all_gather_into_tensor", async_op)
+    sp.all_gather(_data(input_tensor), group=group, out=_data(output_tensor))
+
+
+def reduce_scatter_tensor(
+    output: Tensor, input: Tensor, op: str = ReduceOp.SUM, group: Group | None = None, async_op: bool = False
+) -> None:
+    """Fill `output` with this rank's part, along the first dim, of the reduction."""
+    _only_now("reduce_scatter_tensor", async_op)
+    sp.reduce_scatter(_data(input), 0, op, group, out=_data(output))
+
+
+def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = None) -> None:
+    """Fill `object_list` with the ranks' objects."""
+    object_list[:] = sp.all_gather_object(obj, group)
+
+
+def gather_object(
+    obj: Any, object_gather_list: list[Any] | None = None, dst: int = 0, group: Group | None = None
+) -> None:
+    """Fill `object_gather_list` of rank `dst` with the ranks' objects."""
+    found = sp.gather_object(obj, dst, group)
+    if found is not None and object_gather_list is not None:
+        object_gather_list[:] = found
+
+
+def broadcast_object_list(object_list: list[Any], src: int = 0, group: Group | None = None) -> None:
+    """Fill `object_list` with rank `src`'s."""
+    object_list[:] = sp.broadcast_object(list(object_list), src, group)
+
+
+def send(tensor: Tensor, dst: int, group: Group | None = None, tag: int = 0) -> None:
+    sp.send(tensor, dst, tag)
+
+
+def recv(tensor: Tensor, src: int, group: Group | None = None, tag: int = 0) -> int:
+    """Fill `tensor` with the next message of rank `src`; returns `src`."""
+    sp.recv(tensor, src, tag)
+    return src
+
+
+def isend(tensor: Tensor, dst: int, group: Group | None = None, tag: int = 0) -> Work:
+    return sp.isend(tensor, dst, tag)
+
+
+def irecv(tensor: Tensor, src: int, group: Group | None = None, tag: int = 0) -> Work:
+    return sp.irecv(tensor, src, tag)
+
+
+def _work(result: Any, async_op: bool) -> Work | None:
+    return result if async_op else None
+
+
+def _only_now(who: str, async_op: bool) -> None:
+    if async_op:
+        unused(who, async_op=async_op)
+
+
+def _data(tensor: Tensor) -> Any:
+    return tensor.data
+
+
+def _one_row(tensor: Tensor) -> Any:
+    return tensor.data[None]
+
+
+def _fill(who: str, tensors: Sequence[Tensor] | None, rows: Any) -> None:
+    """Copy each row into the Tensor of its rank."""
+    if tensors is None or len(tensors) != len(rows):
+        count = "no list" if tensors is None else f"a list of {len(tensors)} Tensors"
+        raise sp.errors.InputError(f"{who}: got {count} for {len(rows)} ranks; give one Tensor a rank.")
+    for tensor, row in zip(tensors, rows, strict=True):
+        tensor.data[...] = row

@@ -1,0 +1,3 @@
+"""`torch.nn.functional`: `sp.functions` has PyTorch's names and arguments."""
+
+from simparallel.functions import *  # noqa: F403

@@ -1,0 +1,31 @@
+"""`torch.nn.parallel`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from simparallel import parallel
+from simparallel.compat.front import front
+from simparallel.cuda import cuda_device
+from simparallel.parallel import gather, parallel_apply, replicate, scatter
+
+
+@front(parallel.DistributedDataParallel)
+def DistributedDataParallel(
+    module: Any, device_ids: Sequence[Any] | None = None, output_device: Any = None, dim: int = 0,
+    broadcast_buffers: bool = True, init_sync: bool = True, process_group: Any = None, bucket_cap_mb: Any = None,
+    find_unused_parameters: bool = False, gradient_as_bucket_view: bool = False, static_graph: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """See `sp.parallel.DistributedDataParallel`; ids count the devices of the node."""
+    own = None if device_ids is None else [cuda_device(device) for device in device_ids]
+    return {
+        "module": module, "device_ids": own, "broadcast_buffers": broadcast_buffers, "init_sync": init_sync,
+        "output_device": None if output_device is None else cuda_device(output_device),
+        "process_group": process_group, "bucket_cap_mb": bucket_cap_mb,
+        "find_unused_parameters": find_unused_parameters, "gradient_as_bucket_view": gradient_as_bucket_view,
+        "static_graph": static_graph,
+    }  # fmt: skip
+
+
+DataParallel = parallel.DataParallel

@@ -1,0 +1,3 @@
+"""`torch.utils`."""
+
+from simparallel.compat.torch.utils import data
