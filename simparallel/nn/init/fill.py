@@ -15,9 +15,9 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.tape import mark_changed
-from simparallel.backend import random_normal, random_state, random_uniform, to_device_like, to_host
+from simparallel.backend import random_normal, random_state, random_uniform, to_device_like
 from simparallel.errors import DTypeError, InputError, ShapeError
-from simparallel.nn.deferred import Recipe, deferring, draw as drawn, is_deferred, placeholder
+from simparallel.nn.deferred import Recipe, deferring, draw as drawn, placeholder, recipe_of
 from simparallel.nn.module import Parameter
 
 T = TypeVar("T", bound=Tensor)
@@ -59,11 +59,7 @@ def copy_(tensor: T, value: Any) -> T:
         raise DTypeError(
             f"initial values have dtype {value.dtype}, need numbers for a {tensor.dtype} parameter."
         )
-    if is_deferred(value):
-        return _write(tensor, value.initial)
-    # A copy: a parameter that is drawn later must not follow what happens to the array until then.
-    flat = np.array(to_host(value.data if isinstance(value, Tensor) else value)).reshape(-1)
-    return _write(tensor, lambda start, count: flat[start : start + count])
+    return _write(tensor, recipe_of(value))
 
 
 def zeros_(tensor: T) -> T:
