@@ -40,7 +40,9 @@ class AbstractModuleSequence(Module):
 
     def __setitem__(self, index: int, module: Module) -> None:
         self._check_modules((module,))
-        self._modules[self._names(as_index(index))[0]] = module
+        name = self._names(as_index(index))[0]
+        self._name_members(name, module)
+        self._modules[name] = module
 
     def __delitem__(self, index: int | slice) -> None:
         gone = self._names(index)
@@ -102,9 +104,14 @@ class AbstractModuleSequence(Module):
         return [names[index]]
 
     def _number(self, modules: Iterable[Any]) -> None:
-        modules = dict(enumerate(modules))
+        modules = list(modules)
+        for name in self._modules:
+            self._release(name)
         self._modules.clear()
-        self._modules.update({str(i): module for i, module in modules.items()})
+        for i, module in enumerate(modules):
+            self._modules[str(i)] = module
+            if module is not None:
+                self._adopt(str(i), module)
 
     def _check_modules(self, modules: Iterable[Any]) -> None:
         for module in modules:
@@ -181,20 +188,23 @@ class ModuleDict(Module):
 
     def __setitem__(self, name: str, module: Module) -> None:
         if name in self._modules and isinstance(module, Module):
+            self._name_members(name, module)
             self._modules[name] = module
         else:
             self.add_module(name, module)
 
     def __delitem__(self, name: str) -> None:
-        del self._modules[name]
+        self.pop(name)
 
     def pop(self, name: str) -> Any:
         """Remove the module of this name; returns it."""
+        self._release(name)
         return self._modules.pop(name)
 
     def clear(self) -> None:
         """Remove all modules."""
-        self._modules.clear()
+        for name in list(self):
+            self.pop(name)
 
     def __contains__(self, name: Any) -> bool:
         return name in self._modules

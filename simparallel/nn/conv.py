@@ -13,22 +13,24 @@ from simparallel.autograd.conv1d import as_single
 from simparallel.autograd.windows import Pair, as_pair
 from simparallel.errors import DTypeError, InputError
 from simparallel.nn import init
-from simparallel.nn.module import Module, Parameter
+from simparallel.nn.affine import Affine
+from simparallel.nn.module import Parameter
 
 
-class AbstractConv(Module):
+class AbstractConv(Affine):
     """The weight (out_channels, in_channels / groups, *kernel_size) and the bias of a convolution.
 
     A subclass has checked its other settings, and has set `kernel_size` and what `_shown` names.
     """
 
-    bias: Parameter | None
+    weight: Parameter
     kernel_size: tuple[int, ...]
     _shown: dict[str, Any]  # settings, and the values that are not worth to be shown
 
     def _make(
-        self, in_channels: int, out_channels: int, groups: int, bias: bool, padding_mode: str, dtype: Any
-    ) -> None:
+        self, in_channels: int, out_channels: int, groups: int, bias: bool, padding_mode: str, dtype: Any,
+        weight_init: Any, bias_init: Any,
+    ) -> None:  # fmt: skip
         who = type(self).__name__
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
             if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
@@ -47,14 +49,14 @@ class AbstractConv(Module):
         shape = (self.out_channels, self.in_channels // groups, *self.kernel_size)
         self.weight = Parameter(np.empty(shape, dtype))
         self.bias = Parameter(np.empty(self.out_channels, dtype)) if bias else None
-        self.reset_parameters()
+        self._begin_as(weight_init, bias_init)
 
-    def reset_parameters(self) -> None:
-        """Draw new initial values (PyTorch's: He's bound for a leaky ReLU of slope sqrt(5))."""
-        init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
-        if self.bias is not None:
-            bound = 1.0 / math.sqrt(init.fans(self.weight)[0])
-            init.uniform_(self.bias, -bound, bound)
+    def _default_weight(self, weight: Parameter) -> None:
+        init.kaiming_uniform_(weight, a=math.sqrt(5.0))  # PyTorch's
+
+    def _default_bias(self, bias: Parameter) -> None:
+        bound = 1.0 / math.sqrt(init.fans(self.weight)[0])
+        init.uniform_(bias, -bound, bound)
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
@@ -76,6 +78,7 @@ class Conv2d(AbstractConv):
         padding_mode: "zeros", the only one.
         dtype: floating-point dtype of the parameters.
         method: see `sp.ops.Conv2d`.
+        weight_init, bias_init: how they begin, see `nn.initializer`; None for the values below.
 
     Attributes:
         weight: Parameter (out_channels, in_channels / groups, kh, kw), uniform in ±1 / sqrt(fan_in)
@@ -92,14 +95,17 @@ class Conv2d(AbstractConv):
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: int | Pair, stride: int | Pair = 1,
         padding: int | Pair | str = 0, dilation: int | Pair = 1, groups: int = 1, bias: bool = True,
-        padding_mode: str = "zeros", dtype: Any = np.float32, method: str = "auto",
+        padding_mode: str = "zeros", dtype: Any = np.float32, method: str = "auto", *,
+        weight_init: Any = None, bias_init: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         settings = Conv2dOp(stride, padding, dilation, groups, method)  # refuses bad ones now
         self.kernel_size = as_pair("Conv2d", "kernel_size", kernel_size, 1)
         self.stride, self.padding, self.dilation = settings.stride, settings.padding, settings.dilation
         self.method = settings.method
-        self._make(in_channels, out_channels, settings.groups, bias, padding_mode, dtype)
+        self._make(
+            in_channels, out_channels, settings.groups, bias, padding_mode, dtype, weight_init, bias_init
+        )
 
     def forward(self, x: Any) -> Tensor:
         return functions.conv2d(
@@ -118,6 +124,7 @@ class Conv1d(AbstractConv):
         bias: whether there is one.
         padding_mode: "zeros", the only one.
         dtype: floating-point dtype of the parameters.
+        weight_init, bias_init: how they begin, see `nn.initializer`; None for the values below.
 
     Attributes:
         weight: Parameter (out_channels, in_channels / groups, kernel_size), uniform in ±1 / sqrt(fan_in)
@@ -134,7 +141,7 @@ class Conv1d(AbstractConv):
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: int | Sequence[int], stride: int | Sequence[int] = 1,
         padding: int | Sequence[int] | str = 0, dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool = True,
-        padding_mode: str = "zeros", dtype: Any = np.float32,
+        padding_mode: str = "zeros", dtype: Any = np.float32, *, weight_init: Any = None, bias_init: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         given = (("kernel_size", kernel_size), ("stride", stride), ("dilation", dilation))
@@ -145,7 +152,9 @@ class Conv1d(AbstractConv):
         settings = Conv2dOp(
             1, padding if isinstance(padding, str) else 0, groups=groups
         )  # refuses bad ones now
-        self._make(in_channels, out_channels, settings.groups, bias, padding_mode, dtype)
+        self._make(
+            in_channels, out_channels, settings.groups, bias, padding_mode, dtype, weight_init, bias_init
+        )
 
     def forward(self, x: Any) -> Tensor:
         return functions.conv1d(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.backend import Array
+from simparallel.backend import Array, is_array, to_host
 from simparallel.errors import AutogradError
 
 Recipe = Callable[[int, int], Any]  # (first element, number of elements) -> their values, row-major
@@ -73,6 +73,14 @@ def draw(
         block = np.broadcast_to(np.asarray(recipe(start * row, count * row)), (count * row,))
         y[start - index[0].start :][:count] = block.reshape(count, *shape[1:])[(slice(None), *index[1:])]
     return y
+
+
+def recipe_of(values: Any) -> Recipe:
+    """A recipe that gives the elements of a Tensor or an array: a copy, as they are now."""
+    if is_deferred(values):
+        return values.initial
+    flat = np.array(to_host(values if is_array(values) else values.data)).reshape(-1)
+    return lambda start, count: flat[start : start + count]
 
 
 def zero_row(parameter: Any, row: int) -> None:

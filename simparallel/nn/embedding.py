@@ -12,12 +12,13 @@ from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import random_state
 from simparallel.errors import InputError
 from simparallel.nn import init
+from simparallel.nn.affine import Affine
 from simparallel.nn.deferred import zero_row
 from simparallel.nn.module import Module, Parameter
 from simparallel.nn.normalization import check_size
 
 
-class Embedding(Module):
+class Embedding(Affine):
     """y = weight[ids].   ids: (...) integers in 0 … num_embeddings-1   y: (..., embedding_dim)
 
     Args:
@@ -25,17 +26,22 @@ class Embedding(Module):
         embedding_dim: size of a row.
         padding_idx: a row that is 0 at first and gets no gradient; may count from the end.
         dtype: floating-point dtype of the weight.
+        weight_init: how it begins, see `nn.initializer`; None for standard normal. The row `padding_idx` is 0
+            all the same.
 
     Attributes:
-        weight: Parameter (num_embeddings, embedding_dim), standard normal at first.
+        weight: Parameter (num_embeddings, embedding_dim).
 
     Raises:
         InputError: a bad setting. When called, LabelError for an id outside, DTypeError for other dtypes.
     """
 
+    weight: Parameter
+
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, dtype: Any = np.float32
-    ) -> None:
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, dtype: Any = np.float32, *,
+        weight_init: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.num_embeddings = check_size(self, "num_embeddings", num_embeddings)
         self.embedding_dim = check_size(self, "embedding_dim", embedding_dim)
@@ -45,13 +51,16 @@ class Embedding(Module):
             )
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.weight = Parameter(np.empty((num_embeddings, embedding_dim), dtype))
-        self.reset_parameters()
+        self._begin_as(weight_init, None)
 
     def reset_parameters(self) -> None:
         """Draw new initial values."""
-        init.normal_(self.weight)
+        super().reset_parameters()
         if self.padding_idx is not None:
             zero_row(self.weight, self.padding_idx)
+
+    def _default_weight(self, weight: Parameter) -> None:
+        init.normal_(weight)
 
     def forward(self, ids: Any) -> Tensor:
         return functions.embedding(ids, self.weight, self.padding_idx)

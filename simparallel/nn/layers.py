@@ -10,10 +10,11 @@ import numpy as np
 from simparallel.autograd import GELU as GELUOp, LeakyReLU as LeakyReLUOp, Tensor, functions
 from simparallel.errors import DTypeError, InputError
 from simparallel.nn import init
+from simparallel.nn.affine import Affine
 from simparallel.nn.module import Module, Parameter
 
 
-class Linear(Module):
+class Linear(Affine):
     """y = x @ weight.T + bias.   x: (..., in_features)   y: (..., out_features)
 
     Args:
@@ -21,21 +22,23 @@ class Linear(Module):
         out_features: size of the last dim of y.
         bias: whether there is one.
         dtype: floating-point dtype of the parameters.
+        weight_init, bias_init: how they begin, see `nn.initializer`; None for the values below.
 
     Attributes:
         weight: Parameter (out_features, in_features), uniform in ±1 / sqrt(in_features) at first.
         bias: Parameter (out_features,), uniform likewise; or None.
 
     Raises:
-        InputError: a size that is not a positive integer.
+        InputError: a size that is not a positive integer, or an unknown initializer.
         DTypeError: `dtype` is not floating point.
     """
 
-    bias: Parameter | None
+    weight: Parameter
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, dtype: Any = np.float32
-    ) -> None:
+        self, in_features: int, out_features: int, bias: bool = True, dtype: Any = np.float32, *,
+        weight_init: Any = None, bias_init: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.in_features = _check_size("in_features", in_features)
         self.out_features = _check_size("out_features", out_features)
@@ -44,14 +47,14 @@ class Linear(Module):
             raise DTypeError(f"Linear: dtype={dtype} must be floating point, for example float32.")
         self.weight = Parameter(np.empty((out_features, in_features), dtype))
         self.bias = Parameter(np.empty(out_features, dtype)) if bias else None
-        self.reset_parameters()
+        self._begin_as(weight_init, bias_init)
 
-    def reset_parameters(self) -> None:
-        """Draw new initial values (PyTorch's: He's bound for a leaky ReLU of slope sqrt(5))."""
-        init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
-        if self.bias is not None:
-            bound = 1.0 / math.sqrt(self.in_features)
-            init.uniform_(self.bias, -bound, bound)
+    def _default_weight(self, weight: Parameter) -> None:
+        init.kaiming_uniform_(weight, a=math.sqrt(5.0))  # PyTorch's
+
+    def _default_bias(self, bias: Parameter) -> None:
+        bound = 1.0 / math.sqrt(self.in_features)
+        init.uniform_(bias, -bound, bound)
 
     def forward(self, x: Any) -> Tensor:
         return functions.linear(x, self.weight, self.bias)

@@ -1,4 +1,4 @@
-"""`Parameter` and `Module`: a tree of named arrays with a forward function."""
+"""`Module`: a tree of named parameters with a forward function."""
 
 from __future__ import annotations
 
@@ -13,34 +13,12 @@ from simparallel.backend import is_array, to_host
 from simparallel.cuda import cuda_device
 from simparallel.devices import FIRST
 from simparallel.errors import DeviceOutOfMemoryError, InputError, ShapeError
-from simparallel.memory import BUFFERS, PARAMETERS
-from simparallel.nn.deferred import Recipe, deferring
+from simparallel.memory import BUFFERS
 from simparallel.nn.hooks import Hooks, RemovableHandle
+from simparallel.nn.parameter import Parameter
 from simparallel.nn.places import hold, move_to
 from simparallel.nn.state import LoadResult, load
 from simparallel.nn.tree import ModuleTree
-
-
-class Parameter(Tensor):
-    """A leaf tensor that a Module registers, and that requires a gradient by default.
-
-    Args:
-        data: array (kept, not copied), Tensor, number or nested sequence; floating point.
-        requires_grad: collect a gradient for it.
-        name: for messages.
-        device: where it lies, see `Tensor`.
-    """
-
-    __slots__ = ("initial",)
-
-    def __init__(self, data: Any, requires_grad: bool = True, name: str = "", device: Any = None) -> None:
-        super().__init__(data, requires_grad, name, device)
-        self.initial: Recipe | None = getattr(data, "initial", None)  # how to draw it, while it has no data
-        if not deferring.active:
-            hold(self, PARAMETERS, f"a parameter of shape {self.shape}")
-
-    def __repr__(self) -> str:
-        return super().__repr__().replace("Tensor", "Parameter", 1)
 
 
 class Module(ModuleTree):
@@ -62,7 +40,9 @@ class Module(ModuleTree):
 
     def __init__(self) -> None:
         # Past __setattr__, which looks into these dicts.
-        self.__dict__.update(training=True, _parameters={}, _buffers={}, _modules={}, _not_saved=set())
+        self.__dict__.update(
+            training=True, _parameters={}, _buffers={}, _modules={}, _not_saved=set(), _path=""
+        )  # fmt: skip
 
     def _construct(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call `construct`, as MindSpore names what a module computes."""
@@ -121,6 +101,7 @@ class Module(ModuleTree):
             if other != registry:
                 self.__dict__[other].pop(name, None)
         self.__dict__.pop(name, None)  # a plain attribute would hide the registered one
+        self._name_members(name, value)
         self.__dict__[registry][name] = value
 
     def _registry_for(self, name: str, value: Any) -> str | None:
@@ -153,6 +134,7 @@ class Module(ModuleTree):
     def __delattr__(self, name: str) -> None:
         for registry in ("_parameters", "_buffers", "_modules"):
             if name in self.__dict__.get(registry, ()):
+                self._release(name)
                 del self.__dict__[registry][name]
                 self._not_saved.discard(name)
                 return

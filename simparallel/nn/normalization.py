@@ -12,10 +12,11 @@ from simparallel.autograd.tape import grad_mode
 from simparallel.autograd.tensor import as_tensor, common_device
 from simparallel.errors import InputError, ShapeError
 from simparallel.nn import init
+from simparallel.nn.affine import Affine
 from simparallel.nn.module import Module, Parameter
 
 
-class AbstractBatchNorm(Module):
+class AbstractBatchNorm(Affine):
     """y = (x - mean) / sqrt(var + eps) * weight + bias, with one mean and var for each channel.
 
     In training those of the batch, which also move the running ones:
@@ -30,12 +31,13 @@ class AbstractBatchNorm(Module):
         affine: whether there are weight and bias.
         track_running_stats: False always takes the statistics of the batch, and leaves the running ones alone.
         dtype: floating-point dtype of parameters and buffers.
+        weight_init, bias_init: how they begin, see `nn.initializer`; None for 1 and 0.
 
     These are attributes, too; `eps`, `momentum` and `track_running_stats` may be set later.
 
     Attributes:
-        weight: Parameter (num_features,), 1 at first; or None.
-        bias: Parameter (num_features,), 0 at first; or None.
+        weight: Parameter (num_features,); or None.
+        bias: Parameter (num_features,); or None.
         running_mean: buffer (num_features,), 0 at first; or None.
         running_var: buffer (num_features,), 1 at first; or None.
         num_batches_tracked: buffer, int64 of shape (); or None.
@@ -46,25 +48,24 @@ class AbstractBatchNorm(Module):
     """
 
     _dims: tuple[int, ...] = ()
-    weight: Parameter | None
-    bias: Parameter | None
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-        track_running_stats: bool = True, dtype: Any = np.float32,
+        track_running_stats: bool = True, dtype: Any = np.float32, *, weight_init: Any = None, bias_init: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_features = check_size(self, "num_features", num_features)
         self.eps, self.momentum = check_eps(self, eps), momentum
         self.affine, self.track_running_stats = affine, track_running_stats
-        self.weight = Parameter(np.ones(num_features, dtype)) if affine else None
-        self.bias = Parameter(np.zeros(num_features, dtype)) if affine else None
+        self.weight = Parameter(np.empty(num_features, dtype)) if affine else None
+        self.bias = Parameter(np.empty(num_features, dtype)) if affine else None
         tracked = track_running_stats
         self.register_buffer("running_mean", np.zeros(num_features, dtype) if tracked else None)
         self.register_buffer("running_var", np.ones(num_features, dtype) if tracked else None)
         self.register_buffer("num_batches_tracked", np.zeros((), np.int64) if tracked else None)
         # Of its own, not a shared one: it reports the statistics to this module.
         self._op = BatchNorm(self.eps, self._move_running if tracked else None)
+        self._begin_as(weight_init, bias_init)
 
     def reset_running_stats(self) -> None:
         """Forget all batches: mean 0, variance 1."""
@@ -74,11 +75,9 @@ class AbstractBatchNorm(Module):
             init.zeros_(self.num_batches_tracked)
 
     def reset_parameters(self) -> None:
-        """weight 1 and bias 0, and no batch seen."""
+        """weight and bias as at first (1 and 0 unless they were told otherwise), and no batch seen."""
         self.reset_running_stats()
-        if self.weight is not None and self.bias is not None:
-            init.ones_(self.weight)
-            init.zeros_(self.bias)
+        super().reset_parameters()
 
     def _move_running(self, mean: Any, var: Any, count: int) -> None:
         if grad_mode.recomputing:  # this batch has been counted
@@ -138,7 +137,7 @@ class BatchNorm2d(AbstractBatchNorm):
     _dims = (4,)
 
 
-class LayerNorm(Module):
+class LayerNorm(Affine):
     """y = (x - mean) / sqrt(var + eps) * weight + bias, over the last dims of x.
 
     Args:
@@ -147,24 +146,23 @@ class LayerNorm(Module):
         elementwise_affine: whether there is a weight.
         bias: whether there is a bias, too.
         dtype: floating-point dtype of the parameters.
+        weight_init, bias_init: how they begin, see `nn.initializer`; None for 1 and 0.
 
     Attributes:
-        weight: Parameter `normalized_shape`, 1 at first; or None.
-        bias: Parameter `normalized_shape`, 0 at first; or None.
+        weight: Parameter `normalized_shape`; or None.
+        bias: Parameter `normalized_shape`; or None.
     """
-
-    weight: Parameter | None
-    bias: Parameter | None
 
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
-        bias: bool = True, dtype: Any = np.float32,
+        bias: bool = True, dtype: Any = np.float32, *, weight_init: Any = None, bias_init: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.normalized_shape = _as_shape(self, normalized_shape)
         self.eps, self.elementwise_affine = check_eps(self, eps), elementwise_affine
-        self.weight = Parameter(np.ones(self.normalized_shape, dtype)) if elementwise_affine else None
-        self.bias = Parameter(np.zeros(self.normalized_shape, dtype)) if elementwise_affine and bias else None
+        self.weight = Parameter(np.empty(self.normalized_shape, dtype)) if elementwise_affine else None
+        self.bias = Parameter(np.empty(self.normalized_shape, dtype)) if elementwise_affine and bias else None
+        self._begin_as(weight_init, bias_init)
 
     def forward(self, x: Any) -> Tensor:
         x = _check_tail(self, x, self.normalized_shape)
@@ -174,7 +172,7 @@ class LayerNorm(Module):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
-class RMSNorm(Module):
+class RMSNorm(Affine):
     """y = x / sqrt(mean(x²) + eps) * weight, over the last dims of x.
 
     Args:
@@ -182,22 +180,22 @@ class RMSNorm(Module):
         eps: added under the square root; None takes the machine epsilon of x's dtype.
         elementwise_affine: whether there is a weight.
         dtype: floating-point dtype of the weight.
+        weight_init: how it begins, see `nn.initializer`; None for 1.
 
     Attributes:
-        weight: Parameter `normalized_shape`, 1 at first; or None.
+        weight: Parameter `normalized_shape`; or None.
     """
-
-    weight: Parameter | None
 
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True,
-        dtype: Any = np.float32,
+        dtype: Any = np.float32, *, weight_init: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.normalized_shape = _as_shape(self, normalized_shape)
         self.eps = None if eps is None else check_eps(self, eps)
         self.elementwise_affine = elementwise_affine
-        self.weight = Parameter(np.ones(self.normalized_shape, dtype)) if elementwise_affine else None
+        self.weight = Parameter(np.empty(self.normalized_shape, dtype)) if elementwise_affine else None
+        self._begin_as(weight_init, None)
 
     def forward(self, x: Any) -> Tensor:
         x = _check_tail(self, x, self.normalized_shape)
@@ -207,7 +205,7 @@ class RMSNorm(Module):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
-class GroupNorm(Module):
+class GroupNorm(Affine):
     """y = (x - mean) / sqrt(var + eps) * weight + bias, over each group of channels.   x: (n, c, ...)
 
     Args:
@@ -216,23 +214,17 @@ class GroupNorm(Module):
         eps: added to the variance.
         affine: whether there are weight and bias.
         dtype: floating-point dtype of the parameters.
+        weight_init, bias_init: how they begin, see `nn.initializer`; None for 1 and 0.
 
     Attributes:
-        weight: Parameter (num_channels,), 1 at first; or None.
-        bias: Parameter (num_channels,), 0 at first; or None.
+        weight: Parameter (num_channels,); or None.
+        bias: Parameter (num_channels,); or None.
     """
 
-    weight: Parameter | None
-    bias: Parameter | None
-
     def __init__(
-        self,
-        num_groups: int,
-        num_channels: int,
-        eps: float = 1e-5,
-        affine: bool = True,
-        dtype: Any = np.float32,
-    ) -> None:
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, dtype: Any = np.float32, *,
+        weight_init: Any = None, bias_init: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.num_groups = check_size(self, "num_groups", num_groups)
         self.num_channels = check_size(self, "num_channels", num_channels)
@@ -241,8 +233,9 @@ class GroupNorm(Module):
                 f"GroupNorm: num_channels={num_channels} must be divisible by num_groups={num_groups}."
             )
         self.eps, self.affine = check_eps(self, eps), affine
-        self.weight = Parameter(np.ones(num_channels, dtype)) if affine else None
-        self.bias = Parameter(np.zeros(num_channels, dtype)) if affine else None
+        self.weight = Parameter(np.empty(num_channels, dtype)) if affine else None
+        self.bias = Parameter(np.empty(num_channels, dtype)) if affine else None
+        self._begin_as(weight_init, bias_init)
 
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from simparallel.autograd import Tensor
 from simparallel.errors import InputError
@@ -19,6 +20,8 @@ class ModuleTree:
     _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
     _not_saved: set[str]
+    _path: str = ""  # from the outermost module to this one; empty for one that stands alone
+    _is_wrapper: ClassVar[bool] = False  # what is below has the names that it would have without this module
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """(name, module) of the modules right below this one, each once, by its first name."""
@@ -79,6 +82,10 @@ class ModuleTree:
         """All parameters, each once, in the order of `named_parameters()`."""
         return (parameter for _, parameter in self.named_parameters(recurse=recurse))
 
+    def get_parameters(self, expand: bool = True) -> Iterator[Parameter]:
+        """As `parameters(expand)`. MindSpore's name."""
+        return self.parameters(expand)
+
     def trainable_params(self) -> list[Parameter]:
         """The parameters that require a gradient, each once: what an optimizer wants. MindSpore's name."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -107,6 +114,55 @@ class ModuleTree:
         for name, child in self._modules.items():
             if child is not None:
                 yield from child._saved_tensors(_join(prefix, name))
+
+    # --- names of parameters ---------------------------------------------------------------------
+
+    def _name_members(self, name: str, value: Any) -> None:
+        """Give a parameter that is about to be registered its path, or the parameters of a module theirs.
+
+        What several modules share keeps its first name.
+        """
+        self._release(name)
+        if isinstance(value, ModuleTree):
+            self._adopt(name, value)
+        elif value is not None and name not in self._buffers and not value.name:
+            value.name = _join(self._path, name)
+
+    def _adopt(self, name: str, child: ModuleTree) -> None:
+        if not child._path:
+            child._place(self._below(self._path, name), set())
+
+    def _release(self, name: str) -> None:
+        """Let a child stand alone again."""
+        child = self._modules.get(name)
+        if child is not None and child._path == self._below(self._path, name):
+            child._place("", set())
+
+    def _place(self, path: str, seen: set[int]) -> None:
+        """Move to another path, with all that is named after this module."""
+        seen.add(id(self))
+        before, self.__dict__["_path"] = self._path, path
+        for name, parameter in self._parameters.items():
+            if parameter is not None and parameter.name == _join(before, name):
+                parameter.name = _join(path, name)
+        for name, child in self._modules.items():
+            if child is not None and id(child) not in seen and child._path == self._below(before, name):
+                child._place(self._below(path, name), seen)
+
+    def _below(self, path: str, name: str) -> str:
+        return path if self._is_wrapper else _join(path, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy stands alone: its parameters are named from here on."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        for name, value in self.__dict__.items():
+            copied.__dict__[name] = deepcopy(value, memo)
+        copied._place("", set())
+        for name, child in copied._modules.items():
+            if child is not None:
+                copied._adopt(name, child)
+        return copied
 
 
 def _join(path: str, name: str) -> str:

@@ -50,6 +50,8 @@ class DataParallel(Module):
         (2, 2)
     """
 
+    _is_wrapper = True
+
     def __init__(
         self, module: Module, device_ids: Sequence[Any] | None = None, output_device: Any = None, dim: int = 0
     ) -> None:

@@ -87,6 +87,8 @@ class DistributedDataParallel(Module):
         (2, 3)
     """
 
+    _is_wrapper = True
+
     def __init__(
         self, module: Module, device_ids: Sequence[int] | None = None, output_device: int | None = None, *,
         broadcast_buffers: bool = True, init_sync: bool = True, process_group: Group | None = None,

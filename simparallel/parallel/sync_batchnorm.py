@@ -140,6 +140,7 @@ class SyncBatchNorm(AbstractBatchNorm):
     @classmethod
     def _in_place_of(cls, old: AbstractBatchNorm, process_group: Group | None) -> SyncBatchNorm:
         new = cls(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats, process_group)
+        new._weight_init, new._bias_init, new._path = old._weight_init, old._bias_init, old._path
         new._parameters.update(old._parameters)
         new._buffers.update(old._buffers)
         new.training = old.training

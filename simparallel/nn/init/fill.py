@@ -17,7 +17,7 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.tape import mark_changed
 from simparallel.backend import random_normal, random_state, random_uniform, to_device_like
 from simparallel.errors import DTypeError, InputError, ShapeError
-from simparallel.nn.deferred import Recipe, deferring, draw as drawn, placeholder
+from simparallel.nn.deferred import Recipe, deferring, draw as drawn, placeholder, recipe_of
 from simparallel.nn.module import Parameter
 
 T = TypeVar("T", bound=Tensor)
@@ -45,6 +45,21 @@ def constant_(tensor: T, value: float) -> T:
         tensor.data[...] = value
         mark_changed((tensor,))
     return tensor
+
+
+def copy_(tensor: T, value: Any) -> T:
+    """The elements of an array or Tensor of the same shape, cast to the tensor's dtype.
+
+    Raises:
+        ShapeError: another shape; DTypeError: neither floating point nor integers.
+    """
+    if tuple(value.shape) != tensor.shape:
+        raise ShapeError(f"initial values have shape {tuple(value.shape)}, the parameter has {tensor.shape}.")
+    if np.dtype(value.dtype).kind not in "fiub":
+        raise DTypeError(
+            f"initial values have dtype {value.dtype}, need numbers for a {tensor.dtype} parameter."
+        )
+    return _write(tensor, recipe_of(value))
 
 
 def zeros_(tensor: T) -> T:
@@ -193,7 +208,11 @@ def _fill(tensor: T, purpose: str, draw: Callable[[int, str, int, int], np.ndarr
     """Write the elements of a new stream: `draw(seed, stream, start, count)` gives a part of it."""
     if tensor.dtype.kind != "f":
         raise DTypeError(f"{purpose}_: need a floating-point tensor, got dtype {tensor.dtype}.")
-    recipe = partial(draw, random_state.seed, random_state.next_stream(purpose))
+    return _write(tensor, partial(draw, random_state.seed, random_state.next_stream(purpose)))
+
+
+def _write(tensor: T, recipe: Recipe) -> T:
+    """Give the tensor these values now, or later if its data are not wanted yet."""
     if not (deferring.active and _defer(tensor, recipe)):
         whole = drawn(recipe, tensor.data.shape, tensor.dtype)
         tensor.data[...] = to_device_like(whole, tensor.data)
@@ -218,40 +237,3 @@ def _normal_quantile(p: np.ndarray) -> np.ndarray:
     tail = np.sqrt(-2.0 * np.log(np.maximum(np.minimum(p, 1 - p), np.finfo(float).tiny)))
     outer = np.polyval(_TAIL[0], tail) / np.polyval(_TAIL[1], tail)
     return np.where(abs(middle) <= 0.5 - _TAIL_BEGINS, inner, np.where(middle < 0, outer, -outer))
-
-
-_BY_NAME: dict[str, Callable[[Any], Any]] = {
-    "zeros": zeros_,
-    "ones": ones_,
-    "normal": lambda tensor: normal_(tensor, 0.0, 0.01),
-    "uniform": lambda tensor: uniform_(tensor, -0.07, 0.07),
-    "truncatednormal": lambda tensor: trunc_normal_(tensor, 0.0, 0.01, -0.02, 0.02),
-    "xavieruniform": xavier_uniform_,
-    "xaviernormal": xavier_normal_,
-    "heuniform": kaiming_uniform_,
-    "henormal": kaiming_normal_,
-}
-
-
-def initializer(init: str | float, shape: Any, dtype: Any = np.float32) -> Parameter:
-    """A parameter of this shape, filled by the initialiser of this name; MindSpore's `initializer`.
-
-    Args:
-        init: "zeros", "ones", "normal" (std 0.01), "uniform" (±0.07), "truncated_normal" (std 0.01),
-            "xavier_uniform", "xavier_normal", "he_uniform", "he_normal", in any spelling; or a number.
-        shape: of the parameter.
-        dtype: floating point.
-
-    Raises:
-        InputError: no such initialiser.
-    """
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    parameter = Parameter(np.empty(shape, np.dtype(dtype)))
-    if isinstance(init, (int, float)):
-        return constant_(parameter, init)
-    fill = _BY_NAME.get(str(init).lower().replace("_", ""))
-    if fill is None:
-        raise InputError(
-            f"initializer: init={init!r} is unknown; choose from {', '.join(_BY_NAME)} or give a number."
-        )
-    return fill(parameter)

@@ -1,0 +1,83 @@
+"""`Parameter`: a tensor that a module trains."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.autograd.tape import mark_changed
+from simparallel.backend import is_array, to_device_like, to_host
+from simparallel.comm import current
+from simparallel.errors import DTypeError, LayoutError, ShapeError
+from simparallel.memory import PARAMETERS
+from simparallel.nn.deferred import Recipe, deferring, is_deferred, placeholder, recipe_of
+from simparallel.nn.places import hold
+
+
+class Parameter(Tensor):
+    """A leaf tensor that a Module registers, and that requires a gradient by default.
+
+    Args:
+        data: array (kept, not copied), Tensor, number or nested sequence; floating point.
+        requires_grad: collect a gradient for it.
+        name: for messages and for groups of parameters; empty: its dotted path below the outermost module, which
+            module after module fills in as it registers the one before.
+        device: where it lies, see `Tensor`.
+    """
+
+    __slots__ = ("initial",)
+
+    def __init__(self, data: Any, requires_grad: bool = True, name: str = "", device: Any = None) -> None:
+        super().__init__(data, requires_grad, name, device)
+        self.initial: Recipe | None = getattr(data, "initial", None)  # how to draw it, while it has no data
+        if not deferring.active:
+            hold(self, PARAMETERS, f"a parameter of shape {self.shape}")
+
+    def set_data(self, data: Any, slice_shape: bool = False) -> Self:
+        """Take over other values, in place, in this parameter's dtype; returns self. MindSpore's name.
+
+        Args:
+            data: array, Tensor, number or nested sequence of this parameter's shape.
+            slice_shape: of a sharded parameter, `data` is this rank's slice instead of the whole. A plain one takes
+                on the shape of `data`, and its gradient is forgotten.
+
+        Raises:
+            ShapeError: another shape; DTypeError: no real numbers; LayoutError: a Tensor that is cut otherwise.
+                Nothing has changed.
+        """
+        given = data if isinstance(data, Tensor) or is_array(data) else Tensor(data)
+        if np.dtype(given.dtype).kind not in "fiub":
+            raise DTypeError(f"set_data: dtype {given.dtype}, need numbers for {self.dtype}.")
+        placed = given.placement if isinstance(given, Tensor) else None
+        if placed is not None and placed != self.placement:
+            raise LayoutError(
+                "set_data: the data is cut otherwise than the parameter; redistribute() it first."
+            )
+        is_slice = placed is not None or (slice_shape and self.placement is not None)
+        shape = tuple(given.data.shape if isinstance(given, Tensor) else given.shape)
+        needed = self._data.shape if is_slice else self.shape
+        if shape != needed and not (slice_shape and self.placement is None):
+            raise ShapeError(
+                f"set_data: the data has shape {shape}, {self.name or 'the parameter'} has {needed}."
+            )
+        if is_deferred(self) or is_deferred(given):
+            self.initial = recipe_of(given)
+            self.data = placeholder(shape, self.dtype)
+            return self
+        array = given.data if isinstance(given, Tensor) else given
+        if self.placement is not None and not is_slice:
+            array = array[self.placement.layout.slices(current().rank, shape)]
+        if shape != needed:
+            self._grad = None
+            self.data = to_device_like(to_host(array).astype(self.dtype), self._data)
+        else:
+            self._data[...] = to_device_like(
+                to_host(array), self._data
+            )  # a gradient bucket may share this memory
+        mark_changed((self,))
+        return self
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Tensor", "Parameter", 1)

@@ -1,0 +1,127 @@
+"""`weight_init=` and `bias_init=`: what they take, and that a slice begins as the whole would have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import simparallel as sp
+from simparallel import nn
+from simparallel.errors import DTypeError, InputError, ShapeError
+from simparallel.nn import init
+from simparallel.nn.deferred import is_deferred, materialize
+from simparallel.parallel import no_init_parameters
+
+# A name, an object that means the same, and the function behind both.
+SAME = {
+    "zeros": (init.Zero(), init.zeros_),
+    "ones": (init.One(), init.ones_),
+    "normal": (init.Normal(0.01, 0.0), lambda t: init.normal_(t, 0.0, 0.01)),
+    "uniform": (init.Uniform(0.07), lambda t: init.uniform_(t, -0.07, 0.07)),
+    "truncated_normal": (init.TruncatedNormal(0.01), lambda t: init.trunc_normal_(t, 0.0, 0.01, -0.02, 0.02)),
+    "xavier_uniform": (init.XavierUniform(1), init.xavier_uniform_),
+    "xavier_normal": (init.XavierNormal, init.xavier_normal_),
+    "he_uniform": (init.HeUniform(), init.kaiming_uniform_),
+    "he_normal": (init.HeNormal(), init.kaiming_normal_),
+    "orthogonal": (init.Orthogonal(), init.orthogonal_),
+}
+LAYERS = {
+    "Linear": lambda **inits: nn.Linear(6, 4, **inits),
+    "Conv1d": lambda **inits: nn.Conv1d(6, 4, 3, **inits),
+    "Conv2d": lambda **inits: nn.Conv2d(6, 4, (1, 3), **inits),
+    "BatchNorm1d": lambda **inits: nn.BatchNorm1d(4, **inits),
+    "BatchNorm2d": lambda **inits: nn.BatchNorm2d(4, **inits),
+    "LayerNorm": lambda **inits: nn.LayerNorm((2, 4), **inits),
+    "GroupNorm": lambda **inits: nn.GroupNorm(2, 4, **inits),
+}
+
+
+def begun(weight_init):
+    sp.manual_seed(3)
+    return nn.Linear(5, 7, weight_init=weight_init).weight.numpy()
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_name_object_and_function_begin_alike(name):
+    thing, function = SAME[name]
+    camel = "".join(part.title() for part in name.split("_"))
+    expected = nn.Parameter(np.empty((7, 5), np.float32))
+    sp.manual_seed(3)
+    function(expected)
+    for given in (name, camel, thing, function, init.initializer(name, (7, 5))):
+        if isinstance(given, nn.Parameter):  # drawn from a later stream: its own values are taken over
+            np.testing.assert_array_equal(begun(given), given.numpy())
+        else:
+            np.testing.assert_array_equal(begun(given), expected.numpy())
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_layer_takes_numbers_and_arrays(layer):
+    made = LAYERS[layer](weight_init=0.5)
+    assert (made.weight.numpy() == 0.5).all()
+    values = np.arange(made.bias.size).reshape(made.bias.shape)
+    again = LAYERS[layer](weight_init="ones", bias_init=values)
+    np.testing.assert_array_equal(again.bias.numpy(), values)
+    assert again.bias.dtype == np.float32
+    values[...] = -1  # the layer has a copy
+    assert again.bias.numpy().min() >= 0
+    with pytest.raises(InputError, match=f"{layer}: weight_init"):
+        LAYERS[layer](weight_init="nothing")
+    with pytest.raises(ShapeError):
+        LAYERS[layer](bias_init=np.zeros((9, 9)))
+    with pytest.raises(DTypeError):
+        LAYERS[layer](bias_init=np.zeros(made.bias.shape, complex))
+
+
+def test_layers_with_a_weight_alone():
+    table = nn.Embedding(5, 3, padding_idx=1, weight_init="ones").weight.numpy()
+    assert table.tolist() == [[float(i != 1)] * 3 for i in range(5)]
+    assert nn.RMSNorm(4, weight_init=2).weight.numpy().tolist() == [2.0] * 4
+    assert nn.Linear(3, 2, bias=False, bias_init="zeros").bias is None
+
+
+@pytest.mark.parametrize("given", [None, "normal", "he_uniform", 0.25, "array", "parameter"])
+def test_deferred_layers_begin_the_same(given):
+    def make():
+        sp.manual_seed(11)
+        value = np.arange(48.0).reshape(6, 8) if given == "array" else given
+        if given == "parameter":
+            value = nn.initializer("normal", (6, 8))
+        return nn.Linear(8, 6, weight_init=value, bias_init=None if given is None else "ones")
+
+    whole = make()
+    with no_init_parameters():
+        later = make()
+    assert is_deferred(later.weight)
+    assert is_deferred(later.bias)
+    part = (slice(2, 5), slice(1, 8))
+    np.testing.assert_array_equal(materialize(later.weight, part), whole.weight.numpy()[part])
+    np.testing.assert_array_equal(materialize(later.bias), whole.bias.numpy())
+
+
+def sharded_weights():
+    sp.manual_seed(5)
+    with no_init_parameters():
+        net = nn.Sequential(nn.Linear(8, 4, weight_init="xavier_uniform", bias_init=0.5), nn.LayerNorm(4))
+        first = sp.ops.MatMul().shard(((1, 2), (2, 2)))
+    step = sp.AutoParallel(lambda x: net[1](first(x, net[0].weight.transpose(0, 1)) + net[0].bias))
+    y = step(np.ones((2, 8), np.float32))
+    return y.numpy()
+
+
+def test_sharded_layers_begin_as_the_whole():
+    sp.manual_seed(5)
+    net = nn.Sequential(nn.Linear(8, 4, weight_init="xavier_uniform", bias_init=0.5), nn.LayerNorm(4))
+    expected = net(sp.Tensor(np.ones((2, 8), np.float32))).numpy()
+    for y in sp.launch(sharded_weights, world_size=4, transport="inline"):
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_initializer_takes_the_shape_of_an_array():
+    assert nn.initializer(np.eye(2), dtype=np.float64).numpy().tolist() == [[1, 0], [0, 1]]
+    assert nn.initializer("ones", 3).shape == (3,)
+    with pytest.raises(InputError, match="needs a shape"):
+        nn.initializer("ones")
+    for wrong in ("nothing", None, [1, 2], True):
+        with pytest.raises(InputError):
+            nn.initializer(wrong, (2, 2))
