@@ -164,7 +164,7 @@ class Recorder:
             return FIRST
         raise InputError(
             f"rank {self.rank} has one device, sim:0, which is also sim:{local} as number {local} of its node; "
-            f"{device} is not its own. Give the ranks several devices (devices_per_rank= of launch, Cluster or init) to use more."
+            f"{device} is not its own. For several devices a rank say devices_per_rank= (launch, Cluster, init)."
         )
 
     @property

@@ -10,17 +10,17 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from types import CodeType, ModuleType
 
+from simparallel.compat.names import MODULES
 from simparallel.errors import InputError
 
-FRONTS = ("mindspore", "torch")
+FRONTS = tuple(MODULES)
 _HERE = __name__.rpartition(".")[0]
 
 
 class _Front(MetaPathFinder, InspectLoader):
     """Finds `mindspore.nn.optim` as the module of the front that has its names.
 
-    A front's `MODULES` maps the framework's module names to its own where the two differ: one file of the front may
-    stand for several modules of the framework.
+    One file of the front may stand for several modules of the framework, see `MODULES`.
     """
 
     def __init__(self, framework: str, prefix: str) -> None:
@@ -44,7 +44,10 @@ class _Front(MetaPathFinder, InspectLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         # The import system takes what stands in sys.modules: one module under each of its names.
-        sys.modules[module.__name__] = import_module(self._real_name(module.__name__))
+        real = import_module(self._real_name(module.__name__))
+        if not hasattr(real, "__path__"):
+            real.__path__ = []  # one file stands for the package and what is below it
+        sys.modules[module.__name__] = real
 
     def get_code(self, fullname: str) -> CodeType | None:
         """The code of a module, for `python -m`."""
@@ -56,12 +59,11 @@ class _Front(MetaPathFinder, InspectLoader):
 
     def modules(self) -> list[str]:
         """The names that the front has beside those of its files."""
-        return sorted(import_module(f"{_HERE}.{self.framework}").MODULES)
+        return sorted(MODULES[self.framework])
 
     def _real_name(self, name: str) -> str:
         below = name[len(self._prefix) + 1 :]
-        front = import_module(f"{_HERE}.{self.framework}") if below else None
-        below = front.MODULES.get(below, below) if front is not None else below
+        below = MODULES[self.framework].get(below, below)
         return f"{_HERE}.{self.framework}" + (f".{below}" if below else "")
 
 

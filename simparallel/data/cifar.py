@@ -50,7 +50,7 @@ class CIFAR10(ImageArrays):
     urls: ClassVar[tuple[str, ...]] = (f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",)
     md5: ClassVar[str] = "c32a1d4ab5d03f1284b67883e8d87530"
     archive_bytes: ClassVar[int] = 170_052_171
-    records_per_file: ClassVar[int] = 10_000
+    records_per_file: ClassVar[int | None] = 10_000  # None for any number
 
     def __init__(
         self, root: str | os.PathLike[str] | None = None, train: bool = True,

@@ -155,10 +155,14 @@ class FashionMnistDataset(MnistDataset):
     reader = FashionMNIST
 
 
-class Cifar10Dataset(MnistDataset):
-    """CIFAR-10 in its binary version, as `MnistDataset`; images are uint8 (32, 32, 3)."""
+class _Cifar10Files(CIFAR10):
+    records_per_file = None
 
-    reader = CIFAR10
+
+class Cifar10Dataset(MnistDataset):
+    """CIFAR-10 in its binary version, as `MnistDataset`; images are uint8 (32, 32, 3). Files may be shorter."""
+
+    reader = _Cifar10Files
 
 
 class ImageFolderDataset(SourceDataset):

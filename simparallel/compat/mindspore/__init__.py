@@ -65,35 +65,4 @@ from simparallel.compat.mindspore.train import (
     TimeMonitor,
 )
 
-# The framework's modules that have no file of their own here -> the file with their names.
-MODULES = {
-    "common.api": "common",
-    "common.parameter": "common",
-    "common.tensor": "common",
-    "communication.management": "communication",
-    "dataset.transforms.c_transforms": "dataset.transforms",
-    "dataset.transforms.py_transforms": "dataset.transforms",
-    "dataset.transforms.transforms": "dataset.transforms",
-    "dataset.transforms.vision": "dataset.vision",
-    "dataset.transforms.vision.c_transforms": "dataset.vision",
-    "dataset.vision.c_transforms": "dataset.vision",
-    "dataset.vision.transforms": "dataset.vision",
-    "nn.loss": "nn",
-    "nn.loss.loss": "nn",
-    "nn.optim": "nn",
-    "nn.optim.momentum": "nn",
-    "nn.optim.optimizer": "nn",
-    "nn.wrap": "nn",
-    "ops.composite": "ops.functional",
-    "parallel._auto_parallel_context": "context",
-    "parallel.algo_parameter_config": "parallel",
-    "parallel.auto_parallel": "parallel",
-    "parallel.shard": "parallel",
-    "train.amp": "train",
-    "train.callback": "train",
-    "train.loss_scale_manager": "train",
-    "train.metrics": "train",
-    "train.model": "train",
-    "train.serialization": "train",
-}
 __version__ = "2.6.0"  # of the names

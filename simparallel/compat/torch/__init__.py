@@ -29,7 +29,7 @@ from simparallel.compat.torch.creation import (
     zeros,
     zeros_like,
 )
-from simparallel.functions import (
+from simparallel.autograd.functions import (
     abs,
     add,
     argmax,
@@ -83,19 +83,10 @@ from simparallel.functions import (
     where,
 )
 
-# The framework's modules that have no file of their own here -> the file with their names.
-MODULES = {
-    "distributed.distributed_c10d": "distributed",
-    "nn.modules": "nn",
-    "nn.parallel.distributed": "nn.parallel",
-    "optim.optimizer": "optim",
-    "utils.data.dataloader": "utils.data",
-    "utils.data.dataset": "utils.data",
-    "utils.data.distributed": "utils.data",
-}
 __version__ = "2.13.0"  # of the names
 
 bool = np.dtype(np.bool_)
-float16, float32, float64 = half, float, double = (np.dtype(f"float{bits}") for bits in (16, 32, 64))
+float16, float32, float64 = map(np.dtype, ("float16", "float32", "float64"))
 uint8, int8 = np.dtype("uint8"), np.dtype("int8")
-int16, int32, int64 = short, int, long = (np.dtype(f"int{bits}") for bits in (16, 32, 64))
+int16, int32, int64 = map(np.dtype, ("int16", "int32", "int64"))
+half, float, double, short, int, long = float16, float32, float64, int16, int32, int64

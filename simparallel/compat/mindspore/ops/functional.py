@@ -11,7 +11,7 @@ import simparallel as sp
 from simparallel import Tensor, functions, value_and_grad
 from simparallel.compat.mindspore.common import grad, jit
 from simparallel.compat.mindspore.ops.primitive import axes, number
-from simparallel.functions import (
+from simparallel.autograd.functions import (
     abs,
     add,
     cross_entropy,

@@ -8,7 +8,7 @@ from typing import Any
 from simparallel import ops
 from simparallel.compat.front import refuse
 from simparallel.compat.mindspore.ops.primitive import Primitive, Resolved, axes, number, primitive
-from simparallel.ops import (
+from simparallel.autograd import (
     Abs,
     Add,
     Div,

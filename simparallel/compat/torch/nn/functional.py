@@ -1,3 +1,3 @@
 """`torch.nn.functional`: `sp.functions` has PyTorch's names and arguments."""
 
-from simparallel.functions import *  # noqa: F403
+from simparallel.autograd.functions import *  # noqa: F403
