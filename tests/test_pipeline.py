@@ -245,9 +245,9 @@ def test_images_of_several_sizes_are_brought_to_one(tmp_path):
         ShapeError, match=r"'image' has \(3, 3, 3\) uint8 in sample 0 and \(4, 4, 3\).*Resize"
     ):
         list(folder.batch(3))
-    (batch,) = folder.map([T.Resize(4), T.HWC2CHW()], "image").batch(3).create_dict_iterator()
+    (batch,) = folder.map([T.Resize((4, 4)), T.HWC2CHW()], "image").batch(3).create_dict_iterator()
     assert (batch["image"].shape, batch["label"].numpy().tolist()) == ((3, 3, 4, 4), [0, 0, 1])
-    alone = T.Resize(4)(data.read_image(tmp_path / "dog" / "2.ppm")[None])[0]
+    alone = T.Resize((4, 4))(data.read_image(tmp_path / "dog" / "2.ppm")[None])[0]
     assert np.array_equal(batch["image"].numpy()[2], alone.transpose(2, 0, 1))
     assert [row[0].shape for row in folder] == [(3, 3, 3), (4, 4, 3), (5, 5, 3)]
 

@@ -269,7 +269,8 @@ def into_a_weight(net, x):
 def test_a_part_that_writes_into_what_it_begins_with_is_refused(write, shape):
     net, x = Net(), Tensor(X.copy())
     with pytest.raises(
-        AutogradError, match=rf"writes in place into (a tensor|second.weight) of shape \({shape[0]}, 3\), which it begins"
+        AutogradError,
+        match=rf"writes in place into (a tensor|second.weight) of shape \({shape[0]}, 3\), which it begins",
     ):
         nn.checkpoint(lambda v: [write(net, v), net.body(v)][1], x)
     with no_grad():  # without a second run it may

@@ -92,7 +92,7 @@ def whole(columns: Columns) -> Columns:
 
 
 def _transform(operation: Transform, values: Column, index: np.ndarray, epoch: np.ndarray) -> Column:
-    if isinstance(values, list):
+    if isinstance(values, list) or operation.is_ragged:
         rows = enumerate(zip(values, epoch.tolist(), strict=True))
         return _stacked([operation(value[None], index[i : i + 1], number)[0] for i, (value, number) in rows])
     first = int(epoch[0])

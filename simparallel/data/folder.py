@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from simparallel.data.imagefile import EXTENSIONS, LARGEST_PIXELS, read_image
+from simparallel.data.source import open_source
 from simparallel.data.transforms import apply
 from simparallel.errors import DataError
+
+LARGEST_FILE_BYTES = 8 * LARGEST_PIXELS  # of one that is not decoded yet
 
 
 class ImageFolder:
@@ -27,6 +30,7 @@ class ImageFolder:
             transform whole batches instead, once the images have one size.
         target_transform: label -> label.
         max_pixels: refuse larger images.
+        decode: False gives the bytes of a file, uint8 of shape (bytes,), for `transforms.Decode`.
 
     Attributes:
         classes: names, in the order of the labels.
@@ -40,10 +44,11 @@ class ImageFolder:
     def __init__(
         self, root: str | os.PathLike[str], transform: Callable[..., Any] | None = None,
         target_transform: Callable[..., Any] | None = None, max_pixels: int = LARGEST_PIXELS,
+        decode: bool = True,
     ) -> None:  # fmt: skip
         self.root = Path(root)
         self.transform, self.target_transform, self.max_pixels = transform, target_transform, max_pixels
-        self.epoch = 0
+        self.decode, self.epoch = bool(decode), 0
         try:
             entries = [e.name for e in os.scandir(self.root) if e.is_dir() and not e.name.startswith(".")]
         except OSError as error:
@@ -72,15 +77,21 @@ class ImageFolder:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """(image of shape (height, width, channels), label), transformed.
+        """(image of shape (height, width, channels), or bytes, and label), transformed.
 
         Raises:
             IndexError: out of range; DataError: the file is broken.
         """
         path, label = self.samples[index]
         number = np.array([index % len(self.samples)])
-        image = apply(self.transform, read_image(path, self.max_pixels)[None], number, self.epoch)[0]
+        image = apply(self.transform, self._read(path)[None], number, self.epoch)[0]
         return image, label if self.target_transform is None else self.target_transform(label)
+
+    def _read(self, path: Path) -> np.ndarray:
+        if self.decode:
+            return read_image(path, self.max_pixels)
+        with open_source(path) as source:
+            return np.frombuffer(source.rest(LARGEST_FILE_BYTES, "an image"), np.uint8)
 
     @staticmethod
     def _error(path: Path, text: str) -> DataError:

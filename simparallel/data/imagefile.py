@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import re
 from math import prod
@@ -49,6 +50,27 @@ def read_image(path: str | os.PathLike[str], max_pixels: int = LARGEST_PIXELS) -
     )  # fmt: skip
 
 
+class EncodedImage(io.BytesIO):
+    """The bytes of an image file, where a path could be."""
+
+    def __str__(self) -> str:
+        return "an encoded image"
+
+
+def read_encoded(image: EncodedImage, max_pixels: int = LARGEST_PIXELS) -> np.ndarray:
+    """As `read_image`, of the bytes of a file; the first ones say the format.
+
+    Raises:
+        DataError: broken, too large, an unknown format, or Pillow is needed and missing.
+    """
+    start = image.getvalue()[:6]
+    if start == b"\x93NUMPY":
+        return read_npy(image, max_pixels)
+    if start[:2] in (b"P2", b"P3", b"P5", b"P6"):
+        return read_pnm(image, max_pixels)
+    return _read_pillow(image, max_pixels)
+
+
 # --- npy -------------------------------------------------------------------------------------------
 
 # The header is a Python literal; what NumPy writes needs no more than this, and no evaluation.
@@ -58,7 +80,7 @@ _HEADER = re.compile(
 )
 
 
-def read_npy(path: str | os.PathLike[str], max_pixels: int = LARGEST_PIXELS) -> np.ndarray:
+def read_npy(path: str | os.PathLike[str] | EncodedImage, max_pixels: int = LARGEST_PIXELS) -> np.ndarray:
     """An image from a `.npy` file: numbers only, never a pickle.
 
     Raises:
@@ -102,7 +124,7 @@ _NUMBER = re.compile(rb"\d{1,9}(?!\d)")
 _NOT_PLAIN = re.compile(rb"[^0-9 \t\r\n\v\f]|\d{6}")
 
 
-def read_pnm(path: str | os.PathLike[str], max_pixels: int = LARGEST_PIXELS) -> np.ndarray:
+def read_pnm(path: str | os.PathLike[str] | EncodedImage, max_pixels: int = LARGEST_PIXELS) -> np.ndarray:
     """An image from a `.ppm` or `.pgm` file, binary (P5, P6) or plain (P2, P3).
 
     Format: the man pages ppm(5) and pgm(5) of Netpbm. One image a file.
@@ -179,7 +201,7 @@ def _plain(source: Source, shape: tuple[int, ...]) -> np.ndarray:
 # --- png and jpeg ------------------------------------------------------------------------------------
 
 
-def _read_pillow(path: Path, max_pixels: int) -> np.ndarray:
+def _read_pillow(path: Path | EncodedImage, max_pixels: int) -> np.ndarray:
     try:
         module: Any = importlib.import_module("PIL.Image")
     except ImportError:

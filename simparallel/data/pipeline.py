@@ -91,6 +91,7 @@ class Pipeline:
     def map(
         self, operations: Operation | Sequence[Operation], input_columns: str | Sequence[str] | None = None,
         output_columns: str | Sequence[str] | None = None, num_parallel_workers: int | None = None,
+        python_multiprocessing: bool = False,
     ) -> Pipeline:  # fmt: skip
         """Change columns.
 
@@ -101,7 +102,8 @@ class Pipeline:
             input_columns: whose values the first operation gets; None takes the first column.
             output_columns: names for what the last one gives; None keeps those of the input. A name that
                 is there already is replaced, a new one added; inputs that are not named any more go.
-            num_parallel_workers: without effect; MindSpore has it. The calling process does the work.
+            num_parallel_workers, python_multiprocessing: without effect; MindSpore has them. The calling process does
+                the work.
 
         Raises:
             InputError: an unknown column, no operations, or one that cannot be called.

@@ -173,19 +173,25 @@ class ImageFolderDataset(SourceDataset):
 
     Args:
         dataset_dir: the folder, see `ImageFolder`.
+        decode: False gives the bytes of the files, for `transforms.Decode` or `RandomCropDecodeResize`. Unlike in
+            MindSpore the default is True; `Decode` leaves an image that is decoded already as it is.
         settings: those of `SourceDataset`.
 
     Raises:
         DataError: no folder, no classes, or a class without images.
     """
 
-    def __init__(self, dataset_dir: str | os.PathLike[str], **settings: Any) -> None:
-        self.folder = ImageFolder(dataset_dir)
+    def __init__(self, dataset_dir: str | os.PathLike[str], decode: bool = True, **settings: Any) -> None:
+        self.folder = ImageFolder(dataset_dir, decode=decode)
         super().__init__(self.folder, ("image", "label"), **settings)
 
     def num_classes(self) -> int:
         """Number of classes."""
         return len(self.folder.classes)
+
+    def get_class_indexing(self) -> dict[str, int]:
+        """Name of each class -> its label."""
+        return dict(self.folder.class_to_idx)
 
 
 class GeneratorDataset(SourceDataset):

@@ -6,6 +6,7 @@ Nothing here trusts a number in a file before it has been compared with what the
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import zlib
 from collections.abc import Iterator
@@ -110,12 +111,16 @@ class Source:
 
 
 @contextmanager
-def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
-    """Open a file, unpacking it on the way if it begins as gzip does.
+def open_source(path: str | os.PathLike[str] | io.BytesIO) -> Iterator[Source]:
+    """Open a file, unpacking it on the way if it begins as gzip does; bytes in memory are taken as they are.
 
     Raises:
         DataError: it cannot be opened.
     """
+    if isinstance(path, io.BytesIO):
+        yield Source(Path(str(path)), path, len(path.getvalue()), exact=True)
+        path.seek(0)
+        return
     path = Path(path)
     try:
         file = path.open("rb")

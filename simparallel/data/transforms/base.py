@@ -22,6 +22,10 @@ class Transform:
 
     __repr__ = format_object
 
+    is_ragged: ClassVar[bool] = (
+        False  # results of one batch may differ in shape: a pipeline calls it row by row
+    )
+
     def __call__(self, batch: Array, index: np.ndarray | None = None, epoch: int = 0) -> Array:
         return self.apply(batch)
 

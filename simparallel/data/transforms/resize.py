@@ -19,7 +19,7 @@ class Resize(Transform):
     "nearest": pixel i is pixel floor(i in / out) of the source.
 
     Args:
-        size: (height, width), or one number for both.
+        size: (height, width); or one number for the shorter side, the other one as the image's shape asks for.
         interpolation: "bilinear" or "nearest".
         is_hwc: whether channels come last.
 
@@ -31,6 +31,7 @@ class Resize(Transform):
         self, size: int | tuple[int, int], interpolation: str = "bilinear", is_hwc: bool = True
     ) -> None:
         self.size = check_size("Resize", size)
+        self._keeps_shape = not isinstance(size, (tuple, list))
         if interpolation not in ("bilinear", "nearest"):
             raise InputError(f"Resize: interpolation={interpolation!r}, choose from bilinear, nearest.")
         self.interpolation, self.is_hwc = interpolation, bool(is_hwc)
@@ -40,7 +41,7 @@ class Resize(Transform):
         if not all(batch.shape[dim] for dim in dims):
             raise ShapeError(f"Resize: images of shape {batch.shape} have no pixels.")
         y = batch
-        for dim, size in zip(dims, self.size, strict=True):
+        for dim, size in zip(dims, self._sizes([batch.shape[dim] for dim in dims]), strict=True):
             y = self._along(y, dim, size)
         if y.dtype != batch.dtype:  # between the two directions nothing is rounded
             y = (
@@ -49,6 +50,11 @@ class Resize(Transform):
                 else y.astype(batch.dtype)
             )
         return y if y is not batch else batch.copy()
+
+    def _sizes(self, before: list[int]) -> tuple[int, ...]:
+        if not self._keeps_shape:
+            return self.size
+        return tuple(int(size * self.size[0] / min(before) + 0.5) for size in before)
 
     def _along(self, batch: Array, dim: int, size: int) -> Array:
         before = batch.shape[dim]

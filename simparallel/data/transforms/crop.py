@@ -1,0 +1,250 @@
+"""Crops: at random places, in the centre, of random sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simparallel.backend import Array, get_namespace, random_uniform
+from simparallel.data.sampler import check_integer
+from simparallel.data.transforms.augment import check_size
+from simparallel.data.transforms.base import RandomTransform, Transform, image_dims
+from simparallel.data.transforms.decode import decoded
+from simparallel.data.transforms.resize import Resize
+from simparallel.errors import InputError, ShapeError
+
+PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
+
+
+class RandomCrop(RandomTransform):
+    """Pad, then cut out a window at a random place.   He et al. 2016, section 4.2.
+
+    (n, h, w, c), or (n, c, h, w) with is_hwc=False; the dtype stays.
+
+    Args:
+        size: (height, width) of the window, or one number for both; None keeps that of the images.
+        padding: pixels to add: on each side; or (left and right, top and bottom); or (left, top, right, bottom).
+        pad_if_needed: pad an image that is smaller than the window with what it lacks, on both sides.
+        fill_value: value of the padding, or one for each channel.
+        padding_mode: "constant" pads with `fill_value`, "edge" with the last pixel, "reflect" and "symmetric" with
+            the mirrored image, without and with the last pixel.
+        seed: see `RandomTransform`.
+        is_hwc: whether channels come last.
+
+    Raises:
+        InputError: a bad setting; ShapeError: (when called) a window larger than the padded image, or not one
+            `fill_value` for each channel.
+    """
+
+    numbers_per_sample = 2
+
+    def __init__(
+        self, size: int | tuple[int, int] | None, padding: int | Sequence[int] | None = None,
+        pad_if_needed: bool = False, fill_value: float | Sequence[float] = 0, padding_mode: str = "constant",
+        seed: int = 0, is_hwc: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(seed)
+        who = type(self).__name__
+        self.size = None if size is None else check_size(who, size)
+        self.padding = _sides(who, 0 if padding is None else padding)
+        self.pad_if_needed, self.fill_value = bool(pad_if_needed), fill_value
+        if padding_mode not in PADDING_MODES:
+            raise InputError(f"{who}: padding_mode={padding_mode!r}, choose from {', '.join(PADDING_MODES)}.")
+        self.padding_mode, self.is_hwc = padding_mode, bool(is_hwc)
+
+    def apply_random(self, batch: Array, numbers: np.ndarray) -> Array:
+        xp = get_namespace(batch)
+        rows, columns = image_dims(type(self).__name__, batch, self.is_hwc)
+        height, width = self.size or (batch.shape[rows], batch.shape[columns])
+        left, top, right, bottom = self.padding
+        sides = {rows: (top, bottom), columns: (left, right)}
+        if self.pad_if_needed:
+            for dim, size in ((rows, height), (columns, width)):
+                lacks = max(0, size - batch.shape[dim] - sum(sides[dim]))
+                sides[dim] = sides[dim][0] + lacks, sides[dim][1] + lacks
+        padded = self._padded(batch, sides)
+        free = padded.shape[rows] - height, padded.shape[columns] - width
+        if min(free) < 0:
+            raise ShapeError(
+                f"{type(self).__name__}: a window of {height} x {width} does not fit into {batch.shape[rows]} x "
+                f"{batch.shape[columns]} pixels with a padding of {self.padding} (left, top, right, bottom)."
+            )
+        offsets = xp.asarray((numbers * (np.array(free) + 1)).astype(np.int64))  # (n, 2), uniform in 0 … free
+        n, first_row, first_column = xp.arange(len(batch)), offsets[:, 0], offsets[:, 1]
+        # All windows as a view, of which one an image is copied: whole rows, not pixel by pixel.
+        windows_of = xp.lib.stride_tricks.sliding_window_view
+        if not self.is_hwc:
+            return windows_of(padded, (height, width), axis=(2, 3))[n, :, first_row, first_column]
+        channels = padded.shape[3]
+        rows_of = padded.reshape(*padded.shape[:2], -1)  # (n, h, w c)
+        windows = windows_of(rows_of, (height, width * channels), axis=(1, 2))
+        return windows[n, first_row, first_column * channels].reshape(-1, height, width, channels)
+
+    def _padded(self, batch: Array, sides: dict[int, tuple[int, int]]) -> Array:
+        if not any(map(sum, sides.values())):
+            return batch
+        xp = get_namespace(batch)
+        widths = [sides.get(dim, (0, 0)) for dim in range(4)]
+        if self.padding_mode != "constant":
+            return xp.pad(batch, widths, mode=self.padding_mode)
+        if isinstance(self.fill_value, (int, float)):
+            return xp.pad(batch, widths, constant_values=self.fill_value)
+        padded = xp.empty(
+            tuple(size + sum(width) for size, width in zip(batch.shape, widths, strict=True)), batch.dtype
+        )
+        channels = batch.shape[3 if self.is_hwc else 1]
+        fill = xp.asarray(self.fill_value, dtype=batch.dtype)
+        if fill.shape != (channels,):
+            raise ShapeError(
+                f"{type(self).__name__}: fill_value={self.fill_value!r} for {channels} channels; give one number, or "
+                "one for each."
+            )
+        padded[...] = fill if self.is_hwc else fill[:, None, None]
+        inside = (slice(first, first + size) for size, (first, _) in zip(batch.shape, widths, strict=True))
+        padded[tuple(inside)] = batch
+        return padded
+
+
+class PadAndCrop(RandomCrop):
+    """As `RandomCrop`: pad all four sides, then cut out a window of the images' own size.
+
+    Args:
+        size: as for `RandomCrop`.
+        padding: pixels on each side, 0 or more.
+        fill: value of the padding.
+        seed, is_hwc: as for `RandomCrop`.
+    """
+
+    def __init__(
+        self, size: int | tuple[int, int] | None = None, padding: int = 4, fill: float = 0, seed: int = 0,
+        is_hwc: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(size, padding, fill_value=fill, seed=seed, is_hwc=is_hwc)
+
+
+class CenterCrop(Transform):
+    """Cut out the middle.   (n, h, w, c), or (n, c, h, w) with is_hwc=False; the dtype stays.
+
+    What an image lacks is filled with 0.
+
+    Args:
+        size: (height, width), or one number for both.
+        is_hwc: whether channels come last.
+
+    Raises:
+        InputError: a bad size.
+    """
+
+    def __init__(self, size: int | tuple[int, int], is_hwc: bool = True) -> None:
+        self.size, self.is_hwc = check_size("CenterCrop", size), bool(is_hwc)
+
+    def apply(self, batch: Array) -> Array:
+        xp = get_namespace(batch)
+        dims = image_dims("CenterCrop", batch, self.is_hwc)
+        widths, window = [(0, 0)] * 4, [slice(None)] * 4
+        for dim, size in zip(dims, self.size, strict=True):
+            lacks = max(0, size - batch.shape[dim])
+            widths[dim] = (lacks + 1) // 2, lacks // 2
+            first = max(0, batch.shape[dim] - size) // 2
+            window[dim] = slice(first, first + size)
+        y = xp.pad(batch, widths)[tuple(window)]
+        return xp.ascontiguousarray(y)
+
+
+class RandomResizedCrop(RandomTransform):
+    """Cut out a window of random size, shape and place, and resize it.   Szegedy et al. 2015, section 6.
+
+    (n, h, w, c), or (n, c, h, w) with is_hwc=False; the dtype stays. A window's area is uniform in the share
+    `scale` of the image, the logarithm of its width / height uniform in `ratio`. One that does not fit is drawn
+    again; after `max_attempts` the largest window of an allowed shape in the middle is taken.
+
+    Args:
+        size: (height, width) of the result, or one number for both.
+        scale: smallest and largest share of the image's area.
+        ratio: smallest and largest width / height.
+        interpolation: see `Resize`.
+        max_attempts: 1 or more.
+        seed: see `RandomTransform`.
+        is_hwc: whether channels come last.
+
+    Raises:
+        InputError: a bad setting.
+    """
+
+    def __init__(
+        self, size: int | tuple[int, int], scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3), interpolation: str = "bilinear", max_attempts: int = 10,
+        seed: int = 0, is_hwc: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(seed)
+        who = type(self).__name__
+        self.size = check_size(who, size)
+        for name, (low, high) in (("scale", scale), ("ratio", ratio)):
+            if not 0 < low <= high < math.inf:
+                raise InputError(
+                    f"{who}: {name}={(low, high)} must be two numbers above 0, the first no larger."
+                )
+        self.scale, self.ratio, self.is_hwc = tuple(scale), tuple(ratio), bool(is_hwc)
+        self.max_attempts = check_integer(who, "max_attempts", max_attempts, 1)
+        self.interpolation = interpolation
+        self._resize = Resize(self.size, interpolation, is_hwc)
+
+    def _numbers(self, index: np.ndarray, epoch: int) -> np.ndarray:
+        """Drawn sample by sample: kept for a whole epoch they would be 176 bytes each."""
+        count, stream = 2 * self.max_attempts + 2, f"{self.stream}/{epoch}"
+        rows = [random_uniform(self.seed, stream, int(i) * count, count) for i in index]
+        return np.array(rows).reshape(len(index), count)
+
+    def apply_random(self, batch: Array, numbers: np.ndarray) -> Array:
+        rows, columns = image_dims(type(self).__name__, batch, self.is_hwc)
+        resized = []
+        for i in range(len(batch)):
+            window = [slice(i, i + 1), slice(None), slice(None), slice(None)]
+            window[rows], window[columns] = self._window(batch.shape[rows], batch.shape[columns], numbers[i])
+            resized.append(self._resize.apply(batch[tuple(window)]))
+        return get_namespace(batch).concatenate(resized) if resized else self._resize.apply(batch)
+
+    def _window(self, height: int, width: int, numbers: np.ndarray) -> tuple[slice, slice]:
+        """The rows and columns that are cut out of an image."""
+        (small, large), (narrow, wide) = self.scale, self.ratio
+        for share, shape in zip(numbers[:-2:2], numbers[1:-2:2], strict=True):
+            area = height * width * (small + (large - small) * share)
+            aspect = narrow * (wide / narrow) ** shape
+            w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if 0 < w <= width and 0 < h <= height:
+                top, left = int(numbers[-2] * (height - h + 1)), int(numbers[-1] * (width - w + 1))
+                return slice(top, top + h), slice(left, left + w)
+        aspect = min(max(width / height, narrow), wide)
+        w, h = max(1, min(width, round(height * aspect))), max(1, min(height, round(width / aspect)))
+        top, left = (height - h) // 2, (width - w) // 2
+        return slice(top, top + h), slice(left, left + w)
+
+
+class RandomCropDecodeResize(RandomResizedCrop):
+    """`Decode`, then `RandomResizedCrop`, whose arguments it has.   uint8 (n, bytes) -> (n, height, width, 3)"""
+
+    def apply_random(self, batch: Array, numbers: np.ndarray) -> Array:
+        if batch.ndim != 2:  # decoded already
+            return super().apply_random(batch, numbers)
+        images = [decoded(row)[None] for row in batch]
+        return np.concatenate(
+            [
+                super(RandomCropDecodeResize, self).apply_random(image, numbers[i : i + 1])
+                for i, image in enumerate(images)
+            ]
+        )
+
+
+def _sides(who: str, padding: Any) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of one, two or four numbers."""
+    given = tuple(padding) if isinstance(padding, (tuple, list)) else (padding,)
+    if len(given) not in (1, 2, 4):
+        raise InputError(
+            f"{who}: padding={padding!r} must be one number, (left and right, top and bottom) or (left, top, right, "
+            "bottom)."
+        )
+    left, top, right, bottom = (check_integer(who, "padding", side, 0) for side in given * (4 // len(given)))
+    return left, top, right, bottom
