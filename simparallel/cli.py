@@ -16,6 +16,7 @@ from typing import Any
 
 import simparallel as sp
 from simparallel.cluster import DEFAULT_DEVICE, PRESETS
+from simparallel.compat import FRONTS
 from simparallel.errors import InputError, RunFailedError
 from simparallel.options import at_least_one, exit_code, flag, names, numbers
 from simparallel.ranktable import command as rank_table
@@ -46,6 +47,8 @@ def parser() -> argparse.ArgumentParser:
     _add_device_option(run)
     run.add_argument("-m", "--module", action="store_true",
                      help="SCRIPT is the name of a module, as for python -m")  # fmt: skip
+    run.add_argument("--as", dest="framework", choices=FRONTS,
+                     help="in SCRIPT, let `import mindspore` or `import torch` mean simparallel's front")  # fmt: skip
     run.add_argument("script", help="a Python file; it calls sp.init()")
     rest = run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
     rest.required = False  # else argparse asks for it where SCRIPT is missing
@@ -180,7 +183,7 @@ def _run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     with _job(options, request) as (job, run):
         try:
-            results = run(options.script, options.arguments, options.no_use_env, options.module)
+            results = run(*_program(options))
         except RunFailedError:
             with suppress(OSError):  # what went wrong says more
                 rundir.write_trace(directory, job.trace)  # what led to it
@@ -193,6 +196,14 @@ def _run(options: argparse.Namespace) -> int:
     written += [directory / "scheduler.log", directory / "worker_N.log"]
     print(f"\n{results.trace.table()}\n\nwritten: {', '.join(map(str, written))}")
     return 0
+
+
+def _program(options: argparse.Namespace) -> tuple[str, list[str], bool, bool]:
+    """What every rank runs, as arguments of `run_script`; a front runs the script as `python -m` would."""
+    if options.framework is None:
+        return options.script, options.arguments, options.no_use_env, options.module
+    settings = [*["--no-use-env"] * options.no_use_env, *["-m"] * options.module]
+    return "simparallel.compat", [options.framework, *settings, options.script, *options.arguments], False, True
 
 
 @contextmanager
