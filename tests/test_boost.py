@@ -212,9 +212,9 @@ class Block(sp.nn.Module):
 def test_a_level_leaves_out_what_the_network_cannot_have():
     for network in (mlp(), sp.nn.Sequential(Block())):
         before = repr(network)
+        boost, optimizer = Boost("O1"), sp.optim.SGD(network.parameters(), lr=LR)
         with pytest.warns(UserWarning, match="less_bn is left out: the network has no"):
-            boost = Boost("O1")
-            boost.change(network, sp.optim.SGD(network.parameters(), lr=LR))
+            boost.change(network, optimizer)
         assert boost.config.on == {"grad_freeze"}
         assert repr(network) == before
 
