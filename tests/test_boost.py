@@ -197,6 +197,49 @@ def test_networks_that_less_bn_cannot_change():
         normalize_head(sp.nn.Sequential(sp.nn.Conv2d(1, 1, 1)), optimizer)
 
 
+class Block(sp.nn.Module):
+    """The least that has a norm to take out."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = sp.nn.Conv2d(1, 1, 1), sp.nn.BatchNorm2d(1)
+        self.conv2, self.bn2 = sp.nn.Conv2d(1, 1, 1), sp.nn.BatchNorm2d(1)
+
+    def forward(self, x):
+        return x + self.bn2(self.conv2(self.bn1(self.conv1(x))))
+
+
+def test_a_level_leaves_out_what_the_network_cannot_have():
+    for network in (mlp(), sp.nn.Sequential(Block())):
+        before = repr(network)
+        boost, optimizer = Boost("O1"), sp.optim.SGD(network.parameters(), lr=LR)
+        with pytest.warns(UserWarning, match="less_bn is left out: the network has no"):
+            boost.change(network, optimizer)
+        assert boost.config.on == {"grad_freeze"}
+        assert repr(network) == before
+
+
+def test_a_second_model_of_a_network_finds_it_changed():
+    network = sp.nn.Sequential(Block(), sp.nn.Flatten(), sp.nn.Linear(4, 2))
+    first = Boost("O2")
+    first.change(network, sp.optim.SGD(network.parameters(), lr=LR))
+    changed = repr(network)
+    later = sp.optim.SGD(network.parameters(), lr=LR), sp.optim.SGD([network[0].conv1.weight], lr=LR)
+    for optimizer in later:
+        again = Boost("O2", {"boost": manual(less_bn=True)})
+        again.change(network, optimizer)
+        assert (first.removed_norms, again.removed_norms) == (["0.bn1"], [])
+        assert [p.name for p in optimizer.parameters].count("2.multiplier") == 1
+    assert repr(network) == changed
+
+
+def test_switches_without_effect_are_told():
+    config = {"boost": manual(grad_accumulation=True)}
+    network = mlp()
+    with pytest.warns(UserWarning, match="gradients of 1 step"):
+        Boost("O1", config).change(network, sp.optim.SGD(network.parameters(), lr=LR))
+
+
 # --- grad_freeze ---------------------------------------------------------------------------------------
 
 

@@ -95,7 +95,7 @@ OTHER = {
     "order": (lambda: numbers(shuffle=False), "shuffle=True, which is False now"),
     "stages": (lambda: numbers().shuffle(2), "'batch 4', 'shuffle 2'"),
     "batches": (lambda: numbers(4, 21), "num_samples=24, which is 21 now"),
-    "times": (lambda: numbers(8).repeat(2), "'batch 8', 'repeat 2'"),
+    "times": (lambda: numbers().repeat(2), "'batch 4', 'repeat 2'"),
     "part": (lambda: numbers(4, num_samples=21), "'take 21', 'batch 4'"),
     "loader": (lambda: loader(2, SAMPLES // 2), "num_samples=24, which is 12 now"),
     "list": (lambda: [(NUMBERS[:4], NUMBERS[:4])] * 6, None),  # there is no telling

@@ -73,7 +73,8 @@ class Nodes:
         if self.node.size > 1 and self.node.rank == 0:
             warnings.warn(
                 f"Adasum across nodes: there is one node with all {self.node.size} ranks, so what comes out is the "
-                "plain MEAN, no Adasum at all. Give several nodes, or leave `nodes` out for Adasum over all ranks.",
+                "plain MEAN, no Adasum at all. Give several nodes (boost: device_number in its section common says how "
+                "many ranks a node has), or leave `nodes` out for Adasum over all ranks.",
                 stacklevel=3,
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ from simparallel.parallel import (
 from simparallel.train.boost_config import BoostConfig, parse
 from simparallel.train.dim_reduce import DimReduce, load_directions
 from simparallel.train.freeze import freeze_sequence, frozen, suffixes
-from simparallel.train.less_bn import centre, centred, normalize_head, remove_norms
-from simparallel.train.sharing import wrappers
+from simparallel.train.less_bn import centre, centred, misfit, normalize_head, remove_norms
+from simparallel.train.sharing import warn, wrappers
 from simparallel.train.step import TrainStep
 from simparallel.world import get_num_nodes, get_world_size
 
@@ -51,8 +52,10 @@ class Boost:
     def change(self, network: Module, optimizer: Optimizer | None) -> None:
         """What less_bn does to the network; before mixed precision, and before any parameter is copied.
 
+        What a level asks for, and the network cannot have, is left out with a warning.
+
         Raises:
-            InputError: nothing to change, or no optimizer.
+            InputError: no optimizer, or a switch asks for what the network cannot have. Nothing has changed.
         """
         if not self.config.on:
             return
@@ -61,9 +64,27 @@ class Boost:
                 "boost: needs an optimizer, and the bare network instead of a DistributedDataParallel."
             )
         if "less_bn" in self.config:
-            self.removed_norms = remove_norms(network)
-            if self.config.settings["less_bn"]["fn_flag"]:
-                normalize_head(network, optimizer)
+            self._change_norms(network, optimizer)
+        if "grad_accumulation" in self.config:
+            steps = self.config.settings["grad_accumulation"]["grad_accumulation_step"]
+            if steps == 1:
+                warn(
+                    "boost: grad_accumulation adds up the gradients of 1 step, so it changes nothing; set "
+                    "boost_config_dict['grad_accumulation'] = {'grad_accumulation_step': 2} or more."
+                )
+
+    def _change_norms(self, network: Module, optimizer: Optimizer) -> None:
+        with_head = self.config.settings["less_bn"]["fn_flag"]
+        lacks = misfit(network, with_head)
+        if lacks and not self.config.by_level:
+            raise InputError(f"less_bn: {lacks}; switch less_bn off.")
+        if lacks:
+            warn(f"boost: less_bn is left out: {lacks}.")
+            self.config = replace(self.config, on=self.config.on - {"less_bn"})
+            return
+        self.removed_norms = remove_norms(network)
+        if with_head:
+            normalize_head(network, optimizer)
 
     def make_step(
         self, network: Module, loss_fn: Callable[..., Any] | None, optimizer: Optimizer,

@@ -40,10 +40,12 @@ class BoostConfig:
     Attributes:
         on: names of `SWITCHES`.
         settings: section -> setting -> value, with the defaults filled in.
+        by_level: they were switched on together, by the level or the mode; none was asked for by its name.
     """
 
     on: frozenset[str]
     settings: Mapping[str, Mapping[str, Any]]
+    by_level: bool = False
 
     def __contains__(self, switch: str) -> bool:
         return switch in self.on
@@ -53,7 +55,8 @@ def parse(level: str = "O0", config: Mapping[str, Any] | None = None) -> BoostCo
     """Check level and dictionary.
 
     Args:
-        level: "O0" nothing, "O1" less_bn and grad_freeze, "O2" these and adasum.
+        level: "O0" nothing, "O1" less_bn and grad_freeze, "O2" these and adasum. A level leaves out less_bn, with a
+            warning, where the network has no residual block; a switch that names it refuses such a network.
         config: sections "boost" ("mode" and the switches), "common", "less_bn", "grad_freeze",
             "grad_accumulation" and "dim_reduce", see `DEFAULTS`. Mode "auto" (the default) goes by the level,
             "manual" by the switches, "enable_all" switches on all that can be together, which is all but
@@ -96,7 +99,7 @@ def parse(level: str = "O0", config: Mapping[str, Any] | None = None) -> BoostCo
         name: {**defaults, **_section(sections, name, defaults)} for name, defaults in DEFAULTS.items()
     }
     _check(settings, on)
-    return BoostConfig(frozenset(on), settings)
+    return BoostConfig(frozenset(on), settings, mode != "manual")
 
 
 def _known(who: str, given: Mapping[str, Any], names: tuple[str, ...]) -> None:

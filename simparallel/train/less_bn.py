@@ -14,7 +14,7 @@ from simparallel.backend import Array
 from simparallel.errors import InputError
 from simparallel.optim import Optimizer
 
-_CONV, _NORM = re.compile(r"conv(\d+)"), re.compile(r"bn(\d+)")
+_NORM = re.compile(r"bn(\d+)")
 EPSILON = 1e-12
 
 
@@ -41,49 +41,60 @@ def _unit_rows(x: Tensor) -> Tensor:
     return x / ((x * x).sum(-1, keepdim=True) + epsilon) ** 0.5
 
 
+def misfit(network: nn.Module, with_head: bool) -> str:
+    """What the network lacks for less_bn, in words, or an empty string."""
+    if not any(len(_norms(block)) > 1 for block in network.modules()):
+        return "the network has no residual block, a module with children conv1, bn1, conv2, bn2, …"
+    if with_head and not _head(network)[0]:
+        return "the network has no Linear layer to normalise (set less_bn's fn_flag to False)"
+    return ""
+
+
 def remove_norms(network: nn.Module) -> list[str]:
     """In each residual block keep only the batch norm before the addition; returns the names of the others.
 
     A block is a module with children conv1, bn1, conv2, bn2, … (the names of torchvision and of `sp.models`).
-    The norm of the shortcut stays.
-
-    Raises:
-        InputError: no such block.
+    The norm of the shortcut stays. Those that are gone already stay gone.
     """
     removed = []
     for path, block in network.named_modules():
-        children = block._modules
-        numbers = sorted(int(match[1]) for name in children if (match := _NORM.fullmatch(name)))
-        numbers = [number for number in numbers if f"conv{number}" in children]
-        for number in numbers[:-1]:
-            setattr(block, f"bn{number}", nn.Identity())
-            removed.append(f"{path}.bn{number}".lstrip("."))
-    if not removed:
-        raise InputError(
-            "less_bn: the network has no residual block, a module with children conv1, bn1, conv2, bn2, …; switch "
-            "less_bn off."
-        )
+        for name in _norms(block)[:-1]:
+            if not isinstance(block._modules[name], nn.Identity):
+                setattr(block, name, nn.Identity())
+                removed.append(f"{path}.{name}".lstrip("."))
     return removed
 
 
 def normalize_head(network: nn.Module, optimizer: Optimizer) -> str:
     """Make the last Linear a `NormalizedLinear`, whose multiplier the optimizer trains; returns its name.
 
+    One that is normalised already stays as it is.
+
     Raises:
         InputError: no Linear.
     """
-    found = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
-    if not found or not found[-1][0]:
-        raise InputError(
-            "less_bn: the network has no Linear layer to normalise; set less_bn's fn_flag to False."
-        )
-    path, linear = found[-1]
-    parent, _, name = path.rpartition(".")
-    owner = dict(network.named_modules())[parent]
-    head = NormalizedLinear(linear)
-    setattr(owner, name, head)
-    optimizer.add_param_group({"params": [head.multiplier]})
+    path, head = _head(network)
+    if not path:
+        raise InputError("less_bn: the network has no Linear layer to normalise.")
+    if isinstance(head, nn.Linear):
+        parent, _, name = path.rpartition(".")
+        head = NormalizedLinear(head)
+        setattr(network.get_submodule(parent), name, head)
+    if head.multiplier not in set(optimizer.parameters):
+        optimizer.add_param_group({"params": [head.multiplier]})
     return path
+
+
+def _norms(block: nn.Module) -> list[str]:
+    """Names of the norms that follow a convolution, in their order."""
+    numbers = sorted(int(match[1]) for name in block._modules if (match := _NORM.fullmatch(name)))
+    return [f"bn{number}" for number in numbers if f"conv{number}" in block._modules]
+
+
+def _head(network: nn.Module) -> tuple[str, Any]:
+    """The last Linear, normalised or not, with its name, which is empty where there is none below the network."""
+    heads = [(p, m) for p, m in network.named_modules() if isinstance(m, (nn.Linear, NormalizedLinear))]
+    return heads[-1] if heads else ("", None)
 
 
 def centred(network: nn.Module) -> list[Tensor]:

@@ -31,7 +31,7 @@ class Training:
         callbacks: what is called.
         dataset: where the batches come from.
         epochs: how many epochs there are in all; epoch `initial_epoch` (from 0) is the first one.
-        steps_per_epoch: 0 for as many as the dataset has. Otherwise an epoch goes on where the last one ended.
+        steps_per_epoch: 0 for one pass through the dataset. Otherwise an epoch goes on where the last one ended.
         is_sink: call the hooks of a step once an epoch, after the last one.
         evaluate: number of a finished epoch, from 1 -> results by name, empty for no evaluation.
         is_parallel: losses and stops are agreed on by the ranks of `group`.
@@ -46,7 +46,7 @@ class Training:
         self.step, self.params = step, params
         self.stream = BatchStream(dataset)
         self.epochs, self.epoch = epochs, initial_epoch
-        self.steps_per_epoch = steps_per_epoch or self.stream.size
+        self.steps_per_epoch = steps_per_epoch or self.stream.pass_size
         self.is_sink, self.is_parallel, self.group = is_sink, is_parallel, group
         self.evaluate = evaluate
         self.step_in_epoch = 0

@@ -23,7 +23,7 @@ from simparallel.train.loop import Training
 from simparallel.train.metrics import Loss, get_metrics
 from simparallel.train.model_checkpoint import ModelCheckpoint
 from simparallel.train.monitors import History
-from simparallel.train.sharing import group_of, of_first_rank, wrappers
+from simparallel.train.sharing import group_of, of_first_rank, warn, wrappers
 from simparallel.train.step import TrainStep, loss_of
 from simparallel.train.stream import BatchStream
 from simparallel.units import format_object
@@ -50,8 +50,9 @@ class Model:
         eval_indexes: numbers of its outputs that are loss, prediction and label. None gives every metric
             all of them.
         amp_level: "O0" … "O3", see `nn.auto_mixed_precision`, which is applied to the network.
-        boost_level, boost_config_dict: accelerations, "O0" (none), "O1" (less_bn, grad_freeze) or "O2" (these
-            and adasum); or {"boost": {"mode": "manual", "adasum": True, ...}, ...}, with MindSpore's sections.
+        boost_level, boost_config_dict: accelerations, "O0" (none), "O1" (less_bn where there are residual blocks,
+            grad_freeze) or "O2" (these and adasum); or {"boost": {"mode": "manual", "adasum": True, ...}, ...}, with
+            MindSpore's sections.
         loss_scale_manager: holds the loss scale. None scales nothing, but at O2 makes a
             `DynamicLossScaleManager()`.
         keep_batchnorm_fp32: (at O2) False lets batch norms compute in float16 like the layers around them.
@@ -118,11 +119,14 @@ class Model:
 
         Args:
             epoch: number of epochs in all, those before `initial_epoch` included.
-            train_dataset: a `DataLoader`, a pipeline, or a list of batches; a batch is a tuple of fields.
+            train_dataset: a `DataLoader`, a pipeline, or a list of batches; a batch is a tuple of fields. An epoch is
+                one pass: `train(n, ds.repeat(n))` makes n passes, as `train(n, ds)` does, and not n * n. (MindSpore's
+                rule when it had no epochs but those of `repeat`; later versions count all repeats as one epoch.) Only
+                if the repeats are no whole number of batches each is an epoch all of them.
             callbacks: a `Callback` or several.
             dataset_sink_mode: hand over the batches of an epoch as one: the hooks of a step are called once an
                 epoch, after its last step. (On an accelerator these steps run without the host.)
-            sink_size: steps of an epoch with a sink; -1 for as many as the dataset has. Data is gone through
+            sink_size: steps of an epoch with a sink; -1 for one pass. Data is gone through
                 on and on: an epoch begins where the last one ended.
             initial_epoch: number of epochs that count as done.
             resume: a folder of checkpoints whose last one is gone on from (None as False); True for that of the
@@ -186,6 +190,13 @@ class Model:
             steps_per_epoch=sink_size if dataset_sink_mode and sink_size > 0 else 0, is_sink=dataset_sink_mode,
             evaluate=evaluate, is_parallel=self._is_parallel, group=self._group,
         )  # fmt: skip
+        unused = training.stream.size // training.stream.pass_size - epochs
+        if unused > 0 and training.steps_per_epoch == training.stream.pass_size:
+            warn(
+                f"Model: the dataset repeats {epochs + unused} times and an epoch is one pass, so {epochs} of them are "
+                f"trained; ask for {epochs + unused} epochs, or leave out repeat.",
+                self._group,
+            )
         for callback in training.callbacks.callbacks:
             if isinstance(callback, ModelCheckpoint):
                 callback.save_with(training.saving_group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from simparallel import collectives
@@ -9,7 +10,7 @@ from simparallel.comm import Group
 from simparallel.errors import InputError
 from simparallel.nn import Module
 from simparallel.parallel import DataParallel, DistributedDataParallel
-from simparallel.world import get_world_size
+from simparallel.world import get_rank, get_world_size
 
 
 def wrappers(network: Any) -> list[DistributedDataParallel]:
@@ -44,6 +45,12 @@ def saving_group(network: Module, group: Group | None) -> Group | None:
 def of_first_rank(value: Any, group: Group | None) -> Any:
     """What the group's first rank has. Collective: yes."""
     return collectives.broadcast_object(value, group.ranks[0] if group else 0, group)
+
+
+def warn(text: str, group: Group | None = None) -> None:
+    """Warn once, on the first of the ranks that train together."""
+    if get_rank(group) == 0:
+        warnings.warn(text, stacklevel=5)
 
 
 def bare(value: Any) -> Any:

@@ -22,6 +22,8 @@ class BatchStream:
         may_be_empty: other ranks may have some.
 
     Attributes:
+        pass_size: batches of one pass through the data: `size`, or the part of it that `repeat` repeats, if that is a
+            whole number of batches.
         epoch, offset: where it is: so many batches of this epoch were given.
 
     Raises:
@@ -38,6 +40,8 @@ class BatchStream:
         if self.size == 0 and not may_be_empty:
             raise InputError(f"Model: {type(dataset).__name__} has no batches.")
         self.dataset = dataset
+        passes = dataset.get_repeat_count() if isinstance(dataset, Pipeline) else 1
+        self.pass_size = self.size if self.size % passes else self.size // passes
         self.epoch, self.offset = int(getattr(dataset, "epoch", 0)), 0
         self._batches: Iterator[Any] | None = None
 
