@@ -25,18 +25,19 @@ class AbstractPool(Op):
     Args:
         kernel_size: of the windows, integer or (height, width).
         stride: between windows, likewise; None means `kernel_size`.
-        padding: at each side, likewise; at most half of the kernel, as PyTorch has it.
+        padding: at each side, likewise; at most half of the kernel, as PyTorch has it. "same" gives ceil(size / stride)
+            windows, the odd pixel at the end; "valid" pads nothing.
     """
 
     rule = "n c <h> <w> -> n c <h> <w>"
 
     def __init__(
-        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0
+        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair | str = 0
     ) -> None:
         self.kernel_size = as_pair(self.name, "kernel_size", kernel_size, 1)
         self.stride = self.kernel_size if stride is None else as_pair(self.name, "stride", stride, 1)
-        self.padding = as_pair(self.name, "padding", padding, 0)
-        if any(2 * pad > size for pad, size in zip(self.padding, self.kernel_size, strict=True)):
+        self.padding = padding if padding in ("same", "valid") else as_pair(self.name, "padding", padding, 0)
+        if padding not in ("same", "valid") and any(2 * pad > size for pad, size in zip(self.padding, self.kernel_size, strict=True)):
             raise InputError(
                 f"{self.name}: padding={padding!r} must be at most half of kernel_size={kernel_size!r}."
             )

@@ -128,14 +128,16 @@ class Sequential(AbstractModuleSequence):
     """Modules one after the other: `Sequential(a, b)(x)` is `b(a(x))`. Has what a list has: `insert`, `pop`, `+=`, …
 
     Args:
-        modules: Modules, named "0", "1", …; or one mapping from names to Modules.
+        modules: Modules, named "0", "1", …; or one list of them; or one mapping from names to Modules.
 
     Raises:
         InputError: something that is not a Module, or a name that is taken.
     """
 
-    def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
+    def __init__(self, *modules: Module | Sequence[Module] | Mapping[str, Module]) -> None:
         super().__init__()
+        if len(modules) == 1 and isinstance(modules[0], (list, tuple)):
+            modules = tuple(modules[0])
         named: Mapping[str, Any] = {str(i): module for i, module in enumerate(modules)}
         if len(modules) == 1 and isinstance(modules[0], Mapping):
             named = modules[0]

@@ -262,6 +262,10 @@ class Module(ModuleTree):
         """`train(False)`."""
         return self.train(False)
 
+    def set_train(self, mode: bool = True) -> Self:
+        """`train(mode)`, by MindSpore's name."""
+        return self.train(mode)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients (`.grad` is None afterwards), or (False) fill them with zeros in place."""
         for parameter in self.parameters():

@@ -90,6 +90,14 @@ class ModuleTree:
         """The parameters that require a gradient, each once: what an optimizer wants. MindSpore's name."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
+    def untrainable_params(self, recurse: bool = True) -> list[Parameter]:
+        """The parameters that require no gradient; MindSpore's name."""
+        return [parameter for parameter in self.parameters(recurse) if not parameter.requires_grad]
+
+    def cells_and_names(self, cells: Any = None, name_prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """`named_modules`, by MindSpore's name; `cells` has no effect."""
+        return self.named_modules(name_prefix)
+
     def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
         """(dotted name, buffer), each buffer once. Arguments as for `named_parameters`."""
         return self._named_members("_buffers", prefix, recurse)

@@ -54,7 +54,6 @@ from simparallel.compat.mindspore.common import (
     uint32,
     uint64,
 )
-from simparallel.compat.mindspore.common.initializer import initializer
 from simparallel.compat.mindspore.train import (
     Callback,
     CheckpointConfig,

@@ -25,7 +25,7 @@ from simparallel.compat.mindspore.common.dtype import (
     uint32,
     uint64,
 )
-from simparallel.compat.mindspore.common.initializer import initializer
+from simparallel.compat.mindspore.common import initializer
 
 set_seed = sp.set_seed
 ParameterTuple = tuple
