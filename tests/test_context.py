@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import simparallel as sp
+from simparallel.cluster import describe
+from simparallel.context import get_algo_parameters, get_context, set_algo_parameters, set_context
 from simparallel.errors import InputError, RunFailedError
+from simparallel.notes import forget_notes
 
 DEFAULTS = {
     "parallel_mode": "stand_alone", "gradients_mean": False, "parameter_broadcast": False, "device_num": 1,
@@ -80,11 +84,100 @@ def test_numbers_have_to_be_those_of_the_run(use, name, value):
         sp.launch(program, world_size=2, transport="inline")
 
 
-@pytest.mark.parametrize("mode", ["semi_auto_parallel", "auto_parallel", "semi_auto", "auto"])
-def test_modes_that_cut_operators_say_what_they_need(mode):
-    with pytest.raises(InputError, match=r"operator-level parallelism: .*AutoParallel"):
-        sp.set_auto_parallel_context(gradients_mean=True, parallel_mode=mode)
-    assert settings() == DEFAULTS
+def train_cut(mode, dataset_strategy):
+    """Two epochs of a Model in this mode; returns losses, accuracy, a prediction and the weights."""
+    sp.set_auto_parallel_context(parallel_mode=mode, dataset_strategy=dataset_strategy)
+    rank, size = (0, 1) if dataset_strategy == "full_batch" else (sp.get_rank(), sp.get_world_size())
+    rng = np.random.default_rng(3)
+    x, labels = rng.integers(-2, 3, (8, 6)).astype(np.float32), rng.integers(0, 4, 8)
+    batches = [(x[part::2][rank::size], labels[part::2][rank::size]) for part in range(2)]
+    network = sp.nn.Sequential(sp.nn.Linear(6, 8), sp.nn.ReLU(), sp.nn.Linear(8, 4))
+    network[0].weight.data[...] = rng.integers(-2, 3, (8, 6))
+    optimizer = sp.optim.SGD(network.parameters(), 0.125)
+    model = sp.Model(network, sp.nn.CrossEntropyLoss(), optimizer, {"accuracy", "loss"})
+    losses = model.train(2, batches, progress=False).history["loss"]
+    weights = [p.full_tensor().numpy() for p in network.parameters()]
+    return losses, model.eval(batches), model.predict(sp.Tensor(x[:4])).numpy(), weights
+
+
+@pytest.mark.parametrize("mode", ["semi_auto_parallel", "auto_parallel"])
+@pytest.mark.parametrize("dataset_strategy", ["data_parallel", "full_batch"])
+def test_model_cuts_operators(mode, dataset_strategy):
+    """Two ranks that cut every operator train, evaluate and predict as one device does."""
+    one = sp.launch(train_cut, ("stand_alone", "full_batch"), world_size=1, transport="inline")[0]
+    for found in sp.launch(train_cut, (mode, dataset_strategy), world_size=2, transport="inline"):
+        assert found[0] == pytest.approx(one[0], rel=1e-5)
+        assert found[1] == pytest.approx(one[1], rel=1e-5)
+        for a, b in zip([found[2], *found[3]], [one[2], *one[3]], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_boost_needs_whole_operators():
+    sp.set_auto_parallel_context(parallel_mode="semi_auto")
+    network = sp.nn.Linear(2, 2)
+    optimizer = sp.optim.SGD(network.parameters(), 0.1)
+    boost = {"boost": {"mode": "manual", "grad_freeze": True}}
+    with pytest.raises(InputError, match="boost"):
+        sp.Model(network, sp.nn.CrossEntropyLoss(), optimizer, boost_level="O1", boost_config_dict=boost)
+
+
+def test_earlier_names_mean_the_same():
+    sp.set_auto_parallel_context(mirror_mean=True, paramater_broadcast=True, full_batch=True)
+    assert sp.get_auto_parallel_context("gradients_mean") is sp.get_auto_parallel_context("mirror_mean") is True
+    assert sp.get_auto_parallel_context("parameter_broadcast") is True
+    assert sp.get_auto_parallel_context("dataset_strategy") == "full_batch"
+
+
+def test_parameters_are_broadcast_in_data_parallel_mode():
+    assert sp.get_auto_parallel_context("parameter_broadcast") is False
+    sp.set_auto_parallel_context(parallel_mode="data_parallel")
+    assert sp.get_auto_parallel_context("parameter_broadcast") is True
+    sp.set_auto_parallel_context(parameter_broadcast=False)
+    assert sp.get_auto_parallel_context("parameter_broadcast") is False
+
+
+def test_unused_settings_are_noted_once(capsys):
+    forget_notes()
+    for _ in range(2):
+        sp.set_context(enable_hccl=True)
+        sp.set_auto_parallel_context(enable_alltoall=True)
+        set_algo_parameters(fully_use_devices=True)
+    assert get_algo_parameters("fully_use_devices") is True
+    assert get_context("enable_hccl") is True
+    notes = capsys.readouterr().err.splitlines()
+    assert len(notes) == 3
+    assert all(note.startswith("simparallel: note: ") for note in notes)
+
+
+def test_device_target_describes_the_device():
+    """The program chooses the device that prices its work, unless the launcher did."""
+
+    def program():
+        set_context(device_target="Ascend")
+        sp.all_reduce(np.ones(1000, np.float32))
+
+    def used(**settings):
+        return sp.launch(program, world_size=2, transport="inline", **settings).trace
+
+    assert used().cluster.device.name == "ascend910"
+    assert used().cluster == describe(2, "ascend910")
+    assert used(device="a100").cluster.device.name == "a100"
+    assert used().events[0].sim_end_ps != used(device="a100").events[0].sim_end_ps
+
+
+def test_rank_has_one_device():
+    """Among several ranks the own number on the node names the rank's device; those of others are refused."""
+
+    def program():
+        rank = sp.get_rank()
+        x = sp.Tensor([1.0]).to(sp.device("sim", rank))
+        with pytest.raises(InputError, match="not its own"):
+            sp.Tensor([1.0], device=f"sim:{rank + 1}")
+        with pytest.raises(InputError, match="belongs to another rank"):
+            x.cuda(rank + 1)
+        return str(x.device), str(x.cuda(rank).device), str(x.cuda().cpu().device)
+
+    assert list(sp.launch(program, world_size=2, transport="inline")) == [("sim:0",) * 3] * 2
 
 
 @pytest.mark.parametrize(
@@ -98,7 +191,10 @@ def test_modes_that_cut_operators_say_what_they_need(mode):
         (lambda: sp.set_auto_parallel_context(gradients_mean=1), "gradients_mean=1"),
         (lambda: sp.set_auto_parallel_context(device_num=0), "device_num=0"),
         (lambda: sp.set_auto_parallel_context(global_rank=-1), "global_rank=-1"),
-        (lambda: sp.set_auto_parallel_context(mirror_mean=True), "gradients_mean now"),
+        (lambda: sp.set_auto_parallel_context(gradient_mean=True), "is 'gradients_mean' meant"),
+        (lambda: sp.set_auto_parallel_context(pipeline_stages=2), "pipeline_stages=2"),
+        (lambda: sp.set_context(enable_hcl=True), "is 'enable_hccl' meant"),
+        (lambda: get_context("nothing"), "no setting 'nothing'"),
         (lambda: sp.get_auto_parallel_context("mode"), "no setting 'mode'"),
         (lambda: sp.set_context(mode=2), "mode=2"),
         (lambda: sp.set_context(device_target="TPU"), "TPU"),

@@ -28,7 +28,7 @@ from simparallel.train.dim_reduce import DimReduce, load_directions
 from simparallel.train.freeze import freeze_sequence, frozen, suffixes
 from simparallel.train.less_bn import centre, centred, misfit, normalize_head, remove_norms
 from simparallel.train.sharing import warn, wrappers
-from simparallel.train.step import TrainStep
+from simparallel.train.step import Cut, TrainStep
 from simparallel.world import get_num_nodes, get_world_size
 
 DEVICES_OF_A_NODE = 8  # where nobody says it, as in MindSpore
@@ -88,17 +88,20 @@ class Boost:
 
     def make_step(
         self, network: Module, loss_fn: Callable[..., Any] | None, optimizer: Optimizer,
-        manager: LossScaleManager | None, is_parallel: bool,
+        manager: LossScaleManager | None, is_parallel: bool, cut: Cut | None = None,
     ) -> TrainStep:  # fmt: skip
         """The step of a training; `TrainStep` itself where nothing is switched on.
 
         Raises:
-            InputError: Adasum on several ranks that are not in data-parallel mode; else as for `TrainStep`.
+            InputError: Adasum on several ranks that are not in data-parallel mode, or boost in a mode that cuts
+                operators; else as for `TrainStep`.
 
         Collective: yes, with Adasum.
         """
         if not self.config.on:
-            return TrainStep(network, loss_fn, optimizer, manager, is_parallel)
+            return TrainStep(network, loss_fn, optimizer, manager, is_parallel, cut)
+        if cut is not None:
+            raise InputError("boost: works in the stand_alone and data_parallel modes, where no operator is cut.")
         if "adasum" in self.config and not is_parallel and get_world_size() > 1:
             raise InputError(
                 "boost: adasum is for data-parallel mode; set_auto_parallel_context(parallel_mode='data_parallel')."

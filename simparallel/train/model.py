@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from simparallel.autograd import no_grad
 from simparallel.comm import Group
-from simparallel.context import ParallelMode, check_world, get_auto_parallel_context
+from simparallel.context import CUTTING_MODES, ParallelMode, check_world, get_auto_parallel_context
 from simparallel.data.sampler import check_integer
 from simparallel.errors import CheckpointError, InputError
 from simparallel.nn import Module, auto_mixed_precision
 from simparallel.nn.amp import BLACK_LIST, custom_mixed_precision
 from simparallel.optim import DynamicLossScaleManager, LossScaleManager, Optimizer
-from simparallel.parallel import broadcast_parameters
+from simparallel.parallel import AutoParallel, broadcast_parameters
 from simparallel.train.boost import Boost
 from simparallel.train.callback import CallbackList, CallbackParams, RunContext
 from simparallel.train.checkpoint import CheckpointManager
@@ -24,7 +25,7 @@ from simparallel.train.metrics import Loss, get_metrics
 from simparallel.train.model_checkpoint import ModelCheckpoint
 from simparallel.train.monitors import History
 from simparallel.train.sharing import group_of, of_first_rank, warn, wrappers
-from simparallel.train.step import TrainStep, loss_of
+from simparallel.train.step import Cut, TrainStep, loss_of
 from simparallel.train.stream import BatchStream
 from simparallel.units import format_object
 from simparallel.world import get_world_size
@@ -104,11 +105,14 @@ class Model:
         if loss_scale_manager is None and amp_level == "O2":
             loss_scale_manager = DynamicLossScaleManager()
         self.loss_scale_manager = loss_scale_manager
+        self._cut = _cut_by(self.parallel_mode)
         self._reduces = reduces and get_world_size() > 1
         self._is_parallel = self._reduces or (is_wrapped and get_world_size(self._group) > 1)
         self._step: TrainStep | None = None
         if optimizer is not None:
-            self._step = boost.make_step(network, loss_fn, optimizer, loss_scale_manager, self._reduces)
+            self._step = boost.make_step(
+                network, loss_fn, optimizer, loss_scale_manager, self._reduces, self._cut
+            )
 
     def train(
         self, epoch: int, train_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False,
@@ -233,12 +237,13 @@ class Model:
     def predict(self, *predict_data: Any) -> Any:
         """What the network gives for a batch; dropout and normalisation as in evaluation, off the tape.
 
-        Collective: no; one rank may call it alone. But where a `DistributedDataParallel` with buffers made a pass that
+        Collective: only in the modes that cut operators; else one rank may call it alone. But where a `DistributedDataParallel` with buffers made a pass that
         is no training or evaluation of a `Model`, or none yet, the next pass copies the first rank's to all:
         `sync_buffers()` of that does it beforehand.
         """
         with no_grad(), _evaluating(self.network):
-            return self.network(*predict_data)
+            network = self.network if self._cut is None else AutoParallel(self.network)
+            return network(*predict_data)
 
     # --- inside ----------------------------------------------------------------------------------------
 
@@ -283,14 +288,10 @@ class Model:
         return results
 
     def _evaluate_batch(self, fields: tuple[Any, ...]) -> Any:
-        if self.eval_network is None:
-            loss, output = loss_of(self.network, self.loss_fn, fields)
-            outputs: tuple[Any, ...] = (loss, output, fields[-1])
-            indexes: Sequence[int] | None = (0, 1, 2)
+        if self._cut is not None:  # outputs and labels come back whole, so every rank sees the same ones
+            outputs, indexes = self._cut(self._outputs)(*fields)
         else:
-            given = self.eval_network(*fields)
-            outputs = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-            indexes = self.eval_indexes
+            outputs, indexes = self._outputs(*fields)
         for metric in self.metrics.values():
             if indexes is None:
                 metric.update(*outputs)
@@ -299,6 +300,21 @@ class Model:
             else:
                 metric.update(outputs[indexes[1]], outputs[indexes[2]])
         return outputs
+
+    def _outputs(self, *fields: Any) -> tuple[tuple[Any, ...], Sequence[int] | None]:
+        """What the metrics are about, and the places of loss, prediction and label in it."""
+        if self.eval_network is None:
+            loss, output = loss_of(self.network, self.loss_fn, fields)
+            return (loss, output, fields[-1]), (0, 1, 2)
+        given = self.eval_network(*fields)
+        return tuple(given) if isinstance(given, (tuple, list)) else (given,), self.eval_indexes
+
+
+def _cut_by(parallel_mode: str) -> Cut | None:
+    """In the modes that cut operators, a wrapper for a function of a batch."""
+    if parallel_mode not in CUTTING_MODES:
+        return None
+    return partial(AutoParallel, dataset_strategy=get_auto_parallel_context("dataset_strategy"))
 
 
 def _mix_precision(network: Module, level: str, keep_norms: bool | None) -> None:

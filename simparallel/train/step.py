@@ -36,6 +36,9 @@ def loss_of(network: Callable[..., Any], loss_fn: Callable[..., Any] | None, fie
     return loss_fn(output, fields[-1]), output
 
 
+Cut = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
 class TrainStep:
     """What is done with a batch. `step(fields)` returns the loss, off the tape.
 
@@ -43,6 +46,7 @@ class TrainStep:
         network, loss_fn, optimizer: see `loss_of`.
         manager: of the loss scale, or None for none.
         is_parallel: this step reduces the gradients over all ranks, as the auto-parallel context says.
+        cut: wraps the step in the modes that cut operators, as `AutoParallel` does; None leaves it whole.
 
     Raises:
         InputError: a loss scale that nobody divides by, or both.
@@ -50,8 +54,9 @@ class TrainStep:
 
     def __init__(
         self, network: Module, loss_fn: Callable[..., Any] | None, optimizer: Optimizer,
-        manager: LossScaleManager | None, is_parallel: bool,
+        manager: LossScaleManager | None, is_parallel: bool, cut: Cut | None = None,
     ) -> None:  # fmt: skip
+        self._run = self._run_whole if cut is None else cut(self._run_whole)
         self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
         self.scaler: GradScaler | None = None
         self._scale = 1.0
@@ -75,6 +80,9 @@ class TrainStep:
         Raises:
             InputError, ShapeError: the loss is no Tensor of one element; NonFiniteLossError: NaN or infinite.
         """
+        return self._run(*fields)
+
+    def _run_whole(self, *fields: Any) -> Tensor:
         loss = self._forward(fields)
         if not isinstance(loss, Tensor):
             raise InputError(f"Model: the loss is {format_type_of(loss)}, need a Tensor of one element.")
