@@ -40,21 +40,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m simparallel.compat", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("framework", choices=FRONTS)
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="[--no-use-env] (SCRIPT | -m MODULE) [ARGUMENTS]")
+    given = parser.parse_args(arguments)
+    if not given.program:
+        print(SHELL.format(name=given.framework, launcher=LAUNCHERS[given.framework]))
+        return
+    parser = argparse.ArgumentParser(prog=f"python -m simparallel.compat {given.framework}")
     parser.add_argument("--no-use-env", action="store_true", help="give the script --local_rank=N")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
-    parser.add_argument("script", nargs="?")
+    parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    options = parser.parse_args(arguments)
-    if options.script is None:
-        print(SHELL.format(name=options.framework, launcher=LAUNCHERS[options.framework]))
-        return
-    install(options.framework)
+    options = parser.parse_args(given.program)
+    install(given.framework)
     check_script(options.script, options.module)
     try:
         run_script(options.script, options.arguments, options.no_use_env, options.module)
     except NameError as error:
-        for line in _imports_of(options.framework, error.name):
-            error.add_note(f"{options.framework} has this name; is one line missing?  {line}")
+        for line in _imports_of(given.framework, error.name):
+            error.add_note(f"{given.framework} has this name; is one line missing?  {line}")
             break
         raise
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import InspectLoader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, spec_from_loader
 from types import CodeType, ModuleType
 
@@ -33,21 +33,18 @@ class _Front(MetaPathFinder, InspectLoader):
         if name != self._prefix and not name.startswith(f"{self._prefix}."):
             return None
         real = self._real_name(name)
-        if real == name:  # the front's own file, for the usual finders
-            return None
-        if find_spec(real) is None:
-            missing = (
-                f"the front of {self.framework} has no module {name}; it has: {', '.join(self.modules())}"
-            )
-            raise ModuleNotFoundError(f"simparallel.compat: {missing}.", name=name)
-        return spec_from_loader(name, self, is_package=True)
+        spec = PathFinder.find_spec(name, path) if real == name else find_spec(real)
+        if spec is None:
+            raise ModuleNotFoundError(f"simparallel's front of {self.framework} has no module {name}.", name=name)
+        if real != name:
+            return spec_from_loader(name, self, is_package=True)
+        if spec.submodule_search_locations is None:
+            spec.submodule_search_locations = []  # the file also has the names of the modules below it
+        return spec
 
     def exec_module(self, module: ModuleType) -> None:
         # The import system takes what stands in sys.modules: one module under each of its names.
-        real = import_module(self._real_name(module.__name__))
-        if not hasattr(real, "__path__"):
-            real.__path__ = []  # one file stands for the package and what is below it
-        sys.modules[module.__name__] = real
+        sys.modules[module.__name__] = import_module(self._real_name(module.__name__))
 
     def get_code(self, fullname: str) -> CodeType | None:
         """The code of a module, for `python -m`."""
@@ -56,10 +53,6 @@ class _Front(MetaPathFinder, InspectLoader):
 
     def get_source(self, fullname: str) -> None:
         return None
-
-    def modules(self) -> list[str]:
-        """The names that the front has beside those of its files."""
-        return sorted(MODULES[self.framework])
 
     def _real_name(self, name: str) -> str:
         below = name[len(self._prefix) + 1 :]
