@@ -43,6 +43,13 @@ from simparallel.nn.recompute import checkpoint
 from simparallel.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from simparallel.nn.state import LoadResult
 from simparallel.nn.summary import LayerSummary, Summary, summary
+from simparallel.nn.transformer import (
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 
 SyncBatchNorm: Any  # see __getattr__
 
@@ -53,6 +60,7 @@ __all__ = [
     "LoadResult", "LogSoftmax", "MSELoss", "MaxPool2d", "Module", "ModuleDict", "ModuleList", "MultiheadAttention",
     "NLLLoss", "Parameter", "RMSNorm", "RNN", "RNNCell", "ReLU", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss",
     "Softmax", "SoftmaxCrossEntropyExpand", "SoftmaxCrossEntropyWithLogits", "Summary", "SyncBatchNorm", "Tanh",
+    "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer",
     "auto_mixed_precision", "checkpoint", "custom_mixed_precision", "init", "initializer", "summary",
 ]  # fmt: skip
 

@@ -67,7 +67,10 @@ class AbstractRecurrent(Module):
 
     def _add_weights(self, input_size: int, suffix: str) -> None:
         rows = self.gates * self.hidden_size
-        shapes = {"weight_ih": (rows, input_size), "weight_hh": (rows, self.hidden_size)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "weight_ih": (rows, input_size),
+            "weight_hh": (rows, self.hidden_size),
+        }
         if self.bias:
             shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
         for name, shape in shapes.items():
