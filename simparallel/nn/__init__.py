@@ -40,19 +40,28 @@ from simparallel.nn.module import Module, Parameter
 from simparallel.nn.normalization import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
 from simparallel.nn.pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from simparallel.nn.recompute import checkpoint
+from simparallel.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from simparallel.nn.state import LoadResult
 from simparallel.nn.summary import LayerSummary, Summary, summary
+from simparallel.nn.transformer import (
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 
 SyncBatchNorm: Any  # see __getattr__
 
 __all__ = [
     "AdaptiveAvgPool2d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d",
-    "CrossEntropyLoss", "CrossEntropySmooth", "Dropout", "Embedding", "Flatten", "GELU", "GroupNorm", "HuberLoss",
-    "Identity", "L1Loss", "LayerNorm", "LayerSummary", "LeakyReLU", "Linear", "LoadResult", "LogSoftmax", "MSELoss",
-    "MaxPool2d", "Module", "ModuleDict", "ModuleList", "MultiheadAttention", "NLLLoss", "Parameter", "RMSNorm",
-    "ReLU", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss", "Softmax", "SoftmaxCrossEntropyExpand",
-    "SoftmaxCrossEntropyWithLogits", "Summary", "SyncBatchNorm", "Tanh", "auto_mixed_precision", "checkpoint",
-    "custom_mixed_precision", "init", "initializer", "summary",
+    "CrossEntropyLoss", "CrossEntropySmooth", "Dropout", "Embedding", "Flatten", "GELU", "GRU", "GRUCell", "GroupNorm",
+    "HuberLoss", "Identity", "L1Loss", "LSTM", "LSTMCell", "LayerNorm", "LayerSummary", "LeakyReLU", "Linear",
+    "LoadResult", "LogSoftmax", "MSELoss", "MaxPool2d", "Module", "ModuleDict", "ModuleList", "MultiheadAttention",
+    "NLLLoss", "Parameter", "RMSNorm", "RNN", "RNNCell", "ReLU", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss",
+    "Softmax", "SoftmaxCrossEntropyExpand", "SoftmaxCrossEntropyWithLogits", "Summary", "SyncBatchNorm", "Tanh",
+    "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer",
+    "auto_mixed_precision", "checkpoint", "custom_mixed_precision", "init", "initializer", "summary",
 ]  # fmt: skip
 
 

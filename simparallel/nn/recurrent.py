@@ -1,0 +1,330 @@
+"""Recurrent networks: RNN, LSTM and GRU, their layers and their cells, with PyTorch's names and weights.
+
+One step, with a = W_ih x_t + b_ih and r = W_hh h_(t-1) + b_hh, in rows of `hidden_size` for each gate:
+
+RNN    h = tanh(a + r), or relu
+LSTM   i, f, o = sigmoid(a + r), g = tanh(a + r); c = f c + i g; h = o tanh(c).   Order: i, f, g, o
+GRU    z, s = sigmoid(a + r), n = tanh(a_n + s r_n); h = n + z (h - n).   Order: s, z, n
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from simparallel.autograd import Tensor, functions as F
+from simparallel.autograd.tensor import as_tensor
+from simparallel.backend import get_namespace
+from simparallel.errors import DTypeError, InputError, ShapeError
+from simparallel.nn import init
+from simparallel.nn.embedding import Dropout
+from simparallel.nn.module import Module, Parameter
+from simparallel.nn.normalization import check_size
+
+State = tuple[Tensor, ...]  # h; of an LSTM also c
+
+
+def _rnn(activation: Callable[[Any], Tensor]) -> Callable[[Tensor, Tensor, State], State]:
+    return lambda a, r, state: (activation(a + r),)
+
+
+def _lstm(a: Tensor, r: Tensor, state: State) -> State:
+    i, f, g, o = F.chunk(a + r, 4, -1)
+    c = F.sigmoid(f) * state[1] + F.sigmoid(i) * F.tanh(g)
+    return F.sigmoid(o) * F.tanh(c), c
+
+
+def _gru(a: Tensor, r: Tensor, state: State) -> State:
+    (a_s, a_z, a_n), (r_s, r_z, r_n) = F.chunk(a, 3, -1), F.chunk(r, 3, -1)
+    n = F.tanh(a_n + F.sigmoid(a_s + r_s) * r_n)
+    return (n + F.sigmoid(a_z + r_z) * (state[0] - n),)
+
+
+class AbstractRecurrent(Module):
+    """What layers and cells have in common: gates, weights, and a step."""
+
+    gates: ClassVar[int] = 1
+    num_states: ClassVar[int] = 1
+    nonlinearity: str | None = None
+
+    def _begin(
+        self, input_size: int, hidden_size: int, bias: bool, dtype: Any, nonlinearity: str | None = None
+    ) -> None:
+        self.input_size = check_size(self, "input_size", input_size)
+        self.hidden_size = check_size(self, "hidden_size", hidden_size)
+        self.bias = bool(bias)
+        self._dtype = np.dtype(dtype)
+        if self._dtype.kind != "f":
+            raise DTypeError(
+                f"{type(self).__name__}: dtype={self._dtype} must be floating point, for example float32."
+            )
+        if nonlinearity not in (None, "tanh", "relu"):
+            raise InputError(f"{type(self).__name__}: nonlinearity={nonlinearity!r}, choose from tanh, relu.")
+        self.nonlinearity = nonlinearity
+
+    def _add_weights(self, input_size: int, suffix: str) -> None:
+        rows = self.gates * self.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "weight_ih": (rows, input_size),
+            "weight_hh": (rows, self.hidden_size),
+        }
+        if self.bias:
+            shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+        for name, shape in shapes.items():
+            self.register_parameter(name + suffix, Parameter(np.empty(shape, self._dtype)))
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values: all uniform in ±1 / sqrt(hidden_size)."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        for parameter in self._parameters.values():
+            if parameter is not None:
+                init.uniform_(parameter, -bound, bound)
+
+    def _weights(self, suffix: str) -> tuple[Any, Any, Any, Any]:
+        """weight_ih, weight_hh, bias_ih, bias_hh."""
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        return tuple(self._parameters.get(name + suffix) for name in names)  # type: ignore[return-value]
+
+    @property
+    def _step(self) -> Callable[[Tensor, Tensor, State], State]:
+        raise TypeError(f"{type(self).__name__} does not define _step")
+
+    def _states(self, hx: Any, shape: tuple[int, ...], x: Tensor) -> State:
+        """The given states, or zeros."""
+        if hx is None:
+            zeros = get_namespace(x.data).zeros(shape, self._parameters_dtype)
+            return (Tensor._result(zeros, None, x._device),) * self.num_states
+        states = tuple(map(as_tensor, hx)) if self.num_states > 1 else (as_tensor(hx),)
+        if len(states) != self.num_states or any(state.shape != shape for state in states):
+            given = ", ".join(str(state.shape) for state in states)
+            each = "h and c" if self.num_states > 1 else "h"
+            raise ShapeError(
+                f"{type(self).__name__}: the state has shapes {given}, need {each} of shape {shape}."
+            )
+        return states
+
+    @property
+    def _parameters_dtype(self) -> Any:
+        return next(p.dtype for p in self._parameters.values() if p is not None)
+
+    def _check_features(self, x: Tensor, dims: tuple[int, int]) -> None:
+        if x.ndim not in dims or x.shape[-1] != self.input_size:
+            raise ShapeError(
+                f"{type(self).__name__}: x has shape {x.shape}, need {dims[0]} or {dims[1]} dims, the last one of "
+                f"{self.input_size} features."
+            )
+
+
+class AbstractLayers(AbstractRecurrent):
+    """x: (t, n, input_size), or (n, t, input_size) with batch_first, or (t, input_size) without a batch.
+
+    Called as `layer(x, state=None)`; returns (y, state). y: (t, n, d hidden_size) laid out as x, the features of
+    the last layer, with d = 2 directions side by side or 1. State: h of shape (num_layers d, n, hidden_size), layer
+    after layer, first forwards, then backwards; at the beginning zeros unless given, returned after the last step.
+
+    Args:
+        input_size: features of x.
+        hidden_size: features of h.
+        num_layers: layers, each of which reads the one before.
+        bias: whether there are biases.
+        batch_first: the batch is dim 0 of x and y (not of states).
+        dropout: probability with which elements are dropped between layers, in training.
+        bidirectional: a second half of each layer goes through x from its end.
+        dtype: floating-point dtype of the parameters.
+
+    Attributes:
+        weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0: Parameters of layer 0, and so on; with _reverse of the
+            second direction. Rows stand gate after gate, see the module; uniform in ±1 / sqrt(hidden_size).
+
+    Raises:
+        InputError: a bad setting. When called, ShapeError for x or a state of another shape.
+    """
+
+    def _make(self, num_layers: int, batch_first: bool, dropout: float, bidirectional: bool) -> None:
+        self.num_layers = check_size(self, "num_layers", num_layers)
+        self.batch_first, self.bidirectional = bool(batch_first), bool(bidirectional)
+        self.between = Dropout(dropout)
+        self._ways = ("", "_reverse") if bidirectional else ("",)
+        size = self.input_size
+        for layer in range(self.num_layers):
+            for way in self._ways:
+                self._add_weights(size, f"_l{layer}{way}")
+            size = self.hidden_size * len(self._ways)
+        self.reset_parameters()
+
+    def forward(self, x: Any, hx: Any = None) -> tuple[Tensor, Any]:
+        x = as_tensor(x)
+        self._check_features(x, (2, 3))
+        has_batch = x.ndim == 3
+        if not has_batch:
+            x = x.unsqueeze(1)
+        elif self.batch_first:
+            x = x.transpose(0, 1)
+        if x.shape[0] == 0:
+            raise ShapeError(f"{type(self).__name__}: a sequence of no steps.")
+        shape: tuple[int, ...] = (self.num_layers * len(self._ways), x.shape[1], self.hidden_size)
+        if not has_batch:
+            hx = None if hx is None else _map(hx, lambda state: as_tensor(state).unsqueeze(1))
+        states = self._states(hx, shape, x)
+        ends: list[State] = []
+        for layer in range(self.num_layers):
+            halves = []
+            for number, way in enumerate(self._ways):
+                begin = tuple(state[layer * len(self._ways) + number] for state in states)
+                steps, end = self._run(x, begin, f"_l{layer}{way}", bool(number))
+                halves.append(F.stack(steps, 0))
+                ends.append(end)
+            x = halves[0] if len(halves) == 1 else F.cat(halves, -1)
+            if layer + 1 < self.num_layers:
+                x = self.between(x)
+        last = tuple(F.stack([end[i] for end in ends], 0) for i in range(self.num_states))
+        if not has_batch:
+            x, last = x.squeeze(1), tuple(state.squeeze(1) for state in last)
+        elif self.batch_first:
+            x = x.transpose(0, 1)
+        return x, last if self.num_states > 1 else last[0]
+
+    def _run(self, x: Tensor, state: State, suffix: str, is_reverse: bool) -> tuple[list[Tensor], State]:
+        """h of each step, and the state after the last one."""
+        weight_ih, weight_hh, bias_ih, bias_hh = self._weights(suffix)
+        inputs, step = F.linear(x, weight_ih, bias_ih), self._step  # of all steps at once
+        steps = []
+        for t in reversed(range(x.shape[0])) if is_reverse else range(x.shape[0]):
+            state = step(inputs[t], F.linear(state[0], weight_hh, bias_hh), state)
+            steps.append(state[0])
+        return steps[::-1] if is_reverse else steps, state
+
+    def extra_repr(self) -> str:
+        shown = f"{self.input_size}, {self.hidden_size}"
+        defaults = {
+            "num_layers": 1, "bias": True, "batch_first": False, "bidirectional": False, "nonlinearity": None,
+        }  # fmt: skip
+        for name, default in defaults.items():
+            if getattr(self, name) != default:
+                shown += f", {name}={getattr(self, name)!r}"
+        return shown + (f", dropout={self.between.p}" if self.between.p else "")
+
+
+class RNN(AbstractLayers):
+    __doc__ = "Elman's network, with tanh or relu.\n\n    " + (AbstractLayers.__doc__ or "")
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
+        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._begin(input_size, hidden_size, bias, dtype, nonlinearity)
+        self._make(num_layers, batch_first, dropout, bidirectional)
+
+    @property
+    def _step(self) -> Callable[[Tensor, Tensor, State], State]:
+        return _rnn(F.relu if self.nonlinearity == "relu" else F.tanh)
+
+
+class LSTM(AbstractLayers):
+    __doc__ = "Hochreiter and Schmidhuber 1997, with forget gates. A state is a pair (h, c).\n\n    " + (
+        AbstractLayers.__doc__ or ""
+    )
+    gates, num_states = 4, 2
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._begin(input_size, hidden_size, bias, dtype)
+        self._make(num_layers, batch_first, dropout, bidirectional)
+
+    @property
+    def _step(self) -> Callable[[Tensor, Tensor, State], State]:
+        return _lstm
+
+
+class GRU(AbstractLayers):
+    __doc__ = "Cho et al. 2014, in the form of cuDNN.\n\n    " + (AbstractLayers.__doc__ or "")
+    gates = 3
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._begin(input_size, hidden_size, bias, dtype)
+        self._make(num_layers, batch_first, dropout, bidirectional)
+
+    @property
+    def _step(self) -> Callable[[Tensor, Tensor, State], State]:
+        return _gru
+
+
+class AbstractCell(AbstractRecurrent):
+    """x: (n, input_size) or (input_size,).   One step; returns the state after it.
+
+    Args:
+        input_size: features of x.
+        hidden_size: features of h.
+        bias: whether there are biases.
+        dtype: floating-point dtype of the parameters.
+
+    Attributes:
+        weight_ih, weight_hh, bias_ih, bias_hh: Parameters, uniform in ±1 / sqrt(hidden_size) at first.
+
+    Raises:
+        InputError: a bad setting. When called, ShapeError for x or a state of another shape.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, bias: bool = True, dtype: Any = np.float32) -> None:
+        super().__init__()
+        self._begin(input_size, hidden_size, bias, dtype)
+        self._make()
+
+    def _make(self) -> None:
+        self._add_weights(self.input_size, "")
+        self.reset_parameters()
+
+    def forward(self, x: Any, hx: Any = None) -> Any:
+        x = as_tensor(x)
+        self._check_features(x, (1, 2))
+        state = self._states(hx, (*x.shape[:-1], self.hidden_size), x)
+        weight_ih, weight_hh, bias_ih, bias_hh = self._weights("")
+        after = self._step(F.linear(x, weight_ih, bias_ih), F.linear(state[0], weight_hh, bias_hh), state)
+        return after if self.num_states > 1 else after[0]
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
+
+
+class RNNCell(AbstractCell):
+    __doc__ = "A step of `RNN`.   " + (AbstractCell.__doc__ or "")
+    _step = RNN._step
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        dtype: Any = np.float32,
+    ) -> None:
+        Module.__init__(self)
+        self._begin(input_size, hidden_size, bias, dtype, nonlinearity)
+        self._make()
+
+
+class LSTMCell(AbstractCell):
+    __doc__ = "A step of `LSTM`; a state is a pair (h, c).   " + (AbstractCell.__doc__ or "")
+    gates, num_states = 4, 2
+    _step = LSTM._step
+
+
+class GRUCell(AbstractCell):
+    __doc__ = "A step of `GRU`.   " + (AbstractCell.__doc__ or "")
+    gates = 3
+    _step = GRU._step
+
+
+def _map(hx: Any, change: Callable[[Any], Any]) -> Any:
+    return tuple(map(change, hx)) if isinstance(hx, (tuple, list)) else change(hx)
