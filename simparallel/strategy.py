@@ -22,7 +22,7 @@ from typing import Any
 from simparallel import nearest
 from simparallel.errors import LayoutError, StrategyError
 from simparallel.layout import Layout
-from simparallel.mesh import Mesh, is_int
+from simparallel.mesh import is_int, shared_mesh
 from simparallel.rule import Place, Shape, places
 from simparallel.sharding import Sharding, spread
 
@@ -103,7 +103,7 @@ def _from_tuples(
         sizes = (*sizes, rest) if right else (rest, *sizes)
         names = (*names, REPEAT) if right else (REPEAT, *names)
     axes = {name: (axis_name(name),) for name, cut in cuts.items() if cut > 1}
-    return Sharding(rule, shapes, Mesh(sizes, names), axes)
+    return Sharding(rule, shapes, shared_mesh(sizes, names), axes)
 
 
 def check_form(op: str, in_strategy: Any, out_strategy: Any) -> None:
@@ -187,12 +187,12 @@ def default(rule: str, shapes: tuple[Shape, ...], device_num: int) -> Sharding:
             continue
         name, rest = tensor[0].names[0], device_num // cut
         axis = axis_name(name)
-        mesh = Mesh((cut, rest), (axis, REPEAT)) if rest > 1 else Mesh((cut,), (axis,))
+        mesh = shared_mesh((cut, rest), (axis, REPEAT)) if rest > 1 else shared_mesh((cut,), (axis,))
         try:
             return Sharding(rule, shapes, mesh, {name: (axis,)})
         except StrategyError:
             continue
-    return Sharding(rule, shapes, Mesh((device_num,), (REPEAT,)), {})
+    return Sharding(rule, shapes, shared_mesh((device_num,), (REPEAT,)), {})
 
 
 def follow(rule: str, shapes: tuple[Shape, ...], layouts: Sequence[Layout | None]) -> Sharding:

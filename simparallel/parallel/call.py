@@ -15,7 +15,7 @@ from simparallel.layout import Layout
 from simparallel.mesh import Mesh
 from simparallel.parallel.halo import window_cut
 from simparallel.plan import Redistribution, plan_quick_redistribution, plan_redistribution
-from simparallel.sharding import Placement, Sharding, placement
+from simparallel.sharding import Placement, Sharding, layout_of, placement
 
 
 class Mode(threading.local):
@@ -193,7 +193,7 @@ def slice_plan(whole: Plan, sharding: Sharding) -> Plan:
 
 @lru_cache(maxsize=4096)
 def uncut(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
-    return Layout(mesh.shape, mesh.axis_names, list(mesh.ranks))(*["None"] * len(shape))
+    return layout_of(mesh)(*["None"] * len(shape))
 
 
 def check_ranks(layout: Layout, world_size: int) -> None:

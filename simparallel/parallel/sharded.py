@@ -165,6 +165,9 @@ class ShardContext(Context):
     def max_over(self, dims: str, x: Array) -> Array:
         return self._runner.exchange(dims, x, "max")
 
+    def min_over(self, dims: str, x: Array) -> Array:
+        return self._runner.exchange(dims, x, "min")
+
     def offset(self, dim: str) -> int:
         return self._runner.chunk(dim) * self.plan.sizes[dim]
 
