@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from simparallel.errors import LayoutError
-from simparallel.mesh import Group, Mesh, check_axes, is_int, shared_mesh
+from simparallel.mesh import Group, Mesh, check_axes, is_int, plain_cuts, shared_mesh
 
 INTERLEAVED = "interleaved_parallel"
 TensorMap = tuple[int | tuple[int, ...], ...]
@@ -300,6 +300,7 @@ def from_strategy(
         raise LayoutError(f"{who}: repeat={repeat!r} must be 'right' or 'left'.")
     if not is_int(device_num) or device_num < 1:
         raise LayoutError(f"{who}: device_num={device_num!r} must be an integer of 1 or more.")
+    cuts = plain_cuts(cuts)
     if not isinstance(cuts, tuple):
         raise LayoutError(f"{who}: a strategy is a tuple with one cut per dim, such as (2, 1).")
     if shape is not None and len(cuts) != len(shape):

@@ -17,10 +17,38 @@ from simparallel.errors import LayoutError
 Coordinate = tuple[int, ...]
 Group = tuple[int, ...]
 
+MOST_SHOWN = 8  # groups in one line of text; twice as many ranks in one group
+
 
 def is_int(value: object) -> bool:
     """Is it an integer, and not a bool, which Python counts among them?"""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def groups_text(groups: Sequence[Group]) -> str:
+    """Groups in words; the first ones, and how many more there are, where they would fill pages.
+
+    Example:
+        >>> from simparallel.mesh import groups_text
+        >>> groups_text(sp.Mesh((256, 2), ("dp", "mp")).groups("dp"))
+        '[0, 2, 4, 6, …, 510], [1, 3, 5, 7, …, 511]'
+    """
+    shown = groups if len(groups) <= MOST_SHOWN else groups[:2]
+    more = f" and {len(groups) - len(shown)} more groups" if len(shown) < len(groups) else ""
+    return ", ".join(map(_group_text, shown)) + more
+
+
+def _group_text(group: Group) -> str:
+    if len(group) <= 2 * MOST_SHOWN:
+        return str(list(group))
+    return f"[{', '.join(map(str, group[:4]))}, …, {group[-1]}]"
+
+
+def plain_cuts(value: Any) -> Any:
+    """The same, with NumPy's integers in nested tuples as ints."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(plain_cuts(entry) for entry in value)
+    return int(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
 
 
 def check_axes(who: str, sizes: object, names: object, *, sizes_name: str, names_name: str) -> None:

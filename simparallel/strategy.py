@@ -3,8 +3,8 @@
 Three ways to say it, one way to go on (`Sharding`):
 
     ((2, 4), (4, 1))                    cuts per dim of every input; the devices form a matrix with an
-                                        axis for each named dim of the op, as they come, and one
-                                        for the devices that are left over, which repeat
+                                        axis for each named dim of the op, in the order of its rule,
+                                        and one for the devices that are left over, which repeat
     (layout("mp", "sp"), layout(...))   axes of a mesh per dim of every input
     nothing                             follow the inputs as they lie, or cut the first dim
 
@@ -22,8 +22,8 @@ from typing import Any
 from simparallel import nearest
 from simparallel.errors import LayoutError, StrategyError
 from simparallel.layout import Layout
-from simparallel.mesh import is_int, shared_mesh
-from simparallel.rule import Place, Shape, places
+from simparallel.mesh import is_int, plain_cuts, shared_mesh
+from simparallel.rule import Place, Shape, input_names, places
 from simparallel.sharding import Sharding, spread
 
 REPEAT = "repeat"
@@ -91,6 +91,7 @@ def _from_tuples(
     cuts, problem = _names_of(rule, shapes, strategy)
     if problem:
         raise StrategyError(problem)
+    cuts = {name: cuts[name] for name in input_names(rule, shapes) if name in cuts}
     count = prod(cuts.values())
     if count > device_num or device_num % count:
         raise StrategyError(
@@ -106,8 +107,8 @@ def _from_tuples(
     return Sharding(rule, shapes, shared_mesh(sizes, names), axes)
 
 
-def check_form(op: str, in_strategy: Any, out_strategy: Any) -> None:
-    """Raises StrategyError unless these are tuples of cuts or Layouts."""
+def check_form(op: str, in_strategy: Any, out_strategy: Any) -> tuple[Strategy, Any]:
+    """Both as they are used, cuts as plain integers. Raises StrategyError unless they are tuples or Layouts."""
     if not isinstance(in_strategy, tuple) or not all(
         isinstance(entry, (tuple, Layout)) for entry in in_strategy
     ):
@@ -117,6 +118,7 @@ def check_form(op: str, in_strategy: Any, out_strategy: Any) -> None:
         )
     if out_strategy is not None and not isinstance(out_strategy, (tuple, Layout)):
         raise StrategyError(f"{op}.shard: out_strategy={out_strategy!r} must be a tuple of cuts or a Layout.")
+    return plain_cuts(in_strategy), plain_cuts(out_strategy)
 
 
 def out_layout(out_strategy: Any, made: Layout, shape: Shape, who: str) -> Layout:

@@ -87,7 +87,8 @@ class Call:
         try:
             whole = op._make_plan(tuple((x.shape, x.dtype) for x in inputs))
         except SimParallelError as error:
-            raise type(error)(f"{op.described}: {error}", **error.facts) from None
+            what = str(error).removeprefix(f"{op.named}: ")
+            raise type(error)(f"{op.described}: {what}", **error.facts) from None
         partial = _common_partial(op, inputs)
         self.sharding = sharding = decide(op, inputs, device_num)
         self.inputs = [

@@ -14,8 +14,9 @@ from simparallel.autograd.exchanges import Asked, Exchanges as Asking
 from simparallel.backend import Array
 from simparallel.comm import current
 from simparallel.layout import Layout
-from simparallel.mesh import Group, Mesh
+from simparallel.mesh import Group, Mesh, groups_text
 from simparallel.parallel.call import Call, plan_way
+from simparallel.parallel.inputs import input_specs, num_devices
 from simparallel.plan import Redistribution
 from simparallel.prices import price
 from simparallel.sharding import Placement, Sharding
@@ -35,8 +36,9 @@ class Exchange(NamedTuple):
 
     def __str__(self) -> str:
         op = f"({self.reduce_op})" if self.reduce_op else ""
-        who = ", ".join(str(list(group)) for group in self.groups)
-        return f"{self.collective}{op} over {who}: {self.bytes_per_rank} B/rank, {self.why}"
+        return (
+            f"{self.collective}{op} over {groups_text(self.groups)}: {self.bytes_per_rank} B/rank, {self.why}"
+        )
 
 
 class Exchanges(tuple[Exchange, ...]):
@@ -185,11 +187,11 @@ class Input:
 
 def explain_op(op: Op, shapes: Sequence[Sequence[int]], device_num: int | None, dtype: Any) -> OpPlan:
     """See `Op.plan`."""
-    dtypes = dtype if isinstance(dtype, (list, tuple)) else [dtype] * len(shapes)
-    specs = [Spec(tuple(shape), np.dtype(d)) for shape, d in zip(shapes, dtypes, strict=True)]
+    who = f"{op.name}.plan"
+    specs = input_specs(who, shapes, dtype)
     first = op.in_strategy[0] if op.in_strategy else None
     of_layouts = first.mesh.size if isinstance(first, Layout) else current().world_size
-    return explain_call(Call(op, [Input(spec) for spec in specs], device_num or of_layouts))
+    return explain_call(Call(op, [Input(spec) for spec in specs], num_devices(who, device_num, of_layouts)))
 
 
 def explain_call(call: Call) -> OpPlan:

@@ -10,6 +10,8 @@ import numpy as np
 
 from simparallel.autograd import Op, Tensor
 from simparallel.comm import current
+from simparallel.errors import InputError
+from simparallel.mesh import groups_text
 from simparallel.nn.deferred import placeholder
 from simparallel.nn.module import Module
 from simparallel.parallel import sharded as _sharded  # noqa: F401  it asks `mode.planned`
@@ -23,6 +25,7 @@ from simparallel.parallel.explain import (
     explain_call,
     explain_op,
 )  # fmt: skip
+from simparallel.parallel.inputs import input_specs, num_devices
 from simparallel.sharding import Placement, placement
 from simparallel.units import format_bytes
 
@@ -98,8 +101,8 @@ class NetworkPlan:
 
 
 def _collective(exchange: Exchange) -> str:
-    who = ", ".join(str(list(group)) for group in exchange.groups)
-    return f"{exchange.collective}{f'({exchange.reduce_op})' if exchange.reduce_op else ''} {who}"
+    op = f"({exchange.reduce_op})" if exchange.reduce_op else ""
+    return f"{exchange.collective}{op} {groups_text(exchange.groups)}"
 
 
 def explain_network(
@@ -107,15 +110,18 @@ def explain_network(
     dtype: Any = np.float32, dataset_strategy: Any = "full_batch",
 ) -> NetworkPlan:  # fmt: skip
     """See `Module.explain`."""
-    device_num = device_num or current().world_size
-    dtypes = dtype if isinstance(dtype, (list, tuple)) else [dtype] * len(shapes)
-    entries = dataset_strategy if isinstance(dataset_strategy, tuple) else (dataset_strategy,) * len(shapes)
+    who = f"{type(network).__name__}.explain"
+    device_num = num_devices(who, device_num, current().world_size)
+    specs = input_specs(who, shapes, dtype)
+    entries = dataset_strategy if isinstance(dataset_strategy, tuple) else (dataset_strategy,) * len(specs)
+    if len(entries) != len(specs):
+        raise InputError(f"{who}: dataset_strategy has {len(entries)} entries for {len(specs)} inputs.")
     planning = _Planning(device_num, {id(p): name for name, p in network.named_parameters()})
     inputs = []
-    for shape, d, entry in zip(shapes, dtypes, entries, strict=True):
-        layout = input_layout(tuple(shape), entry, device_num)
-        place = placement(layout, tuple(shape))  # the global shape, whoever feeds it
-        inputs.append(Tensor._result(placeholder(place.local_shape, np.dtype(d)), placement=place))
+    for spec, entry in zip(specs, entries, strict=True):
+        layout = input_layout(spec.shape, entry, device_num)
+        place = placement(layout, spec.shape)  # the global shape, whoever feeds it
+        inputs.append(Tensor._result(placeholder(place.local_shape, spec.dtype), placement=place))
     before = mode.automatic, mode.planned
     mode.automatic, mode.planned = True, planning
     try:
