@@ -194,6 +194,11 @@ def default(rule: str, shapes: tuple[Shape, ...], device_num: int) -> Sharding:
             return Sharding(rule, shapes, mesh, {name: (axis,)})
         except StrategyError:
             continue
+    return whole(rule, shapes, device_num)
+
+
+def whole(rule: str, shapes: tuple[Shape, ...], device_num: int) -> Sharding:
+    """Nothing is cut: every device computes all of it."""
     return Sharding(rule, shapes, shared_mesh((device_num,), (REPEAT,)), {})
 
 

@@ -356,3 +356,9 @@ def test_between_ranks_in_processes():
         (a, b) for s, t in product(SUBSETS, SUBSETS) for a in placed_over(s)[:2] for b in placed_over(t)[:2]
     ]
     assert sp.launch(run_between_ranks, (pairs[::5],), world_size=4)
+
+
+def test_a_scalar_that_every_rank_holds_does_not_move():
+    a, b = Layout((2,), ("a",)), Layout((2,), ("b",))
+    assert plan_redistribution(a(), b(), ()).steps == ()
+    assert [step.kind for step in plan_redistribution(a().with_partial("a"), b(), ()).steps] == ["all_reduce"]
