@@ -31,8 +31,9 @@ Strategy = tuple[Any, ...]  # for each input a tuple of cuts, or a called Layout
 
 
 def from_strategy(
-    rule: str, shapes: tuple[Shape, ...], strategy: Strategy, device_num: int, repeat: str = "right"
-) -> Sharding:
+    rule: str, shapes: tuple[Shape, ...], strategy: Strategy, device_num: int, repeat: str = "right",
+    order: tuple[str, ...] = (),
+) -> Sharding:  # fmt: skip
     """The cuts that a user's strategy stands for.
 
     Args:
@@ -41,6 +42,7 @@ def from_strategy(
         strategy: for each input a tuple with one cut per dim, or a called Layout.
         device_num: number of devices.
         repeat: where left-over devices go: "right" (neighbours hold the same slices) or "left".
+        order: named dims that come last in the device matrix, in this order; others come as the rule names them.
 
     Raises:
         StrategyError: it is malformed or not legal; says the rule broken and the nearest legal ones.
@@ -60,7 +62,7 @@ def from_strategy(
     def read(entries: Strategy) -> Sharding:
         if is_layouts:
             return _from_layouts(rule, shapes, entries)
-        return _from_tuples(rule, shapes, entries, device_num, repeat)
+        return _from_tuples(rule, shapes, entries, device_num, repeat, order)
 
     def is_legal(entries: Strategy) -> bool:
         try:
@@ -85,26 +87,29 @@ def from_strategy(
 
 
 def _from_tuples(
-    rule: str, shapes: tuple[Shape, ...], strategy: Sequence[tuple[int, ...]], device_num: int, repeat: str
-) -> Sharding:
+    rule: str, shapes: tuple[Shape, ...], strategy: Sequence[tuple[int, ...]], device_num: int, repeat: str,
+    order: tuple[str, ...],
+) -> Sharding:  # fmt: skip
     _check_tuples(strategy, shapes, device_num)
     cuts, problem = _names_of(rule, shapes, strategy)
     if problem:
         raise StrategyError(problem)
-    cuts = {name: cuts[name] for name in input_names(rule, shapes) if name in cuts}
+    names = [name for name in input_names(rule, shapes) if name in cuts]
+    names.sort(key=lambda name: order.index(name) if name in order else -1)
+    cuts = {name: cuts[name] for name in names}
     count = prod(cuts.values())
     if count > device_num or device_num % count:
         raise StrategyError(
             f"needs {count} devices (cuts {_listed(cuts)}), there are {device_num}; the product must divide them."
         )
-    sizes, names = tuple(cuts.values()), tuple(map(axis_name, cuts))
+    sizes, axes = tuple(cuts.values()), tuple(map(axis_name, cuts))
     if count < device_num:
         rest = device_num // count
         right = repeat == "right"
         sizes = (*sizes, rest) if right else (rest, *sizes)
-        names = (*names, REPEAT) if right else (REPEAT, *names)
-    axes = {name: (axis_name(name),) for name, cut in cuts.items() if cut > 1}
-    return Sharding(rule, shapes, shared_mesh(sizes, names), axes)
+        axes = (*axes, REPEAT) if right else (REPEAT, *axes)
+    owners = {name: (axis_name(name),) for name, cut in cuts.items() if cut > 1}
+    return Sharding(rule, shapes, shared_mesh(sizes, axes), owners)
 
 
 def check_form(op: str, in_strategy: Any, out_strategy: Any) -> tuple[Strategy, Any]:

@@ -105,6 +105,16 @@ X = 5 * floats(4, 6)
 BATCH = (3 + floats(4, 6, 2, 2), floats(6), floats(6, seed=1))
 HEADS = [floats(2, 4, 3), floats(2, 4, 3, seed=1), floats(2, 4, 2), floats(4, 4)]
 CASES = {
+    **{
+        f"matmul {a:d}{b:d}, {dim}": (
+            lambda a=a, b=b: ops.MatMul(transpose_a=a, transpose_b=b),
+            [floats(*((2, 4, 6) if a else (2, 6, 4))), floats(*((2, 4) if b else (4, 2)))],
+            dim,
+        )
+        for a in (False, True)
+        for b in (False, True)
+        for dim in "mkn"
+    },
     "softmax, its dim": (lambda: ops.Softmax(-1), [X], "d1"),
     "softmax, first dim": (lambda: ops.Softmax(0), [X], "d0"),
     "softmax, another dim": (lambda: ops.Softmax(0), [X], "d1"),

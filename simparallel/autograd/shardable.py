@@ -58,6 +58,10 @@ class Shardable:
         """
         return self.planner.explain_op(self, shapes, device_num, dtype)
 
+    axis_order: ClassVar[
+        tuple[str, ...]
+    ] = ()  # of dims by name in the device matrix, if not that of the rule
+
     @property
     def repeat(self) -> str:
         """Where the devices go that a tuple strategy leaves over: "right", the last axis, or "left", the first."""

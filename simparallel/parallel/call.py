@@ -143,7 +143,7 @@ def decide(op: Op, inputs: Sequence[Any], device_num: int, parameters: Sequence[
     rule = op.rule_for(*shapes)
     try:
         if op.in_strategy is not None:
-            return strategy.from_strategy(rule, shapes, op.in_strategy, device_num, op.repeat)
+            return strategy.from_strategy(rule, shapes, op.in_strategy, device_num, op.repeat, op.axis_order)
         layouts = [x.layout for x in inputs]
         is_cut = any(layout is not None and any(cut > 1 for cut in layout.cuts) for layout in layouts)
         is_plain = all(layout is None for layout in layouts)
