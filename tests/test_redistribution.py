@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import simparallel as sp
-from simparallel.errors import LayoutError
+from simparallel.errors import LayoutError, ShapeError
 from simparallel.layout import Layout, from_strategy
 from simparallel.parallel import distribute_tensor
 from simparallel.parallel.sharded import sharder
@@ -362,3 +362,46 @@ def test_a_scalar_that_every_rank_holds_does_not_move():
     a, b = Layout((2,), ("a",)), Layout((2,), ("b",))
     assert plan_redistribution(a(), b(), ()).steps == ()
     assert [step.kind for step in plan_redistribution(a().with_partial("a"), b(), ()).steps] == ["all_reduce"]
+
+
+def test_whole_values_are_taken_by_sharded_tensors():
+    """backward, .grad, .data and hooks take what has the tensor's shape, or that of this rank's slice."""
+    whole = np.arange(1.0, 9.0).reshape(4, 2)
+    layout = Layout((2,), ("a",))
+
+    def program():
+        mine = slice(2 * sp.get_rank(), 2 * sp.get_rank() + 2)
+
+        def make():
+            return distribute_tensor(np.ones((4, 2)), layout("a", "None"), requires_grad=True)
+
+        seeds = (whole, sp.Tensor(whole), whole[mine], sp.Tensor(whole[mine]))
+        for seed in seeds:
+            x = make()
+            (x * 2).backward(seed)
+            np.testing.assert_array_equal(x.grad.full_tensor().numpy(), 2 * whole)
+            x.grad = seed
+            assert x.grad.layout == x.layout
+            np.testing.assert_array_equal(x.grad.full_tensor().numpy(), whole)
+            x.data = seed
+            np.testing.assert_array_equal(x.full_tensor().numpy(), whole)
+        x = make()
+        (x * 2).full_tensor().backward(sp.Tensor(whole))
+        np.testing.assert_array_equal(x.grad.full_tensor().numpy(), 2 * whole)
+        for of in (lambda x: x, lambda x: x * 1):  # a leaf, and what is on the tape
+            x = make()
+            y = of(x)
+            y.register_hook(lambda g: sp.Tensor(3 * whole))
+            (y * 1).sum().backward()
+            np.testing.assert_array_equal(x.grad.full_tensor().numpy(), 3 * whole)
+        for bad in (np.ones((3, 2)), np.ones((2, 4)), np.ones(8)):
+            with pytest.raises(ShapeError, match=r"\(4, 2\) and its slice on this rank \(2, 2\)"):
+                (make() * 2).backward(bad)
+            with pytest.raises(ShapeError):
+                make().grad = bad
+            with pytest.raises(ShapeError):
+                make().data = bad
+        with pytest.raises(LayoutError, match="laid out as"):
+            (make() * 2).backward(distribute_tensor(whole, layout("None", "a")))
+
+    sp.launch(program, world_size=2, transport="inline")

@@ -312,6 +312,14 @@ def interpret(op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
 Op.interpreter = interpret
 
 
+def slice_of(x: Array, target: Placement) -> Array:
+    """This rank's slice of an array that every rank holds whole, a copy. Collective: no."""
+    return sharder().carry(x, whole_place(target), target).copy()
+
+
+Tensor.slicer = staticmethod(slice_of)
+
+
 def shard_parameter(x: Tensor, target: Placement) -> Tensor:
     """A plain leaf that every rank holds whole keeps its slice from now on."""
     check_may_be_cut(x, target, sharder().world_size)

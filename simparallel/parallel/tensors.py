@@ -13,7 +13,7 @@ from simparallel.errors import LayoutError, StrategyError
 from simparallel.layout import Layout, from_strategy
 from simparallel.nn import Module
 from simparallel.parallel.agreement import check_may_be_cut
-from simparallel.parallel.sharded import move_tensor, shard_parameter, sharder, whole_place
+from simparallel.parallel.sharded import move_tensor, shard_parameter, slice_of
 from simparallel.sharding import placement
 
 
@@ -43,7 +43,7 @@ def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None)
             f"distribute_tensor: {layout!r} is an unfinished sum; a whole value is not split into addends."
         )
     target = placement(layout, whole.shape)
-    data = sharder().carry(whole.data, whole_place(target), target).copy()
+    data = slice_of(whole.data, target)
     y = Tensor._result(data, placement=target)
     return y.requires_grad_(whole.requires_grad if requires_grad is None else requires_grad)
 
