@@ -38,6 +38,8 @@ class TensorAttributes:
 
     # Cuts this rank's slice out of a whole array; set by who knows the rank.
     slicer: ClassVar[Callable[[Array, Placement], Array] | None] = None
+    # Makes a plain tensor of this rank's slice of a sharded one; set likewise.
+    localizer: ClassVar[Callable[[Any, Layout | None], Any] | None] = None
 
     if TYPE_CHECKING:
         placement: Placement | None
