@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         AutoParallel,
         distribute_module,
         distribute_tensor,
+        from_local,
         no_init_parameters,
         shard,
     )
@@ -100,7 +101,7 @@ __all__ = [
     "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Results", "Tensor", "TimeMonitor", "Trace",
     "Work", "adasum", "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
     "broadcast_object", "cluster", "data", "device", "device_count", "distribute_module", "distribute_tensor",
-    "empty", "enable_grad", "errors", "functions", "gather", "gather_object", "get_auto_parallel_context",
+    "empty", "enable_grad", "errors", "from_local", "functions", "gather", "gather_object", "get_auto_parallel_context",
     "get_group_size", "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes",
     "get_rank", "get_world_size", "init", "irecv", "isend", "launch", "load", "load_checkpoint", "load_param_into_net",
     "log", "manual_seed", "models", "new_group", "nn", "no_grad", "no_init_parameters", "node_group", "ops",
@@ -121,7 +122,8 @@ _LATER = {
          "load_param_into_net", "save", "save_checkpoint"), "train",
     ),
     **dict.fromkeys(
-        ("AutoParallel", "distribute_module", "distribute_tensor", "no_init_parameters", "shard"), "parallel"
+        ("AutoParallel", "distribute_module", "distribute_tensor", "from_local", "no_init_parameters", "shard"),
+        "parallel",
     ),
     "Parameter": "nn",
     **dict.fromkeys(("data", "models", "nn", "optim", "parallel", "testing", "train", "view"), ""),

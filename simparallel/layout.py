@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from simparallel.errors import LayoutError
-from simparallel.mesh import Group, Mesh, check_axes, is_int
+from simparallel.mesh import Group, Mesh, check_axes, is_int, plain_cuts, shared_mesh
 
 INTERLEAVED = "interleaved_parallel"
 TensorMap = tuple[int | tuple[int, ...], ...]
@@ -62,12 +62,15 @@ class Layout:
         check_axes("Layout", device_matrix, alias_name, **names)
         if INTERLEAVED in alias_name[:-1]:
             raise LayoutError(f"Layout: alias_name={alias_name!r}: {INTERLEAVED!r} must be the last alias.")
-        num_ranks = prod(_real(device_matrix, alias_name))
-        rank_list = range(num_ranks) if rank_list is None else rank_list
-        if not isinstance(rank_list, (list, tuple, range)):
+        sizes, names = _real(device_matrix, alias_name), _real(alias_name, alias_name)
+        if rank_list is None:
+            mesh = shared_mesh(sizes, names)
+        elif isinstance(rank_list, (list, tuple, range)):
+            mesh = Mesh(sizes, names, tuple(rank_list))
+        else:
             raise LayoutError(f"Layout: rank_list={rank_list!r} must be a list of integers.")
-        mesh = Mesh(_real(device_matrix, alias_name), _real(alias_name, alias_name), tuple(rank_list))
         self._set(device_matrix, alias_name, mesh.ranks, None, ())
+        self.__dict__["mesh"] = mesh
 
     def _set(self, *values: Any) -> None:
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
@@ -76,7 +79,18 @@ class Layout:
     def _derive(self, tensor_map: TensorMap, partial: tuple[str, ...]) -> Layout:
         new = Layout.__new__(Layout)  # the axes are checked already
         new._set(self.device_matrix, self.alias_name, self.rank_list, tensor_map, partial)
+        new.__dict__["mesh"] = self.mesh  # it is the same, and groups are kept there
         return new
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:  # without what is worked out, such as this process's hash
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.mesh, self.device_matrix, self.alias_name, self.tensor_map, self.partial))
 
     def __call__(self, *dims: str | tuple[str, ...]) -> Layout:
         """The layout of a tensor: a new object, this one stays as it is.
@@ -286,6 +300,7 @@ def from_strategy(
         raise LayoutError(f"{who}: repeat={repeat!r} must be 'right' or 'left'.")
     if not is_int(device_num) or device_num < 1:
         raise LayoutError(f"{who}: device_num={device_num!r} must be an integer of 1 or more.")
+    cuts = plain_cuts(cuts)
     if not isinstance(cuts, tuple):
         raise LayoutError(f"{who}: a strategy is a tuple with one cut per dim, such as (2, 1).")
     if shape is not None and len(cuts) != len(shape):

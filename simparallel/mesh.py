@@ -8,19 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import product
+from functools import cached_property, lru_cache
 from math import prod
+from typing import Any
 
 from simparallel.errors import LayoutError
 
 Coordinate = tuple[int, ...]
 Group = tuple[int, ...]
 
+MOST_SHOWN = 8  # groups in one line of text; twice as many ranks in one group
+
 
 def is_int(value: object) -> bool:
     """Is it an integer, and not a bool, which Python counts among them?"""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def groups_text(groups: Sequence[Group]) -> str:
+    """Groups in words; the first ones, and how many more there are, where they would fill pages.
+
+    Example:
+        >>> from simparallel.mesh import groups_text
+        >>> groups_text(sp.Mesh((256, 2), ("dp", "mp")).groups("dp"))
+        '[0, 2, 4, 6, …, 510], [1, 3, 5, 7, …, 511]'
+    """
+    shown = groups if len(groups) <= MOST_SHOWN else groups[:2]
+    more = f" and {len(groups) - len(shown)} more groups" if len(shown) < len(groups) else ""
+    return ", ".join(map(_group_text, shown)) + more
+
+
+def _group_text(group: Group) -> str:
+    if len(group) <= 2 * MOST_SHOWN:
+        return str(list(group))
+    return f"[{', '.join(map(str, group[:4]))}, …, {group[-1]}]"
+
+
+def plain_cuts(value: Any) -> Any:
+    """The same, with NumPy's integers in nested tuples as ints."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(plain_cuts(entry) for entry in value)
+    return int(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
 
 
 def check_axes(who: str, sizes: object, names: object, *, sizes_name: str, names_name: str) -> None:
@@ -146,14 +174,9 @@ class Mesh:
         Raises:
             LayoutError: an axis is unknown or named twice, or the rank is unknown.
         """
-        indices = self._axis_indices(axes)
-        coordinate = list(self.coordinate(rank))
-        members = []
-        for inner in product(*(range(self.shape[i]) for i in indices)):
-            for i, value in zip(indices, inner, strict=True):
-                coordinate[i] = value
-            members.append(self.rank_at(tuple(coordinate)))
-        return tuple(members)
+        indices, coordinate = self._axis_indices(axes), self.coordinate(rank)
+        origin = self._positions[rank] - sum(coordinate[i] * self._strides[i] for i in indices)
+        return tuple([self.ranks[origin + offset] for offset in self._offsets(indices)])
 
     def groups(self, axes: str | Sequence[str]) -> tuple[Group, ...]:
         """All groups along `axes`, each as `group` orders it; together they hold every rank once.
@@ -161,13 +184,54 @@ class Mesh:
         Raises:
             LayoutError: an axis is unknown or named twice.
         """
-        indices = self._axis_indices(axes)
-        origins = product(*(range(1 if i in indices else size) for i, size in enumerate(self.shape)))
-        return tuple(self.group(axes, self.rank_at(origin)) for origin in origins)
+        names = (axes,) if isinstance(axes, str) else tuple(axes)
+        found = self._groups.get(names)
+        if found is None:
+            indices = self._axis_indices(names)
+            inner = self._offsets(indices)
+            outer = self._offsets([i for i in range(len(self.shape)) if i not in indices])
+            found = tuple([tuple([self.ranks[origin + offset] for offset in inner]) for origin in outer])
+            self._groups[names] = found
+        return found
+
+    def chunks(self, axes: Sequence[str]) -> tuple[int, ...]:
+        """For each rank, in their order, its number along `axes`, the first outermost. Raises LayoutError."""
+        numbers = [0] * self.size
+        for i in self._axis_indices(axes):
+            size, stride = self.shape[i], self._strides[i]
+            numbers = [n * size + p // stride % size for p, n in enumerate(numbers)]
+        return tuple(numbers)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:  # without what is worked out, such as this process's hash
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.axis_names, self.ranks))
+
+    @cached_property
+    def _groups(self) -> dict[tuple[str, ...], tuple[Group, ...]]:
+        return {}
 
     @cached_property
     def _positions(self) -> dict[int, int]:
         return {rank: position for position, rank in enumerate(self.ranks)}
+
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        """How far apart neighbours along each axis are in `ranks`."""
+        return tuple(prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
+
+    def _offsets(self, indices: Sequence[int]) -> list[int]:
+        """Distances in `ranks` from an origin to all that differ from it along these axes, the last fastest."""
+        offsets = [0]
+        for i in indices:
+            steps = range(0, self.shape[i] * self._strides[i], self._strides[i])
+            offsets = [offset + step for offset in offsets for step in steps]
+        return offsets
 
     def _axis_index(self, axis: str) -> int:
         if axis not in self.axis_names:
@@ -179,3 +243,9 @@ class Mesh:
         if len(set(indices)) != len(indices):
             raise LayoutError(f"{self!r}: axes {axes!r} name an axis twice; name each axis once.")
         return indices
+
+
+@lru_cache(maxsize=4096)
+def shared_mesh(shape: tuple[int, ...], axis_names: tuple[str, ...]) -> Mesh:
+    """The mesh of ranks 0 … size-1, one object for equal ones: its groups are worked out once."""
+    return Mesh(shape, axis_names)

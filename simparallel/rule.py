@@ -177,6 +177,15 @@ def places(text: str, shapes: tuple[Shape, ...]) -> tuple[tuple[tuple[Place, ...
     return inputs, _place(rule.output, output_shape(text, shapes), sizes, count)
 
 
+@lru_cache(maxsize=65536)
+def input_names(text: str, shapes: tuple[Shape, ...]) -> tuple[str, ...]:
+    """Named dims of the inputs in the order of the rule's text, where "..." stands for all leading dims."""
+    sizes = bind(text, shapes)
+    leading = [name for name in sizes if name.startswith("...") and name != "..."]
+    names = (leading if dim.kind == "ellipsis" else dim.names for dims in parse(text).inputs for dim in dims)
+    return tuple(dict.fromkeys(name for each in names for name in each))
+
+
 def _place(dims: tuple[Dim, ...], shape: Shape, sizes: dict[str, int], count: int) -> tuple[Place, ...]:
     """Names for the dims of one tensor; "..." stands for `count` dims at most, aligned at the right."""
     found = []

@@ -132,8 +132,7 @@ class Sharding:
 
     def _layout(self, tensor: tuple[Place, ...]) -> Layout:
         dims = [tuple(axis for name in place.names for axis in self.cuts.get(name, ())) for place in tensor]
-        layout = Layout(self.mesh.shape, self.mesh.axis_names, list(self.mesh.ranks))
-        return layout(*(axes or "None" for axes in dims))
+        return layout_of(self.mesh)(*(axes or "None" for axes in dims))
 
     @cached_property
     def _uncuttable(self) -> dict[str, str]:
@@ -145,6 +144,12 @@ class Sharding:
                 if place.kind == "whole":
                     found |= dict.fromkeys(place.names, f"dim {d} of {where} ({place.names[0]!r})")
         return found
+
+
+@lru_cache(maxsize=4096)
+def layout_of(mesh: Mesh) -> Layout:
+    """The Layout of the mesh, not yet called."""
+    return Layout(mesh.shape, mesh.axis_names, mesh.ranks)
 
 
 @dataclass(frozen=True, eq=False)

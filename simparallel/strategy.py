@@ -3,8 +3,8 @@
 Three ways to say it, one way to go on (`Sharding`):
 
     ((2, 4), (4, 1))                    cuts per dim of every input; the devices form a matrix with an
-                                        axis for each named dim of the op, as they come, and one
-                                        for the devices that are left over, which repeat
+                                        axis for each named dim of the op, in the order of its rule,
+                                        and one for the devices that are left over, which repeat
     (layout("mp", "sp"), layout(...))   axes of a mesh per dim of every input
     nothing                             follow the inputs as they lie, or cut the first dim
 
@@ -22,8 +22,8 @@ from typing import Any
 from simparallel import nearest
 from simparallel.errors import LayoutError, StrategyError
 from simparallel.layout import Layout
-from simparallel.mesh import Mesh, is_int
-from simparallel.rule import Place, Shape, places
+from simparallel.mesh import is_int, plain_cuts, shared_mesh
+from simparallel.rule import Place, Shape, input_names, places
 from simparallel.sharding import Sharding, spread
 
 REPEAT = "repeat"
@@ -31,8 +31,9 @@ Strategy = tuple[Any, ...]  # for each input a tuple of cuts, or a called Layout
 
 
 def from_strategy(
-    rule: str, shapes: tuple[Shape, ...], strategy: Strategy, device_num: int, repeat: str = "right"
-) -> Sharding:
+    rule: str, shapes: tuple[Shape, ...], strategy: Strategy, device_num: int, repeat: str = "right",
+    order: tuple[str, ...] = (),
+) -> Sharding:  # fmt: skip
     """The cuts that a user's strategy stands for.
 
     Args:
@@ -41,6 +42,7 @@ def from_strategy(
         strategy: for each input a tuple with one cut per dim, or a called Layout.
         device_num: number of devices.
         repeat: where left-over devices go: "right" (neighbours hold the same slices) or "left".
+        order: named dims that come last in the device matrix, in this order; others come as the rule names them.
 
     Raises:
         StrategyError: it is malformed or not legal; says the rule broken and the nearest legal ones.
@@ -60,7 +62,7 @@ def from_strategy(
     def read(entries: Strategy) -> Sharding:
         if is_layouts:
             return _from_layouts(rule, shapes, entries)
-        return _from_tuples(rule, shapes, entries, device_num, repeat)
+        return _from_tuples(rule, shapes, entries, device_num, repeat, order)
 
     def is_legal(entries: Strategy) -> bool:
         try:
@@ -85,29 +87,33 @@ def from_strategy(
 
 
 def _from_tuples(
-    rule: str, shapes: tuple[Shape, ...], strategy: Sequence[tuple[int, ...]], device_num: int, repeat: str
-) -> Sharding:
+    rule: str, shapes: tuple[Shape, ...], strategy: Sequence[tuple[int, ...]], device_num: int, repeat: str,
+    order: tuple[str, ...],
+) -> Sharding:  # fmt: skip
     _check_tuples(strategy, shapes, device_num)
     cuts, problem = _names_of(rule, shapes, strategy)
     if problem:
         raise StrategyError(problem)
+    names = [name for name in input_names(rule, shapes) if name in cuts]
+    names.sort(key=lambda name: order.index(name) if name in order else -1)
+    cuts = {name: cuts[name] for name in names}
     count = prod(cuts.values())
     if count > device_num or device_num % count:
         raise StrategyError(
             f"needs {count} devices (cuts {_listed(cuts)}), there are {device_num}; the product must divide them."
         )
-    sizes, names = tuple(cuts.values()), tuple(map(axis_name, cuts))
+    sizes, axes = tuple(cuts.values()), tuple(map(axis_name, cuts))
     if count < device_num:
         rest = device_num // count
         right = repeat == "right"
         sizes = (*sizes, rest) if right else (rest, *sizes)
-        names = (*names, REPEAT) if right else (REPEAT, *names)
-    axes = {name: (axis_name(name),) for name, cut in cuts.items() if cut > 1}
-    return Sharding(rule, shapes, Mesh(sizes, names), axes)
+        axes = (*axes, REPEAT) if right else (REPEAT, *axes)
+    owners = {name: (axis_name(name),) for name, cut in cuts.items() if cut > 1}
+    return Sharding(rule, shapes, shared_mesh(sizes, axes), owners)
 
 
-def check_form(op: str, in_strategy: Any, out_strategy: Any) -> None:
-    """Raises StrategyError unless these are tuples of cuts or Layouts."""
+def check_form(op: str, in_strategy: Any, out_strategy: Any) -> tuple[Strategy, Any]:
+    """Both as they are used, cuts as plain integers. Raises StrategyError unless they are tuples or Layouts."""
     if not isinstance(in_strategy, tuple) or not all(
         isinstance(entry, (tuple, Layout)) for entry in in_strategy
     ):
@@ -117,6 +123,7 @@ def check_form(op: str, in_strategy: Any, out_strategy: Any) -> None:
         )
     if out_strategy is not None and not isinstance(out_strategy, (tuple, Layout)):
         raise StrategyError(f"{op}.shard: out_strategy={out_strategy!r} must be a tuple of cuts or a Layout.")
+    return plain_cuts(in_strategy), plain_cuts(out_strategy)
 
 
 def out_layout(out_strategy: Any, made: Layout, shape: Shape, who: str) -> Layout:
@@ -187,12 +194,17 @@ def default(rule: str, shapes: tuple[Shape, ...], device_num: int) -> Sharding:
             continue
         name, rest = tensor[0].names[0], device_num // cut
         axis = axis_name(name)
-        mesh = Mesh((cut, rest), (axis, REPEAT)) if rest > 1 else Mesh((cut,), (axis,))
+        mesh = shared_mesh((cut, rest), (axis, REPEAT)) if rest > 1 else shared_mesh((cut,), (axis,))
         try:
             return Sharding(rule, shapes, mesh, {name: (axis,)})
         except StrategyError:
             continue
-    return Sharding(rule, shapes, Mesh((device_num,), (REPEAT,)), {})
+    return whole(rule, shapes, device_num)
+
+
+def whole(rule: str, shapes: tuple[Shape, ...], device_num: int) -> Sharding:
+    """Nothing is cut: every device computes all of it."""
+    return Sharding(rule, shapes, shared_mesh((device_num,), (REPEAT,)), {})
 
 
 def follow(rule: str, shapes: tuple[Shape, ...], layouts: Sequence[Layout | None]) -> Sharding:

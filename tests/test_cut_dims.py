@@ -15,6 +15,8 @@ from simparallel import ops, rule as rules
 from simparallel.autograd import Context, Plan, Spec, Tensor
 from simparallel.autograd.dropout import mask
 from simparallel.errors import LabelError
+from simparallel.parallel.explain import rehearse
+from simparallel.sharding import Sharding
 
 
 def cut_context(dim, rank, parts):
@@ -26,6 +28,9 @@ def cut_context(dim, rank, parts):
 
         def max_over(self, dims, x):
             return self._exchange(dims, x, "max")
+
+        def min_over(self, dims, x):
+            return self._exchange(dims, x, "min")
 
         def _exchange(self, dims, x, how):
             return sp.all_reduce(np.array(x), how) if dim in dims.split() else x
@@ -100,6 +105,16 @@ X = 5 * floats(4, 6)
 BATCH = (3 + floats(4, 6, 2, 2), floats(6), floats(6, seed=1))
 HEADS = [floats(2, 4, 3), floats(2, 4, 3, seed=1), floats(2, 4, 2), floats(4, 4)]
 CASES = {
+    **{
+        f"matmul {a:d}{b:d}, {dim}": (
+            lambda a=a, b=b: ops.MatMul(transpose_a=a, transpose_b=b),
+            [floats(*((2, 4, 6) if a else (2, 6, 4))), floats(*((2, 4) if b else (4, 2)))],
+            dim,
+        )
+        for a in (False, True)
+        for b in (False, True)
+        for dim in "mkn"
+    },
     "softmax, its dim": (lambda: ops.Softmax(-1), [X], "d1"),
     "softmax, first dim": (lambda: ops.Softmax(0), [X], "d0"),
     "softmax, another dim": (lambda: ops.Softmax(0), [X], "d1"),
@@ -201,3 +216,35 @@ def test_any_slice_of_a_mask_is_that_of_the_whole(size):
     np.testing.assert_array_equal(
         part, whole[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))]
     )
+
+
+MORE = {
+    f"{make.__name__} {dtype}": (make, [X.astype(dtype)], "d1")
+    for dtype in ("f2", "f4", "f8", "i2")
+    for make in (ops.Max, ops.Min, ops.ArgMax, ops.ArgMin, ops.LogSumExp, ops.Var, ops.Std, ops.Softmax, ops.LogSoftmax)
+    if dtype[0] == "f" or make in (ops.Max, ops.Min, ops.ArgMax, ops.ArgMin)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make_op", "inputs"), [case[:2] for case in (CASES | MORE).values()], ids=CASES | MORE
+)
+@pytest.mark.parametrize("dtype", ["f2", "f8"])
+def test_an_op_says_what_it_exchanges(make_op, inputs, dtype):
+    """A plan of a billion rows takes no memory: what an op says is what it asks for when it runs."""
+    inputs = [x.astype(dtype) if x.dtype == np.float64 else x for x in inputs]
+    op = make_op(1) if make_op in (ops.Max, ops.Min, ops.ArgMax, ops.ArgMin) else make_op()
+    plan = op._plan(inputs)
+    shapes = tuple(x.shape for x in inputs)
+    uncut = Sharding(op.rule_for(*shapes), shapes, sp.Mesh((1,), ("rank",)), {})
+    asked, said = rehearse(op, plan, uncut), op.exchanges(plan)
+
+    def sizes(side):
+        return [(a.dims, a.reduce_op, a.size_bytes, a.dtype) for a in side]
+
+    if said is None:
+        assert asked == ((), ())
+    else:
+        assert sizes(said.forward) == sizes(asked.forward)
+        if inputs[0].dtype.kind == "f":  # others have no backward
+            assert sizes(said.backward) == sizes(asked.backward)

@@ -157,6 +157,9 @@ class CutContext(Context):
     def max_over(self, dims, x):
         return self._exchange(dims, x, np.maximum)
 
+    def min_over(self, dims, x):
+        return self._exchange(dims, x, np.minimum)
+
     def offset(self, dim):
         rank, cut, sizes, *_ = self.mine
         return rank * self.plan.sizes[dim] if dim == cut else 0

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import simparallel as sp
-from simparallel.errors import LayoutError
+from simparallel.errors import LayoutError, ShapeError
 from simparallel.layout import Layout, from_strategy
-from simparallel.parallel import distribute_tensor
+from simparallel.parallel import distribute_tensor, from_local
 from simparallel.parallel.sharded import sharder
 from simparallel.plan import plan_redistribution
 from simparallel.plan.boxes import Moves, box_of, meet, size_of
@@ -356,3 +356,121 @@ def test_between_ranks_in_processes():
         (a, b) for s, t in product(SUBSETS, SUBSETS) for a in placed_over(s)[:2] for b in placed_over(t)[:2]
     ]
     assert sp.launch(run_between_ranks, (pairs[::5],), world_size=4)
+
+
+def test_a_scalar_that_every_rank_holds_does_not_move():
+    a, b = Layout((2,), ("a",)), Layout((2,), ("b",))
+    assert plan_redistribution(a(), b(), ()).steps == ()
+    assert [step.kind for step in plan_redistribution(a().with_partial("a"), b(), ()).steps] == ["all_reduce"]
+
+
+def test_whole_values_are_taken_by_sharded_tensors():
+    """backward, .grad, .data and hooks take what has the tensor's shape, or that of this rank's slice."""
+    whole = np.arange(1.0, 9.0).reshape(4, 2)
+    layout = Layout((2,), ("a",))
+
+    def program():
+        mine = slice(2 * sp.get_rank(), 2 * sp.get_rank() + 2)
+
+        def make():
+            return distribute_tensor(np.ones((4, 2)), layout("a", "None"), requires_grad=True)
+
+        seeds = (whole, sp.Tensor(whole), whole[mine], sp.Tensor(whole[mine]))
+        for seed in seeds:
+            x = make()
+            (x * 2).backward(seed)
+            np.testing.assert_array_equal(x.grad.full_tensor().numpy(), 2 * whole)
+            x.grad = seed
+            assert x.grad.layout == x.layout
+            np.testing.assert_array_equal(x.grad.full_tensor().numpy(), whole)
+            x.data = seed
+            np.testing.assert_array_equal(x.full_tensor().numpy(), whole)
+        x = make()
+        (x * 2).full_tensor().backward(sp.Tensor(whole))
+        np.testing.assert_array_equal(x.grad.full_tensor().numpy(), 2 * whole)
+        for of in (lambda x: x, lambda x: x * 1):  # a leaf, and what is on the tape
+            x = make()
+            y = of(x)
+            y.register_hook(lambda g: sp.Tensor(3 * whole))
+            (y * 1).sum().backward()
+            np.testing.assert_array_equal(x.grad.full_tensor().numpy(), 3 * whole)
+        for bad in (np.ones((3, 2)), np.ones((2, 4)), np.ones(8)):
+            with pytest.raises(ShapeError, match=r"\(4, 2\) and its slice on this rank \(2, 2\)"):
+                (make() * 2).backward(bad)
+            with pytest.raises(ShapeError):
+                make().grad = bad
+            with pytest.raises(ShapeError):
+                make().data = bad
+        with pytest.raises(LayoutError, match="laid out as"):
+            (make() * 2).backward(distribute_tensor(whole, layout("None", "a")))
+
+    sp.launch(program, world_size=2, transport="inline")
+
+
+LOCAL = Layout((2, 2), ("dp", "tp"))
+LAYOUTS = [LOCAL("dp", "tp"), LOCAL(("tp", "dp"), "None"), LOCAL("None", "tp"), LOCAL("None", "None")]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_slices_by_themselves_have_gradients(layout):
+    """What is computed with the slices of a sharded tensor, element by element, is what one device computes."""
+    whole, seed = np.arange(16.0).reshape(4, 4), np.arange(16.0)[::-1].reshape(4, 4).copy()
+
+    def program():
+        x = distribute_tensor(whole, layout, requires_grad=True)
+        local = x.to_local()
+        assert (local.layout, local.shape) == (None, layout.local_shape((4, 4)))
+        y = from_local(local * local, layout)
+        assert (y.shape, y.layout) == (x.shape, x.layout)
+        np.testing.assert_array_equal(y.full_tensor().numpy(), whole**2)
+        (y * 3).backward(seed)
+        np.testing.assert_array_equal(x.grad.full_tensor().numpy(), 6 * whole * seed)
+        leaf = sp.Tensor(x.data.copy(), requires_grad=True)
+        from_local(leaf, layout).backward(whole)
+        np.testing.assert_array_equal(leaf.grad.numpy(), whole[layout.slices(sp.get_rank(), (4, 4))])
+        plain = sp.Tensor(whole)
+        assert plain.to_local() is plain
+
+    sp.launch(program, world_size=4, transport="inline")
+
+
+def test_addends_made_by_hand_are_summed():
+    """A matrix product by rows of w: the addends of y are local, and the gradient of x is said to be one, too."""
+    rng = np.random.default_rng(1)
+    x, w = rng.integers(-3, 4, (3, 4)).astype(float), rng.integers(-3, 4, (4, 2)).astype(float)
+    flat = Layout((2,), ("tp",))
+
+    def program():
+        a = distribute_tensor(x, flat("None", "tp"), requires_grad=True)
+        b = distribute_tensor(w, flat("tp", "None"), requires_grad=True)
+        y = from_local(a.to_local() @ b.to_local(), flat("None", "None").with_partial("tp"))
+        np.testing.assert_array_equal(y.full_tensor().numpy(), x @ w)
+        y.sum().backward()
+        np.testing.assert_array_equal(a.grad.full_tensor().numpy(), np.ones((3, 2)) @ w.T)
+        np.testing.assert_array_equal(b.grad.full_tensor().numpy(), x.T @ np.ones((3, 2)))
+        # Columns of w: each rank's gradient of the whole x is an addend.
+        a = distribute_tensor(x, flat("None", "None"), requires_grad=True)
+        b = distribute_tensor(w, flat("None", "tp"), requires_grad=True)
+        part = a.to_local(flat("None", "None").with_partial("tp")) @ b.to_local()
+        from_local(part, flat("None", "tp")).sum().backward()
+        np.testing.assert_array_equal(a.grad.numpy(), np.ones((3, 2)) @ w.T)
+
+    sp.launch(program, world_size=2, transport="inline")
+
+
+def test_what_is_no_slice_is_refused():
+    flat = Layout((2,), ("tp",))
+
+    def program():
+        x = distribute_tensor(np.ones((4, 2)), flat("tp", "None"))
+        for make, text in (
+            (lambda: from_local(x, flat("tp", "None")), "sharded as"),
+            (lambda: from_local(np.ones(4), flat("tp", "None")), "lays out 2 dims"),
+            (lambda: from_local(np.ones((4, 2)), Layout((1,), ("a",))("a", "None")), "every rank gives"),
+            (lambda: x.to_local(flat("None", "tp")), "slices have shape"),
+            (lambda: sp.AutoParallel(lambda: x.to_local())(), "inside of AutoParallel"),
+        ):
+            with pytest.raises(LayoutError, match=text):
+                make()
+
+    sp.launch(program, world_size=2, transport="inline")

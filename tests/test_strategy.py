@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 import simparallel as sp
 from simparallel import ops
-from simparallel.errors import StrategyError
+from simparallel.errors import InputError, ShapeError, StrategyError
 from simparallel.layout import Layout
 
 X, W = (32, 784), (784, 512)
@@ -37,6 +37,87 @@ def test_the_matrix_product_of_the_tutorial():
     assert p.backward[0] == ()
     assert p.backward[1][0].groups == ((0, 4), (1, 5), (2, 6), (3, 7))
     assert p.total_bytes == 49_152 + 401_408
+
+
+@pytest.mark.parametrize(("a", "b"), [(False, True), (True, False), (True, True)])
+def test_a_transposed_product_has_the_same_device_matrix(a, b):
+    p = plan(
+        ((4, 2) if a else (2, 4), (1, 4) if b else (4, 1)), X[::-1] if a else X, W[::-1] if b else W,
+        op=ops.MatMul(transpose_a=a, transpose_b=b),
+    )  # fmt: skip
+    q = plan(((2, 4), (4, 1)))
+    assert p.device_matrix == q.device_matrix
+    assert (p.forward, p.backward, p.total_bytes) == (q.forward, q.backward, q.total_bytes)
+    assert p.tensor_maps["inputs"] == [(1, 2) if a else (2, 1), (0, 1) if b else (1, 0)]
+    for rank in range(8):
+        x, w = p.slices(rank)["inputs"]
+        assert [x[::-1] if a else x, w[::-1] if b else w] == q.slices(rank)["inputs"]
+    with pytest.raises(InputError, match="transpose_a=1"):
+        ops.MatMul(transpose_a=1)
+
+
+def test_the_device_matrix_is_in_the_order_of_the_output():
+    """As in MindSpore, where the batch comes first, whichever input has more dims."""
+    p = plan(((8, 16), (2, 4, 16, 1)), (8, 16), (2, 4, 16, 32), device_num=1024)
+    assert p.device_matrix == (2, 4, 8, 16, 1)
+    added = plan(((2,), (4, 2)), (64,), (64, 64), op=ops.Add())
+    same = plan(((4, 2), (2,)), (64, 64), (64,), op=ops.Add())
+    assert added.device_matrix == same.device_matrix == (4, 2)
+    assert added.layouts["output"] == same.layouts["output"]
+
+
+@pytest.mark.parametrize("device_num", [-8, 0, 8.0, True, "8"])
+def test_a_number_of_devices_is_checked(device_num):
+    with pytest.raises(InputError, match="device_num"):
+        plan(((2, 4), (4, 1)), device_num=device_num)
+    with pytest.raises(InputError, match="device_num"):
+        sp.nn.Linear(4, 4).explain((4, 4), device_num=device_num)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "text"),
+    [
+        ((X, W), ["float32"], "1 entries for 2 inputs"),
+        ((X, W), ["float32", "nothing"], "dtype of input 1"),
+        ((X, 784), "float32", "the shape of input 1"),
+        ((X, (784.0, 512)), "float32", "the shape of input 1"),
+    ],
+)
+def test_shapes_and_dtypes_are_checked(shapes, dtype, text):
+    with pytest.raises(InputError, match=text):
+        plan(((2, 4), (4, 1)), *shapes, dtype=dtype)
+    with pytest.raises(InputError, match=text):
+        sp.nn.Linear(4, 4).explain(*shapes, device_num=2, dtype=dtype)
+
+
+def test_integers_of_numpy_are_integers():
+    p = plan(((np.int64(2), 4), (4, np.int32(1))), device_num=np.int64(8))
+    assert str(p.op) == str(plan(((2, 4), (4, 1))).op)
+    assert p.total_bytes == plan(((2, 4), (4, 1))).total_bytes
+
+
+def test_a_plan_computes_nothing():
+    """On shapes alone: a run on zeros of these would take 13 GB, and fail."""
+    strategy = ((1, 8), (1,))
+    p = plan(strategy, (1 << 22, 50304), (1 << 22,), op=ops.CrossEntropy(), dtype=["float32", "int64"])
+    assert [e.reduce_op for e in p.forward] == ["max", "sum"]
+    assert p.forward[0].bytes_per_rank == round(2 * 7 / 8 * (4 << 22))
+    bn = ops.BatchNorm().shard(((8, 1, 1, 1), (1,), (1,)))
+    assert bn.plan((1 << 16, 64, 512, 512), (64,), (64,), device_num=8).forward[0].bytes_per_rank == 448
+    assert plan(((2, 4),), (8, 8), op=ops.Min(1)).forward[0].reduce_op == "min"
+
+
+def test_long_groups_are_cut_short_in_text():
+    p = plan(((16, 16), (16, 2)), (512, 512), (512, 512), device_num=512)
+    assert "and 30 more groups" in str(p)
+    assert len(str(p)) < 1500
+    assert len(p.forward[0].groups) == 32
+
+
+def test_an_error_names_its_op_once():
+    with pytest.raises(ShapeError) as caught:
+        plan(((2, 4), (4, 1)), (8, 8), (9, 8))
+    assert str(caught.value).count("MatMul()") == 1
 
 
 def test_left_over_devices_repeat_at_the_right():

@@ -5,7 +5,8 @@ Ops and the tape read the slots behind: a property costs them ten times as much.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +36,11 @@ class TensorAttributes:
 
     __slots__ = ("_data", "_grad", "_requires_grad")
 
+    # Cuts this rank's slice out of a whole array; set by who knows the rank.
+    slicer: ClassVar[Callable[[Array, Placement], Array] | None] = None
+    # Makes a plain tensor of this rank's slice of a sharded one; set likewise.
+    localizer: ClassVar[Callable[[Any, Layout | None], Any] | None] = None
+
     if TYPE_CHECKING:
         placement: Placement | None
         _data: Array
@@ -62,7 +68,8 @@ class TensorAttributes:
     def data(self, value: Any) -> None:
         """Raises InputError for what is no array, LayoutError or DeviceMismatchError for a Tensor that lies elsewhere.
 
-        What was computed from the array before keeps it: backward goes through the old values.
+        A sharded tensor takes its slice of an array of its (global) shape, or an array of the slice's shape; another
+        one is a ShapeError. What was computed from the array before keeps it: backward goes through the old values.
         """
         if value is self._data:  # x.data -= step: NumPy has written into it
             mark_changed((self,))
@@ -119,6 +126,8 @@ class TensorAttributes:
             raise DTypeError(
                 f"grad has dtype {array.dtype}, the tensor {self.dtype}; use grad.astype('{self.dtype}')."
             )
+        if self.placement is not None and value.placement is None:
+            return self._gradient(array)
         return value  # type: ignore[return-value]
 
     def _array_of(self, what: str, value: Any) -> Array:
@@ -132,18 +141,30 @@ class TensorAttributes:
                     f"{what}: the Tensor given is laid out as {value.layout!r}, this one as {self.layout!r}; use "
                     "redistribute or full_tensor()."
                 )
-            if value._device not in (None, self._device):
+            if value._device not in (None, self._device) and value.device != self.device:
                 raise DeviceMismatchError(
                     f"{what}: the Tensor given is on {value.device}, this one on {self.device}; use "
                     f".to('{self.device}').",
                     op=what, devices=[str(self.device), str(value.device)],
                 )  # fmt: skip
-            return value._data
+            return value._data if value.placement is not None else self._slice(what, value._data)
         if not (is_array(value) or isinstance(value, np.generic)):
             raise InputError(f"{what}: {value!r:.200} is no Tensor and no array.")
         array = value if is_array(value) else np.asarray(value)
         check_numbers(what, array)
-        return array
+        return self._slice(what, array)
+
+    def _slice(self, what: str, array: Array) -> Array:
+        """Of a sharded tensor, this rank's slice of a whole array, or the slice itself; else the array."""
+        place = self.placement
+        if place is None or array.shape == self._data.shape:
+            return array
+        if array.shape != place.shape or self.slicer is None:
+            raise ShapeError(
+                f"{what}: got shape {array.shape}, the sharded tensor has shape {place.shape} and its slice on this "
+                f"rank {self._data.shape}; give one of both."
+            )
+        return self.slicer(array, place.gradient)
 
 
 def check_numbers(who: str, array: Array) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from simparallel.autograd.channels import along_channels, channel_sums
-from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.exchanges import Asked, Exchanges
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work
 from simparallel.autograd.sums import wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, ShapeError
@@ -85,6 +86,12 @@ class BatchNorm(Op):
         for grad, values in zip(grads, sums[::-1], strict=False):  # of w, of b
             grad[...] = values
         return (dx, *grads)
+
+    def exchanges(self, plan: Plan) -> Exchanges:
+        x = plan.inputs[0]
+        dims, dtype = " ".join(["n", *dim_names(len(x.shape) - 2)]), wider(x.dtype)
+        forward = Asked(dims, "sum", (x.shape[1],), dtype)
+        return Exchanges((forward, forward), (Asked(dims, "sum", (2, x.shape[1]), dtype),))
 
     def work(self, x: Spec, *affine: Spec) -> Work:
         return Work(7 * prod(x.shape), 9 * x.size_bytes)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.autograd.loss import check_reduction
-from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work
 from simparallel.autograd.sums import wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, InputError
@@ -64,6 +65,11 @@ class SoftmaxCrossEntropyWithLogits(Op):
 
     def _divisor(self, ctx: Context) -> int:
         return max(ctx.size("n"), 1) if self.reduction == "mean" else 1
+
+    def exchanges(self, plan: Plan) -> Exchanges:
+        (num_rows, _), dtype = plan.inputs[0].shape, plan.inputs[0].dtype
+        sums = Asked("v", "sum", (3, num_rows), wider(plan.output.dtype))
+        return Exchanges((Asked("v", "max", (num_rows, 1), dtype), sums))
 
     def work(self, logits: Spec, labels: Spec) -> Work:
         # per element: maximum, subtraction, exponential (10 by convention), sum, division, product, sum

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any, ClassVar
 
 import numpy as np
 
-from simparallel.autograd.op import AbstractConstant, Context, Spec, Work, normalize_dims
+from simparallel.autograd.exchanges import Asked, Exchanges
+from simparallel.autograd.op import AbstractConstant, Context, Plan, Spec, Work, normalize_dims
 from simparallel.autograd.reduce import AbstractReduce
 from simparallel.autograd.sums import masked, wider
 from simparallel.backend import Array
@@ -29,9 +31,15 @@ class AbstractCompleted(AbstractReduce):
 
     def _names(self, ctx: Context) -> str:
         """The reduced dims by name, for `ctx`."""
-        ndim = len(ctx.plan.inputs[0].shape)
+        return self._names_of(len(ctx.plan.inputs[0].shape))
+
+    def _names_of(self, ndim: int) -> str:
         names = dim_names(ndim)
         return " ".join(names[i] for i in self._dims(ndim))
+
+    def _asked(self, plan: Plan, reduce_op: str, dtype: Any) -> Asked:
+        """An exchange of one value for each element of y."""
+        return Asked(self._names_of(len(plan.inputs[0].shape)), reduce_op, plan.output.shape, np.dtype(dtype))
 
     def _refuse_empty(self, shape: tuple[int, ...]) -> None:
         if 0 in [shape[i] for i in self._dims(len(shape))]:
@@ -44,12 +52,18 @@ class AbstractCompleted(AbstractReduce):
 class AbstractExtremum(AbstractCompleted):
     """The largest or smallest element. Equal ones share the gradient in equal parts."""
 
+    reduce_op: ClassVar[str]  # "max" or "min"
+
     def infer(self, x: Spec) -> Spec:
         self._refuse_empty(x.shape)
         return super().infer(x)
 
     def _extreme(self, ctx: Context, x: Array) -> Array:
         raise TypeError(f"{self.name} does not define _extreme")
+
+    def exchanges(self, plan: Plan) -> Exchanges:
+        extreme = self._asked(plan, self.reduce_op, plan.inputs[0].dtype)
+        return Exchanges((extreme,), (self._asked(plan, "sum", np.int64),))
 
     def forward(self, ctx: Context, x: Array) -> Array:
         ctx.x = x
@@ -67,6 +81,8 @@ class AbstractExtremum(AbstractCompleted):
 class Max(AbstractExtremum):
     """y = largest x over `dim`; NaN where there is one"""
 
+    reduce_op = "max"
+
     def _extreme(self, ctx: Context, x: Array) -> Array:
         return ctx.max_over(self._names(ctx), x.max(axis=self._dims(x.ndim), keepdims=True))
 
@@ -74,11 +90,10 @@ class Max(AbstractExtremum):
 class Min(AbstractExtremum):
     """y = smallest x over `dim`; NaN where there is one"""
 
+    reduce_op = "min"
+
     def _extreme(self, ctx: Context, x: Array) -> Array:
-        local = x.min(axis=self._dims(x.ndim), keepdims=True)
-        if x.dtype.kind in "biu":  # ~ reverses the order without leaving the dtype, - may overflow
-            return ~ctx.max_over(self._names(ctx), ~local)
-        return -ctx.max_over(self._names(ctx), -local)
+        return ctx.min_over(self._names(ctx), x.min(axis=self._dims(x.ndim), keepdims=True))
 
 
 class ArgMax(AbstractCompleted, AbstractConstant):
@@ -110,7 +125,12 @@ class ArgMax(AbstractCompleted, AbstractConstant):
         holds = (value == largest) | (value != value)  # a NaN counts as the largest
         nowhere = prod(ctx.size(name) for name in names.split())
         candidate = xp.where(holds, position, xp.full_like(position, nowhere))
-        return -ctx.max_over(names, -candidate).reshape(ctx.plan.output.shape)
+        return ctx.min_over(names, candidate).reshape(ctx.plan.output.shape)
+
+    def exchanges(self, plan: Plan) -> Exchanges:
+        return Exchanges(
+            (self._asked(plan, "max", plan.inputs[0].dtype), self._asked(plan, "min", plan.output.dtype))
+        )
 
     def _global(self, ctx: Context, local: Array, shape: tuple[int, ...]) -> Array:
         """Row-major position among the reduced dims of the whole tensor, from that in the slice."""
@@ -127,7 +147,8 @@ class ArgMin(ArgMax):
     """y = position of the smallest x along `dim`, int64; the lowest one where several are equal"""
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        return super().forward(ctx, ~x if x.dtype.kind in "biu" else -x)  # as in Min
+        # ~ reverses the order of integers without leaving the dtype, - may overflow
+        return super().forward(ctx, ~x if x.dtype.kind in "biu" else -x)
 
 
 class LogSumExp(AbstractCompleted):
@@ -158,6 +179,10 @@ class LogSumExp(AbstractCompleted):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return ((ctx.exps * (dy.reshape(ctx.total.shape) / ctx.total)).astype(dy.dtype, copy=False),)
+
+    def exchanges(self, plan: Plan) -> Exchanges:
+        dtype = plan.inputs[0].dtype
+        return Exchanges((self._asked(plan, "max", dtype), self._asked(plan, "sum", wider(dtype))))
 
     def work(self, x: Spec) -> Work:
         # per element: maximum, subtraction, exponential (10 by convention), sum, division
@@ -216,6 +241,10 @@ class Var(AbstractCompleted):
         wide = tuple(1 if i in dims else size for i, size in enumerate(ctx.centred.shape))
         dy_wide = dy.reshape(wide).astype(ctx.centred.dtype, copy=False) * self._slope(ctx)
         return ((ctx.centred * (dy_wide * (2 / self._divisor(ctx)))).astype(dy.dtype, copy=False),)
+
+    def exchanges(self, plan: Plan) -> Exchanges:
+        dtype = np.result_type(plan.output.dtype, np.float32)
+        return Exchanges((self._asked(plan, "sum", dtype),) * 2)
 
     def work(self, x: Spec) -> Work:
         # per element: sum, subtraction, square, sum

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.autograd.labels import Picked, pick
-from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work
 from simparallel.autograd.sums import wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, InputError
@@ -84,6 +85,15 @@ class AbstractLabelLoss(Op):
                 total = ctx.sum_over("n", row_weight.sum())
                 ctx.divisor = ctx.xp.where(total == 0, ctx.xp.ones_like(total), total)
         return (losses.sum() / ctx.divisor).astype(ctx.plan.output.dtype)
+
+    def _sums(self, plan: Plan, count: int) -> tuple[Asked, ...]:
+        """Exchanges of `count` sums over the classes for each row, and of what the mean divides by."""
+        rows, *others = plan.inputs
+        dtype = wider(rows.dtype)
+        sums = Asked("v", "sum", (count, rows.shape[0]), dtype)
+        is_weighted = len(others) > 1 or self.ignore_index is not None
+        divisor = Asked("n", "sum", (), dtype)
+        return (sums, divisor) if is_weighted and self.reduction == "mean" else (sums,)
 
     def _row_dy(self, ctx: Context, dy: Array, dtype: Any) -> Array:
         """The cotangent of each row's loss, (n,) or (1,)."""
@@ -165,6 +175,12 @@ class CrossEntropy(AbstractLabelLoss):
         _subtract_at(ctx, dlogits, picked, at_label)
         return (dlogits, None, None)[: len(ctx.needs)]
 
+    def exchanges(self, plan: Plan) -> Exchanges:
+        logits, *others = plan.inputs
+        largest = Asked("v", "max", (logits.shape[0], 1), logits.dtype)
+        count = 2 + (len(others) > 1) + 2 * (self.label_smoothing > 0)
+        return Exchanges((largest, *self._sums(plan, count)))
+
     def work(self, logits: Spec, labels: Spec, *weight: Spec) -> Work:
         # per element: maximum, subtraction, exponential (10 by convention), sum, division
         return Work(14 * prod(logits.shape), 4 * logits.size_bytes + labels.size_bytes)
@@ -198,6 +214,9 @@ class NLL(AbstractLabelLoss):
         dlogp = ctx.xp.zeros(logp.shape, dtype=logp.dtype)
         _subtract_at(ctx, dlogp, ctx.picked, row_dy if ctx.row_weight is None else row_dy * ctx.row_weight)
         return (dlogp, None, None)[: len(ctx.needs)]
+
+    def exchanges(self, plan: Plan) -> Exchanges:
+        return Exchanges(self._sums(plan, len(plan.inputs) - 1))
 
 
 def _subtract_at(ctx: Context, target: Array, picked: Picked, values: Array) -> None:

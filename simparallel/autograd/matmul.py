@@ -11,6 +11,7 @@ from simparallel.autograd.op import Context, Op, Spec, Work
 from simparallel.autograd.pieces import matrix_product
 from simparallel.autograd.sums import sum_rows, unbroadcast
 from simparallel.backend import Array, get_namespace
+from simparallel.errors import InputError
 
 FEW_ROWS = 128
 
@@ -33,16 +34,37 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
 
 
 class MatMul(Op):
-    """y = x @ w.   x: (..., m, k)   w: (..., k, n)   y: (..., m, n), leading dims broadcast"""
+    """y = x @ w.   x: (..., m, k)   w: (..., k, n)   y: (..., m, n), leading dims broadcast
+
+    Args:
+        transpose_a: x is (..., k, m), and y = x.T @ w of the last two dims.
+        transpose_b: w is (..., n, k), and y = x @ w.T of the last two dims.
+    """
 
     rule = "... m k, ... k n -> ... m n"
     is_product = True
     fills_rooms = True
+    axis_order = ("m", "k", "n")  # of the device matrix, however the inputs are transposed
+    transpose_a = transpose_b = False
+
+    def __init__(self, transpose_a: bool = False, transpose_b: bool = False) -> None:
+        for name, value in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
+            if not isinstance(value, (bool, np.bool_)):
+                raise InputError(f"MatMul: {name}={value!r} must be True or False.")
+            if value:
+                setattr(self, name, True)  # on the instance only if set: settings are printed
+
+    def rule_for(self, *shapes: tuple[int, ...]) -> str:
+        x, w = "k m" if self.transpose_a else "m k", "n k" if self.transpose_b else "k n"
+        return f"... {x}, ... {w} -> ... m n"
 
     def misfit(self, *shapes: tuple[int, ...]) -> str | None:
         if len(shapes) != 2 or min(map(len, shapes)) < 2:
             return None
         x, w = shapes
+        if self.transpose_a or self.transpose_b:
+            k, other = x[-2 if self.transpose_a else -1], w[-1 if self.transpose_b else -2]
+            return None if k == other else f"x {x} and w {w} are summed over dims of sizes {k} and {other}"
         if x[-1] == w[-2]:
             return None
         return f"x {x} has {x[-1]} columns, w {w} has {w[-2]} rows: make them equal" + (
@@ -51,21 +73,34 @@ class MatMul(Op):
 
     def forward(self, ctx: Context, x: Array, w: Array) -> Array:
         ctx.x, ctx.w = x, w
-        return product(x, w)
+        return product(
+            x.swapaxes(-1, -2) if self.transpose_a else x, w.swapaxes(-1, -2) if self.transpose_b else w
+        )
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         x, w = ctx.x, ctx.w
-        dx = unbroadcast(ctx.xp, product(dy, w.swapaxes(-1, -2)), x.shape) if ctx.needs[0] else None
-        dw = None
+        dx = dw = None
+        if ctx.needs[0]:
+            w_kn = w.swapaxes(-1, -2) if self.transpose_b else w
+            dx = (
+                product(w_kn, dy.swapaxes(-1, -2)) if self.transpose_a else product(dy, w_kn.swapaxes(-1, -2))
+            )
+            dx = unbroadcast(ctx.xp, dx, x.shape)
         if ctx.needs[1]:
             is_plain = x.ndim == w.ndim == 2 and x.dtype == dy.dtype
-            dw = product(x.swapaxes(-1, -2), dy, ctx.gradient(1, dy.dtype) if is_plain else None)
+            out = ctx.gradient(1, dy.dtype) if is_plain else None
+            x_km = x if self.transpose_a else x.swapaxes(-1, -2)
+            if self.transpose_b:
+                dw = product(dy.swapaxes(-1, -2), x_km.swapaxes(-1, -2), out)
+            else:
+                dw = product(x_km, dy, out)
             dw = unbroadcast(ctx.xp, dw, w.shape)
         return dx, dw
 
     def work(self, x: Spec, w: Spec) -> Work:
         y = self.infer(x, w)
-        return Work(2 * prod(y.shape) * x.shape[-1], x.size_bytes + w.size_bytes + y.size_bytes)
+        k = x.shape[-2 if self.transpose_a else -1]
+        return Work(2 * prod(y.shape) * k, x.size_bytes + w.size_bytes + y.size_bytes)
 
 
 class Linear(Op):

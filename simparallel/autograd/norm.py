@@ -8,7 +8,8 @@ from math import prod
 import numpy as np
 
 from simparallel.autograd.batch_norm import check_channels, infer_like_x
-from simparallel.autograd.op import Context, Op, Spec, Work
+from simparallel.autograd.exchanges import Asked, Exchanges
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work
 from simparallel.autograd.sums import sum_rows, wider
 from simparallel.backend import Array
 from simparallel.errors import InputError, ShapeError
@@ -54,6 +55,12 @@ class AbstractRowNorm(Op):
         start = x.ndim - self.num_dims
         rows = x.astype(wider(x.dtype), copy=False)
         return rows.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
+
+    def _means(self, plan: Plan, count: int) -> Asked:
+        """An exchange of `count` means for each row."""
+        x = plan.inputs[0]
+        rows = x.shape[: len(x.shape) - self.num_dims]
+        return Asked(" ".join(self._names), "sum", (count, *rows), wider(x.dtype))
 
     def work(self, x: Spec, *affine: Spec) -> Work:
         return Work(7 * prod(x.shape), 9 * x.size_bytes)
@@ -112,6 +119,9 @@ class LayerNorm(AbstractRowNorm):
             dx_RE *= ctx.r
         return (dx, dw, db)[: len(ctx.needs)]
 
+    def exchanges(self, plan: Plan) -> Exchanges:
+        return Exchanges((self._means(plan, 1),) * 2, (self._means(plan, 2),))
+
 
 class RMSNorm(AbstractRowNorm):
     """y = x / sqrt(mean(x²) + eps) * w, over the last dims (Zhang and Sennrich 2019)
@@ -162,6 +172,9 @@ class RMSNorm(AbstractRowNorm):
             dx *= r
             dx = dx.reshape(dy.shape)
         return (dx, dw)[: len(ctx.needs)]
+
+    def exchanges(self, plan: Plan) -> Exchanges:
+        return Exchanges((self._means(plan, 1),), (self._means(plan, 1),))
 
 
 class GroupNorm(Op):
@@ -246,6 +259,13 @@ class GroupNorm(Op):
             sum_rows(xp, sums_NC[2 - i], ctx.gradient(i, sums_NC.dtype)) for i in range(1, len(ctx.needs))
         ]
         return (dx, *affine_grads)
+
+    def exchanges(self, plan: Plan) -> Exchanges:
+        x, size = plan.inputs[0], plan.sizes["k"]
+        groups = x.shape[0], x.shape[1] // max(size, 1)
+        dims, dtype = " ".join(["k", *dim_names(len(x.shape) - 2)]), wider(x.dtype)
+        forward = Asked(dims, "sum", groups, dtype)
+        return Exchanges((forward, forward), (Asked(dims, "sum", (2, *groups), dtype),))
 
     def work(self, x: Spec, *affine: Spec) -> Work:
         return Work(7 * prod(x.shape), 9 * x.size_bytes)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from simparallel.autograd.exchanges import Exchanges
 from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import Tensor, as_tensor, common_device
@@ -122,6 +123,10 @@ class Context:
         """Elementwise maximum of `x` over the ranks among which any of `dims` is cut."""
         return x
 
+    def min_over(self, dims: str, x: Array) -> Array:
+        """Elementwise minimum of `x` over the ranks among which any of `dims` is cut."""
+        return x
+
     def offset(self, dim: str) -> int:
         """Where this rank's slice of `dim` begins."""
         return 0
@@ -204,6 +209,10 @@ class Op(Shardable, Reversible):
         output = self.infer(*inputs)
         moved = output.size_bytes + sum(spec.size_bytes for spec in inputs)
         return Work(prod(output.shape), moved)
+
+    def exchanges(self, plan: Plan) -> Exchanges | None:
+        """What it asks `ctx` to sum, maximise or minimise on slices; None (not said): found by a run on zeros."""
+        return None
 
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         """Cost of backward: by default that of forward for each gradient wanted."""

@@ -133,6 +133,24 @@ class TensorOperators:
         """
         return _functions.redistribute(self, None)
 
+    def to_local(self, grad_layout: Layout | None = None) -> Tensor:
+        """This rank's slice of a sharded tensor as a plain one, on the tape; a plain one itself.
+
+        What follows computes with the slice alone; `from_local` makes a sharded tensor of the result. Of an unfinished
+        sum it is this rank's addend.
+
+        Args:
+            grad_layout: how the gradients of the ranks' slices lie; by default as the tensor. An unfinished sum, where
+                what follows uses a slice that several ranks have for different parts of the loss.
+
+        Collective: no; in backward where the gradient has to move.
+
+        Raises:
+            LayoutError: grad_layout gives slices of another shape, or inside of `AutoParallel`, where a plain tensor is
+                one that every rank holds whole.
+        """
+        return self if self.placement is None or self.localizer is None else self.localizer(self, grad_layout)
+
     def __getitem__(self, items: Any) -> Tensor:
         return _functions.getitem(self, items)
 

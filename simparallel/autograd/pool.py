@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd.op import Context, Op, Spec, Work, instance
+from simparallel.autograd.exchanges import Asked, Exchanges
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.operands import hashable
 from simparallel.autograd.sums import divided, masked
 from simparallel.autograd.tensor import Tensor, as_tensor
@@ -209,6 +210,10 @@ class AdaptiveAvgPool2d(Op):
         dy = dy.astype(_wide(dy.dtype), copy=False)
         rows, columns = self._weights(ctx, dy.dtype)
         return (ctx.xp.einsum("ncpq,ph,qw->nchw", dy, rows, columns, optimize=True),)
+
+    def exchanges(self, plan: Plan) -> Exchanges:
+        y = plan.output
+        return Exchanges((Asked(self._means, "sum", y.shape, _wide(y.dtype)),) if self._means else ())
 
     def work(self, x: Spec) -> Work:
         y = self.infer(x)

@@ -35,8 +35,7 @@ class Shardable:
         from simparallel.caller import user_line
         from simparallel.strategy import check_form
 
-        check_form(type(self).__name__, in_strategy, out_strategy)
-        self.in_strategy, self.out_strategy = in_strategy, out_strategy
+        self.in_strategy, self.out_strategy = check_form(type(self).__name__, in_strategy, out_strategy)
         self._place = user_line()
         return self
 
@@ -55,8 +54,13 @@ class Shardable:
 
         Raises:
             StrategyError: the strategy is not legal; says the rule broken and the nearest legal strategies.
+            InputError: shapes, dtypes or the number of devices are malformed.
         """
         return self.planner.explain_op(self, shapes, device_num, dtype)
+
+    axis_order: ClassVar[
+        tuple[str, ...]
+    ] = ()  # of dims by name in the device matrix, if not that of the rule
 
     @property
     def repeat(self) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from simparallel.autograd.op import Context, Op, Spec, Work, as_int, normalize_dims
+from simparallel.autograd.exchanges import Asked, Exchanges
+from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, normalize_dims
 from simparallel.autograd.sums import wider
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, ShapeError
@@ -42,6 +43,13 @@ class AbstractSoftmax(Op):
         name = f"d{axis}"
         largest = ctx.max_over(name, x.max(axis=axis, keepdims=True))
         return ctx.xp.subtract(x, largest, dtype=wider(x.dtype)), axis, name
+
+    def exchanges(self, plan: Plan) -> Exchanges:
+        (x,) = plan.inputs
+        axis = self._axis(len(x.shape))
+        rows = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+        total = Asked(f"d{axis}", "sum", rows, wider(x.dtype))
+        return Exchanges((Asked(f"d{axis}", "max", rows, x.dtype), total), (total,))
 
     def work(self, x: Spec) -> Work:
         # per element: maximum, subtraction, exponential (10 by convention), sum, division

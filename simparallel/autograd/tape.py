@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -61,16 +61,21 @@ class Backward:
 
     Attributes:
         uses: for each node and each leaf that it reaches, by id, how many of its uses are to come.
+        grads: gradients that are not finished, by the id of their leaf or node.
+        deliver: gives a leaf its gradient; for an op that finishes it by itself and lets the tape have None.
         outer: the one inside of which it runs, as that of a part that is computed again does; or None.
         calls_hooks: gradients go to `.grad`, and hooks of the leaves are told.
         callbacks: what to call at its end, each with its place among them.
         is_over: it has ended, maybe by an error.
     """
 
-    __slots__ = ("callbacks", "calls_hooks", "is_over", "outer", "uses")
+    __slots__ = ("callbacks", "calls_hooks", "deliver", "grads", "is_over", "outer", "uses")
 
-    def __init__(self, uses: dict[int, int], outer: Backward | None, calls_hooks: bool) -> None:
-        self.uses = uses
+    def __init__(
+        self, uses: dict[int, int], grads: Mapping[int, Array], deliver: Callable[[Tensor, Array], None],
+        outer: Backward | None, calls_hooks: bool,
+    ) -> None:  # fmt: skip
+        self.uses, self.grads, self.deliver = uses, grads, deliver
         self.outer, self.calls_hooks, self.is_over = outer, calls_hooks, False
         self.callbacks: list[tuple[int, Callable[[], None]]] = []
 
@@ -134,7 +139,7 @@ def run_backward(
     heap = [(-root._node.number, root._node)] if root._node else []
     recorder = current_recorder()
     outer = _running.backward
-    running = Backward(uses, outer, calls_hooks)
+    running = Backward(uses, grads, deliver, outer, calls_hooks)
     _running.backward = running
     try:
         if root._node is None:

@@ -215,7 +215,8 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
         """Add the gradients of this tensor to `.grad` of every leaf that it came from.
 
         Args:
-            grad: cotangent, same shape; None means 1 and needs a scalar.
+            grad: cotangent, same shape, or of a sharded tensor the shape of its slice on this rank; None means 1 and
+                needs a scalar.
             retain_graph: keep what forward saved, for another backward.
             check_finite: refuse a scalar loss that is NaN or infinite before anything changes.
             gradient: PyTorch's name of `grad`.
@@ -321,12 +322,8 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
         )
     xp = get_namespace(root.data)
     if grad is not None:
-        if isinstance(grad, Tensor) and grad._device not in (None, root._device):
-            raise DeviceMismatchError(
-                f"backward: grad is on {grad.device}, the tensor on {root.device}; use grad.to('{root.device}').",
-                op="backward", devices=[str(root.device), str(grad.device)],
-            )  # fmt: skip
-        seed = xp.asarray(grad.data if isinstance(grad, Tensor) else grad, dtype=root.dtype)
+        value = grad if isinstance(grad, Tensor) or is_array(grad) else xp.asarray(grad)
+        seed = xp.asarray(root._array_of("backward: grad", value), dtype=root.dtype)
         if seed.shape != root.data.shape:
             raise ShapeError(f"backward: grad has shape {seed.shape}, the tensor {root.data.shape}.")
         return seed

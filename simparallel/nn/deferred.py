@@ -41,8 +41,8 @@ class deferred_init:
 
 
 def placeholder(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array of this shape and dtype that takes no memory; read by mistake, it is NaN everywhere."""
-    return np.broadcast_to(np.array(np.nan, dtype), shape)
+    """An array of this shape and dtype that takes no memory; read by mistake, it is NaN everywhere, or 0."""
+    return np.broadcast_to(np.array(np.nan if dtype.kind in "fc" else 0, dtype), shape)
 
 
 def draw(

@@ -310,6 +310,7 @@ class Module(ModuleTree):
 
         Raises:
             StrategyError: a strategy is not legal.
+            InputError: shapes, dtypes or the number of devices are malformed.
         """
         return Op.planner.explain_network(
             self, shapes, device_num, dtype=dtype, dataset_strategy=dataset_strategy

@@ -31,7 +31,7 @@ from simparallel.parallel.layers import (
 from simparallel.parallel.replicas import parallel_apply, replicate
 from simparallel.parallel.scatter_gather import gather, scatter
 from simparallel.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
-from simparallel.parallel.tensors import distribute_module, distribute_tensor, shard
+from simparallel.parallel.tensors import distribute_module, distribute_tensor, from_local, shard
 
 __all__ = [
     "AdasumOptimizer", "AutoParallel", "ColumnParallelLinear", "DataParallel", "DistributedDataParallel",
@@ -39,6 +39,6 @@ __all__ = [
     "ParallelTransformerBlock", "PowerSGDState", "RowParallelLinear", "SequenceParallelLayerNorm",
     "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding", "broadcast_parameters",
     "comm_hooks", "convert_sync_batchnorm", "distribute_module", "distribute_tensor", "explicit_redistribution",
-    "gather", "implicit_redistributions", "implicit_replication", "max_difference_between_ranks",
+    "from_local", "gather", "implicit_redistributions", "implicit_replication", "max_difference_between_ranks",
     "no_init_parameters", "parallel_apply", "quick_redistribution", "replicate", "scatter", "shard",
 ]  # fmt: skip

@@ -5,16 +5,19 @@
     parallel_step = AutoParallel(train_step, parallel_mode="semi_auto")
     loss = parallel_step(images, labels)
 
-Parameters are cut where the first op that uses them wants them; what the strategies do not say has
-the default of `strategy.default`; what does not fit together is redistributed, and can be listed.
+Parameters are cut where the first op that uses them wants them. An op without strategy follows its inputs as they
+are cut; where none is, as with the arguments of a "full_batch", it cuts the first dim (`strategy.default`), which is
+data parallelism. What does not fit together is redistributed, and can be listed.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 from simparallel.autograd import Tensor
@@ -26,8 +29,9 @@ from simparallel.nn.deferred import deferred_init
 from simparallel.parallel import sharded as _sharded  # noqa: F401  runs ops on sharded tensors from now on
 from simparallel.parallel.call import Implicit, mode
 from simparallel.sharding import Placement, placement
-from simparallel.units import format_type_of
+from simparallel.units import format_bytes, format_type_of
 
+WORTH_TELLING_BYTES = 1 << 12  # less costs the latency of a message, and is only listed
 MODES = ("semi_auto", "sharding_propagation", "recursive_programming")
 
 __all__ = [
@@ -54,7 +58,7 @@ class AutoParallel:
     Args:
         network: module, or a function such as a whole training step. Arrays and Tensors among its
             arguments are taken as `dataset_strategy` says, those of its results come back whole.
-        parallel_mode: "semi_auto": strategies by hand, for the other ops the default. The modes that search
+        parallel_mode: "semi_auto": strategies by hand; other ops follow their inputs. The modes that search
             ("sharding_propagation", "recursive_programming") are not there yet.
         dataset_strategy: how arguments lie. "full_batch": every rank gives the whole. "data_parallel": what
             a rank gives is its slice of dim 0 (arguments without dims are whole). A tuple with a
@@ -65,6 +69,9 @@ class AutoParallel:
         InputError: unknown mode or dataset strategy.
         StrategyError, LayoutError: (when called) a strategy is not legal for these shapes.
         LayoutError: (when called) the ranks' slices of an argument differ in shape.
+
+    Warns:
+        UserWarning: (the first call with arguments of some shapes, rank 0) ops without strategy move 4 KiB or more.
 
     Collective: yes, every rank makes the same calls. At the first call with arguments of some shapes the ranks tell
     each other theirs.
@@ -122,8 +129,11 @@ class AutoParallel:
         before = mode.automatic, mode.strict, mode.noted
         mode.automatic, mode.strict, mode.noted = True, self.strict, self.redistributions
         try:
-            self._check_equal(tuple(shapes))
-            return _map(self.network(*laid, **named), _whole)
+            is_new = self._check_equal(tuple(shapes))
+            result = _map(self.network(*laid, **named), _whole)
+            if is_new:
+                self._warn_of_movement()
+            return result
         except CollectiveMismatchError as error:
             error.add_note(
                 f"AutoParallel: the arguments of rank {current().rank} have shapes {', '.join(map(str, shapes))}. If "
@@ -133,10 +143,26 @@ class AutoParallel:
         finally:
             mode.automatic, mode.strict, mode.noted = before
 
-    def _check_equal(self, shapes: tuple[tuple[int, ...], ...]) -> None:
-        """Have all ranks arguments of these shapes? Nobody could know from its own what the whole is, otherwise."""
+    def _warn_of_movement(self) -> None:
+        """Tell what ops without strategy make move, on rank 0; where strategies meet, the user has decided."""
+        moving = [
+            (r.size_bytes, r) for r in self.redistributions if r.op.in_strategy is None and r.size_bytes
+        ]
+        total_bytes = sum(size for size, _ in moving)
+        if total_bytes >= WORTH_TELLING_BYTES and current().rank == 0:
+            size_bytes, largest = max(moving, key=itemgetter(0))
+            warnings.warn(
+                f"AutoParallel: ops without a strategy redistribute {len(moving)} inputs in a step, "
+                f"{format_bytes(total_bytes)} to a rank in forward and as much in backward; the "
+                f"largest is {format_bytes(size_bytes)}, {largest}. Say .shard(...) at these ops or at those before "
+                "them; `redistributions` lists all, strict=True makes them errors.",
+                stacklevel=3,
+            )
+
+    def _check_equal(self, shapes: tuple[tuple[int, ...], ...]) -> bool:
+        """Check that all ranks have arguments of these shapes; False if that is known already."""
         if shapes in self._known:
-            return
+            return False
         communicator = current()
         each = communicator.all_gather_object(shapes) if communicator.world_size > 1 else [shapes]
         for rank, others in enumerate(each):
@@ -148,6 +174,7 @@ class AutoParallel:
                     "whole (dataset_strategy='full_batch'): drop the last samples (drop_last=True), or pad."
                 )
         self._known.add(shapes)
+        return True
 
     def __repr__(self) -> str:
         return f"AutoParallel({self.network!r}, {self.parallel_mode!r}, dataset_strategy={self._dataset!r})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -15,14 +15,15 @@ from simparallel.layout import Layout
 from simparallel.mesh import Mesh
 from simparallel.parallel.halo import window_cut
 from simparallel.plan import Redistribution, plan_quick_redistribution, plan_redistribution
-from simparallel.sharding import Placement, Sharding, placement
+from simparallel.sharding import Placement, Sharding, layout_of, placement
 
 
 class Mode(threading.local):
     """How calls are read on this thread.
 
     Attributes:
-        automatic: plain tensors are sharded as ops need them, and ops without strategy have the default one.
+        automatic: plain tensors are sharded as ops need them, and ops without strategy follow their inputs, or have
+            the default strategy where no input is cut.
         replicating: plain tensors beside sharded ones are taken as whole on every rank.
         strict: a redistribution that nobody asked for is an error.
         quick: tiny tensors are redistributed by the plan that takes the least time.
@@ -54,11 +55,15 @@ class Implicit:
     def __init__(self, op: Op, i: int, plan: Redistribution, itemsize: int) -> None:
         self.op, self.input, self.plan, self.itemsize = op, i, plan, itemsize
 
+    @cached_property
+    def size_bytes(self) -> int:
+        """Of what a rank receives; the largest where they differ."""
+        return max(self.plan.received_bytes(self.itemsize))
+
     def __str__(self) -> str:
-        size = max(self.plan.received_bytes(self.itemsize))
         return (
             f"input {self.input} of {self.op!r}: {self.plan.source!r} -> {self.plan.target!r}: {self.plan}, "
-            f"{size} B/rank"
+            f"{self.size_bytes} B/rank"
         )
 
 
@@ -69,6 +74,7 @@ class Call:
         op: the op.
         inputs: Tensors, or anything with their shape, dtype, placement and layout.
         device_num: number of devices.
+        parameters: for each input whether it is a parameter; none is, by default.
 
     Attributes:
         inputs: for each input where it has to lie; None for one that is whole everywhere as it is.
@@ -82,14 +88,17 @@ class Call:
         StrategyError: the strategy is not legal for these inputs.
     """
 
-    def __init__(self, op: Op, inputs: Sequence[Any], device_num: int) -> None:
+    def __init__(
+        self, op: Op, inputs: Sequence[Any], device_num: int, parameters: Sequence[bool] = ()
+    ) -> None:
         self.op = op
         try:
             whole = op._make_plan(tuple((x.shape, x.dtype) for x in inputs))
         except SimParallelError as error:
-            raise type(error)(f"{op.described}: {error}", **error.facts) from None
+            what = str(error).removeprefix(f"{op.named}: ")
+            raise type(error)(f"{op.described}: {what}", **error.facts) from None
         partial = _common_partial(op, inputs)
-        self.sharding = sharding = decide(op, inputs, device_num)
+        self.sharding = sharding = decide(op, inputs, device_num, parameters)
         self.inputs = [
             None if x.placement is None and not x.shape else placement(layout.with_partial(partial), x.shape)
             for x, layout in zip(inputs, sharding.input_layouts, strict=True)
@@ -121,8 +130,12 @@ class Call:
                 )
 
 
-def decide(op: Op, inputs: Sequence[Any], device_num: int) -> Sharding:
-    """The cuts of the op's dims: by its strategy, by how its inputs lie, or the default."""
+def decide(op: Op, inputs: Sequence[Any], device_num: int, parameters: Sequence[bool] = ()) -> Sharding:
+    """The cuts of the op's dims: by its strategy, by how its inputs lie, or the default.
+
+    Without a strategy an op follows inputs that are cut. In automatic mode, where no input is cut: it has the
+    default, or is computed whole if all inputs are parameters and plain tensors.
+    """
     shapes = tuple(x.shape for x in inputs)
     stays = op.stays and op.in_strategy is None and inputs[0].layout is not None
     if not stays:
@@ -130,10 +143,17 @@ def decide(op: Op, inputs: Sequence[Any], device_num: int) -> Sharding:
     rule = op.rule_for(*shapes)
     try:
         if op.in_strategy is not None:
-            return strategy.from_strategy(rule, shapes, op.in_strategy, device_num, op.repeat)
-        if not stays and (mode.automatic or all(x.layout is None for x in inputs)):
-            return strategy.default(rule, shapes, device_num)
-        return strategy.follow(rule, shapes, [x.layout for x in inputs])
+            return strategy.from_strategy(rule, shapes, op.in_strategy, device_num, op.repeat, op.axis_order)
+        layouts = [x.layout for x in inputs]
+        is_cut = any(layout is not None and any(cut > 1 for cut in layout.cuts) for layout in layouts)
+        is_plain = all(layout is None for layout in layouts)
+        if is_cut or stays or not (mode.automatic or is_plain):
+            return strategy.follow(rule, shapes, layouts)
+        fixed = parameters or [False] * len(layouts)
+        has_data = any(x is not None and not f for x, f in zip(layouts, fixed, strict=True))
+        if mode.automatic and not has_data:
+            return strategy.whole(rule, shapes, device_num)
+        return strategy.default(rule, shapes, device_num)
     except SimParallelError as error:
         raise _explained(op, rule, device_num, error) from None
 
@@ -193,7 +213,7 @@ def slice_plan(whole: Plan, sharding: Sharding) -> Plan:
 
 @lru_cache(maxsize=4096)
 def uncut(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
-    return Layout(mesh.shape, mesh.axis_names, list(mesh.ranks))(*["None"] * len(shape))
+    return layout_of(mesh)(*["None"] * len(shape))
 
 
 def check_ranks(layout: Layout, world_size: int) -> None:

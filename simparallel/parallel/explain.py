@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simparallel.autograd import Context, Op, Plan, Spec
+from simparallel.autograd.exchanges import Asked, Exchanges as Asking
 from simparallel.backend import Array
 from simparallel.comm import current
 from simparallel.layout import Layout
-from simparallel.mesh import Group, Mesh
+from simparallel.mesh import Group, Mesh, groups_text
 from simparallel.parallel.call import Call, plan_way
+from simparallel.parallel.inputs import input_specs, num_devices
 from simparallel.plan import Redistribution
 from simparallel.prices import price
 from simparallel.sharding import Placement, Sharding
@@ -34,8 +36,9 @@ class Exchange(NamedTuple):
 
     def __str__(self) -> str:
         op = f"({self.reduce_op})" if self.reduce_op else ""
-        who = ", ".join(str(list(group)) for group in self.groups)
-        return f"{self.collective}{op} over {who}: {self.bytes_per_rank} B/rank, {self.why}"
+        return (
+            f"{self.collective}{op} over {groups_text(self.groups)}: {self.bytes_per_rank} B/rank, {self.why}"
+        )
 
 
 class Exchanges(tuple[Exchange, ...]):
@@ -184,11 +187,11 @@ class Input:
 
 def explain_op(op: Op, shapes: Sequence[Sequence[int]], device_num: int | None, dtype: Any) -> OpPlan:
     """See `Op.plan`."""
-    dtypes = dtype if isinstance(dtype, (list, tuple)) else [dtype] * len(shapes)
-    specs = [Spec(tuple(shape), np.dtype(d)) for shape, d in zip(shapes, dtypes, strict=True)]
+    who = f"{op.name}.plan"
+    specs = input_specs(who, shapes, dtype)
     first = op.in_strategy[0] if op.in_strategy else None
     of_layouts = first.mesh.size if isinstance(first, Layout) else current().world_size
-    return explain_call(Call(op, [Input(spec) for spec in specs], device_num or of_layouts))
+    return explain_call(Call(op, [Input(spec) for spec in specs], num_devices(who, device_num, of_layouts)))
 
 
 def explain_call(call: Call) -> OpPlan:
@@ -202,7 +205,7 @@ def explain_call(call: Call) -> OpPlan:
     fetch, give_back = _halo(call)
     gradients = []
     for i, spec in enumerate(local.inputs):
-        if spec.dtype.kind not in "fc":
+        if not _is_float(spec):
             gradients.append(Exchanges())
             continue
         axes = sharding.gradient_axes(i)
@@ -219,7 +222,7 @@ def explain_call(call: Call) -> OpPlan:
         slice_shapes={"inputs": [spec.shape for spec in local.inputs], "output": target.local_shape(shape)},
         layouts={"inputs": list(sharding.input_layouts), "output": target},
         forward=Exchanges((*fetch, *inside, *finish)), backward=tuple(gradients),
-        backward_inside=Exchanges(inside_backward),
+        backward_inside=inside_backward,
     )  # fmt: skip
 
 
@@ -276,49 +279,67 @@ def _output_map(sharding: Sharding, target: Layout) -> tuple[Any, ...]:
 class _Rehearsal(Context):
     """Notes what the op asks for, on zeros: the sizes are those of the real run."""
 
-    noted: list[tuple[str, int, str]]
-
     def __init__(self, needs: tuple[bool, ...], plan: Plan, sharding: Sharding) -> None:
         super().__init__(np, needs, plan)
         self.sharding = sharding
-        self.noted = []
+        self.noted: list[Asked] = []
+
+    def _note(self, dims: str, x: Array, reduce_op: str) -> Array:
+        self.noted.append(Asked(dims, reduce_op, np.shape(x), x.dtype))
+        return x
 
     def sum_over(self, dims: str, x: Array) -> Array:
-        self.noted.append((dims, x.nbytes, "sum"))
-        return x
+        return self._note(dims, x, "sum")
 
     def max_over(self, dims: str, x: Array) -> Array:
-        self.noted.append((dims, x.nbytes, "max"))
-        return x
+        return self._note(dims, x, "max")
+
+    def min_over(self, dims: str, x: Array) -> Array:
+        return self._note(dims, x, "min")
 
     def size(self, dim: str) -> int:
         return self.plan.sizes[dim] * self.sharding.cut(dim)
 
 
-def _inside(op: Op, local: Plan, sharding: Sharding) -> tuple[list[Exchange], list[Exchange]]:
-    """Collectives that complete dims inside of forward and backward, from a run on a slice of zeros.
+def rehearse(op: Op, local: Plan, sharding: Sharding) -> Asking:
+    """What the op asks for in a run on a slice of zeros."""
+    ctx = _Rehearsal(tuple(map(_is_float, local.inputs)), local, sharding)
+    with np.errstate(all="ignore"):
+        y = op.forward(ctx, *(np.zeros(spec.shape, spec.dtype) for spec in local.inputs))
+        forward, ctx.noted = tuple(ctx.noted), []
+        if _has_gradients(local):
+            op.backward(ctx, np.zeros(np.shape(y), local.output.dtype))
+    return Asking(forward, tuple(ctx.noted))
 
-    Only ops that complete dims are run; the others exchange nothing.
+
+def _inside(op: Op, local: Plan, sharding: Sharding) -> tuple[Exchanges, Exchanges]:
+    """Collectives that complete dims inside of forward and of backward.
+
+    An op that does not say them is run on zeros, if its rule has dims that it completes.
     """
     places = [place for tensor in sharding.inputs for place in tensor]
     asks = any(place.kind == "completed" for place in places) or any(
         sharding.cut(name) > 1 for place in places for name in place.names[1:]
     )
     if not asks or not sharding.cuts:
-        return [], []
-    needs = tuple(spec.dtype.kind in "fc" for spec in local.inputs)
-    ctx = _Rehearsal(needs, local, sharding)
-    with np.errstate(all="ignore"):
-        y = op.forward(ctx, *(np.zeros(spec.shape, spec.dtype) for spec in local.inputs))
-        forward, ctx.noted = ctx.noted, []
-        if local.output.dtype.kind in "fc" and any(needs):
-            op.backward(ctx, np.zeros(np.shape(y), local.output.dtype))
-    done, back = (
-        [
+        return Exchanges(), Exchanges()
+    asking = op.exchanges(local) or rehearse(op, local, sharding)
+
+    def exchanges(asked: Iterable[Asked]) -> Exchanges:
+        return Exchanges(
             exchange
-            for dims, size, how in noted
-            for exchange in _reduction(how, sharding.mesh, sharding.axes(dims), size, f"complete {dims}")
-        ]
-        for noted in (forward, ctx.noted)
-    )
-    return done, back
+            for a in asked
+            for exchange in _reduction(
+                a.reduce_op, sharding.mesh, sharding.axes(a.dims), a.size_bytes, f"complete {a.dims}"
+            )
+        )
+
+    return exchanges(asking.forward), exchanges(asking.backward if _has_gradients(local) else ())
+
+
+def _is_float(spec: Spec) -> bool:
+    return spec.dtype.kind in "fc"
+
+
+def _has_gradients(plan: Plan) -> bool:
+    return _is_float(plan.output) and any(map(_is_float, plan.inputs))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from simparallel.autograd import Op, Tensor
+from simparallel.autograd import Op, Spec, Tensor
 from simparallel.comm import current
+from simparallel.errors import InputError
+from simparallel.mesh import groups_text
 from simparallel.nn.deferred import placeholder
 from simparallel.nn.module import Module
 from simparallel.parallel import sharded as _sharded  # noqa: F401  it asks `mode.planned`
@@ -23,6 +26,9 @@ from simparallel.parallel.explain import (
     explain_call,
     explain_op,
 )  # fmt: skip
+from simparallel.parallel.gradient_sums import Filling
+from simparallel.parallel.inputs import input_specs, num_devices
+from simparallel.prices import price
 from simparallel.sharding import Placement, placement
 from simparallel.units import format_bytes
 
@@ -98,8 +104,8 @@ class NetworkPlan:
 
 
 def _collective(exchange: Exchange) -> str:
-    who = ", ".join(str(list(group)) for group in exchange.groups)
-    return f"{exchange.collective}{f'({exchange.reduce_op})' if exchange.reduce_op else ''} {who}"
+    op = f"({exchange.reduce_op})" if exchange.reduce_op else ""
+    return f"{exchange.collective}{op} {groups_text(exchange.groups)}"
 
 
 def explain_network(
@@ -107,22 +113,26 @@ def explain_network(
     dtype: Any = np.float32, dataset_strategy: Any = "full_batch",
 ) -> NetworkPlan:  # fmt: skip
     """See `Module.explain`."""
-    device_num = device_num or current().world_size
-    dtypes = dtype if isinstance(dtype, (list, tuple)) else [dtype] * len(shapes)
-    entries = dataset_strategy if isinstance(dataset_strategy, tuple) else (dataset_strategy,) * len(shapes)
+    who = f"{type(network).__name__}.explain"
+    device_num = num_devices(who, device_num, current().world_size)
+    specs = input_specs(who, shapes, dtype)
+    entries = dataset_strategy if isinstance(dataset_strategy, tuple) else (dataset_strategy,) * len(specs)
+    if len(entries) != len(specs):
+        raise InputError(f"{who}: dataset_strategy has {len(entries)} entries for {len(specs)} inputs.")
     planning = _Planning(device_num, {id(p): name for name, p in network.named_parameters()})
     inputs = []
-    for shape, d, entry in zip(shapes, dtypes, entries, strict=True):
-        layout = input_layout(tuple(shape), entry, device_num)
-        place = placement(layout, tuple(shape))  # the global shape, whoever feeds it
-        inputs.append(Tensor._result(placeholder(place.local_shape, np.dtype(d)), placement=place))
+    for spec, entry in zip(specs, entries, strict=True):
+        layout = input_layout(spec.shape, entry, device_num)
+        place = placement(layout, spec.shape)  # the global shape, whoever feeds it
+        inputs.append(Tensor._result(placeholder(place.local_shape, spec.dtype), placement=place))
     before = mode.automatic, mode.planned
     mode.automatic, mode.planned = True, planning
     try:
         network(*inputs)
     finally:
         mode.automatic, mode.planned = before
-    return NetworkPlan(device_num, planning.ops, planning.rows + planning.backward[::-1], planning.parameters)
+    rows = planning.rows + planning.backward_rows()
+    return NetworkPlan(device_num, planning.ops, rows, planning.parameters)
 
 
 class _Planning:
@@ -132,9 +142,25 @@ class _Planning:
         self._device_num, self._names = device_num, names
         self.ops: list[OpPlan] = []
         self.rows: list[Row] = []
-        self.backward: list[Row] = []  # in the order of the forward pass
+        self._backward: list[Row | _Sum] = []  # in the order of the forward pass
         self.parameters: dict[str, Placement] = {}
         self._places: dict[int, Placement] = {}
+        self._uses: Counter[int] = Counter()  # of leaves, by id
+
+    def backward_rows(self) -> list[Row]:
+        """The communications of the backward pass in their order, gradients of parameters together as they travel."""
+        rows: list[Row] = []
+        filling = Filling()
+        for entry in reversed(self._backward):
+            if isinstance(entry, Row):
+                rows.append(entry)
+            elif self._uses[entry.leaf] > 1:
+                rows.append(entry.row)
+            else:
+                exchange = entry.row.exchange
+                part = filling.add((exchange.groups, entry.spec.dtype), entry, entry.spec.size_bytes)
+                rows += [_together(part)] if part else []
+        return rows + [_together(part) for part in filling.rest()]
 
     def _described(self, op: Op, inputs: tuple[Tensor, ...]) -> str:
         """The op in words, after the layer that its first parameter belongs to."""
@@ -144,7 +170,7 @@ class _Planning:
 
     def __call__(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor:
         laid = [self._laid(x) for x in inputs]
-        call = Call(op, laid, self._device_num)
+        call = Call(op, laid, self._device_num, [id(x) in self._names for x in inputs])
         for x, target in zip(inputs, call.inputs, strict=True):
             if target is not None and x.placement is None and x.is_leaf and x.requires_grad:
                 self._places.setdefault(id(x), target)
@@ -167,16 +193,18 @@ class _Planning:
         if any(needs):
             itemsize = call.local.output.dtype.itemsize
             back = plan_way(call.output.gradient.layout, call.made.gradient.layout, call.made.shape, itemsize)
-            gradients = [
-                e._replace(
-                    why=e.why.replace(SUM_OF_GRADIENT, f"gradient of {self._names.get(id(x), f'input {i}')}")
-                )
-                for i, (x, grads) in enumerate(zip(inputs, plan.backward, strict=True))
-                if needs[i]
-                for e in grads
-            ]
+            gradients: list[Row | _Sum] = []
+            for i, (x, grads) in enumerate(zip(inputs, plan.backward, strict=True)):
+                self._uses[id(x)] += needs[i]
+                lies = laid[i].placement
+                is_leaf = id(x) in self._places and (lies is None or lies is call.inputs[i])
+                for e in grads if needs[i] else ():
+                    what = f"gradient of {self._names.get(id(x), f'input {i}')}"
+                    row = Row(described, "backward", e._replace(why=e.why.replace(SUM_OF_GRADIENT, what)))
+                    is_sum = is_leaf and e.why == SUM_OF_GRADIENT
+                    gradients.append(_Sum(row, id(x), call.local.inputs[i]) if is_sum else row)
             # Noted from the last to the first: the list is read backwards.
-            self._note(described, "backward", gradients[::-1])
+            self._backward += gradients[::-1]
             self._note(described, "backward", plan.backward_inside[::-1])
             self._note(
                 described, "backward", exchanges_of(back, call.local.output.dtype, "redistribute")[::-1]
@@ -194,5 +222,27 @@ class _Planning:
         )
 
     def _note(self, where: str, phase: str, exchanges: Sequence[Exchange]) -> None:
-        rows = self.rows if phase == "forward" else self.backward
+        rows: list[Any] = self.rows if phase == "forward" else self._backward
         rows += [Row(where, phase, exchange) for exchange in exchanges]
+
+
+class _Sum(NamedTuple):
+    """The sum of a leaf's gradient, which may be put off: see `gradient_sums`."""
+
+    row: Row
+    leaf: int
+    spec: Spec
+
+
+def _together(part: Sequence[_Sum]) -> Row:
+    """The row of gradients that travel in one collective."""
+    if len(part) == 1:
+        return part[0].row
+    first = part[0].row.exchange
+    whys = [entry.row.exchange.why for entry in part]
+    share = price("direct", "all_reduce", len(first.groups[0]), 0).sent
+    size_bytes = round(share * sum(entry.spec.size_bytes for entry in part))
+    names = ", ".join(
+        [whys[0].replace("gradient", "gradients", 1), *(why.split(" of ", 1)[1] for why in whys[1:])]
+    )
+    return Row(f"{len(part)} parameters", "backward", first._replace(bytes_per_rank=size_bytes, why=names))

@@ -34,6 +34,7 @@ from simparallel.mesh import Mesh
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.parallel.agreement import check_may_be_cut
 from simparallel.parallel.call import Call, check_mixing, check_ranks, mode, plan_way, uncut
+from simparallel.parallel.gradient_sums import Postponed
 from simparallel.parallel.halo import compile_halo
 from simparallel.parallel.mover import Groups, Move, compile_moves
 from simparallel.plan import Redistribution
@@ -48,6 +49,7 @@ class Sharder:
         self.groups = Groups(communicator)
         self._ways: dict[tuple[Placement, Placement, int], Way] = {}
         self.calls: dict[Any, Runner] = {}
+        self.sums = Postponed()
 
     def way(self, source: Placement, target: Placement, itemsize: int) -> Way:
         """The way from one placement to another. Collective: yes, the first time."""
@@ -165,6 +167,9 @@ class ShardContext(Context):
     def max_over(self, dims: str, x: Array) -> Array:
         return self._runner.exchange(dims, x, "max")
 
+    def min_over(self, dims: str, x: Array) -> Array:
+        return self._runner.exchange(dims, x, "min")
+
     def offset(self, dim: str) -> int:
         return self._runner.chunk(dim) * self.plan.sizes[dim]
 
@@ -185,6 +190,7 @@ class Runner(Reversible):
         self._ways: dict[int, Way] = {}  # of the inputs that lie otherwise, as they do in every such call
         all_axes = ((i, sharding.gradient_axes(i)) for i in range(len(call.inputs)))
         self._gradient_axes = [(i, axes) for i, axes in all_axes if axes]
+        self._summed = [i for i, _ in self._gradient_axes]
         cut = call.window_cut
         self._halo = None if cut is None else compile_halo(cut, self.rank)
         self.is_product = call.op.is_product
@@ -203,7 +209,10 @@ class Runner(Reversible):
         needs = tuple([recording and x.requires_grad for x in moved])
         ctx = ShardContext(self, needs, arrays[0])
         data = self.op.run_forward(ctx, arrays)
-        node = Node(self, ctx, moved) if True in needs else None  # type: ignore[arg-type]
+        node = None
+        if True in needs:
+            node = Node(self, ctx, moved)  # type: ignore[arg-type]
+            ctx.summed = tuple([moved[i] for i in self._summed])
         made, output = self.call.made, self.call.output
         if made is output:
             return Tensor._result(data, node, None, made)
@@ -234,14 +243,17 @@ class Runner(Reversible):
         halo = self._halo
         if halo is not None and (gradient := grads[halo.input]) is not None:
             grads[halo.input] = _exchange_halo(halo.narrow, gradient, "backward")
-        for i, axes in self._gradient_axes:
+        for (i, axes), x in zip(self._gradient_axes, ctx.summed, strict=True):
             gradient = grads[i]
             group = None if gradient is None else self.group(axes)
             if group is not None and gradient is not None:
                 if gradient is dy or gradient.base is not None or not gradient.ndim:
                     # It is somebody else's memory, or NumPy's scalar of its own kind.
                     gradient = ctx.xp.array(gradient)
-                grads[i] = collectives.all_reduce(gradient, "sum", group)
+                if x.is_leaf and self._sharder.sums.take(x, gradient, group):
+                    grads[i] = None
+                else:
+                    grads[i] = collectives.all_reduce(gradient, "sum", group)
         return grads
 
     def exchange(self, dims: str, x: Array, op: str) -> Array:
@@ -284,11 +296,12 @@ def interpret(op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
         return _redistribute(op, inputs[0])
     own = sharder()
     lie = [x.placement or x.data.shape for x in inputs]
-    key = (op, mode.automatic, mode.quick, *lie, *[x.data.dtype for x in inputs])
+    fixed = tuple([x.requires_grad and x.is_leaf for x in inputs]) if mode.automatic else ()
+    key = (op, mode.automatic, mode.quick, fixed, *lie, *[x.data.dtype for x in inputs])
     call = own.calls.get(key)
     if call is None:
         check_mixing(op, inputs)
-        call = own.calls[key] = Runner(Call(op, inputs, own.world_size), own)
+        call = own.calls[key] = Runner(Call(op, inputs, own.world_size, fixed), own)
     if mode.noted is not None:
         mode.noted += call.call.implicit
     if mode.strict:
@@ -297,6 +310,14 @@ def interpret(op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
 
 
 Op.interpreter = interpret
+
+
+def slice_of(x: Array, target: Placement) -> Array:
+    """This rank's slice of an array that every rank holds whole, a copy. Collective: no."""
+    return sharder().carry(x, whole_place(target), target).copy()
+
+
+Tensor.slicer = staticmethod(slice_of)
 
 
 def shard_parameter(x: Tensor, target: Placement) -> Tensor:

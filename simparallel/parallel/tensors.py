@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from simparallel.autograd import Tensor
+from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import as_tensor
 from simparallel.comm import current
 from simparallel.errors import LayoutError, StrategyError
 from simparallel.layout import Layout, from_strategy
 from simparallel.nn import Module
 from simparallel.parallel.agreement import check_may_be_cut
-from simparallel.parallel.sharded import move_tensor, shard_parameter, sharder, whole_place
-from simparallel.sharding import placement
+from simparallel.parallel.call import mode
+from simparallel.parallel.sharded import move_tensor, shard_parameter, sharder, slice_of
+from simparallel.sharding import Placement, placement
 
 
 def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None) -> Tensor:
@@ -43,9 +46,88 @@ def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None)
             f"distribute_tensor: {layout!r} is an unfinished sum; a whole value is not split into addends."
         )
     target = placement(layout, whole.shape)
-    data = sharder().carry(whole.data, whole_place(target), target).copy()
+    data = slice_of(whole.data, target)
     y = Tensor._result(data, placement=target)
     return y.requires_grad_(whole.requires_grad if requires_grad is None else requires_grad)
+
+
+def from_local(x: Any, layout: Layout) -> Tensor:
+    """A sharded tensor of which each rank gives its slice, on the tape: the reverse of `Tensor.to_local`.
+
+    Args:
+        x: array or plain Tensor, of one shape on every rank; its memory is used.
+        layout: a called Layout over all ranks of the run. An axis that cuts no dim says that the ranks along it
+            give the same slice (nobody checks that); a partial one, that they give addends.
+
+    Returns:
+        A Tensor whose sizes are those of x times the layout's cuts. Its gradient goes back to x slice by slice: where
+        ranks give the same slice, each gets the whole gradient of it.
+
+    Raises:
+        LayoutError: the layout has another number of dims or other ranks, or x is sharded already.
+
+    Collective: no.
+
+    Example:
+        >>> x = sp.from_local([[1.0, 2.0]], sp.Layout((1,), ("dp",))("dp", "None"))
+        >>> (x * 2).to_local().numpy().tolist()
+        [[2.0, 4.0]]
+    """
+    local, own = as_tensor(x), sharder()
+    if local.placement is not None:
+        raise LayoutError(f"from_local: x is sharded as {local.layout!r}; use x.redistribute(layout).")
+    if len(layout.cuts) != local.ndim:
+        raise LayoutError(
+            f"from_local: {layout!r} lays out {len(layout.cuts)} dims, x has shape {local.shape}."
+        )
+    if set(layout.mesh.ranks) != set(range(own.world_size)):
+        raise LayoutError(
+            f"from_local: {layout!r} has ranks {list(layout.mesh.ranks)}, the run has 0 … {own.world_size - 1}; every "
+            "rank gives a slice. Use redistribute(layout) afterwards."
+        )
+    shape = tuple(size * cut for size, cut in zip(local.shape, layout.cuts, strict=True))
+    return _relabelled(local, placement(layout, shape), None)
+
+
+def to_local(x: Tensor, grad_layout: Layout | None = None) -> Tensor:
+    """See `Tensor.to_local`."""
+    if mode.automatic:
+        raise LayoutError(
+            "to_local: inside of AutoParallel a plain tensor is one that every rank holds whole, and a slice is none. "
+            "Call it outside, or cut this part by strategies: op.shard(...), shard(fn, ...)."
+        )
+    place = x.placement
+    assert place is not None
+    lies = place.gradient if grad_layout is None else placement(grad_layout, place.shape)
+    if lies.local_shape != place.local_shape:
+        raise LayoutError(
+            f"to_local: slices have shape {place.local_shape}, by grad_layout={grad_layout!r} their gradients would "
+            f"have {lies.local_shape}."
+        )
+    return _relabelled(
+        x, None, partial(sharder().carry, source=lies, target=place.gradient, phase="backward")
+    )
+
+
+Tensor.localizer = staticmethod(to_local)
+
+
+class _Relabel(Reversible):
+    """On the tape: the same memory, taken for a slice, or for a plain tensor."""
+
+    needs = (True,)
+
+    def __init__(self, carry: Callable[[Any], Any] | None) -> None:
+        self._carry = carry
+
+    def run_backward(self, ctx: Any, dy: Any) -> tuple[Any]:
+        return (dy if self._carry is None else self._carry(dy),)
+
+
+def _relabelled(x: Tensor, place: Placement | None, carry: Callable[[Any], Any] | None) -> Tensor:
+    step = _Relabel(carry)
+    node = Node(step, step, (x,)) if grad_mode.enabled and x.requires_grad else None  # type: ignore[arg-type]
+    return Tensor._result(x.data, node, None, place)
 
 
 def shard(

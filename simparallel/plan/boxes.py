@@ -116,7 +116,7 @@ class Moves:
         counts = {}
         for rank, need in self.needs.items():
             have = self.have(rank)
-            counts[rank] = size_of(need) - (size_of(meet(need, have)) if have else 0)
+            counts[rank] = size_of(need) - (0 if have is None else size_of(meet(need, have)))
         return counts
 
     @cached_property

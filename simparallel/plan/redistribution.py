@@ -23,7 +23,7 @@ from math import prod
 
 from simparallel.errors import LayoutError
 from simparallel.layout import Layout
-from simparallel.mesh import Group
+from simparallel.mesh import Group, groups_text
 from simparallel.plan.boxes import Box, Moves, Transfer, box_of, size_of
 from simparallel.prices import price
 
@@ -65,7 +65,7 @@ class Step:
 
     def __str__(self) -> str:
         along = f" dim {', '.join(map(str, self.dims))}" if self.dims else ""
-        who = f" over {', '.join(map(str, map(list, self.groups)))}" if self.groups else ""
+        who = f" over {groups_text(self.groups)}" if self.groups else ""
         return f"{self.kind}{along}{who}"
 
 

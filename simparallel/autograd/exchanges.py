@@ -1,0 +1,35 @@
+"""What an op exchanges inside of itself to complete cut dims: data about a call, from shapes alone."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Asked(NamedTuple):
+    """One exchange that an op asks its context for.
+
+    Attributes:
+        dims: names of the dims that it completes.
+        reduce_op: "sum", "max" or "min".
+        shape: of the array that each rank puts in.
+        dtype: of that array.
+    """
+
+    dims: str
+    reduce_op: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class Exchanges(NamedTuple):
+    """What forward asks for, in order, and what backward does if all floating-point inputs want a gradient."""
+
+    forward: tuple[Asked, ...] = ()
+    backward: tuple[Asked, ...] = ()
