@@ -11,6 +11,7 @@ import numpy as np
 import oracles_a
 import oracles_b
 import oracles_c
+import oracles_d
 import pytest
 from hypothesis import given, strategies as st
 
@@ -67,7 +68,7 @@ NO_FLOPS = {
     "Redistribute",
     "Reshape",
 }  # they move elements, or only look at them differently
-for other in (oracles_a, oracles_b, oracles_c):
+for other in (oracles_a, oracles_b, oracles_c, oracles_d):
     ORACLES, EXACT, NO_FLOPS = ORACLES | other.ORACLES, EXACT | other.EXACT, NO_FLOPS | other.NO_FLOPS
 
 every_op = pytest.mark.parametrize("name", sorted(Op.registry))

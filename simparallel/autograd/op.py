@@ -382,3 +382,9 @@ def normalize_dims(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...
             f"dim={dim!r} does not fit a tensor of {ndim} dims; use each of 0 … {ndim - 1} at most once"
         )
     return positive
+
+
+def reduced_dims(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """`normalize_dims` for dims that go or stay as they are: a tensor without dims takes 0 and -1, as in PyTorch."""
+    is_none = not ndim and dim in (0, -1, (0,), (-1,))
+    return () if is_none else normalize_dims(dim, ndim)

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simparallel.autograd import operators
 from simparallel.autograd.aliases import Size, TensorAliases
 from simparallel.autograd.attributes import TensorAttributes, check_differentiable, check_numbers
+from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.hooks import Hook, RemovableHandle, changed_by, hooks_on_the_tape
 from simparallel.autograd.inplace import TensorInPlace
+from simparallel.autograd.numpys import TensorNumpy
 from simparallel.autograd.operators import TensorOperators
 from simparallel.autograd.reading import TensorReading
 from simparallel.autograd.tape import Node, run_backward
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from simparallel.sharding import Placement
 
 
-class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, TensorOperators):
+class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, TensorOperators, TensorNumpy):
     """An array with a place on the tape.
 
     Args:
@@ -56,7 +59,7 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
         "__weakref__", "_device", "_hooks", "_node", "_room", "_scaled", "name", "placement",
     )  # fmt: skip
     _scaled: tuple[float, Tensor | None]  # only what comes from `scale_loss` has it
-    __array_priority__ = 1000  # numpy_array * tensor asks the tensor first
+    __array_priority__ = 1000  # cupy_array * tensor asks the tensor first; NumPy does so anyway
 
     def __init__(self, data: Any, requires_grad: bool = False, name: str = "", device: Any = None) -> None:
         self._device: Device | None = current_device() if device is None else find_device(device)
@@ -69,6 +72,11 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
                 )
             data = data.data
         if not is_array(data):
+            if is_on_tape(data):
+                raise AutogradError(
+                    "Tensor: the list holds Tensors that require a gradient, which would be lost; use "
+                    "functions.stack(...), or x.detach() for each of them."
+                )
             is_numpy = isinstance(data, np.generic)
             try:
                 data = np.asarray(data)
@@ -232,13 +240,28 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
 def as_tensor(value: Any) -> Tensor:
     """`value` itself if it is a Tensor, else a Tensor off the tape (arrays are not copied).
 
-    A plain array lies on no device: an op takes it for one beside its other operands.
+    A plain array lies on no device: an op takes it for one beside its other operands. A list of Tensors that require
+    a gradient is stacked, on the tape.
     """
     if isinstance(value, Tensor):
         return value
+    if is_on_tape(value):
+        return operators._functions.stack([as_tensor(item) for item in value])
     tensor = Tensor(value)
     tensor._device = None
     return tensor
+
+
+def is_on_tape(value: Any) -> bool:
+    """Whether this is a list of Tensors, maybe in lists, one of which is to get a gradient."""
+    if not isinstance(value, (list, tuple)) or not grad_mode.enabled:
+        return False
+    kinds = set(map(type, value))  # as fast as NumPy reads the list
+    if any(issubclass(kind, Tensor) for kind in kinds) and any(
+        item._requires_grad for item in value if isinstance(item, Tensor)
+    ):
+        return True
+    return bool(kinds & {list, tuple}) and any(map(is_on_tape, value))
 
 
 def find_device(name: Any) -> Device:
