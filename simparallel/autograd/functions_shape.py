@@ -205,7 +205,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True) -> Largest:
     x = as_tensor(x)
     if not x.ndim and dim in (0, -1):
         found = topk(x.reshape(1), k, 0, largest)
-        return Largest(*(y.reshape(()) if k == 1 else y for y in found))
+        return Largest(*(y.reshape() if k == 1 else y for y in found))
     indices = op.instance(along.TopK, k, dim, largest)(x)
     return Largest(gather(x, dim, indices), indices)
 

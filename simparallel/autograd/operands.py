@@ -96,7 +96,7 @@ def at_least_1d(op: Op, x: Any, dim: Any) -> Tensor:
     x = as_tensor(x)
     if x.ndim or dim not in (0, -1):
         return op(x)
-    return op(x.reshape(1)).reshape(())
+    return op(x.reshape(1)).reshape()
 
 
 def hashable(value: Any) -> Any:

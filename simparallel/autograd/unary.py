@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import log
 from typing import Any, ClassVar
 
@@ -14,8 +14,8 @@ from simparallel.backend import Array
 class AbstractSmooth(AbstractFloatUnary):
     """y = function(xp, x), dx = gradient(xp, dy, kept), where `kept` is x or y."""
 
-    _function: ClassVar[Callable[[Any, Array], Array]]
-    _gradient: ClassVar[Callable[[Any, Array, Array], Array]]
+    _function: ClassVar[Any]
+    _gradient: ClassVar[Any]
     _keeps_y: ClassVar[bool]
 
     def forward(self, ctx: Context, x: Array) -> Array:
@@ -78,7 +78,7 @@ Tanh = _smooth("Tanh", "y = tanh x", "y", "tanh", lambda xp, dy, y: dy * (1 - y 
 class AbstractStep(AbstractUnary, AbstractConstant):
     """A function that is constant between its jumps: no gradient. Integers and bools stay as they are."""
 
-    _function: ClassVar[Callable[[Any, Array], Array]]
+    _function: ClassVar[Any]
 
     def forward(self, ctx: Context, x: Array) -> Array:
         return self._function(ctx.xp, x) if x.dtype.kind == "f" else x.copy()
