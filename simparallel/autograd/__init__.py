@@ -35,6 +35,7 @@ from simparallel.autograd.elementwise import (
 from simparallel.autograd.embedding import Embedding, OneHot
 from simparallel.autograd.expand import BroadcastTo, Pad, Squeeze, Tile, Unsqueeze
 from simparallel.autograd.extremum import ArgMax, ArgMin, LogSumExp, Max, Min, Std, Var
+from simparallel.autograd.function import Function
 from simparallel.autograd.grad_mode import enable_grad, no_grad
 from simparallel.autograd.indexing import Index, Slice
 from simparallel.autograd.join import Coalesce, Concat, Stack
@@ -83,7 +84,7 @@ __all__ = [
     "BatchNorm", "BatchNormInference", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BitwiseAnd",
     "BitwiseNot", "BitwiseOr", "BitwiseXor", "BroadcastTo", "Cast", "Ceil", "Clip", "Clone", "Coalesce",
     "Concat", "Context", "Conv2d", "Cos", "Cosh", "CrossEntropy", "CumSum", "Div", "Dropout", "Einsum",
-    "Embedding", "Equal", "Exp", "Expm1", "Flatten", "Flip", "Floor", "FloorDivide", "GELU", "GatherD",
+    "Embedding", "Equal", "Exp", "Expm1", "Flatten", "Flip", "Floor", "FloorDivide", "Function", "GELU", "GatherD",
     "Greater", "GreaterEqual", "GroupNorm", "Huber", "Index", "L1", "LayerNorm", "LeakyReLU", "Less",
     "LessEqual", "Linear", "Log", "Log10", "Log1p", "Log2", "LogSoftmax", "LogSumExp", "MSE", "MatMul", "Max",
     "MaxPool2d", "Maximum", "Mean", "Min", "Minimum", "Mul", "NLL", "Neg", "NotEqual", "OneHot", "Op", "Pad",

@@ -31,7 +31,7 @@ class Cast(Op):
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         if self.dtype.kind != "f":
-            inputs = tuple(x.detach() for x in inputs)
+            inputs = tuple(as_tensor(x).detach() for x in inputs)
         return super().__call__(*inputs)
 
     def infer(self, x: Spec) -> Spec:

@@ -157,6 +157,11 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
         return size
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all elements; of a sharded tensor, of the whole one."""
+        return int(self.size) * self._data.dtype.itemsize
+
+    @property
     def device(self) -> Device:
         """Where it lies: "sim:k" for NumPy arrays, "cuda:k" for those of a GPU."""
         gpu = gpu_of(self._data)
