@@ -10,8 +10,8 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from simparallel import autograd as ops, cluster, errors
-from simparallel.autograd import Tensor, enable_grad, functions, no_grad, value_and_grad
+from simparallel import cluster, errors, ops
+from simparallel.autograd import Function, Tensor, enable_grad, functions, no_grad, value_and_grad
 from simparallel.backend import device_count, get_namespace, manual_seed, manual_seed as set_seed
 from simparallel.collectives import (
     all_gather,
@@ -45,6 +45,7 @@ from simparallel.context import (
     set_context,
 )
 from simparallel.devices import Device as device
+from simparallel.hints import NoAttributeError
 from simparallel.layout import Layout
 from simparallel.mesh import Mesh
 from simparallel.summation import adasum
@@ -97,7 +98,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoParallel", "Callback", "CheckpointConfig", "CheckpointManager", "Cluster", "EarlyStopping",
-    "GRAPH_MODE", "Group", "Layout", "LearningRateScheduler", "Ledger", "LossMonitor", "Mesh", "Model",
+    "Function", "GRAPH_MODE", "Group", "Layout", "LearningRateScheduler", "Ledger", "LossMonitor", "Mesh", "Model",
     "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Results", "Tensor", "TimeMonitor", "Trace",
     "Work", "adasum", "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
     "broadcast_object", "cluster", "data", "device", "device_count", "distribute_module", "distribute_tensor",
@@ -143,7 +144,7 @@ ops.Op.planner = _Planner()
 def __getattr__(name: str) -> Any:
     """What a device process or a plain script may not need is imported when it is first named."""
     if name not in _LATER:
-        raise AttributeError(f"module 'simparallel' has no attribute {name!r}")
+        raise NoAttributeError(__name__, name, import_module)
     room = _LATER[name]
     value = (
         getattr(import_module(f"simparallel.{room}"), name) if room else import_module(f"simparallel.{name}")

@@ -203,7 +203,12 @@ def _program(options: argparse.Namespace) -> tuple[str, list[str], bool, bool]:
     if options.framework is None:
         return options.script, options.arguments, options.no_use_env, options.module
     settings = [*["--no-use-env"] * options.no_use_env, *["-m"] * options.module]
-    return "simparallel.compat", [options.framework, *settings, options.script, *options.arguments], False, True
+    return (
+        "simparallel.compat",
+        [options.framework, *settings, options.script, *options.arguments],
+        False,
+        True,
+    )
 
 
 @contextmanager

@@ -52,6 +52,38 @@ def label_loss(function, op, x, labels, weight=None, **settings):
     return function(x, labels, weight, ignore_index=ignored, reduction=how, **settings)
 
 
+UNARY = (
+    "Acos", "Asin", "Atan", "Ceil", "Cos", "Cosh", "Expm1", "Floor", "Log1p", "Log2", "Log10", "Rsqrt", "Sign", "Sin",
+    "Sinh", "Tan", "Trunc",
+)  # fmt: skip
+
+
+def getattr_of_torch(name):
+    function = getattr(torch, name)
+    constant = name in ("ceil", "floor", "sign", "trunc")  # ours are off the tape
+    return lambda op, x: function(x.detach() if constant else x)
+
+
+def prod(op, x):
+    for dim in sorted(dims(op, x.detach()), key=lambda dim: dim % max(x.ndim, 1), reverse=True):
+        x = torch.prod(x, dim, keepdim=op.keepdim)
+    return x
+
+
+def scatter(op, x, index, src):
+    if op.reduce == "add":
+        return torch.scatter_add(x, op.dim, index.long(), src)
+    last = torch.full(x.shape, -1)
+    number = torch.arange(index.numel()).reshape(index.shape)
+    last = last.scatter_reduce(op.dim, index.long(), number, "amax")
+    return torch.where(last < 0, x, src.flatten()[last.clamp(min=0)]) if index.numel() else x + src.sum() * 0
+
+
+def topk(op, x):
+    order = torch.argsort(x.detach(), dim=op.dim, descending=op.largest, stable=True)
+    return order.narrow(op.dim, 0, op.k)
+
+
 def one_hot(op, ids):
     kind = getattr(torch, op.dtype.name)
     return (TF.one_hot(ids.long(), op.num_classes) * (op.on - op.off) + op.off).to(kind)
@@ -223,6 +255,17 @@ TORCH = {
     "Tanh": lambda op, x: torch.tanh(x),
     "Tile": lambda op, x: torch.tile(x, op.repeats),
     "Unsqueeze": unsqueeze,
+    **{name: getattr_of_torch(name.lower()) for name in UNARY},
+    "Round": lambda op, x: torch.round(x.detach(), decimals=op.decimals),
+    "CumSum": lambda op, x: torch.cumsum(x, op.dim),
+    "Einsum": lambda op, *xs: torch.einsum(op.equation, *xs),
+    "Flip": lambda op, x: torch.flip(x, dims(op, x)),
+    "GatherD": lambda op, x, index: torch.gather(x, op.dim, index.long()),
+    "Prod": prod,
+    "Scatter": scatter,
+    "TopK": lambda op, x: torch.argsort(x.detach(), dim=op.dim, descending=op.largest, stable=True).narrow(
+        op.dim, 0, op.k
+    ),
     "Var": lambda op, x: torch.var(x, dims(op, x), correction=op.correction, keepdim=op.keepdim),
     "Where": lambda op, condition, a, b: torch.where(condition, a, b),
 }

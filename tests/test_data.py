@@ -178,6 +178,25 @@ def test_a_forgotten_set_epoch_is_warned_of():
     assert list(plain) == list(plain)
 
 
+def test_a_look_at_the_first_batch_is_no_epoch():
+    sampler = data.DistributedSampler(range(8), 2, 1)
+    loader = data.DataLoader(numbered(8), 2, sampler=sampler)
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        kept = iter(loader)  # not closed yet
+        next(kept)
+        next(iter(loader))
+        assert len(list(loader)) == 2  # a warning is an error here
+    with pytest.warns(UserWarning, match="epoch 1 again"):
+        list(loader)
+    one = data.DistributedSampler(range(4), 2, 1)
+    loader = data.DataLoader(numbered(4), 2, sampler=one)
+    for _ in loader:
+        pass
+    with pytest.warns(UserWarning, match="epoch 0 again"):  # also where a loop has a single batch
+        next(iter(loader))
+
+
 def test_random_sampler_counts_epochs_by_itself():
     sampler = data.RandomSampler(range(30), seed=4)
     epochs = [list(sampler) for _ in range(3)]

@@ -23,6 +23,40 @@ def rates_of(optimizer):
     return [group["lr"] for group in optimizer.param_groups]
 
 
+def test_a_state_carries_the_settings():
+    pairs = (
+        (lambda o: optim.StepLR(o, 3, 0.5), lambda o: optim.StepLR(o, 7), {"step_size": 3, "gamma": 0.5}),
+        (
+            lambda o: optim.MultiStepLR(o, [2, 1], 0.5),
+            lambda o: optim.MultiStepLR(o, [9]),
+            {"milestones": [1, 2]},
+        ),
+        (lambda o: optim.ExponentialLR(o, 0.5), lambda o: optim.ExponentialLR(o, 0.9), {"gamma": 0.5}),
+        (lambda o: optim.LinearLR(o, 0.5, 1.0, 3), lambda o: optim.LinearLR(o), {"total_iters": 3}),
+        (
+            lambda o: optim.CosineAnnealingLR(o, 4, 0.1),
+            lambda o: optim.CosineAnnealingLR(o, 9),
+            {"T_max": 4, "eta_min": 0.1},
+        ),
+    )
+    for make, make_other, settings in pairs:
+        first, second = sgd(0.4), sgd(0.4)
+        scheduler, other = make(first), make_other(second)
+        scheduler.step()
+        state = scheduler.state_dict()
+        assert state.items() >= settings.items()
+        other.load_state_dict(state)
+        for _ in range(5):
+            assert rates_of(first) == rates_of(second)
+            scheduler.step()
+            other.step()
+        kept = copy.deepcopy(other.state_dict())
+        for name in scheduler.settings:
+            with pytest.raises(InputError, match=name):
+                other.load_state_dict(state | {name: [-1] if name == "milestones" else -1})
+        assert other.state_dict() == kept
+
+
 @given(lr=st.floats(0.01, 1), gamma=st.floats(0, 1.5), t=st.integers(0, 20))
 def test_closed_forms(lr, gamma, t):
     for make, expected in (

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import pickle
+import re
 import subprocess
 import sys
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 import simparallel as sp
+from simparallel import hints
 from simparallel.errors import SimParallelError
 
 
@@ -36,6 +42,47 @@ def test_functions_are_shown_alone() -> None:
     assert {"conv2d", "cross_entropy", "max", "scaled_dot_product_attention", "to", "transpose"} <= names
     assert all(callable(getattr(sp.functions, name)) for name in names)
     assert not {"Any", "Tensor", "as_tensor", "op", "operands", "shape", "spread", "sys"} & names
+
+
+def test_all_functions_are_exported() -> None:
+    """For type checkers, which take no other name of a module as public."""
+    assert shown(sp.functions) == set(sp.functions.__all__)
+
+
+def test_ops_are_shown_alone() -> None:
+    assert importlib.import_module("simparallel.ops") is sp.ops
+    helpers = {"Context", "Op", "Plan", "Spec", "Work"}
+    assert helpers < shown(sp.ops)
+    assert all(issubclass(getattr(sp.ops, name), sp.ops.Op) for name in shown(sp.ops) - helpers)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "here"),
+    [
+        (sp, "cat", "simparallel.functions.cat"),
+        (sp, "randn", "numpy.random"),
+        (sp, "Linear", "simparallel.nn.Linear"),
+        (sp, "DataLoader", "simparallel.data.DataLoader"),
+        (sp.nn, "functional", "simparallel.functions"),
+        (sp.nn, "Dense", "simparallel.nn.Linear"),
+    ],
+)
+def test_a_missing_name_says_where_the_thing_is(module: ModuleType, name: str, here: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; here it is .*{here}") as caught:
+        getattr(module, name)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    with pytest.raises(AttributeError, match="no attribute 'nowhere_at_all'$"):
+        module.nowhere_at_all
+
+
+def test_every_hint_can_be_followed() -> None:
+    for name, here in hints._ELSEWHERE.items():
+        found: Any = None
+        for part in re.findall(r"simparallel[.\w]*|numpy[.\w]*", here)[:1]:
+            found = {"simparallel": sp, "numpy": np}[part.split(".")[0]]
+            for attribute in part.split(".")[1:]:
+                found = getattr(found, attribute)
+        assert found is not None, name
 
 
 def test_errors_are_shown_alone() -> None:

@@ -138,6 +138,32 @@ def test_train_eval_freeze_zero_grad_apply():
     assert seen == ["Linear", "Linear", "Tied", "ReLU", "Sequential"]
 
 
+@pytest.mark.parametrize("mode", ["eval", None, 1, 0.0])
+def test_a_mode_that_is_no_bool_is_refused(mode):
+    net = mlp([2, 3, 1]).eval()
+    with pytest.raises(InputError, match=f"mode={mode!r}"):
+        net.train(mode)
+    assert not any(module.training for module in net.modules())
+    assert net.train(np.True_).training is True
+
+
+def test_an_error_of_a_property_is_its_own():
+    class Net(nn.Module):
+        @property
+        def width(self):
+            return self.layer.weight
+
+        @property
+        def fine(self):
+            return 3
+
+    with pytest.raises(AttributeError, match="'Net' object has no attribute 'layer'"):
+        Net().width  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'depth'"):
+        Net().depth  # noqa: B018
+    assert Net().fine == 3
+
+
 def test_repr_is_a_tree():
     module = nn.Sequential(
         OrderedDict(flat=nn.Flatten(), fc=nn.Linear(4, 2, bias=False), sub=nn.Sequential(nn.Tanh()))

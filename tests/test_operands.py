@@ -300,7 +300,7 @@ x, n, b = Tensor(np.ones((2, 3), np.float32)), Tensor([1, 2]), Tensor([True, Fal
         (InputError, "is no index", lambda: x[np.True_]),
         (InputError, "is no index", lambda: x[Tensor(np.array(False))]),
         (InputError, "cannot take axis=0 beside dim=1", lambda: x.sum(1, axis=0)),
-        (InputError, "cannot take .*dtype=<class", lambda: np.sum(x, dtype=np.float64)),
+        (InputError, "argument .dtype.", lambda: np.sum(x, dtype=np.float64)),
         (InputError, "cannot take ddof=1", lambda: x.mean(ddof=1)),
         (
             InputError,

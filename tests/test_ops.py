@@ -11,6 +11,7 @@ import numpy as np
 import oracles_a
 import oracles_b
 import oracles_c
+import oracles_d
 import pytest
 from hypothesis import given, strategies as st
 
@@ -67,7 +68,7 @@ NO_FLOPS = {
     "Redistribute",
     "Reshape",
 }  # they move elements, or only look at them differently
-for other in (oracles_a, oracles_b, oracles_c):
+for other in (oracles_a, oracles_b, oracles_c, oracles_d):
     ORACLES, EXACT, NO_FLOPS = ORACLES | other.ORACLES, EXACT | other.EXACT, NO_FLOPS | other.NO_FLOPS
 
 every_op = pytest.mark.parametrize("name", sorted(Op.registry))
@@ -264,6 +265,31 @@ def test_matmul_and_linear_count_their_flops():
     assert Op.registry["MatMul"]().work_backward((True, True), product).flops == 2 * product.flops
     wide = Spec((6, 4), np.dtype("f4"))
     assert Op.registry["Linear"]().work(x, wide, b).flops == (2 * 4 + 1) * 5 * 3 * 6
+
+
+def test_an_op_without_a_rule_says_what_is_missing():
+    class AbstractBare(Op):
+        def forward(self, ctx, x):
+            return x
+
+    with pytest.raises(InputError, match=r"AbstractBare\(\): the class has no `rule`"):
+        AbstractBare()(Tensor([1.0]))
+
+
+def test_ops_without_a_gradient_take_arrays():
+    a = np.array([3, 1, 2])
+    for name, settings in (
+        ("OneHot", (4,)),
+        ("ArgMax", (0,)),
+        ("TopK", (2,)),
+        ("BitwiseNot", ()),
+        ("Cast", ("int8",)),
+    ):
+        op = Op.registry[name](*settings)
+        np.testing.assert_array_equal(op(a).numpy(), op(Tensor(a)).numpy())
+    for name in ("Equal", "Less", "FloorDivide", "BitwiseAnd"):
+        op = Op.registry[name]()
+        np.testing.assert_array_equal(op(a, 2).numpy(), op(Tensor(a), Tensor(2)).numpy())
 
 
 # --- single ops ------------------------------------------------------------------------------------

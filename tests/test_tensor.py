@@ -18,6 +18,11 @@ def leaf(*values, dtype=np.float64):
 # --- making and reading ------------------------------------------------------------------------------
 
 
+def test_nbytes_counts_all_elements():
+    for array in (np.zeros((3, 4), np.float16), np.zeros(0), np.float64(1)):
+        assert Tensor(array).nbytes == array.nbytes
+
+
 def test_python_floats_become_float32_and_arrays_keep_their_dtype():
     assert Tensor(1.5).dtype == Tensor([[1.0, 2.0]]).dtype == np.float32
     assert Tensor(np.ones(2)).dtype == np.float64

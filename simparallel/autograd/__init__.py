@@ -2,6 +2,7 @@
 
 from simparallel.autograd import functions
 from simparallel.autograd.activation import GELU, SiLU
+from simparallel.autograd.along import CumSum, Flip, GatherD, Scatter, TopK
 from simparallel.autograd.attention import ScaledDotProductAttention
 from simparallel.autograd.batch_norm import BatchNorm, BatchNormInference
 from simparallel.autograd.bitwise import BitwiseAnd, BitwiseNot, BitwiseOr, BitwiseXor
@@ -17,26 +18,24 @@ from simparallel.autograd.dense_loss import (
 )  # fmt: skip
 from simparallel.autograd.differentiate import value_and_grad
 from simparallel.autograd.dropout import Dropout
+from simparallel.autograd.einsum import Einsum
 from simparallel.autograd.elementwise import (
     Abs,
     Add,
     Clone,
     Div,
-    Exp,
     FloorDivide,
-    Log,
     Mul,
     Neg,
     ReLU,
     Remainder,
     Sigmoid,
-    Sqrt,
     Sub,
-    Tanh,
 )  # fmt: skip
 from simparallel.autograd.embedding import Embedding, OneHot
 from simparallel.autograd.expand import BroadcastTo, Pad, Squeeze, Tile, Unsqueeze
 from simparallel.autograd.extremum import ArgMax, ArgMin, LogSumExp, Max, Min, Std, Var
+from simparallel.autograd.function import Function
 from simparallel.autograd.grad_mode import enable_grad, no_grad
 from simparallel.autograd.indexing import Index, Slice
 from simparallel.autograd.join import Coalesce, Concat, Stack
@@ -47,7 +46,7 @@ from simparallel.autograd.norm import GroupNorm, LayerNorm, RMSNorm
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work
 from simparallel.autograd.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from simparallel.autograd.power import Pow
-from simparallel.autograd.reduce import Mean, Sum
+from simparallel.autograd.reduce import Mean, Prod, Sum
 from simparallel.autograd.robust_loss import Huber, SmoothL1
 from simparallel.autograd.select import Clip, Maximum, Minimum, Where
 from simparallel.autograd.shape import Flatten, Permute, Redistribute, Reshape
@@ -55,18 +54,44 @@ from simparallel.autograd.softmax import LogSoftmax, Softmax
 from simparallel.autograd.tape import Backward, at_backward_end, run_backward, running_backward
 from simparallel.autograd.tensor import Tensor
 from simparallel.autograd.transfer import Replicate, ToDevice
+from simparallel.autograd.unary import (
+    Acos,
+    Asin,
+    Atan,
+    Ceil,
+    Cos,
+    Cosh,
+    Exp,
+    Expm1,
+    Floor,
+    Log,
+    Log1p,
+    Log2,
+    Log10,
+    Round,
+    Rsqrt,
+    Sign,
+    Sin,
+    Sinh,
+    Sqrt,
+    Tan,
+    Tanh,
+    Trunc,
+)
 
 __all__ = [
-    "Abs", "AdaptiveAvgPool2d", "Add", "ArgMax", "ArgMin", "AvgPool2d", "Backward", "BatchNorm",
-    "BatchNormInference", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BitwiseAnd", "BitwiseNot",
-    "BitwiseOr", "BitwiseXor", "BroadcastTo", "Cast", "Clip", "Clone", "Coalesce", "Concat", "Context",
-    "Conv2d", "CrossEntropy", "Div", "Dropout", "Embedding", "Equal", "Exp", "Flatten", "FloorDivide", "GELU",
+    "Abs", "Acos", "AdaptiveAvgPool2d", "Add", "ArgMax", "ArgMin", "Asin", "Atan", "AvgPool2d", "Backward",
+    "BatchNorm", "BatchNormInference", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BitwiseAnd",
+    "BitwiseNot", "BitwiseOr", "BitwiseXor", "BroadcastTo", "Cast", "Ceil", "Clip", "Clone", "Coalesce",
+    "Concat", "Context", "Conv2d", "Cos", "Cosh", "CrossEntropy", "CumSum", "Div", "Dropout", "Einsum",
+    "Embedding", "Equal", "Exp", "Expm1", "Flatten", "Flip", "Floor", "FloorDivide", "Function", "GELU", "GatherD",
     "Greater", "GreaterEqual", "GroupNorm", "Huber", "Index", "L1", "LayerNorm", "LeakyReLU", "Less",
-    "LessEqual", "Linear", "Log", "LogSoftmax", "LogSumExp", "MSE", "MatMul", "Max", "MaxPool2d", "Maximum",
-    "Mean", "Min", "Minimum", "Mul", "NLL", "Neg", "NotEqual", "OneHot", "Op", "Pad", "Permute", "Plan", "Pow",
-    "RMSNorm", "ReLU", "Redistribute", "Remainder", "Replicate", "Reshape", "ScaledDotProductAttention", "SiLU",
-    "Sigmoid", "Slice", "SmoothL1", "Softmax", "SoftmaxCrossEntropyWithLogits", "Spec", "Sqrt", "Squeeze",
-    "Stack", "Std", "Sub", "Sum", "Tanh", "Tensor", "Tile", "ToDevice", "Unsqueeze", "Var", "Where", "Work",
-    "at_backward_end", "enable_grad", "functions", "no_grad", "run_backward", "running_backward",
-    "value_and_grad",
+    "LessEqual", "Linear", "Log", "Log10", "Log1p", "Log2", "LogSoftmax", "LogSumExp", "MSE", "MatMul", "Max",
+    "MaxPool2d", "Maximum", "Mean", "Min", "Minimum", "Mul", "NLL", "Neg", "NotEqual", "OneHot", "Op", "Pad",
+    "Permute", "Plan", "Pow", "Prod", "RMSNorm", "ReLU", "Redistribute", "Remainder", "Replicate", "Reshape",
+    "Round", "Rsqrt", "ScaledDotProductAttention", "Scatter", "SiLU", "Sigmoid", "Sign", "Sin", "Sinh",
+    "Slice", "SmoothL1", "Softmax", "SoftmaxCrossEntropyWithLogits", "Spec", "Sqrt", "Squeeze", "Stack",
+    "Std", "Sub", "Sum", "Tan", "Tanh", "Tensor", "Tile", "ToDevice", "TopK", "Trunc", "Unsqueeze", "Var",
+    "Where", "Work", "at_backward_end", "enable_grad", "functions", "no_grad", "run_backward",
+    "running_backward", "value_and_grad",
 ]  # fmt: skip

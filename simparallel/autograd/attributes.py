@@ -168,13 +168,18 @@ class TensorAttributes:
 
 
 def check_numbers(who: str, array: Array) -> None:
-    if array.dtype.kind in "OUSmM":
-        held = (
-            "Python objects" if array.dtype.kind == "O" else "text" if array.dtype.kind in "US" else "times"
+    if array.dtype.kind == "c":
+        raise InputError(
+            f"{who}: {array!r:.200} holds complex numbers, which no op computes with; keep the real and the imaginary "
+            "part, x.real and x.imag, in two Tensors."
+        )
+    if array.dtype.kind in "OUSmMV":
+        held = {"O": "Python objects", "U": "text", "S": "text", "V": "records"}.get(
+            array.dtype.kind, "times"
         )
         raise InputError(f"{who}: {array!r:.200} holds {held}; need numbers, in an array or nested lists.")
 
 
 def check_differentiable(array: Array) -> None:
-    if array.dtype.kind not in "fc":
+    if array.dtype.kind != "f":
         raise AutogradError(f"requires_grad=True needs a floating-point tensor, got dtype {array.dtype}.")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.autograd.attributes import check_numbers
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
@@ -26,10 +27,11 @@ class Cast(Op):
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
+        check_numbers("Cast", np.empty(0, self.dtype))
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        if self.dtype.kind not in "fc":
-            inputs = tuple(x.detach() for x in inputs)
+        if self.dtype.kind != "f":
+            inputs = tuple(as_tensor(x).detach() for x in inputs)
         return super().__call__(*inputs)
 
     def infer(self, x: Spec) -> Spec:

@@ -30,13 +30,12 @@ def _not_of_bools(y: Spec, instead: str) -> Spec:
 
 
 class AbstractFloatUnary(AbstractUnary):
-    """Integers become floating-point, as NumPy's `exp` and its kin do."""
+    """Integers and bools become float32, as in PyTorch."""
 
     flops_per_element = 10  # transcendental functions, by convention
 
     def infer(self, x: Spec) -> Spec:
-        dtype = x.dtype if x.dtype.kind in "fc" else np.result_type(x.dtype, np.float16)
-        return Spec(x.shape, dtype)
+        return Spec(x.shape, x.dtype if x.dtype.kind == "f" else np.dtype(np.float32))
 
     def work(self, x: Spec) -> Work:
         plain = super().work(x)
@@ -178,50 +177,6 @@ class Abs(AbstractUnary):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (dy * ctx.xp.sign(ctx.x),)
-
-
-class Exp(AbstractFloatUnary):
-    """y = e ** x"""
-
-    def forward(self, ctx: Context, x: Array) -> Array:
-        ctx.y = ctx.xp.exp(self._cast(ctx, x))
-        return ctx.y
-
-    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (dy * ctx.y,)
-
-
-class Log(AbstractFloatUnary):
-    """y = ln x"""
-
-    def forward(self, ctx: Context, x: Array) -> Array:
-        ctx.x = self._cast(ctx, x)
-        return ctx.xp.log(ctx.x)
-
-    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (dy / ctx.x,)
-
-
-class Sqrt(AbstractFloatUnary):
-    """y = x ** (1/2); the gradient at 0 is infinite"""
-
-    def forward(self, ctx: Context, x: Array) -> Array:
-        ctx.y = ctx.xp.sqrt(self._cast(ctx, x))
-        return ctx.y
-
-    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (dy / (2 * ctx.y),)
-
-
-class Tanh(AbstractFloatUnary):
-    """y = tanh x"""
-
-    def forward(self, ctx: Context, x: Array) -> Array:
-        ctx.y = ctx.xp.tanh(self._cast(ctx, x))
-        return ctx.y
-
-    def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (dy * (1 - ctx.y * ctx.y),)
 
 
 def stable_sigmoid(xp: ModuleType, x: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, normalize_dims
+from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, normalize_dims, reduced_dims
 from simparallel.autograd.shape import AbstractView
 from simparallel.autograd.sums import unbroadcast, wider
 from simparallel.backend import Array
@@ -24,7 +24,7 @@ class Squeeze(AbstractView):
 
     def rule_for(self, shape: tuple[int, ...]) -> str:
         names = dim_names(len(shape))
-        dropped = normalize_dims(self.dim, len(shape))
+        dropped = reduced_dims(self.dim, len(shape))
         for i in dropped:
             if shape[i] != 1:
                 raise ShapeError(f"dim {i} of shape {shape} has size {shape[i]}, only size 1 can be dropped.")

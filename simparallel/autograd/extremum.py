@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.op import AbstractConstant, Context, Plan, Spec, Work, normalize_dims
+from simparallel.autograd.op import AbstractConstant, Context, Plan, Spec, Work, reduced_dims
 from simparallel.autograd.reduce import AbstractReduce
 from simparallel.autograd.sums import masked, wider
 from simparallel.backend import Array
@@ -27,7 +27,7 @@ class AbstractCompleted(AbstractReduce):
         return f"{' '.join(marked)} ->{right}"
 
     def _dims(self, ndim: int) -> tuple[int, ...]:
-        return normalize_dims(self.dim, ndim)
+        return reduced_dims(self.dim, ndim)
 
     def _names(self, ctx: Context) -> str:
         """The reduced dims by name, for `ctx`."""

@@ -1,36 +1,54 @@
 """The ops as functions of Tensors, arrays and numbers: `add(x, 1.0)`, `linear(x, w, b)`, …"""
 
-# The functions of further files are named here, to be found in one place.
-# ruff: noqa: F401
-
 from __future__ import annotations
 
 import sys
-from types import FunctionType
 from typing import Any
 
-from simparallel.autograd import elementwise, matmul as products, op, operators, reduce, shape
+from simparallel.autograd import (
+    elementwise,
+    matmul as products,
+    op,
+    operators,
+    reduce,
+    shape as _shape,
+)
 from simparallel.autograd.cast import cast
 from simparallel.autograd.conv import conv2d
 from simparallel.autograd.conv1d import conv1d
+from simparallel.autograd.einsum import einsum
 from simparallel.autograd.functions_math import (
     abs,
+    acos,
     all,
     any,
     argmax,
     argmin,
+    asin,
+    atan,
     bitwise_and,
     bitwise_not,
     bitwise_or,
     bitwise_xor,
+    ceil,
     clamp,
     clip,
+    cos,
+    cosh,
+    cumsum,
     eq,
+    exp,
+    expm1,
+    floor,
     floor_divide,
     ge,
     gelu,
     gt,
     le,
+    log,
+    log1p,
+    log2,
+    log10,
     logsumexp,
     lt,
     max,
@@ -39,10 +57,20 @@ from simparallel.autograd.functions_math import (
     minimum,
     ne,
     pow,
+    prod,
     remainder,
+    round,
+    rsqrt,
+    sign,
     silu,
+    sin,
+    sinh,
     sqrt,
+    square,
     std,
+    tan,
+    tanh,
+    trunc,
     var,
     where,
 )
@@ -71,13 +99,20 @@ from simparallel.autograd.functions_shape import (
     chunk,
     concat,
     expand,
+    flip,
+    gather,
     getitem,
+    masked_fill,
     pad,
+    scatter,
+    scatter_add,
+    sort,
     split,
     squeeze,
     stack,
     take,
     tile,
+    topk,
     unsqueeze,
 )
 from simparallel.autograd.leaky import leaky_relu
@@ -91,12 +126,32 @@ from simparallel.autograd.pool import (
 from simparallel.autograd.robust_loss import huber_loss, smooth_l1_loss
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.autograd.transfer import to
-from simparallel.errors import ShapeError
+from simparallel.errors import InputError, ShapeError
 from simparallel.layout import Layout
 
+__all__ = [
+    "abs", "acos", "adaptive_avg_pool2d", "add", "all", "any", "argmax", "argmin", "asin", "atan",
+    "avg_pool2d", "batch_norm", "binary_cross_entropy", "binary_cross_entropy_with_logits", "bitwise_and",
+    "bitwise_not", "bitwise_or", "bitwise_xor", "broadcast_to", "cast", "cat", "ceil", "chunk", "clamp",
+    "clip", "clone", "concat", "conv1d", "conv2d", "cos", "cosh", "cross_entropy", "cross_entropy_expand",
+    "cumsum", "div", "einsum", "embedding", "eq", "exp", "expand", "expm1", "flatten", "flip", "floor",
+    "floor_divide", "gather", "ge", "gelu", "getitem", "group_norm", "gt", "huber_loss", "l1_loss",
+    "layer_norm", "le", "leaky_relu", "linear", "log", "log10", "log1p", "log2", "log_softmax", "logsumexp",
+    "lt", "masked_fill", "matmul", "max", "max_pool2d", "maximum", "mean", "min", "minimum", "mse_loss",
+    "mul", "ne", "neg", "nll_loss", "one_hot", "pad", "permute", "pow", "prod", "redistribute", "relu",
+    "remainder", "reshape", "rms_norm", "round", "rsqrt", "scaled_dot_product_attention", "scatter",
+    "scatter_add", "sigmoid", "sign", "silu", "sin", "sinh", "smooth_l1_loss", "softmax",
+    "softmax_cross_entropy_with_logits", "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "sub",
+    "sum", "take", "tan", "tanh", "tile", "to", "topk", "transpose", "trunc", "unsqueeze", "var", "where",
+]  # fmt: skip
+
 _ADD, _SUB, _MUL, _DIV = elementwise.Add(), elementwise.Sub(), elementwise.Mul(), elementwise.Div()
-_NEG, _EXP, _LOG, _CLONE = elementwise.Neg(), elementwise.Exp(), elementwise.Log(), elementwise.Clone()
-_TANH, _SIGMOID, _RELU = elementwise.Tanh(), elementwise.Sigmoid(), elementwise.ReLU()
+_NEG, _CLONE, _SIGMOID, _RELU = (
+    elementwise.Neg(),
+    elementwise.Clone(),
+    elementwise.Sigmoid(),
+    elementwise.ReLU(),
+)
 _MATMUL, _LINEAR = products.MatMul(), products.Linear()
 
 
@@ -115,12 +170,29 @@ def mul(a: Any, b: Any) -> Tensor:
     return _MUL(*operands(a, b))
 
 
-def div(a: Any, b: Any) -> Tensor:
-    """a / b, broadcast; of two integers or bools in float32."""
+def div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Tensor:
+    """a / b, broadcast; of two integers or bools in float32.
+
+    With `rounding_mode` "floor" rounded down, with "trunc" towards 0; integers stay integers then, without a gradient.
+    """
     a, b = operands(a, b)
+    if rounding_mode is not None:
+        return _rounded_quotient(a, b, rounding_mode)
     if a.dtype.kind in "biu" and b.dtype.kind in "biu":
         a, b = floating(a), floating(b)
     return _DIV(a, b)
+
+
+def _rounded_quotient(a: Tensor, b: Tensor, rounding_mode: str) -> Tensor:
+    if rounding_mode not in ("floor", "trunc"):
+        raise InputError(f"div: rounding_mode={rounding_mode!r}, choose None, 'floor' or 'trunc'.")
+    if rounding_mode == "floor":
+        return floor_divide(a, b)
+    if a.dtype.kind == "f" or b.dtype.kind == "f":
+        return trunc(_DIV(a, b).detach())
+    quotient = floor_divide(a, b)  # exact also where float64 has not enough digits
+    goes_up = bitwise_and(ne(mul(quotient, b), a), lt(quotient, 0))
+    return add(quotient, cast(goes_up, quotient.dtype))
 
 
 def neg(x: Any) -> Tensor:
@@ -131,21 +203,6 @@ def neg(x: Any) -> Tensor:
 def clone(x: Any) -> Tensor:
     """A copy of `x`, on the tape; `x.detach().clone()` is one off the tape."""
     return _CLONE(as_tensor(x))
-
-
-def exp(x: Any) -> Tensor:
-    """e ** x."""
-    return _EXP(as_tensor(x))
-
-
-def log(x: Any) -> Tensor:
-    """Natural logarithm."""
-    return _LOG(as_tensor(x))
-
-
-def tanh(x: Any) -> Tensor:
-    """Hyperbolic tangent."""
-    return _TANH(as_tensor(x))
 
 
 def sigmoid(x: Any) -> Tensor:
@@ -186,7 +243,7 @@ def mean(x: Any, dim: int | tuple[int, ...] | None = None, keepdim: bool = False
 
 def reshape(x: Any, *sizes: int) -> Tensor:
     """`x` in another shape, row-major; one size may be -1."""
-    return op.instance(shape.Reshape, spread("reshape: a size", sizes))(as_tensor(x))
+    return op.instance(_shape.Reshape, spread("reshape: a size", sizes))(as_tensor(x))
 
 
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
@@ -203,7 +260,7 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 def permute(x: Any, *dims: int) -> Tensor:
     """`x` with its dims in the order `dims`."""
-    return op.instance(shape.Permute, spread("permute: dims", dims))(as_tensor(x))
+    return op.instance(_shape.Permute, spread("permute: dims", dims))(as_tensor(x))
 
 
 def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
@@ -221,7 +278,7 @@ def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
 
 def redistribute(x: Any, layout: Layout | None) -> Tensor:
     """The sharded tensor x laid out as `layout`; None for the whole of it, as a plain tensor on every rank."""
-    return op.instance(shape.Redistribute, layout)(as_tensor(x))
+    return op.instance(_shape.Redistribute, layout)(as_tensor(x))
 
 
 operators._functions = sys.modules[__name__]
@@ -229,9 +286,4 @@ operators._functions = sys.modules[__name__]
 
 def __dir__() -> list[str]:
     """For tab completion: the functions, and not what they are made of."""
-    helpers = ("simparallel.autograd.operands", "simparallel.autograd.op", "simparallel.autograd.tensor")
-    return sorted(
-        name
-        for name, found in globals().items()
-        if name.startswith("__") or isinstance(found, FunctionType) and found.__module__ not in helpers
-    )
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import NoneType
 from typing import Any
 
 from simparallel.autograd import (
     activation,
+    along,
     bitwise,
     compare,
     elementwise,
@@ -15,14 +17,15 @@ from simparallel.autograd import (
     power,
     reduce,
     select,
+    unary,
 )
 from simparallel.autograd.op import as_dims
-from simparallel.autograd.operands import floating, operands, plain
+from simparallel.autograd.operands import at_least_1d, floating, operands, plain
 from simparallel.autograd.tensor import Tensor, as_tensor
 
 Dims = int | tuple[int, ...] | None
 
-_SQRT, _ABS, _POW = elementwise.Sqrt(), elementwise.Abs(), power.Pow()
+_ABS, _POW = elementwise.Abs(), power.Pow()
 _SILU, _WHERE = activation.SiLU(), select.Where()
 _MAXIMUM, _MINIMUM = select.Maximum(), select.Minimum()
 _EQ, _NE, _LT = compare.Equal(), compare.NotEqual(), compare.Less()
@@ -31,14 +34,39 @@ _NOT, _FLOOR, _REMAINDER = bitwise.BitwiseNot(), elementwise.FloorDivide(), elem
 _LE, _GT, _GE = compare.LessEqual(), compare.Greater(), compare.GreaterEqual()
 
 
-def sqrt(x: Any) -> Tensor:
-    """Square root."""
-    return _SQRT(as_tensor(x))
+def _unary(kind: type[op.Op]) -> Callable[[Any], Tensor]:
+    """The function of an op that has one input and no settings."""
+    call = kind()
+
+    def function(x: Any) -> Tensor:
+        return call(as_tensor(x))
+
+    function.__name__ = function.__qualname__ = kind.__name__.lower()
+    function.__doc__ = kind.__doc__
+    return function
+
+
+exp, expm1, sqrt, rsqrt = _unary(unary.Exp), _unary(unary.Expm1), _unary(unary.Sqrt), _unary(unary.Rsqrt)
+log, log1p, log2, log10 = _unary(unary.Log), _unary(unary.Log1p), _unary(unary.Log2), _unary(unary.Log10)
+sin, cos, tan = _unary(unary.Sin), _unary(unary.Cos), _unary(unary.Tan)
+asin, acos, atan = _unary(unary.Asin), _unary(unary.Acos), _unary(unary.Atan)
+sinh, cosh, tanh = _unary(unary.Sinh), _unary(unary.Cosh), _unary(unary.Tanh)
+floor, ceil, trunc, sign = _unary(unary.Floor), _unary(unary.Ceil), _unary(unary.Trunc), _unary(unary.Sign)
+
+
+def round(x: Any, decimals: int = 0) -> Tensor:
+    """`x` rounded to `decimals` digits behind the point; a number halfway between two goes to the even one."""
+    return op.instance(unary.Round, decimals)(as_tensor(x))
 
 
 def abs(x: Any) -> Tensor:
     """Absolute value."""
     return _ABS(as_tensor(x))
+
+
+def square(x: Any) -> Tensor:
+    """x * x."""
+    return pow(x, 2)
 
 
 def pow(x: Any, exponent: Any) -> Tensor:
@@ -165,6 +193,16 @@ def min(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return op.instance(extremum.Min, as_dims("min: dim", dim), keepdim)(as_tensor(x))
 
 
+def prod(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """Product over `dim` (all dims by default)."""
+    return op.instance(reduce.Prod, as_dims("prod: dim", dim), keepdim)(as_tensor(x))
+
+
+def cumsum(x: Any, dim: int) -> Tensor:
+    """Running sum along `dim`: x[0], x[0] + x[1], …"""
+    return at_least_1d(op.instance(along.CumSum, dim), x, dim)
+
+
 def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Position of the largest element along `dim`, or in row-major order; the lowest of equal ones."""
     return op.instance(extremum.ArgMax, as_dims("argmax: dim", dim), keepdim)(as_tensor(x))
@@ -194,11 +232,24 @@ def _count(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
     return op.instance(reduce.Sum, as_dims("any, all: dim", dim), keepdim)(x)
 
 
-def var(x: Any, dim: Dims = None, correction: int = 1, keepdim: bool = False) -> Tensor:
-    """Variance over `dim` (all dims by default): the sum of squares / (n - correction)."""
+def _correction(correction: int, unbiased: bool | None) -> int:
+    return correction if unbiased is None else int(unbiased)
+
+
+def var(
+    x: Any, dim: Dims = None, correction: int = 1, keepdim: bool = False, *, unbiased: bool | None = None
+) -> Tensor:
+    """Variance over `dim` (all dims by default): the sum of squares / (n - correction).
+
+    `unbiased` is PyTorch's older name: True for a correction of 1, False for 0.
+    """
+    correction = _correction(correction, unbiased)
     return op.instance(extremum.Var, as_dims("var: dim", dim), correction, keepdim)(as_tensor(x))
 
 
-def std(x: Any, dim: Dims = None, correction: int = 1, keepdim: bool = False) -> Tensor:
+def std(
+    x: Any, dim: Dims = None, correction: int = 1, keepdim: bool = False, *, unbiased: bool | None = None
+) -> Tensor:
     """Standard deviation over `dim` (all dims by default): the root of `var`. The gradient at 0 is 0."""
+    correction = _correction(correction, unbiased)
     return op.instance(extremum.Std, as_dims("std: dim", dim), correction, keepdim)(as_tensor(x))

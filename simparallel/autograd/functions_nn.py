@@ -17,6 +17,7 @@ from simparallel.autograd import (
 )  # fmt: skip
 from simparallel.autograd.functions_shape import broadcast_to
 from simparallel.autograd.op import as_int, instance
+from simparallel.autograd.operands import at_least_1d
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.errors import InputError, ShapeError
 
@@ -35,12 +36,12 @@ def _present(*values: Any) -> list[Tensor]:
 
 def softmax(x: Any, dim: int = -1) -> Tensor:
     """e ** x over its sum along `dim`."""
-    return instance(softmaxes.Softmax, as_int("softmax: dim", dim))(as_tensor(x))
+    return at_least_1d(instance(softmaxes.Softmax, as_int("softmax: dim", dim)), x, dim)
 
 
 def log_softmax(x: Any, dim: int = -1) -> Tensor:
     """The logarithm of softmax, safe for values that are far apart."""
-    return instance(softmaxes.LogSoftmax, as_int("log_softmax: dim", dim))(as_tensor(x))
+    return at_least_1d(instance(softmaxes.LogSoftmax, as_int("log_softmax: dim", dim)), x, dim)
 
 
 # --- losses ------------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import EllipsisType, NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from simparallel.autograd import expand as expanding, indexing, join, op
-from simparallel.autograd.operands import spread
+from simparallel.autograd import along, expand as expanding, indexing, join, op, select
+from simparallel.autograd.operands import as_like, spread
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import get_namespace, is_array
 from simparallel.errors import InputError, OutOfRangeError, ShapeError
@@ -142,18 +142,123 @@ def take(x: Any, indices: Any, dim: int) -> Tensor:
     return op.instance(indexing.Index, (dim,))(x, _indices(indices, x))
 
 
-def pad(x: Any, pad: Sequence[int], value: float = 0.0) -> Tensor:
-    """`x` with `value` around it.
+def flip(x: Any, dim: int | tuple[int, ...] | None = None) -> Tensor:
+    """`x` in reverse order along `dim` (all dims by default)."""
+    return op.instance(along.Flip, op.as_dims("flip: dim", dim))(as_tensor(x))
+
+
+def masked_fill(x: Any, mask: Any, value: Any) -> Tensor:
+    """`x` with `value` where the mask (bool) is True; the mask broadcasts, and a number takes the dtype of x."""
+    x = as_tensor(x)
+    return select.Where()(as_tensor(mask), as_like(value, x), x)
+
+
+def gather(x: Any, dim: int, index: Any) -> Tensor:
+    """y[…, i, …] = x[…, index[…, i, …], …] along `dim`, as `torch.gather`.
+
+    Args:
+        x: the tensor.
+        dim: along which the index counts.
+        index: integers, as many dims as x; in the other dims as long as x, or shorter.
+    """
+    x, index = as_tensor(x), _indices(index, as_tensor(x))
+    if x.ndim == index.ndim and x.ndim:
+        (axis,) = op.normalize_dims(op.as_int("gather: dim", dim), x.ndim)
+        if any(index.shape[i] < x.shape[i] for i in range(x.ndim) if i != axis):
+            x = x[tuple(slice(None) if i == axis else slice(size) for i, size in enumerate(index.shape))]
+    return op.instance(along.GatherD, dim)(x, index)
+
+
+def scatter(x: Any, dim: int, index: Any, src: Any, reduce: str | None = None) -> Tensor:
+    """`x` with y[…, index[…, i, …], …] = src[…, i, …] along `dim`, as `torch.scatter`.
+
+    Args:
+        x: the tensor.
+        dim: along which the index counts.
+        index: integers, as many dims as x, and as long as x but along `dim`.
+        src: a tensor at least as long as the index in each dim, or a number.
+        reduce: "add" to add to what is there; of elements for one place the last one stays by default.
+    """
+    x = as_tensor(x)
+    index, src = _indices(index, x), as_like(src, x)
+    if src.ndim == 0 and index.ndim:
+        src = expand(src, *index.shape)
+    elif src.ndim == index.ndim and any(s > i for s, i in zip(src.shape, index.shape, strict=True)):
+        src = src[tuple(slice(size) for size in index.shape)]
+    return op.instance(along.Scatter, dim, reduce)(x, index, src)
+
+
+def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Tensor:
+    """`scatter` that adds to what is there."""
+    return scatter(x, dim, index, src, "add")
+
+
+class Largest(NamedTuple):
+    """What `topk` and `sort` give."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def topk(x: Any, k: int, dim: int = -1, largest: bool = True) -> Largest:
+    """The k largest (or smallest) elements along `dim` in order, and where they are; see `TopK`."""
+    x = as_tensor(x)
+    if not x.ndim and dim in (0, -1):
+        found = topk(x.reshape(1), k, 0, largest)
+        return Largest(*(y.reshape() if k == 1 else y for y in found))
+    indices = op.instance(along.TopK, k, dim, largest)(x)
+    return Largest(gather(x, dim, indices), indices)
+
+
+def sort(x: Any, dim: int = -1, descending: bool = False) -> Largest:
+    """The elements along `dim` in order, and where they were; equal ones in the order that they had."""
+    x = as_tensor(x)
+    (axis,) = op.normalize_dims(op.as_int("sort: dim", dim), max(x.ndim, 1))
+    return topk(x, x.shape[axis] if x.ndim else 1, axis, descending)
+
+
+_PADDING = ("constant", "reflect", "replicate", "circular")
+
+
+def _mirrored(mode: str, size: int, before: int, after: int, who: str) -> list[int]:
+    """The positions along one dim that are read for the padded one."""
+    least = {"reflect": max(before, after) + 1, "replicate": 1, "circular": max(before, after)}[mode]
+    if size < max(least, 1):
+        raise ShapeError(
+            f"{who}: mode {mode!r} with ({before}, {after}) needs a dim of {least} or more, got {size}."
+        )
+    positions = range(-before, size + after)
+    if mode == "circular":
+        return [i % size for i in positions]
+    if mode == "replicate":
+        return [min(max(i, 0), size - 1) for i in positions]
+    return [abs(i) if i < size else 2 * (size - 1) - i for i in positions]
+
+
+def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
+    """`x` with more elements around it.
 
     Args:
         x: the tensor.
         pad: elements before and after, pair by pair, beginning with the *last* dim, as in PyTorch.
-        value: of the new elements.
+        mode: "constant"; "reflect" mirrors x at its border elements, "replicate" repeats them, "circular" goes on at
+            the other end.
+        value: of the new elements, for "constant".
     """
     x = as_tensor(x)
+    if isinstance(mode, (int, float)):  # the value used to stand here
+        mode, value = "constant", mode
+    if mode not in _PADDING:
+        raise InputError(f"pad: mode={mode!r}, choose from {', '.join(_PADDING)}.")
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
         raise ShapeError(f"pad: {list(pad)} must hold a pair for each of at most {x.ndim} dims.")
     widths = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
+    if mode != "constant":
+        for i, (before, after) in enumerate(widths):
+            if (before, after) != (0, 0):
+                at = x.ndim - 1 - i
+                x = take(x, _mirrored(mode, x.shape[at], before, after, "pad"), at)
+        return x
     widths += [(0, 0)] * (x.ndim - len(widths))
     return op.instance(expanding.Pad, tuple(reversed(widths)), value)(x)
 

@@ -19,13 +19,13 @@ from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from operator import index
 from time import perf_counter_ns
 from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from simparallel.autograd.dims import as_dims, as_int, normalize_dims, reduced_dims  # noqa: F401 (for the ops)
 from simparallel.autograd.exchanges import Exchanges
 from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
@@ -33,7 +33,7 @@ from simparallel.autograd.tensor import Tensor, as_tensor, common_device
 from simparallel.autograd.windows import Windows
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.devices import FIRST, Device, current_device
-from simparallel.errors import DTypeError, ShapeError, SimParallelError
+from simparallel.errors import InputError, ShapeError, SimParallelError
 from simparallel.events import Recorder, current_recorder
 from simparallel.memory import ACTIVATIONS, MemoryAccount
 from simparallel.rule import bind, output_shape
@@ -143,8 +143,39 @@ class Context:
 class Op(Shardable, Reversible):
     """An operation; instances hold its settings and are called with Tensors.
 
-    A subclass is registered under its class name, and is expected to pass the checks that
-    walk `registry` (gradients, `infer`, `rule`, `work`).
+    To write one, say how its loop nest touches its tensors (`rule`), and compute with arrays (`forward`, `backward`).
+    Gradients, clocks, memory, strategies (`shard`), plans and prices follow:
+
+        >>> class Scale(sp.ops.Op):
+        ...     rule = "... -> ..."
+        ...     def __init__(self, factor):
+        ...         self.factor = factor
+        ...     def forward(self, ctx, x):
+        ...         return x * self.factor
+        ...     def backward(self, ctx, dy):
+        ...         return (dy * self.factor,)
+        >>> x = sp.Tensor([1.0, 2.0], requires_grad=True)
+        >>> Scale(3.0)(x).sum().backward()
+        >>> x.grad.tolist()
+        [3.0, 3.0]
+        >>> sp.testing.check_gradients(Scale(3.0), [np.ones((2, 2))])
+
+    - `rule` names the dims of every input and of the output: "m k, k n -> m n". A dim that the output lacks is summed.
+      "..." are leading dims that broadcast; {h} may not be cut; [v] may be cut, and the op completes it itself by
+      `ctx.sum_over("v", x)`, `ctx.max_over`, `ctx.offset` and `ctx.size`; a number is a dim of that size. The whole
+      language stands in `simparallel.rule`. Where it depends on settings or shapes, define `rule_for(*shapes)`.
+    - `forward(ctx, *arrays)` gives an array. What backward needs goes onto `ctx`, under any name. Call `ctx.xp`
+      instead of `np`, so that it runs on GPUs, too.
+    - `backward(ctx, dy)` gives the gradients of all inputs, in order, None where `ctx.needs[i]` is False.
+    - `infer(*specs)` says shape and dtype of the output where these are not what the rule and NumPy's promotion give;
+      it raises ShapeError or DTypeError for inputs that do not fit. `work(*specs)` says flops and bytes where these
+      are not one flop an element; `misfit(*shapes)` words for shapes that were refused.
+    - Settings are arguments of `__init__`, kept under their names.
+    - An op that is constant between its jumps derives from `AbstractConstant` in place of Op, and needs no backward.
+
+    A subclass is registered under its class name, unless that begins with "Abstract". `testing.strategies` checks it
+    in every legal cut once `calls_of` has said how to draw its inputs. For a function with a gradient of your own and
+    no strategies, see `simparallel.Function`.
     """
 
     rule: ClassVar[str]
@@ -171,7 +202,13 @@ class Op(Shardable, Reversible):
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
         """The rule for these input shapes; override where it depends on settings or dims."""
-        return self.rule
+        try:
+            return self.rule
+        except AttributeError:
+            raise InputError(
+                "the class has no `rule`, such as '... -> ...' (elementwise) or 'm k, k n -> m n', and "
+                "no `rule_for(*shapes)`; see help(simparallel.ops.Op)."
+            ) from None
 
     def windows(self, *shapes: tuple[int, ...]) -> Windows | None:
         """Where the windows lie for these input shapes, for an op whose rule has dims `<h> <w>`; else None.
@@ -323,7 +360,7 @@ class AbstractConstant(Op):
     """An op whose result does not change with a small change of its inputs: off the tape."""
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        return super().__call__(*(x.detach() if x.requires_grad else x for x in inputs))
+        return super().__call__(*(x.detach() if getattr(x, "_requires_grad", False) else x for x in inputs))
 
 
 _PLAIN = frozenset(
@@ -349,45 +386,3 @@ def _price(recorder: Recorder, plan: Plan, key: Any, work: Work) -> tuple[int, i
 def instance(op: type[Op], *settings: Any) -> Op:
     """The op with these settings; the same object each time, so that its plans are reused."""
     return op(*settings)
-
-
-def as_int(what: str, value: Any) -> int:
-    """`value` as an int, if that is what it is: NumPy's integers are, 2.0 and True are not.
-
-    Raises:
-        DTypeError: it is something else.
-    """
-    if type(value) is int:
-        return value
-    try:
-        if not isinstance(value, (bool, np.bool_)):
-            return index(value)
-    except TypeError:
-        pass
-    raise DTypeError(f"{what}: {value!r} is no integer.")
-
-
-def as_dims(what: str, dim: Any) -> Any:
-    """A dim or a list of dims as an int or a tuple, None as None. Raises DTypeError for anything else."""
-    if dim is None or type(dim) is int:
-        return dim
-    if isinstance(dim, (tuple, list, np.ndarray)) and np.ndim(dim):
-        return tuple([as_int(what, d) for d in dim])
-    return as_int(what, dim)
-
-
-def normalize_dims(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
-    """Dims as sorted non-negative numbers; None means all.
-
-    Raises:
-        ShapeError: out of range or named twice.
-    """
-    if dim is None:
-        return tuple(range(ndim))
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    positive = tuple(sorted(d + ndim if d < 0 else d for d in dims))
-    if any(not 0 <= d < ndim for d in positive) or len(set(positive)) != len(positive):
-        raise ShapeError(
-            f"dim={dim!r} does not fit a tensor of {ndim} dims; use each of 0 … {ndim - 1} at most once"
-        )
-    return positive

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd.cast import cast
-from simparallel.autograd.op import as_int
-from simparallel.autograd.tensor import Tensor, as_tensor
+from simparallel.autograd.op import Op, as_int
+from simparallel.autograd.tensor import Tensor, as_tensor, is_on_tape
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.errors import InputError
 
@@ -47,9 +47,14 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def as_like(value: Any, like: Tensor) -> Tensor:
+    """`value` as a Tensor beside `like`: a number or a list takes its dtype where that can hold its kind."""
+    return value if isinstance(value, Tensor) else _like(value, like)
+
+
 def _promoted(x: Tensor, other: np.dtype) -> Tensor:
     """`x` in a floating-point dtype `other`, where x is of integers that NumPy would take to a wider one."""
-    is_wider = x.dtype.kind in "iu" and other.kind in "fc" and np.result_type(x.dtype, other) != other
+    is_wider = x.dtype.kind in "iu" and other.kind == "f" and np.result_type(x.dtype, other) != other
     return cast(x, other) if is_wider else x
 
 
@@ -59,17 +64,17 @@ def _like(value: Any, like: Tensor) -> Tensor:
     if type(value) is float and dtype.kind == "f":  # the usual one
         return Tensor._result(xp.asarray(value, dtype=dtype), None, like._device)
     value = plain(value)
-    if isinstance(value, (bool, int, float, complex)):
+    if isinstance(value, (bool, int, float)):
         return Tensor._result(_number(xp, value, dtype), None, like._device)
-    if is_array(value):
+    if is_array(value) or is_on_tape(value):
         return as_tensor(value)
     try:
         array = np.asarray(value)
     except ValueError:  # lists of unequal lengths
         array = np.asarray(None)
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in "biuf":
         return as_tensor(value)  # which refuses it in words
-    if array.dtype.kind == "f" or (array.dtype.kind in "iu" and dtype.kind in "fc"):
+    if array.dtype.kind == "f" or (array.dtype.kind in "iu" and dtype.kind == "f"):
         array = array.astype(np.result_type(SINGLE if dtype.kind in "biu" else dtype, 1.0))
     return as_tensor(xp.asarray(array))
 
@@ -84,6 +89,14 @@ def _number(xp: ModuleType, value: Any, like: np.dtype) -> Array:
         if dtype.kind not in "iu":
             raise InputError(f"{value!r:.100} beside a tensor: no dtype holds it.") from None
         return xp.asarray(value, dtype=dtype)
+
+
+def at_least_1d(op: Op, x: Any, dim: Any) -> Tensor:
+    """`op(x)` for an op along one dim; for a tensor without dims, of which 0 and -1 mean the only element."""
+    x = as_tensor(x)
+    if x.ndim or dim not in (0, -1):
+        return op(x)
+    return op(x.reshape(1)).reshape()
 
 
 def hashable(value: Any) -> Any:

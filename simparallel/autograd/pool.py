@@ -38,7 +38,9 @@ class AbstractPool(Op):
         self.kernel_size = as_pair(self.name, "kernel_size", kernel_size, 1)
         self.stride = self.kernel_size if stride is None else as_pair(self.name, "stride", stride, 1)
         self.padding = padding if padding in ("same", "valid") else as_pair(self.name, "padding", padding, 0)
-        if padding not in ("same", "valid") and any(2 * pad > size for pad, size in zip(self.padding, self.kernel_size, strict=True)):
+        if padding not in ("same", "valid") and any(
+            2 * pad > size for pad, size in zip(self.padding, self.kernel_size, strict=True)
+        ):
             raise InputError(
                 f"{self.name}: padding={padding!r} must be at most half of kernel_size={kernel_size!r}."
             )

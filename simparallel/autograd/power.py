@@ -17,7 +17,8 @@ class Pow(Op):
     """y = a ** b, broadcast; with a number as the exponent, y = a ** exponent and one input.
 
     Gradients: dy b a^(b-1) for a, dy y ln a for b. Where b is 0 the gradient for a is 0, also at
-    a = 0. The gradient for b is 0 at a = 0, and NaN where a is negative (no real derivative).
+    0 and infinity. The gradient for b at a = 0 is 0, or -infinity where b is negative; it is NaN where a is negative
+    (no real derivative).
 
     Args:
         exponent: a number, or None for a second input.
@@ -60,10 +61,11 @@ class Pow(Op):
             return (dy * (self.exponent * _power(ctx, a, self.exponent - 1)),)
         b, da, db = ctx.b, None, None
         if ctx.needs[0]:
-            slope = b * a ** xp.where(b == 0, xp.ones_like(b), b - 1)
+            slope = xp.where(b == 0, xp.zeros_like(ctx.y), b * a ** xp.where(b == 0, xp.ones_like(b), b - 1))
             da = unbroadcast(xp, dy * slope, a.shape)
         if ctx.needs[1]:
-            logs = xp.log(xp.where(a > 0, a, xp.ones_like(a)))
+            is_zero = (a == 0) & (b >= 0)
+            logs = xp.log(xp.where(is_zero | (a < 0), xp.ones_like(ctx.y), xp.abs(a)))
             logs = xp.where(a < 0, xp.full_like(logs, float("nan")), logs)
             db = unbroadcast(xp, dy * (ctx.y * logs), b.shape)
         return da, db

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simparallel.autograd import operators
 from simparallel.autograd.aliases import Size, TensorAliases
 from simparallel.autograd.attributes import TensorAttributes, check_differentiable, check_numbers
+from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.hooks import Hook, RemovableHandle, changed_by, hooks_on_the_tape
 from simparallel.autograd.inplace import TensorInPlace
+from simparallel.autograd.numpys import TensorNumpy
 from simparallel.autograd.operators import TensorOperators
 from simparallel.autograd.reading import TensorReading
 from simparallel.autograd.tape import Node, run_backward
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from simparallel.sharding import Placement
 
 
-class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, TensorOperators):
+class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, TensorOperators, TensorNumpy):
     """An array with a place on the tape.
 
     Args:
@@ -59,7 +62,7 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
         "__weakref__", "_device", "_hooks", "_node", "_room", "_scaled", "name", "placement",
     )  # fmt: skip
     _scaled: tuple[float, Tensor | None]  # only what comes from `scale_loss` has it
-    __array_priority__ = 1000  # numpy_array * tensor asks the tensor first
+    __array_priority__ = 1000  # cupy_array * tensor asks the tensor first; NumPy does so anyway
 
     def __init__(
         self, data: Any, requires_grad: Any = False, name: str = "", device: Any = None, *, dtype: Any = None
@@ -76,6 +79,11 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
                 )
             data = data.data
         if not is_array(data):
+            if is_on_tape(data):
+                raise AutogradError(
+                    "Tensor: the list holds Tensors that require a gradient, which would be lost; use "
+                    "functions.stack(...), or x.detach() for each of them."
+                )
             is_numpy = isinstance(data, np.generic)
             try:
                 data = np.asarray(data)
@@ -156,6 +164,11 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
         size = Size(self._data.size if self.placement is None else math.prod(self.placement.shape))
         size.shape = self.shape
         return size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements; of a sharded tensor, of the whole one."""
+        return int(self.size) * self._data.dtype.itemsize
 
     @property
     def device(self) -> Device:
@@ -242,10 +255,13 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
 def as_tensor(value: Any) -> Tensor:
     """`value` itself if it is a Tensor, else a Tensor off the tape (arrays are not copied).
 
-    A plain array lies on no device: an op takes it for one beside its other operands.
+    A plain array lies on no device: an op takes it for one beside its other operands. A list of Tensors that require
+    a gradient is stacked, on the tape.
     """
     if isinstance(value, Tensor):
         return value
+    if is_on_tape(value):
+        return operators._functions.stack([as_tensor(item) for item in value])
     tensor = Tensor(value)
     tensor._device = None
     return tensor
@@ -261,6 +277,18 @@ def find_dtype(who: str, dtype: Any) -> np.dtype:
         return np.dtype(dtype)
     except TypeError:
         raise DTypeError(f"{who}: {dtype!r} is not a dtype, use for example 'float32'.") from None
+
+
+def is_on_tape(value: Any) -> bool:
+    """Whether this is a list of Tensors, maybe in lists, one of which is to get a gradient."""
+    if not isinstance(value, (list, tuple)) or not grad_mode.enabled:
+        return False
+    kinds = set(map(type, value))  # as fast as NumPy reads the list
+    if any(issubclass(kind, Tensor) for kind in kinds) and any(
+        item._requires_grad for item in value if isinstance(item, Tensor)
+    ):
+        return True
+    return bool(kinds & {list, tuple}) and any(map(is_on_tape, value))
 
 
 def find_device(name: Any) -> Device:

@@ -40,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m simparallel.compat", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("framework", choices=FRONTS)
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="[--no-use-env] (SCRIPT | -m MODULE) [ARGUMENTS]")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, help="[--no-use-env] (SCRIPT | -m MODULE) [ARGUMENTS]"
+    )
     given = parser.parse_args(arguments)
     if not given.program:
         print(SHELL.format(name=given.framework, launcher=LAUNCHERS[given.framework]))

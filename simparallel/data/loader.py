@@ -150,11 +150,18 @@ class DataLoader:
         step = self.batch_size * getattr(self.sampler, "num_replicas", 1)
         try:
             for batch in self._batches(order, epoch):
+                if place[1] > start:
+                    self._went_on(epoch)
                 place[1] += step
                 yield batch
+            self._went_on(epoch)
         finally:
             if self._place is place:  # else another loop began meanwhile
                 self._place = None
+
+    def _went_on(self, epoch: int) -> None:
+        if isinstance(self.sampler, Sampler):
+            self.sampler.went_on(epoch)
 
     def _batches(self, order: np.ndarray, epoch: int) -> Iterator[Any]:
         whole = self.collate_fn is None and getattr(self.dataset, "vectorized", False)

@@ -41,6 +41,9 @@ class Sampler:
         """`indices()` of an epoch of which all ranks together have had `start` samples."""
         return self.indices()[start:]
 
+    def went_on(self, epoch: int) -> None:
+        """Note that a loop over the order of this epoch did more than look at its first batch."""
+
     def state_dict(self) -> dict[str, Any]:
         """Plain data: what the order depends on, and the number of the next epoch."""
         return {
@@ -168,7 +171,7 @@ class DistributedSampler(Sampler):
         self.seed = check_integer(who, "seed", seed, 0)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self.epoch = 0
-        self._is_used = False  # the order of this epoch was handed out
+        self._is_used = False  # a loop over the order of this epoch went beyond its first batch
         self.dataset = dataset
         if self.rank >= self.num_replicas:
             raise InputError(f"{who}: rank={rank} is not in 0 … num_replicas - 1 = {num_replicas - 1}.")
@@ -189,7 +192,12 @@ class DistributedSampler(Sampler):
         self._is_used = False
 
     def indices(self) -> np.ndarray:
-        return self.remaining(0)
+        order = self.remaining(0)
+        self.went_on(self.epoch)
+        return order
+
+    def went_on(self, epoch: int) -> None:
+        self._is_used = self._is_used or epoch == self.epoch
 
     def remaining(self, start: int) -> np.ndarray:
         if self.shuffle:
@@ -200,7 +208,6 @@ class DistributedSampler(Sampler):
                     UserWarning,
                     stacklevel=user_level(),
                 )
-            self._is_used = True
             order = random_permutation(self.seed + self.epoch, "sampler", self.size)
         else:
             order = np.arange(self.size)

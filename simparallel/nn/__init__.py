@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import Any
 
+from simparallel.hints import NoAttributeError
 from simparallel.nn import init
 from simparallel.nn.amp import auto_mixed_precision, custom_mixed_precision
 from simparallel.nn.attention import MultiheadAttention
@@ -69,7 +70,7 @@ def __getattr__(name: str) -> Any:
     """SyncBatchNorm, which communicates, lives a floor above; users look for it here."""
     if name == "SyncBatchNorm":
         return import_module("simparallel.parallel").SyncBatchNorm
-    raise AttributeError(f"module 'simparallel.nn' has no attribute {name!r}")
+    raise NoAttributeError(__name__, name)
 
 
 def __dir__() -> list[str]:

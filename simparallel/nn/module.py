@@ -129,6 +129,8 @@ class Module(ModuleTree):
             members = self.__dict__.get(registry, {})
             if name in members:
                 return members[name]
+        if any(name in vars(kind) for kind in type(self).__mro__):  # a property that raised: let it say why
+            return object.__getattribute__(self, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:
@@ -253,7 +255,9 @@ class Module(ModuleTree):
         return self.to(np.float64)
 
     def train(self, mode: bool = True) -> Self:
-        """Set `training` here and below (dropout and normalisation ask for it)."""
+        """Set `training` here and below (dropout and normalisation ask for it). InputError if `mode` is no bool."""
+        if not isinstance(mode, (bool, np.bool_)):
+            raise InputError(f"train: mode={mode!r} must be True or False; eval() is train(False).")
         for module in self.modules():
             module.training = bool(mode)
         return self

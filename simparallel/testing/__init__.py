@@ -1,5 +1,5 @@
 """What users get for their own tests. Hypothesis strategies: `from simparallel.testing import strategies`."""
 
-from simparallel.testing.gradients import check_gradients
+from simparallel.testing.gradients import check_gradients, gradcheck
 
-__all__ = ["check_gradients"]
+__all__ = ["check_gradients", "gradcheck"]

@@ -47,13 +47,6 @@ def _leaky(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     return _new(name, slope), [draw(arrays(draw(shapes()), dtype, values=_values(exact)))]
 
 
-@calls_of("Sqrt")
-@st.composite
-def _sqrt(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
-    values = POSITIVE_INTEGERS if exact else POSITIVE_FLOATS
-    return _new(name), [draw(arrays(draw(shapes()), dtype, values=values))]
-
-
 @calls_of("GELU")
 @st.composite
 def _gelu(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.autograd import Tensor, no_grad, run_backward
+from simparallel.autograd import Tensor, functions, no_grad, run_backward
 from simparallel.backend import is_array, random_normal, to_host
 from simparallel.errors import DTypeError, InputError
 
@@ -81,6 +81,49 @@ def check_gradients(
                     f"input {i}, shape {arrays[i].shape}, {where}: backward gives {actual:.12g}, "
                     f"finite differences give {expected:.12g}."
                 )
+
+
+def gradcheck(
+    func: Callable[..., Any],
+    inputs: Any,
+    *,
+    eps: float = 1e-6,
+    atol: float = 1e-5,
+    rtol: float = 1e-3,
+    raise_exception: bool = True,
+) -> bool:
+    """Check the gradients of `func`, as `torch.autograd.gradcheck` spells it.
+
+    Args:
+        func: takes the inputs, returns a Tensor or a tuple of them.
+        inputs: a Tensor or a tuple; those that require a gradient are checked, in float64.
+        eps: as in `check_gradients`.
+        atol: as in `check_gradients`.
+        rtol: as in `check_gradients`.
+        raise_exception: False to return False instead of raising AssertionError.
+
+    Raises:
+        AssertionError: a gradient is wrong.
+        InputError: no input requires a gradient.
+    """
+    given = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+    wanted = [i for i, x in enumerate(given) if isinstance(x, Tensor) and x.requires_grad]
+    if not wanted:
+        raise InputError("gradcheck: no input requires a gradient; make one with requires_grad=True.")
+
+    def flat(*checked: Tensor) -> Tensor:
+        found = dict(zip(wanted, checked, strict=True))
+        result = func(*(found.get(i, x) for i, x in enumerate(given)))
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        return functions.concat([y.reshape(-1) for y in outputs if y.dtype.kind == "f"])
+
+    try:
+        check_gradients(flat, [given[i].detach() for i in wanted], eps=eps, rtol=rtol, atol=atol)
+    except AssertionError:
+        if raise_exception:
+            raise
+        return False
+    return True
 
 
 def _as_float64(value: Any) -> np.ndarray:

@@ -9,26 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from simparallel import Tensor, enable_grad, manual_seed, no_grad
-from simparallel.compat.torch import cuda, distributed, nn, optim, utils
-from simparallel.compat.torch.creation import (
-    arange,
-    as_tensor,
-    device,
-    empty,
-    eye,
-    from_numpy,
-    full,
-    linspace,
-    ones,
-    ones_like,
-    rand,
-    randint,
-    randn,
-    randperm,
-    tensor,
-    zeros,
-    zeros_like,
-)
 from simparallel.autograd.functions import (
     abs,
     add,
@@ -81,6 +61,26 @@ from simparallel.autograd.functions import (
     unsqueeze,
     var,
     where,
+)
+from simparallel.compat.torch import cuda, distributed, nn, optim, utils
+from simparallel.compat.torch.creation import (
+    arange,
+    as_tensor,
+    device,
+    empty,
+    eye,
+    from_numpy,
+    full,
+    linspace,
+    ones,
+    ones_like,
+    rand,
+    randint,
+    randn,
+    randperm,
+    tensor,
+    zeros,
+    zeros_like,
 )
 
 __version__ = "2.13.0"  # of the names

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from copy import copy
+from typing import Any, ClassVar
 
 from simparallel.errors import InputError, StateDictError
 from simparallel.optim.checks import check_count, check_number
@@ -33,6 +34,8 @@ class LRScheduler:
             of its own, or no "initial_lr" to go on from.
     """
 
+    settings: ClassVar[tuple[str, ...]] = ()  # attributes that belong to the state
+
     optimizer: Optimizer
     schedules: Sequence[Rate]
     base_lrs: list[float]
@@ -55,30 +58,41 @@ class LRScheduler:
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data: where it stands, and the rates that each group began with and has."""
-        return {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs), "rates": self.get_last_lr()}
+        """Plain data: where it stands, the rates that each group began with and has, and its settings."""
+        settings = {name: copy(getattr(self, name)) for name in self.settings}
+        return settings | {
+            "last_epoch": self.last_epoch,
+            "base_lrs": list(self.base_lrs),
+            "rates": self.get_last_lr(),
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where the other one was, and set its rates.
+        """Go on where the other one was, with its settings, and set its rates.
 
         Raises:
             StateDictError: no number `last_epoch` of 0 or more in it, or rates of other groups.
-            InputError: a bad rate.
+            InputError: a bad rate or setting; nothing has changed.
         """
         number = self._saved_number(state_dict)
         self._check_groups()
         bases = self._saved_rates(state_dict, "base_lrs", self.base_lrs)
-        before, self.base_lrs = self.base_lrs, bases
+        before = {name: getattr(self, name) for name in ("base_lrs", *self.settings)}
+        saved = {name: copy(state_dict[name]) for name in self.settings if name in state_dict}
         try:
+            vars(self).update(saved, base_lrs=bases)
+            self._check_settings()
             computed = [self._rate(i, number) for i in range(len(bases))]
             self._set(number, self._saved_rates(state_dict, "rates", computed))
         except BaseException:
-            self.base_lrs = before
+            vars(self).update(before)
             raise
         for group, base in zip(self.optimizer.param_groups, bases, strict=True):
             group["initial_lr"] = base
 
     # --- what a subclass says ------------------------------------------------------------------------
+
+    def _check_settings(self) -> None:
+        """Refuse settings out of range: an InputError."""
 
     def _rate(self, i: int, number: int) -> float:
         """The rate of group i at a number."""
@@ -100,6 +114,7 @@ class LRScheduler:
 
     def _begin(self, optimizer: Optimizer, last_epoch: int, bases: Sequence[float] | None = None) -> None:
         """The end of a constructor: set the first rates, of these `bases` or of what the groups have."""
+        self._check_settings()
         check_count(self._name, "last_epoch", last_epoch, -1)
         self._check_free(optimizer)
         groups = optimizer.param_groups

@@ -64,13 +64,17 @@ class StepLR(Factor):
         gamma: factor of each decay, 0 or more.
     """
 
+    settings = ("step_size", "gamma")
+
     def __init__(
         self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1
     ) -> None:  # fmt: skip
-        check_count(self._name, "step_size", step_size, 1)
-        check_number(self._name, "gamma", gamma)
         self.step_size, self.gamma = step_size, gamma
         self._begin(optimizer, last_epoch)
+
+    def _check_settings(self) -> None:
+        check_count(self._name, "step_size", self.step_size, 1)
+        check_number(self._name, "gamma", self.gamma)
 
     def factor(self, number: int) -> float:
         return self.gamma ** (number // self.step_size)
@@ -85,16 +89,19 @@ class MultiStepLR(Factor):
         gamma: factor of each decay, 0 or more.
     """
 
+    settings = ("milestones", "gamma")
+
     def __init__(
         self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
     ) -> None:  # fmt: skip
-        self.milestones = list(milestones)
+        self.milestones, self.gamma = list(milestones), gamma
+        self._begin(optimizer, last_epoch)
+
+    def _check_settings(self) -> None:
         for i, milestone in enumerate(self.milestones):
             check_count(self._name, f"milestones[{i}]", milestone)
-        check_number(self._name, "gamma", gamma)
-        self.milestones.sort()
-        self.gamma = gamma
-        self._begin(optimizer, last_epoch)
+        check_number(self._name, "gamma", self.gamma)
+        self.milestones = sorted(self.milestones)
 
     def factor(self, number: int) -> float:
         return self.gamma ** bisect_right(self.milestones, number)
@@ -103,10 +110,14 @@ class MultiStepLR(Factor):
 class ExponentialLR(Factor):
     """lr(t) = lr * gamma ** t, from each group's own lr; gamma is 0 or more, `last_epoch` as in `LRScheduler`."""
 
+    settings = ("gamma",)
+
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
-        check_number(self._name, "gamma", gamma)
         self.gamma = gamma
         self._begin(optimizer, last_epoch)
+
+    def _check_settings(self) -> None:
+        check_number(self._name, "gamma", self.gamma)
 
     def factor(self, number: int) -> float:
         return self.gamma**number
@@ -122,20 +133,24 @@ class LinearLR(Factor):
         total_iters: the number at which `end_factor` is reached, 1 or more.
     """
 
+    settings = ("start_factor", "end_factor", "total_iters")
+
     def __init__(
         self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, total_iters: int = 5,
         last_epoch: int = -1,
     ) -> None:  # fmt: skip
-        check_number(self._name, "start_factor", start_factor)
-        check_number(self._name, "end_factor", end_factor)
-        if not 0 < start_factor <= 1 or end_factor > 1:
-            raise InputError(
-                f"{self._name}: start_factor={start_factor!r} must be above 0 and at most 1, and "
-                f"end_factor={end_factor!r} at most 1."
-            )
-        check_count(self._name, "total_iters", total_iters, 1)
         self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
         self._begin(optimizer, last_epoch)
+
+    def _check_settings(self) -> None:
+        check_number(self._name, "start_factor", self.start_factor)
+        check_number(self._name, "end_factor", self.end_factor)
+        if not 0 < self.start_factor <= 1 or self.end_factor > 1:
+            raise InputError(
+                f"{self._name}: start_factor={self.start_factor!r} must be above 0 and at most 1, and "
+                f"end_factor={self.end_factor!r} at most 1."
+            )
+        check_count(self._name, "total_iters", self.total_iters, 1)
 
     def factor(self, number: int) -> float:
         over = min(number, self.total_iters) / self.total_iters
@@ -153,13 +168,17 @@ class CosineAnnealingLR(Relative):
         eta_min: the lowest rate, 0 or more.
     """
 
+    settings = ("T_max", "eta_min")
+
     def __init__(
         self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1
     ) -> None:  # fmt: skip
-        check_count(self._name, "T_max", T_max, 1)
-        check_number(self._name, "eta_min", eta_min)
         self.T_max, self.eta_min = T_max, eta_min
         self._begin(optimizer, last_epoch)
+
+    def _check_settings(self) -> None:
+        check_count(self._name, "T_max", self.T_max, 1)
+        check_number(self._name, "eta_min", self.eta_min)
 
     def _rate(self, i: int, number: int) -> float:
         return self.eta_min + (self.base_lrs[i] - self.eta_min) * self._wave(number) / 2

@@ -11,6 +11,7 @@ import simparallel as sp
 from simparallel import Tensor
 from simparallel.backend import random_state
 from simparallel.compat.front import front, unused
+from simparallel.compat.mindspore.common import initializer
 from simparallel.compat.mindspore.common.dtype import (
     bool_,
     float16,
@@ -25,7 +26,6 @@ from simparallel.compat.mindspore.common.dtype import (
     uint32,
     uint64,
 )
-from simparallel.compat.mindspore.common import initializer
 
 set_seed = sp.set_seed
 ParameterTuple = tuple

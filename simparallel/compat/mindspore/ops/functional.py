@@ -9,8 +9,6 @@ import numpy as np
 
 import simparallel as sp
 from simparallel import Tensor, functions, value_and_grad
-from simparallel.compat.mindspore.common import grad, jit
-from simparallel.compat.mindspore.ops.primitive import axes, number
 from simparallel.autograd.functions import (
     abs,
     add,
@@ -35,6 +33,8 @@ from simparallel.autograd.functions import (
     tanh,
     where,
 )
+from simparallel.compat.mindspore.common import grad, jit
+from simparallel.compat.mindspore.ops.primitive import axes, number
 
 tensor_add, real_div = add, div
 

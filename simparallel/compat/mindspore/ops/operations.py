@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from simparallel import ops
-from simparallel.compat.front import refuse
-from simparallel.compat.mindspore.ops.primitive import Primitive, Resolved, axes, number, primitive
 from simparallel.autograd import (
     Abs,
     Add,
@@ -40,6 +38,8 @@ from simparallel.autograd import (
     Tanh,
     Where as Select,
 )
+from simparallel.compat.front import refuse
+from simparallel.compat.mindspore.ops.primitive import Primitive, Resolved, axes, number, primitive
 
 TensorAdd, RealDiv, BatchMatMul = Add, Div, MatMul
 Call = Callable[..., Resolved]

@@ -1,0 +1,59 @@
+"""What ops and functions accept as integers and dims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from simparallel.errors import DTypeError, ShapeError
+
+
+def as_int(what: str, value: Any) -> int:
+    """`value` as an int, if that is what it is: NumPy's integers are, 2.0 and True are not.
+
+    Raises:
+        DTypeError: it is something else.
+    """
+    if type(value) is int:
+        return value
+    try:
+        if not isinstance(value, (bool, np.bool_)):
+            return index(value)
+    except TypeError:
+        pass
+    raise DTypeError(f"{what}: {value!r} is no integer.")
+
+
+def as_dims(what: str, dim: Any) -> Any:
+    """A dim or a list of dims as an int or a tuple, None as None. Raises DTypeError for anything else."""
+    if dim is None or type(dim) is int:
+        return dim
+    if isinstance(dim, (tuple, list, np.ndarray)) and np.ndim(dim):
+        return tuple([as_int(what, d) for d in dim])
+    return as_int(what, dim)
+
+
+def normalize_dims(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Dims as sorted non-negative numbers; None means all.
+
+    Raises:
+        ShapeError: out of range or named twice.
+    """
+    if dim is None:
+        return tuple(range(ndim))
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    positive = tuple(sorted(d + ndim if d < 0 else d for d in dims))
+    if any(not 0 <= d < ndim for d in positive) or len(set(positive)) != len(positive):
+        raise ShapeError(
+            f"dim={dim!r} does not fit a tensor of {ndim} dims; use each of 0 … {ndim - 1} at most once"
+        )
+    return positive
+
+
+def reduced_dims(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """`normalize_dims` for dims that go or stay as they are: a tensor without dims takes 0 and -1, as in PyTorch."""
+    is_none = not ndim and dim in (0, -1, (0,), (-1,))
+    return () if is_none else normalize_dims(dim, ndim)

@@ -1,0 +1,225 @@
+"""`Function`: a gradient of your own, in the style of `torch.autograd.Function`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd.grad_mode import grad_mode, no_grad
+from simparallel.autograd.tape import Node, Reversible
+from simparallel.autograd.tensor import Tensor, as_tensor, common_device
+from simparallel.backend import Array, get_namespace, is_array
+from simparallel.devices import Device, current_device
+from simparallel.errors import AutogradError, InputError, LayoutError, ShapeError
+
+
+class FunctionContext:
+    """What `forward` leaves for `backward`: by `save_for_backward`, and under any other name.
+
+    Attributes:
+        needs_input_grad: for each argument of `apply`, whether its gradient is wanted.
+        saved_tensors: what was saved, off the tape.
+    """
+
+    onto: Array | None = None
+    rooms: Sequence[Array | None] = ()
+
+    def __init__(self, needs_input_grad: tuple[bool, ...], needs: tuple[bool, ...], device: Device) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.needs = needs  # of the Tensors among the arguments
+        self._device = device
+        self._saved: tuple[Array | None, ...] = ()  # arrays: backward finds out if they were written since
+        self._constant: tuple[int, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Keep inputs or outputs; backward refuses to run if they were written in place meanwhile. None is kept."""
+        self._saved = tuple(None if x is None else as_tensor(x)._data for x in tensors)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        return tuple(None if x is None else Tensor._result(x, None, self._device) for x in self._saved)
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """Say that these outputs have no gradient."""
+        self._constant = tuple(map(id, tensors))
+
+
+class Function:
+    """A function whose gradient you say yourself. Call it by `apply`.
+
+        >>> class Double(sp.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         ctx.save_for_backward(x)
+        ...         return x * x
+        ...
+        ...     @staticmethod
+        ...     def backward(ctx, dy):
+        ...         (x,) = ctx.saved_tensors
+        ...         return dy * 2 * x
+        >>> x = sp.Tensor([3.0], requires_grad=True)
+        >>> Double.apply(x).backward()
+        >>> x.grad.tolist()
+        [6.0]
+
+    Both run off the tape, so NumPy on `x.numpy()` may be part of them; what is not done by ops takes no simulated
+    time. A gradient of a gradient does not exist: the tape keeps arrays. Sharded tensors are refused; write an Op
+    (`help(simparallel.ops.Op)`), whose rule says how it is cut.
+    """
+
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        """`forward(ctx, *args)`: a Tensor, or a tuple of them. Without `ctx` where there is a `setup_context`."""
+        raise InputError("Function: define forward(ctx, *args), a static method.")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradients of the arguments, in order, from those of the outputs; None where there is none.
+
+        An output that the loss does not use has a gradient of zeros.
+        """
+        raise InputError("Function: define backward(ctx, *grads), a static method.")
+
+    setup_context: Any = None  # setup_context(ctx, inputs, output), a static method: PyTorch's newer style
+
+    def __call__(self, *args: Any) -> Any:
+        raise InputError(
+            f"{type(self).__name__}: call {type(self).__name__}.apply(...), not an object of it."
+        )
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """`forward` of these arguments: Tensors, and whatever else it takes.
+
+        Raises:
+            LayoutError: a Tensor is sharded.
+            DeviceMismatchError: the Tensors are on different devices.
+            InputError: `forward` gave something other than Tensors.
+        """
+        inputs = tuple(x for x in args if isinstance(x, Tensor))
+        if any(x.placement is not None for x in inputs):
+            raise LayoutError(f"{cls.__name__}: a Tensor is sharded; use full_tensor(), or write an Op.")
+        device = (common_device(cls.__name__, inputs) if inputs else None) or current_device()
+        wanted = {id(x) for x in inputs if grad_mode.enabled and x._requires_grad}
+        ctx = FunctionContext(
+            tuple(id(x) in wanted for x in args), tuple(id(x) in wanted for x in inputs), device
+        )
+        with no_grad():
+            if cls.setup_context is None:
+                result = cls.forward(ctx, *args)
+            else:
+                result = cls.forward(*args)
+                cls.setup_context(ctx, args, result)
+        outputs = result if isinstance(result, tuple) else (result,)
+        for y in outputs:
+            if not isinstance(y, Tensor):
+                raise InputError(
+                    f"{cls.__name__}: forward gave {y!r:.80}; give a Tensor, or a tuple of them."
+                )
+        if wanted:
+            outputs = _on_tape(cls, ctx, args, inputs, outputs)
+        return outputs if isinstance(result, tuple) else outputs[0]
+
+
+def _on_tape(
+    cls: type[Function], ctx: FunctionContext, args: tuple[Any, ...], inputs: tuple[Tensor, ...],
+    outputs: tuple[Tensor, ...],
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The outputs, as the results of one node; of several each is a part of a tensor that has no numbers."""
+    kept = [y for y in outputs if y._data.dtype.kind == "f" and id(y) not in ctx._constant]
+    node = Node(_Call(cls, args, outputs, kept), ctx, inputs)  # type: ignore[arg-type]
+    if len(kept) == 1:
+        return tuple(
+            Tensor._result(y._data, node, y._device) if y is kept[0] else y.detach() for y in outputs
+        )
+    sizes = [y._data.size for y in kept]
+    dtype = np.result_type(*(y._data.dtype for y in kept)) if kept else np.dtype(np.float32)
+    whole = Tensor._result(np.broadcast_to(np.zeros((), dtype), sum(sizes)), node, ctx._device)
+    found = []
+    for y in outputs:
+        place = next((i for i, other in enumerate(kept) if other is y), None)
+        if place is None:
+            found.append(y.detach())
+            continue
+        part_ctx = FunctionContext((True,), (True,), ctx._device)
+        part = _Part(node.op, sum(sizes[:place]), sum(sizes))
+        found.append(Tensor._result(y._data, Node(part, part_ctx, (whole,)), y._device))  # type: ignore[arg-type]
+    return tuple(found)
+
+
+class _Call(Reversible):
+    """A call of a Function, on the tape."""
+
+    def __init__(
+        self, cls: type[Function], args: tuple[Any, ...], outputs: tuple[Tensor, ...], kept: list[Tensor]
+    ) -> None:
+        self.name, self._function = cls.__name__, cls
+        self._is_tensor = [isinstance(x, Tensor) for x in args]
+        self._specs = [(x.shape, x.dtype) for x in args if isinstance(x, Tensor)]
+        # Of every output: shape, dtype, and where its gradient begins among those of all; None for a constant.
+        starts = np.cumsum([0, *(y._data.size for y in kept)]).tolist()
+        where = {id(y): starts[i] for i, y in enumerate(kept)}
+        self._outputs = [(y._data.shape, y._data.dtype, where.get(id(y))) for y in outputs]
+
+    def __repr__(self) -> str:
+        return f"{self.name}.apply"
+
+    def run_backward(self, ctx: FunctionContext, dy: Array) -> Sequence[Array | None]:
+        grads = [
+            Tensor._result(self._gradient(dy, shape, dtype, start), None, ctx._device)
+            for shape, dtype, start in self._outputs
+        ]
+        with no_grad():
+            found = self._function.backward(ctx, *grads)
+        found = found if isinstance(found, (tuple, list)) else (found,)
+        count = len(self._is_tensor)
+        if len(found) < count or any(x is not None for x in found[count:]):
+            raise AutogradError(
+                f"{self.name}: backward gave {len(found)} gradients, forward took {count} arguments; give one for "
+                "each, None for what has none."
+            )
+        of_tensors = [x for x, is_tensor in zip(found, self._is_tensor, strict=False) if is_tensor]
+        return [self._checked(i, x, dy) for i, x in enumerate(of_tensors)]
+
+    @staticmethod
+    def _gradient(dy: Array, shape: tuple[int, ...], dtype: np.dtype, start: int | None) -> Array:
+        if start is None:
+            return get_namespace(dy).zeros(shape, dtype)
+        return dy.reshape(-1)[start : start + prod(shape)].reshape(shape).astype(dtype, copy=False)
+
+    def _checked(self, i: int, gradient: Any, dy: Array) -> Array | None:
+        if gradient is None:
+            return None
+        array = gradient._data if isinstance(gradient, Tensor) else gradient
+        shape, dtype = self._specs[i]
+        if not is_array(array):
+            array = get_namespace(dy).asarray(array, dtype)
+        if array.shape != shape:
+            raise ShapeError(
+                f"{self.name}: backward gave a gradient of shape {array.shape} for a Tensor of shape {shape}; sum it "
+                "over the dims that were broadcast."
+            )
+        return array.astype(dtype, copy=False)[...]  # a view: the function may keep the array
+
+
+class _Part(Reversible):
+    """One of several outputs, as a part of all of them in one vector."""
+
+    adds_onto = True
+
+    def __init__(self, call: Any, start: int, size: int) -> None:
+        self._call, self._start, self._size = call, start, size
+        self.name = call.name
+
+    def __repr__(self) -> str:
+        return repr(self._call)
+
+    def run_backward(self, ctx: FunctionContext, dy: Array) -> Sequence[Array | None]:
+        whole = ctx.onto
+        if whole is None:
+            whole = get_namespace(dy).zeros(self._size, dy.dtype)
+        whole[self._start : self._start + dy.size] += dy.reshape(-1)
+        return (whole,)
