@@ -29,6 +29,7 @@ from simparallel.ranktable import RankTable
 from simparallel.runtime.environment import places
 from simparallel.runtime.folder import RANK_LINKS, forget_reports
 from simparallel.runtime.pool import START_LIMIT_S, Pool, pack
+from simparallel.runtime.preflight import check_memory, check_not_in_a_rank
 from simparallel.runtime.reports import Outcome, run_failed
 from simparallel.runtime.threads import run_threads
 from simparallel.trace import Trace
@@ -182,6 +183,8 @@ class Cluster:
             raise InputError(
                 f"run needs a function, got {type(function).__name__}; pass it without calling it."
             )
+        if self.transport != "inline":
+            check_not_in_a_rank()
         if not self._running.acquire(blocking=False):
             raise LaunchError("this Cluster is busy with another run; wait for it, or make a second Cluster.")
         try:
@@ -235,6 +238,7 @@ class Cluster:
                 stacklevel=user_level(),
             )
         if self._pool is None:
+            check_memory(self.world_size)
             self._pool = Pool(self.spec.nodes, **self._pool_settings)  # type: ignore[arg-type]
         return self._pool
 
