@@ -32,6 +32,7 @@ from simparallel.cluster import ClusterSpec
 from simparallel.comm.faults import Fault
 from simparallel.comm.segment import Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
+from simparallel.comm.unnamed import open_unnamed
 from simparallel.errors import LaunchError
 from simparallel.runtime import channel
 from simparallel.runtime.folder import RANK_LINKS
@@ -53,7 +54,8 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         LaunchError: something in it cannot be pickled.
     """
     try:
-        payload = cloudpickle.dumps((function, args, kwargs))
+        with _main_by_value():
+            payload = cloudpickle.dumps((function, args, kwargs))
     except Exception as error:  # any object of the user's may refuse, in any way
         name = getattr(function, "__qualname__", repr(function))
         raise LaunchError(
@@ -67,6 +69,20 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
             stacklevel=3,
         )
     return payload
+
+
+@contextlib.contextmanager
+def _main_by_value() -> Iterator[None]:
+    """In a child that multiprocessing has spawned, `__main__` has a second name, by which devices cannot import it."""
+    main = sys.modules.get("__mp_main__")
+    if main is None or main.__name__ in cloudpickle.list_registry_pickle_by_value():
+        yield
+        return
+    cloudpickle.register_pickle_by_value(main)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(main)
 
 
 class Pool:
@@ -144,27 +160,32 @@ class Pool:
                 "path": _module_path(),
                 **told,
             }
-            self._host = self._exec_host(wiring)
+            config = json.dumps({"wiring": wiring, "launcher_pid": os.getpid()}).encode()
+            config_fd = open_unnamed(len(config), len(config))
+            theirs.callback(os.close, config_fd)
+            with open(config_fd, "wb", closefd=False) as file:
+                file.write(config)
+                file.seek(0)  # both processes read and write at one position
+            inherited = [self.segment.fd, life_read, control_fd, *self.logs.rank_fds, *connection_fds]
+            self._host = self._exec_host(config_fd, inherited)
             self._closer = weakref.finalize(
                 self, _close, self.owner, self._host, self.control, self.connections, self.logs, life_write,
                 self.segment,
             )  # fmt: skip
             undo.pop_all()
 
-    def _exec_host(self, wiring: dict[str, Any]) -> subprocess.Popen[bytes]:
-        config = json.dumps({"wiring": wiring, "launcher_pid": os.getpid()})
+    def _exec_host(self, config_fd: int, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
+        """The configuration comes by a descriptor: everyone may read a command line, and secrets are in it."""
         home = str(Path(__file__).resolve().parents[2])
         code = (
             f"import sys; sys.path.insert(0, {home!r}); "
-            "from simparallel.runtime._host import main; main(sys.argv[1])"
+            "from simparallel.runtime._host import main; main(int(sys.argv[1]))"
         )
         environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONUNBUFFERED": "1"}
-        inherited = [wiring["segment_fd"], wiring["life_fd"], wiring["control_fd"]]
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", code, config],
+            [sys.executable, "-P", "-c", code, str(config_fd)],
             stdin=subprocess.DEVNULL, stdout=self.logs.host_fd, stderr=self.logs.host_fd,
-            pass_fds=[*inherited, *wiring["log_fds"], *wiring["connection_fds"]],
-            env=environment, process_group=0,
+            pass_fds=[config_fd, *inherited], env=environment, process_group=0,
         )  # fmt: skip
 
     def _wait_until_ready(self) -> list[int]:
