@@ -188,6 +188,8 @@ class Cluster:
             raise LaunchError("this Cluster is busy with another run; wait for it, or make a second Cluster.")
         try:
             outcomes = self._outcomes(function, args, kwargs)
+        except KeyboardInterrupt as error:
+            raise error.with_traceback(None) from None  # our lines hide what matters, where the ranks were
         finally:
             self._running.release()
         results = Results(outcomes, self.spec)

@@ -37,7 +37,7 @@ from simparallel.errors import LaunchError
 from simparallel.runtime import channel
 from simparallel.runtime.folder import RANK_LINKS
 from simparallel.runtime.logs import LogFiles, Tail, console
-from simparallel.runtime.reports import Outcome, report_unreceived
+from simparallel.runtime.reports import Outcome, report_unreceived, where_stopped
 from simparallel.runtime.run import LOOK_S, Note, Run
 from simparallel.runtime.sources import Sources
 
@@ -237,8 +237,10 @@ class Pool:
                 with contextlib.suppress(OSError):  # its death is on its way through `control`
                     channel.send(connection, message, run.look)
             run.collect()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             run.interrupt()
+            if told := where_stopped({outcome.rank: outcome.report for outcome in run.outcomes}):
+                error.add_note(told)
             raise
         finally:
             if run.waiting or run.dead:
