@@ -146,7 +146,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         outcome, last = play_rank(
             call, transport, settings["cluster"], keep_events=settings["keep_events"],
             memory_bytes=settings["memory_bytes"], algorithm=settings["algorithm"], tell=tell,
-            is_process=True,
+            is_process=True, seed=settings["seed"],
         )  # fmt: skip
         interrupts.armed = False
         outcome.modules = imported.new()

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from simparallel.backend import random_state
 from simparallel.caller import user_level
 from simparallel.cluster import DEFAULT_DEVICE, ClusterSpec, DeviceSpec, LinkSpec, describe
 from simparallel.comm.faults import VARIABLE, parse
@@ -205,7 +206,7 @@ class Cluster:
         is_inline = self.transport == "inline"
         faults = parse(self._fault_text(), self.world_size, threads=is_inline)
         disabled()  # to be refused before anything begins
-        settings = {**self._run_settings, "faults": faults}
+        settings = {**self._run_settings, "faults": faults, "seed": random_state.seed}
         bar = _Bar()
         try:
             if is_inline:

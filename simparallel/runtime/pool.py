@@ -212,7 +212,7 @@ class Pool:
     def run(
         self, payload: bytes, cluster: ClusterSpec, *, timeout_s: float = DEFAULT_TIMEOUT_S,
         keep_events: bool = True, memory_bytes: int | None = None, algorithm: str = "direct",
-        check: str = "full", faults: list[Fault] | None = None, echo: bool = True, note: Note | None = None,
+        check: str = "full", faults: list[Fault] | None = None, seed: int = 0, echo: bool = True, note: Note | None = None,
     ) -> list[Outcome]:  # fmt: skip
         """Run a packed call on every rank; one outcome per rank, in order.
 
@@ -226,7 +226,7 @@ class Pool:
             self.segment.words[self.segment.map.pid(rank)] = pid
         settings = {
             "cluster": cluster, "timeout_s": timeout_s, "keep_events": keep_events, "memory_bytes": memory_bytes,
-            "algorithm": algorithm, "check": check, "faults": faults or [],
+            "algorithm": algorithm, "check": check, "faults": faults or [], "seed": seed,
         }  # fmt: skip
         run_message = {"kind": "run", "payload": payload, "settings": settings, **_cells()}
         message = cloudpickle.dumps(run_message)

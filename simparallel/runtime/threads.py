@@ -25,6 +25,7 @@ def run_threads(
     call: Callable[[], Any], cluster: ClusterSpec, *, keep_events: bool = True,
     memory_bytes: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct",
     check: str = "full", faults: list[Fault] | None = None, tell: Tell | None = None,
+    seed: int = 0,
 ) -> list[Outcome]:  # fmt: skip
     """Run `call()` as every rank of `cluster`; one outcome per rank, in order.
 
@@ -48,7 +49,7 @@ def run_threads(
         try:
             outcomes[rank], _ = play_rank(
                 call, transports[rank], cluster, keep_events=keep_events, memory_bytes=memory_bytes,
-                algorithm=algorithm, tell=tell,
+                algorithm=algorithm, tell=tell, seed=seed,
             )  # fmt: skip
         except BaseException as error:  # an object of the user's, while somebody looked at it
             told = LaunchError(f"rank {rank}: {type(error).__name__} was raised while its end was noted.")
