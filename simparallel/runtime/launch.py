@@ -9,7 +9,8 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -216,7 +217,7 @@ class Cluster:
             payload = pack(function, args, kwargs)
             pool = self._warm_pool()
             self._forget_reports()
-            return pool.run(payload, self.spec, echo=self.echo, note=bar, **settings)  # type: ignore[arg-type]
+            return pool.run(payload, self.spec, echo=self.echo, note=bar, apart=bar.hidden, **settings)  # type: ignore[arg-type]
         finally:
             bar.close()
             if self._pool is not None and not self._pool.usable:
@@ -354,6 +355,17 @@ class _Bar:
             self._description = note["description"]
             self._bar = _quiet_tqdm()(total=note["total"], desc=self._description or None, file=sys.stderr)
         self._bar.update(note["done"] - self._bar.n)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Take the bar off its line of the console inside of the block: others print there."""
+        if self._bar is not None:
+            self._bar.clear()
+        try:
+            yield
+        finally:
+            if self._bar is not None:
+                self._bar.refresh()
 
     def close(self) -> None:
         if self._bar is not None:

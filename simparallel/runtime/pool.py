@@ -36,7 +36,7 @@ from simparallel.comm.unnamed import open_unnamed
 from simparallel.errors import LaunchError
 from simparallel.runtime import channel
 from simparallel.runtime.folder import RANK_LINKS
-from simparallel.runtime.logs import LogFiles, Tail, console
+from simparallel.runtime.logs import Apart, LogFiles, Tail, console
 from simparallel.runtime.reports import Outcome, report_unreceived, where_stopped
 from simparallel.runtime.run import LOOK_S, Note, Run
 from simparallel.runtime.sources import Sources
@@ -213,8 +213,11 @@ class Pool:
         self, payload: bytes, cluster: ClusterSpec, *, timeout_s: float = DEFAULT_TIMEOUT_S,
         keep_events: bool = True, memory_bytes: int | None = None, algorithm: str = "direct",
         check: str = "full", faults: list[Fault] | None = None, seed: int = 0, echo: bool = True, note: Note | None = None,
+        apart: Apart = contextlib.nullcontext,
     ) -> list[Outcome]:  # fmt: skip
         """Run a packed call on every rank; one outcome per rank, in order.
+
+        `note` gets what the ranks tell meanwhile; `apart` is a context in which their lines are printed.
 
         Raises:
             KeyboardInterrupt: after every rank was stopped; the pool is usable if they all answered.
@@ -230,7 +233,7 @@ class Pool:
         }  # fmt: skip
         run_message = {"kind": "run", "payload": payload, "settings": settings, **_cells()}
         message = cloudpickle.dumps(run_message)
-        run = Run(self, Tail(self.logs.rank_fds, console(echo)), note, timeout_s)
+        run = Run(self, Tail(self.logs.rank_fds, console(echo), apart=apart), note, timeout_s)
         try:
             for rank, connection in enumerate(self.connections):
                 run.waiting[connection] = rank  # first: what an interrupt cuts off counts as unanswered
