@@ -236,7 +236,8 @@ random_state = RandomState()
 def manual_seed(seed: int) -> None:
     """Start the random numbers of this rank afresh: initial weights and masks.
 
-    Call it with the same seed on every rank. A run starts with seed 0.
+    Call it with the same seed on every rank, or once before `launch`: a run starts with the seed of the thread that
+    launches it, by default 0.
     """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise InputError(f"manual_seed: seed={seed!r} must be an integer of 0 or more.")

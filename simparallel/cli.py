@@ -173,8 +173,10 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from simparallel import rundir
+    from simparallel.runtime.preflight import check_not_in_a_rank
     from simparallel.runtime.script import check_script
 
+    check_not_in_a_rank()
     check_script(options.script, options.module)
     _check_device(options.device)
     request = flags.request(options)

@@ -101,6 +101,9 @@ class LinkSpec:
             raise ClusterError(f"link: latency_s={self.latency_s!r} must be 0 or more.")
 
 
+MAX_RANKS = 1 << 20  # lists of ranks are kept; of so many they take 0.1 GB
+
+
 @dataclass(frozen=True)
 class Traffic:
     """What one communication costs each rank: time [ps] and bytes sent."""
@@ -134,11 +137,7 @@ class ClusterSpec:
     is_assumed: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.world_size, bool) or not isinstance(self.world_size, int):
-            kind = format_type_of(self.world_size)
-            raise ClusterError(f"world_size={self.world_size!r} is {kind}, need an integer of 1 or more.")
-        if self.world_size < 1:
-            raise ClusterError(f"world_size={self.world_size}: a cluster needs at least 1 device.")
+        _check_world_size(self.world_size)
         count = self.devices_per_rank
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ClusterError(f"devices_per_rank={count!r}: a rank needs at least 1 device; None for any.")
@@ -275,6 +274,7 @@ def describe(
     """
     is_assumed = device is None and link is None and node_link is None
     device = DEFAULT_DEVICE if device is None else device
+    _check_world_size(world_size)
     if isinstance(device, str):
         if device not in PRESETS:
             raise ClusterError(
@@ -298,8 +298,19 @@ def describe(
     )  # fmt: skip
 
 
+def _check_world_size(world_size: object) -> None:
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise ClusterError(
+            f"world_size={world_size!r} is {format_type_of(world_size)}, need an integer of 1 or more."
+        )
+    if world_size < 1:
+        raise ClusterError(f"world_size={world_size}: a cluster needs at least 1 device.")
+    if world_size > MAX_RANKS:
+        raise ClusterError(f"world_size={min(world_size, 10**300):.3g}: a cluster has at most {MAX_RANKS} devices.")
+
+
 def _even_nodes(world_size: int, count: int) -> tuple[tuple[int, ...], ...]:
-    if count == 1 or not isinstance(world_size, int):  # which `ClusterSpec` refuses
+    if count == 1:
         return ()
     if count < 1 or world_size % count:
         raise ClusterError(

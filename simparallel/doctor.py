@@ -28,6 +28,7 @@ from simparallel.comm.unnamed import (
     seal,
 )
 from simparallel.errors import SimParallelError
+from simparallel.runtime.preflight import room_for_ranks
 from simparallel.runtime.probes import futex_answer, missing_pidfd, missing_semaphores
 from simparallel.units import format_bytes
 
@@ -82,10 +83,11 @@ def cpu_limit() -> float | None:
 def _memory() -> Iterator[Finding]:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = cgroup_number("memory.max")
-    text = f"{format_bytes(total)}, {format_bytes(available_memory())} available"
-    yield Finding(
-        "memory", OK, text + ("" if limit is None else f", control group limit {format_bytes(limit)}")
-    )
+    free = available_memory()
+    ranks = room_for_ranks(free)
+    text = f"{format_bytes(total)}, {format_bytes(free)} available: room for about {ranks} ranks with little data"
+    text += "" if limit is None else f"; control group limit {format_bytes(limit)}"
+    yield Finding("memory", OK if ranks >= FEW_RANKS else FALLBACK, text)
     mode = _read("/proc/sys/vm/overcommit_memory")
     strict = mode == "2"
     modes = {"0": "heuristic", "1": "always", "2": "strict: arenas may have to be small (arena_bytes)"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 import sys
 from collections.abc import Iterable
@@ -35,8 +36,8 @@ class Files:
         os.mkdir(path, DIRECTORY_MODE)
 
     def create(self, path: Path) -> int:
-        """A descriptor of a new or emptied file; a symbolic link is not followed."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        """A descriptor of a new file. What has that name already, a link too, is an error."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, descriptor: int, data: Any) -> int:
         """Append bytes; returns how many were taken."""
@@ -120,13 +121,14 @@ def write_atomically(
     if sync:
         make_directories(target.parent, files)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")  # which nobody can foresee
     try:
         write_file(partial, [content] if isinstance(content, bytes) else content, sync=sync, files=files)
         files.rename(partial, target)
     except BaseException as error:
-        with suppress(OSError):
-            files.remove(partial)
+        if not isinstance(error, FileExistsError):  # then it is not ours
+            with suppress(OSError):
+                files.remove(partial)
         if isinstance(error, OSError) and error.errno is not None:  # nobody has heard of the other name
             error.filename, error.filename2 = str(target), None
         raise

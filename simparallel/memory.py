@@ -19,8 +19,12 @@ PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS = CATEGORIES = (
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, name: str = "device_memory") -> int:
     """A size: a number of bytes, or text such as "64MB" (10⁶) or "64MiB" (2²⁰).
+
+    Args:
+        text: the size.
+        name: of the argument, for the error.
 
     Raises:
         InputError: not a positive size.
@@ -35,7 +39,7 @@ def parse_bytes(text: str | int) -> int:
     except (ValueError, OverflowError):
         size = 0
     if size <= 0:
-        raise InputError(f"device_memory={text!r} is not a size; write 64000000, '64MB' or '64MiB'.")
+        raise InputError(f"{name}={text!r} is not a size; write 64000000, '64MB' or '64MiB'.")
     return size
 
 

@@ -70,6 +70,7 @@ def exit_code(command: Callable[[], int]) -> int:
     except OSError as error:
         print(f"simparallel: {error.filename or 'error'}: {error.strerror or error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("simparallel: interrupted; all ranks were stopped.", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        told = ["simparallel: interrupted; all ranks were stopped.", *getattr(error, "__notes__", ())]
+        print("\n".join(told), file=sys.stderr)
         return 130

@@ -112,6 +112,20 @@ def test_a_state_that_holds_itself_is_refused(tmp_path):
         save(tmp_path, model=Holder(state))
 
 
+@given(st.lists(st.sampled_from([list, tuple, dict, "number keys"]), min_size=62, max_size=68))
+def test_levels_saved_are_levels_read(kinds):
+    """What is deep enough to be refused is refused on both sides, and nothing else is."""
+    state: Any = 1
+    for kind in kinds:
+        state = {"a": state} if kind is dict else {1: state} if kind == "number keys" else kind([state])
+    keep = pytest.fail
+    if len(kinds) > tree.MAX_DEPTH:
+        with pytest.raises(CheckpointError, match="more than 64 levels"):
+            tree.encode(state, keep)
+    else:
+        assert tree.decode(json.loads(json.dumps(tree.encode(state, keep))), keep) == state
+
+
 class Holder:
     def __init__(self, state: Any = None) -> None:
         self.state = state

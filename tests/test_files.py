@@ -8,7 +8,9 @@ import os
 import pytest
 from crashing_files import HookedFiles, fails_at
 
+from simparallel import files
 from simparallel.files import (
+    Files,
     check_writable,
     make_directories,
     open_regular,
@@ -42,13 +44,31 @@ def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(tmp_path, s
         assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_link_at_the_temporary_name_is_not_followed(tmp_path):
-    (tmp_path / "victim").write_text("mine")
-    (tmp_path / f".file.{os.getpid()}.tmp").symlink_to(tmp_path / "victim")
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_has_the_temporary_name_stays(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(files.secrets, "token_hex", lambda size: "known")
+    taken, victim = tmp_path / ".file.known.tmp", tmp_path / "victim"
+    victim.write_text("mine")
+    taken.symlink_to(victim) if kind == "link" else taken.write_text("mine")
 
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(FileExistsError):
         write_atomically(tmp_path / "file", b"new")
-    assert (tmp_path / "victim").read_text() == "mine"
+    assert victim.read_text() == taken.read_text() == "mine"
+    assert taken.is_symlink() == (kind == "link")
+    assert not (tmp_path / "file").exists()
+
+
+def test_temporary_names_cannot_be_foreseen(tmp_path):
+    names = set()
+
+    class Watching(Files):
+        def create(self, path):
+            names.add(path.name)
+            return super().create(path)
+
+    for _ in range(9):
+        write_atomically(tmp_path / "file", b"new", files=Watching())
+    assert len(names) == 9
 
 
 def test_whether_a_file_can_be_written_is_known_before(tmp_path):

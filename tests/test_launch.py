@@ -582,7 +582,7 @@ def test_no_record_is_lost_or_garbled(tmp_path: Path) -> None:
     def chat() -> None:
         log = logging.getLogger("chat")
         for i in range(count):
-            log.info("record %d %s", i, "z" * (i % 97))
+            log.warning("record %d %s", i, "z" * (i % 97))
         try:
             1 / 0  # noqa: B018
         except ZeroDivisionError:
@@ -591,14 +591,14 @@ def test_no_record_is_lost_or_garbled(tmp_path: Path) -> None:
     with sp.Cluster(world_size, log_dir=tmp_path, echo=False) as cluster:
         cluster.run(chat)
     merged = re.findall(
-        r"^[\d-]+ [\d:,]+ \[rank (\d)\] INFO chat: record (\d+) (z*)$",
+        r"^[\d-]+ [\d:,]+ \[rank (\d)\] WARNING chat: record (\d+) (z*)$",
         (tmp_path / "scheduler.log").read_text(), re.MULTILINE,
     )  # fmt: skip
     for rank in range(world_size):
         expected = [(i, "z" * (i % 97)) for i in range(count)]
         assert [(int(i), zs) for r, i, zs in merged if int(r) == rank] == expected
         own = (tmp_path / f"worker_{rank}.log").read_text()
-        lines = re.findall(r"^INFO chat: record (\d+) (z*)$", own, re.MULTILINE)
+        lines = re.findall(r"^WARNING chat: record (\d+) (z*)$", own, re.MULTILINE)
         assert [(int(i), zs) for i, zs in lines] == expected
         assert own.count("ZeroDivisionError: division by zero") == 1
     assert len(merged) == world_size * count

@@ -152,8 +152,12 @@ def test_levels_are_those_of_the_script(settings: str, shown: bool) -> None:
 
 
 def test_without_settings_records_are_shown_once() -> None:
-    assert run("import logging\nlogging.getLogger('lib').info('a step')\n") == 0
-    assert Path("runs/train/worker_0.log").read_text() == "INFO lib: a step\n"
+    """As in a plain interpreter: what only informs is kept, and a warning is shown, too."""
+    text = "import logging\nlog = logging.getLogger('lib')\nlog.info('a step')\nlog.warning('a fall')\n"
+    assert run(text) == 0
+    assert Path("runs/train/worker_0.log").read_text() == "WARNING lib: a fall\n"
+    kept = Path("runs/train/scheduler.log").read_text()
+    assert kept.count("a step") == kept.count("a fall") == 1
 
 
 # --- the beginning ----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ Order matters wherever two ranks meet: payload first, then header, then the sequ
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import platform
@@ -207,6 +208,8 @@ class Segment:
             fd = -1
             try:
                 fd = open_unnamed(total, at_once + self.world_size * 2 * SLOT_BYTES)
+                if 0 < free_of(fd) < at_once:  # a memfd would take all memory there is, and then fail
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.posix_fallocate(fd, 0, at_once)
                 mmap.mmap(fd, total).close()
                 return fd

@@ -106,20 +106,32 @@ def available_memory() -> int:
             free = int(line.split()[1]) * 1024
     limit = cgroup_number("memory.max")
     if limit is not None:
-        free = min(free, max(0, limit - (cgroup_number("memory.current") or 0)))
+        used = (cgroup_number("memory.current") or 0) - _file_cache()
+        free = min(free, max(0, limit - used))
     return free
+
+
+def _file_cache() -> int:
+    """Bytes that the control group has used for files and that the kernel would give up first."""
+    for line in _cgroup_lines("memory.stat"):
+        name, _, number = line.partition(" ")
+        if name == "inactive_file" and number.isdigit():
+            return int(number)
+    return 0
 
 
 def cgroup_number(name: str) -> int | None:
     """The first number in a file of this process's control group (version 2), None for "max" or no file."""
+    words = [word for line in _cgroup_lines(name) for word in line.split()]
+    return int(words[0]) if words and words[0].isdigit() else None
+
+
+def _cgroup_lines(name: str) -> list[str]:
+    """A file of this process's control group; where it has none of that name, the one of the root."""
     inside = next(
         (line[3:].lstrip("/") for line in _lines("/proc/self/cgroup") if line.startswith("0::")), ""
     )
-    for folder in (Path("/sys/fs/cgroup", inside), Path("/sys/fs/cgroup")):
-        words = [word for line in _lines(str(folder / name)) for word in line.split()]
-        if words:
-            return int(words[0]) if words[0].isdigit() else None
-    return None
+    return _lines(str(Path("/sys/fs/cgroup", inside, name))) or _lines(str(Path("/sys/fs/cgroup", name)))
 
 
 def _lines(path: str) -> list[str]:

@@ -42,12 +42,15 @@ _WAKE_UP = "simparallel.host.wake-up"
 GRACE_S = 2.0
 
 
-def main(config_text: str) -> None:
-    """Entry point; `config_text` is the JSON that the launcher wrote."""
-    config = json.loads(config_text)
+def main(config_fd: int) -> None:
+    """Entry point; `config_fd` is a file with the JSON that the launcher wrote."""
+    with open(config_fd, "rb") as file:
+        config = json.loads(file.read())
     wiring = Wiring(**config["wiring"])
     sys.path[:] = wiring.path
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it would hide how devices end
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     multiprocessing.current_process().name = "host"
     log = logging.getLogger(LOG)
     for room in PRELOADED:

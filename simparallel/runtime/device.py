@@ -28,6 +28,7 @@ from simparallel.errors import LaunchError
 from simparallel.runtime import channel, records
 from simparallel.runtime.ending import end_program, forget_the_hosts, write_out
 from simparallel.runtime.environment import variables
+from simparallel.runtime.preflight import mark_rank
 from simparallel.runtime.rank import flush_output, play_rank
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.runtime.sources import Imported
@@ -74,6 +75,7 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
         blas.limit_threads(wiring.blas_threads)
         records.begin()
         os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
+        mark_rank(rank)
         interrupts = Interrupts()
         signal.signal(signal.SIGINT, interrupts)
         _serve(rank, wiring, interrupts, streams)
@@ -144,7 +146,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         outcome, last = play_rank(
             call, transport, settings["cluster"], keep_events=settings["keep_events"],
             memory_bytes=settings["memory_bytes"], algorithm=settings["algorithm"], tell=tell,
-            is_process=True,
+            is_process=True, seed=settings["seed"],
         )  # fmt: skip
         interrupts.armed = False
         outcome.modules = imported.new()

@@ -95,6 +95,8 @@ def _not_ours(log_dir: Path, nodes: Nodes, links: str, files: Sequence[str]) -> 
         if os.path.lexists(link) and not _is_our_link(link):
             yield f"{_told(link, log_dir)} is a file of yours, not a link of an earlier run"
         for folder in link.parents:
+            if folder.is_symlink() and log_dir in folder.parents:
+                yield f"{_told(folder, log_dir)} is a link, and logs would be linked from outside of the directory"
             if os.path.lexists(folder) and not folder.is_dir():
                 told = _told(link, log_dir)
                 yield f"{_told(folder, log_dir)} is a file of yours, and {told} has to be below it"

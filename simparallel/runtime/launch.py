@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-import math
 import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from simparallel.backend import random_state
 from simparallel.caller import user_level
 from simparallel.cluster import ClusterSpec, DeviceSpec, LinkSpec, describe
 from simparallel.comm.faults import VARIABLE, parse
@@ -26,10 +26,13 @@ from simparallel.errors import InputError, LaunchError, RunFailedError
 from simparallel.files import write_atomically
 from simparallel.memory import parse_bytes
 from simparallel.ranktable import RankTable
+from simparallel.runtime import settings as checked
 from simparallel.runtime.environment import places
 from simparallel.runtime.folder import RANK_LINKS, forget_reports
 from simparallel.runtime.pool import START_LIMIT_S, Pool, pack
+from simparallel.runtime.preflight import check_memory, check_not_in_a_rank
 from simparallel.runtime.reports import Outcome, run_failed
+from simparallel.runtime.settings import check_function, check_keywords
 from simparallel.runtime.threads import run_threads
 from simparallel.trace import Trace
 
@@ -84,7 +87,7 @@ class Cluster:
             may be stopped (SIGSTOP); `math.inf` for ever.
         algorithm: "direct", "naive", "ring", "tree" or "halving_doubling": how collectives run that do
             not name one themselves. Collectives that it does not have run by "direct".
-        arena_bytes: address space for each rank's shared memory; 0 for the default.
+        arena_bytes: address space for each rank's shared memory, such as "1GB"; 0 for the default.
         blas_threads: BLAS threads of each device; None for cores // ranks, at least 1.
         start_timeout_s: how long the device processes may take to start.
         check: what of each collective call is compared between ranks before data is touched. "full":
@@ -119,23 +122,24 @@ class Cluster:
         log_links: str = RANK_LINKS, log_files: Sequence[str] = (), start_timeout_s: float = START_LIMIT_S,
         transport: str = "shm", log_dir: str | Path | None = None, device_memory: str | int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct", check: str = "full",
-        arena_bytes: int = 0, blas_threads: int | None = None, record: bool = True, echo: bool = True,
+        arena_bytes: int | str = 0, blas_threads: int | None = None, record: bool = True, echo: bool = True,
         devices_per_rank: int | None = None,
     ) -> None:  # fmt: skip
         if transport not in TRANSPORTS:
             mpi = " MPI processes run scripts: simparallel run --transport mpi." * (transport == "mpi")
             raise InputError(f"transport={transport!r} is not one of {', '.join(TRANSPORTS)}.{mpi}")
-        timeout_s = _seconds("timeout_s", timeout_s)
-        start_timeout_s = _seconds("start_timeout_s", start_timeout_s)
+        timeout_s = checked.seconds("timeout_s", timeout_s)
+        start_timeout_s = checked.seconds("start_timeout_s", start_timeout_s)
         if algorithm not in ALGORITHMS:
             raise InputError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}.")
         if check not in CHECKS:
             raise InputError(f"check={check!r} is not one of {', '.join(CHECKS)}.")
-        where = places(world_size, nodes, rank_table, environment)
+        where = places(world_size, nodes, rank_table, checked.environment(environment))
         self.spec = describe(world_size, device, link, where.nodes, node_link, devices_per_rank)
         self.world_size = world_size
         self.transport = transport
-        self.log_dir = None if log_dir is None else str(log_dir)
+        log_folder = checked.folder("log_dir", log_dir)
+        self.log_dir = None if log_folder is None else str(log_folder)
         self.timeout_s = timeout_s
         self._run_settings = {
             "timeout_s": timeout_s,
@@ -147,8 +151,9 @@ class Cluster:
         self.echo = echo
         self.trace = Trace([], self.spec)
         self._pool_settings = {
-            "device_ids": where.device_ids, "environment": where.environment, "log_dir": log_dir, "links": log_links,
-            "files": tuple(log_files), "arena_bytes": arena_bytes, "blas_threads": blas_threads,
+            "device_ids": where.device_ids, "environment": where.environment, "log_dir": log_folder,
+            "links": checked.text("log_links", log_links), "files": checked.names("log_files", log_files),
+            "arena_bytes": checked.arena_size(arena_bytes), "blas_threads": checked.blas_threads(blas_threads),
             "start_timeout_s": start_timeout_s,
         }  # fmt: skip
         self._pool: Pool | None = None
@@ -180,14 +185,15 @@ class Cluster:
                 f"this Cluster's devices belong to process {self._pool.owner}, and process {os.getpid()} was forked "
                 "from it: two that talk to them would take each other's answers. Make a new Cluster here."
             )
-        if not callable(function):
-            raise InputError(
-                f"run needs a function, got {type(function).__name__}; pass it without calling it."
-            )
+        check_function("run", function)
+        if self.transport != "inline":
+            check_not_in_a_rank()
         if not self._running.acquire(blocking=False):
             raise LaunchError("this Cluster is busy with another run; wait for it, or make a second Cluster.")
         try:
             outcomes = self._outcomes(function, args, kwargs)
+        except KeyboardInterrupt as error:
+            raise error.with_traceback(None) from None  # our lines hide what matters, where the ranks were
         finally:
             self._running.release()
         results = Results(outcomes, self.spec)
@@ -203,7 +209,7 @@ class Cluster:
         is_inline = self.transport == "inline"
         faults = parse(self._fault_text(), self.world_size, threads=is_inline)
         disabled()  # to be refused before anything begins
-        settings = {**self._run_settings, "faults": faults}
+        settings = {**self._run_settings, "faults": faults, "seed": random_state.seed}
         bar = _Bar()
         try:
             if is_inline:
@@ -213,7 +219,7 @@ class Cluster:
             payload = pack(function, args, kwargs)
             pool = self._warm_pool()
             self._forget_reports()
-            return pool.run(payload, self.spec, echo=self.echo, note=bar, **settings)  # type: ignore[arg-type]
+            return pool.run(payload, self.spec, echo=self.echo, note=bar, apart=bar.hidden, **settings)  # type: ignore[arg-type]
         finally:
             bar.close()
             if self._pool is not None and not self._pool.usable:
@@ -237,6 +243,7 @@ class Cluster:
                 stacklevel=user_level(),
             )
         if self._pool is None:
+            check_memory(self.world_size)
             self._pool = Pool(self.spec.nodes, **self._pool_settings)  # type: ignore[arg-type]
         return self._pool
 
@@ -297,7 +304,8 @@ def launch(
         The ranks' return values in order, with `.trace` and `.metrics`.
 
     Raises:
-        InputError: args are no tuple, or what is gone through like one; kwargs are no dict.
+        InputError: args are no tuple, or what is gone through like one; kwargs are no dict; `fn` is no function.
+        TypeError: a setting that there is not.
         And what `Cluster` and `Cluster.run` raise.
 
     Example:
@@ -305,24 +313,11 @@ def launch(
         [0, 1, 2]
     """
     __tracebackhide__ = True  # see `Cluster.run`
-    if isinstance(args, (str, bytes, Mapping)) or not isinstance(args, Iterable) or hasattr(args, "ndim"):
-        count = isinstance(args, int) and not isinstance(args, bool)
-        way_out = (
-            f"for {args} devices write world_size={args}" if count else "for one argument write args=(x,)"
-        )
-        raise InputError(
-            f"launch: args, the arguments of the function, must be a tuple, not {_short(args)}; {way_out}."
-        )
-    args = tuple(args)
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise InputError(f"launch: kwargs must be a dict of arguments by name, not {_short(kwargs)}.")
+    check_keywords(launch, settings)
+    check_function("launch", fn)
+    args, kwargs = checked.arguments(args, kwargs)
     with Cluster(world_size, **settings) as cluster:
-        return cluster.run(fn, *args, **(kwargs or {}))
-
-
-def _short(value: object) -> str:
-    """A number or a text as it is written, of other objects what they are."""
-    return repr(value) if isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
+        return cluster.run(fn, *args, **kwargs)
 
 
 def _with_settings(function: Callable[..., Any]) -> inspect.Signature:
@@ -333,17 +328,6 @@ def _with_settings(function: Callable[..., Any]) -> inspect.Signature:
 
 
 launch.__signature__ = _with_settings(launch)  # type: ignore[attr-defined]
-
-
-def _seconds(name: str, value: float) -> float:
-    if not isinstance(value, Real) or not value > 0:
-        raise InputError(
-            f"{name}={value!r} must be more than 0: a number of seconds, or math.inf for no limit."
-        )
-    try:
-        return float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return math.inf
 
 
 def _quiet_tqdm() -> type:
@@ -373,6 +357,17 @@ class _Bar:
             self._description = note["description"]
             self._bar = _quiet_tqdm()(total=note["total"], desc=self._description or None, file=sys.stderr)
         self._bar.update(note["done"] - self._bar.n)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Take the bar off its line of the console inside of the block: others print there."""
+        if self._bar is not None:
+            self._bar.clear()
+        try:
+            yield
+        finally:
+            if self._bar is not None:
+                self._bar.refresh()
 
     def close(self) -> None:
         if self._bar is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -20,6 +22,10 @@ from simparallel.runtime.folder import (
 )
 
 
+READ_BYTES = 1 << 20
+Apart = Callable[[], contextlib.AbstractContextManager[object]]
+
+
 class LogFiles:
     """One file for the host and one for each rank, open from before the processes start.
 
@@ -31,7 +37,8 @@ class LogFiles:
         files: names of what else a run writes there. Those of an earlier run go when its logs go.
 
     Raises:
-        InputError: the directory cannot be made or written, or has files of the user's with such names.
+        InputError: the directory cannot be made or written, has files of the user's with such names, or is in use by
+            another run.
         OSError: the unnamed files cannot be made.
     """
 
@@ -41,14 +48,19 @@ class LogFiles:
     ) -> None:  # fmt: skip
         self.log_dir = None if log_dir is None else str(log_dir)
         world_size = sum(map(len, nodes))
-        names = [SCHEDULER_LOG, *(f"worker_{rank}.log" for rank in range(world_size))]
         self.fds: list[int] = []
+        self._owner = os.getpid()
         try:
             if self.log_dir is not None:
                 check_log_dir(Path(self.log_dir), nodes, links, files)  # before anything is removed
+            self.fds.append(self._open(SCHEDULER_LOG))
+            if self.log_dir is not None:
+                self._take()
                 forget_former_run(Path(self.log_dir))
-            for name in names:
-                self.fds.append(self._open(name))
+                os.ftruncate(self.host_fd, 0)
+            for rank in range(world_size):
+                self.fds.append(self._open(f"worker_{rank}.log"))
+                os.ftruncate(self.fds[-1], 0)
             self._head = b"" if self.log_dir is None else head(files).encode()
             os.write(self.host_fd, self._head)
             if self.log_dir is not None:
@@ -58,6 +70,16 @@ class LogFiles:
             if self.log_dir is None:
                 raise
             raise unusable(self.log_dir, error) from error
+
+    def _take(self) -> None:
+        """Lock the directory until the last process that holds `scheduler.log` has closed it: this one, or the host."""
+        try:
+            fcntl.flock(self.host_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise unusable(str(self.log_dir), "another run is writing its logs there") from None
+        except OSError:  # a file system without locks
+            return
 
     @property
     def host_fd(self) -> int:
@@ -76,19 +98,32 @@ class LogFiles:
             fd, path = tempfile.mkstemp(prefix="simparallel-")
             os.unlink(path)
             return fd
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(os.path.join(self.log_dir, name), flags, 0o600)
 
     def close(self) -> None:
+        if self.fds and self.log_dir is not None and os.getpid() == self._owner:
+            with contextlib.suppress(OSError):  # a process that was forked from this one may hold the file for long
+                fcntl.flock(self.host_fd, fcntl.LOCK_UN)
         for fd in self.fds:
             os.close(fd)
         self.fds = []
 
 
 class Tail:
-    """Copies new lines of the ranks' files to the console, each with its rank before it."""
+    """Copies new lines of the ranks' files to the console, each with its rank before it.
 
-    def __init__(self, fds: list[int], out: TextIO | None, first_rank: int = 0) -> None:
+    Args:
+        fds: the files.
+        out: the console; None prints nothing.
+        first_rank: of the first file.
+        apart: a context in which lines are printed, such as one without a progress bar.
+    """
+
+    def __init__(
+        self, fds: list[int], out: TextIO | None, first_rank: int = 0, apart: Apart = contextlib.nullcontext
+    ) -> None:
+        self._apart = apart
         self._fds = fds
         self._first_rank = first_rank
         self._out = out
@@ -102,21 +137,33 @@ class Tail:
             size = os.fstat(fd).st_size
             if size < self._read[rank]:  # somebody has truncated it
                 self._read[rank], self._open_line[rank] = 0, b""
-            if size == self._read[rank] and not (final and self._open_line[rank]):
-                continue
-            data = os.pread(fd, size - self._read[rank], self._read[rank])
-            self._read[rank] += len(data)
-            lines = (self._open_line[rank] + data).split(b"\n")
-            self._open_line[rank] = lines.pop()
+            while self._read[rank] < size:
+                data = os.pread(fd, min(size - self._read[rank], READ_BYTES), self._read[rank])
+                if not data:
+                    break
+                self._read[rank] += len(data)
+                lines = (self._open_line[rank] + data).split(b"\n")
+                self._open_line[rank] = last_turn(lines.pop())
+                self._print(rank, lines)
             if final and self._open_line[rank]:
-                lines.append(self._open_line[rank])
+                self._print(rank, [self._open_line[rank]])
                 self._open_line[rank] = b""
-            if self._out is not None:
-                for line in lines:
-                    text = printable(line).encode(self._encoding, "backslashreplace").decode(self._encoding)
-                    print(f"[rank {self._first_rank + rank}] {text}", file=self._out)
         if self._out is not None:
             self._out.flush()
+
+    def _print(self, rank: int, lines: list[bytes]) -> None:
+        if self._out is None or not lines:
+            return
+        with self._apart():
+            for line in lines:
+                text = printable(line).encode(self._encoding, "backslashreplace").decode(self._encoding)
+                print(f"[rank {self._first_rank + rank}] {text}", file=self._out)
+            self._out.flush()
+
+
+def last_turn(line: bytes) -> bytes:
+    """A line from its last carriage return on that has text behind it: all that a terminal would still show."""
+    return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
 def printable(line: bytes) -> str:
@@ -124,7 +171,7 @@ def printable(line: bytes) -> str:
 
     A carriage return begins it anew, as progress bars do.
     """
-    text = line.decode("utf-8", errors="backslashreplace").rstrip("\r").rpartition("\r")[2]
+    text = last_turn(line).rstrip(b"\r").decode("utf-8", errors="backslashreplace")
     return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)
 
 

@@ -32,11 +32,12 @@ from simparallel.cluster import ClusterSpec
 from simparallel.comm.faults import Fault
 from simparallel.comm.segment import Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
+from simparallel.comm.unnamed import open_unnamed
 from simparallel.errors import LaunchError
 from simparallel.runtime import channel
 from simparallel.runtime.folder import RANK_LINKS
-from simparallel.runtime.logs import LogFiles, Tail, console
-from simparallel.runtime.reports import Outcome, report_unreceived
+from simparallel.runtime.logs import Apart, LogFiles, Tail, console
+from simparallel.runtime.reports import Outcome, report_unreceived, where_stopped
 from simparallel.runtime.run import LOOK_S, Note, Run
 from simparallel.runtime.sources import Sources
 
@@ -53,7 +54,8 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         LaunchError: something in it cannot be pickled.
     """
     try:
-        payload = cloudpickle.dumps((function, args, kwargs))
+        with _main_by_value():
+            payload = cloudpickle.dumps((function, args, kwargs))
     except Exception as error:  # any object of the user's may refuse, in any way
         name = getattr(function, "__qualname__", repr(function))
         raise LaunchError(
@@ -67,6 +69,20 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
             stacklevel=3,
         )
     return payload
+
+
+@contextlib.contextmanager
+def _main_by_value() -> Iterator[None]:
+    """In a child that multiprocessing has spawned, `__main__` has a second name, by which devices cannot import it."""
+    main = sys.modules.get("__mp_main__")
+    if main is None or main.__name__ in cloudpickle.list_registry_pickle_by_value():
+        yield
+        return
+    cloudpickle.register_pickle_by_value(main)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(main)
 
 
 class Pool:
@@ -144,27 +160,32 @@ class Pool:
                 "path": _module_path(),
                 **told,
             }
-            self._host = self._exec_host(wiring)
+            config = json.dumps({"wiring": wiring, "launcher_pid": os.getpid()}).encode()
+            config_fd = open_unnamed(len(config), len(config))
+            theirs.callback(os.close, config_fd)
+            with open(config_fd, "wb", closefd=False) as file:
+                file.write(config)
+                file.seek(0)  # both processes read and write at one position
+            inherited = [self.segment.fd, life_read, control_fd, *self.logs.rank_fds, *connection_fds]
+            self._host = self._exec_host(config_fd, inherited)
             self._closer = weakref.finalize(
                 self, _close, self.owner, self._host, self.control, self.connections, self.logs, life_write,
                 self.segment,
             )  # fmt: skip
             undo.pop_all()
 
-    def _exec_host(self, wiring: dict[str, Any]) -> subprocess.Popen[bytes]:
-        config = json.dumps({"wiring": wiring, "launcher_pid": os.getpid()})
+    def _exec_host(self, config_fd: int, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
+        """The configuration comes by a descriptor: everyone may read a command line, and secrets are in it."""
         home = str(Path(__file__).resolve().parents[2])
         code = (
             f"import sys; sys.path.insert(0, {home!r}); "
-            "from simparallel.runtime._host import main; main(sys.argv[1])"
+            "from simparallel.runtime._host import main; main(int(sys.argv[1]))"
         )
         environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONUNBUFFERED": "1"}
-        inherited = [wiring["segment_fd"], wiring["life_fd"], wiring["control_fd"]]
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", code, config],
+            [sys.executable, "-P", "-c", code, str(config_fd)],
             stdin=subprocess.DEVNULL, stdout=self.logs.host_fd, stderr=self.logs.host_fd,
-            pass_fds=[*inherited, *wiring["log_fds"], *wiring["connection_fds"]],
-            env=environment, process_group=0,
+            pass_fds=[config_fd, *inherited], env=environment, process_group=0,
         )  # fmt: skip
 
     def _wait_until_ready(self) -> list[int]:
@@ -191,9 +212,12 @@ class Pool:
     def run(
         self, payload: bytes, cluster: ClusterSpec, *, timeout_s: float = DEFAULT_TIMEOUT_S,
         keep_events: bool = True, memory_bytes: int | None = None, algorithm: str = "direct",
-        check: str = "full", faults: list[Fault] | None = None, echo: bool = True, note: Note | None = None,
+        check: str = "full", faults: list[Fault] | None = None, seed: int = 0, echo: bool = True, note: Note | None = None,
+        apart: Apart = contextlib.nullcontext,
     ) -> list[Outcome]:  # fmt: skip
         """Run a packed call on every rank; one outcome per rank, in order.
+
+        `note` gets what the ranks tell meanwhile; `apart` is a context in which their lines are printed.
 
         Raises:
             KeyboardInterrupt: after every rank was stopped; the pool is usable if they all answered.
@@ -205,19 +229,21 @@ class Pool:
             self.segment.words[self.segment.map.pid(rank)] = pid
         settings = {
             "cluster": cluster, "timeout_s": timeout_s, "keep_events": keep_events, "memory_bytes": memory_bytes,
-            "algorithm": algorithm, "check": check, "faults": faults or [],
+            "algorithm": algorithm, "check": check, "faults": faults or [], "seed": seed,
         }  # fmt: skip
         run_message = {"kind": "run", "payload": payload, "settings": settings, **_cells()}
         message = cloudpickle.dumps(run_message)
-        run = Run(self, Tail(self.logs.rank_fds, console(echo)), note, timeout_s)
+        run = Run(self, Tail(self.logs.rank_fds, console(echo), apart=apart), note, timeout_s)
         try:
             for rank, connection in enumerate(self.connections):
                 run.waiting[connection] = rank  # first: what an interrupt cuts off counts as unanswered
                 with contextlib.suppress(OSError):  # its death is on its way through `control`
                     channel.send(connection, message, run.look)
             run.collect()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             run.interrupt()
+            if told := where_stopped({outcome.rank: outcome.report for outcome in run.outcomes}):
+                error.add_note(told)
             raise
         finally:
             if run.waiting or run.dead:

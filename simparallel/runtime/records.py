@@ -1,7 +1,7 @@
 """Log records of a device: they go to the log of all ranks, to its own, and where the program itself wants them.
 
-Until a program configures logging, records from INFO on are shown and kept. Then its own settings hold, as they
-would in a plain interpreter, and the log of all ranks gets what they let pass.
+Until a program configures logging, records from INFO on go to the log of all ranks, and warnings are shown, as in a
+plain interpreter. Then its own settings hold, and the log of all ranks gets what they let pass.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def begin() -> None:
             root.removeHandler(inherited)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setLevel(logging.WARNING)
     root.addHandler(handler)
     _let_programs_configure(handler)
 

@@ -6,18 +6,22 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 
-from simparallel.caller import cell_of, is_inside
+from simparallel.caller import cell_of, is_inside, place
 from simparallel.cluster import ClusterSpec
 from simparallel.comm.progress import unreceived
 from simparallel.comm.segment import Segment
 from simparallel.comm.transport import LEFT
 from simparallel.errors import RankFailedError, RunFailedError, SimParallelError
 from simparallel.events import Event
+from simparallel.runtime.sources import is_installed
+
+MAX_PLACES = 8  # that are told of ranks that were interrupted
 
 
 @dataclass
@@ -27,7 +31,8 @@ class Outcome:
     Attributes:
         value: what its function returned.
         report: None, or why it failed: summary, traceback, places (the user's part of it), secondary, time_ns, pid,
-            exit_code, exception (pickled, or None where that fails; of a rank that is a thread the exception itself).
+            exit_code, at (the user's line that was running, such as "train.py:7 in step"), exception (pickled, or None
+            where that fails; of a rank that is a thread the exception itself).
         cluster: the hardware that priced its work; None if it did not come so far.
         kept_letters: (sender, text) of messages that it never asked for by their tag.
         modules: files of the user's modules that its process has imported since the run before.
@@ -62,6 +67,7 @@ def failure_report(error: BaseException, *, keep: bool = False) -> dict[str, Any
         "summary": summary,
         "traceback": "".join(traceback.format_exception(_without_our_frames(error))),
         "places": _places(error),
+        "at": _innermost_line(error),
         "secondary": caused_by_others or isinstance(error, KeyboardInterrupt),
         "time_ns": time.monotonic_ns(),
         "pid": os.getpid(),
@@ -103,6 +109,27 @@ def _places(error: BaseException) -> str:
     for file, cell in cells.items():
         text = text.replace(f'File "{file}"', f"Cell {cell}")
     return text.rstrip()
+
+
+def _innermost_line(error: BaseException) -> str:
+    """The line of the user's that was running when the error was raised; "" if there was none."""
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if not is_inside(code.co_filename) and not is_installed(code.co_filename):
+            found = f"{place(code.co_filename, line)} in {code.co_name}"
+    return found
+
+
+def where_stopped(reports: Mapping[int, dict[str, Any] | None]) -> str:
+    """Where ranks were that were interrupted, a line for each place; "" if none says so."""
+    ranks_at: dict[str, list[int]] = {}
+    for rank, report in sorted(reports.items()):
+        if report is not None and report["at"] and report["summary"] == KeyboardInterrupt.__name__:
+            ranks_at.setdefault(report["at"], []).append(rank)
+    lines = [f"{_ranks(ranks)} {'were' if ranks[1:] else 'was'} at {at}" for at, ranks in ranks_at.items()]
+    more = [f"and {len(lines) - MAX_PLACES} more places"] if len(lines) > MAX_PLACES else []
+    return "\n".join(lines[:MAX_PLACES] + more)
 
 
 def _users_lines(stack: traceback.StackSummary, *, meant: bool) -> traceback.StackSummary:
@@ -157,6 +184,7 @@ def _report(pid: int, summary: str, code: int, *, secondary: bool = False) -> di
         "summary": summary,
         "traceback": "",
         "places": "",
+        "at": "",
         "secondary": secondary,
         "time_ns": time.monotonic_ns(),
         "pid": pid,
@@ -179,11 +207,12 @@ def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedE
         lines += ["", f"Traceback of rank {root} (pid {cause['pid']}):", cause["places"]]
     stopped = [rank for rank in sorted(others) if reports[rank]["secondary"]]
     if stopped:
-        lines += ["", f"Stopped because of it: rank{'s' * (len(stopped) > 1)} {_join(stopped)}."]
+        lines += ["", f"Stopped because of it: {_ranks(stopped)}."]
+        lines += filter(None, [where_stopped({rank: reports[rank] for rank in stopped})])
     independent = [rank for rank in others if not reports[rank]["secondary"]]
     same = [rank for rank in sorted(independent) if reports[rank]["summary"] == cause["summary"]]
     if same:
-        lines += ["", f"Failed in the same way: rank{'s' * (len(same) > 1)} {_join(same)}."]
+        lines += ["", f"Failed in the same way: {_ranks(same)}."]
     later = [f"Also failed, later: rank {r}: {reports[r]['summary']}" for r in independent if r not in same]
     lines += ["", *later] if later else []
     if log_dir is not None:
@@ -225,5 +254,6 @@ def _forget_frames(error: BaseException) -> None:
             found += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
 
 
-def _join(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks))
+def _ranks(ranks: list[int]) -> str:
+    """ "rank 3", "ranks 0, 2" """
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

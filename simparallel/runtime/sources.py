@@ -41,7 +41,7 @@ class Imported:
         self._count = len(sys.modules)
         main = sys.modules.get("__main__")
         found = {_file(module) for module in list(sys.modules.values()) if module is not main}
-        files = sorted(file for file in found - self._told if file and not _is_installed(file))
+        files = sorted(file for file in found - self._told if file and not is_installed(file))
         self._told |= found
         return files
 
@@ -54,7 +54,8 @@ def _file(module: object) -> str:
     return file if isinstance(file, str) else ""
 
 
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to Python, to an installed package or to this one, and not to the user."""
     return file.startswith(_NOT_THE_USERS) or os.path.realpath(file).startswith(_NOT_THE_USERS)
 
 

@@ -12,18 +12,28 @@ from simparallel.comm.inline import InlineTransport, Turns
 from simparallel.comm.segment import ABORT_INTERRUPT, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError
+from simparallel.runtime.preflight import check_depth
 from simparallel.runtime.rank import Tell, play_rank
 from simparallel.runtime.reports import Outcome, failure_report, report_unreceived
 
 ARENA_BYTES = 1 << 30  # address space, not memory
+
+_nested = threading.local()  # in the threads of ranks: how many worlds of threads they are in
 
 
 def run_threads(
     call: Callable[[], Any], cluster: ClusterSpec, *, keep_events: bool = True,
     memory_bytes: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct",
     check: str = "full", faults: list[Fault] | None = None, tell: Tell | None = None,
+    seed: int = 0,
 ) -> list[Outcome]:  # fmt: skip
-    """Run `call()` as every rank of `cluster`; one outcome per rank, in order."""
+    """Run `call()` as every rank of `cluster`; one outcome per rank, in order.
+
+    Raises:
+        LaunchError: in too many runs inside of one another, see `preflight.check_depth`.
+    """
+    depth = getattr(_nested, "depth", 0) + 1
+    check_depth(depth)
     segment = Segment(cluster.world_size, arena_bytes=ARENA_BYTES)
     turns = Turns(cluster.world_size)
     transports = [
@@ -34,11 +44,12 @@ def run_threads(
     ended = [threading.Event() for _ in range(cluster.world_size)]
 
     def play(rank: int) -> None:
+        _nested.depth = depth
         turns.begin(rank)
         try:
             outcomes[rank], _ = play_rank(
                 call, transports[rank], cluster, keep_events=keep_events, memory_bytes=memory_bytes,
-                algorithm=algorithm, tell=tell,
+                algorithm=algorithm, tell=tell, seed=seed,
             )  # fmt: skip
         except BaseException as error:  # an object of the user's, while somebody looked at it
             told = LaunchError(f"rank {rank}: {type(error).__name__} was raised while its end was noted.")

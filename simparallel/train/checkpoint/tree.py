@@ -56,24 +56,27 @@ def encode(value: Any, keep: Keep, path: Path = ()) -> Any:
     )
 
 
-def decode(tree: Any, fetch: Fetch) -> Any:
-    """What `encode` was given; `fetch` gives the array of a name.
+def decode(tree: Any, fetch: Fetch, depth: int = 0) -> Any:
+    """What `encode` was given; `fetch` gives the array of a name, `depth` counts the levels above.
 
     Raises:
         CheckpointError: not a tree that `encode` makes.
     """
+    # `encode` lets an array stand one level deeper. Python's own limit on recursion differs between its versions.
+    if depth > MAX_DEPTH + 1:
+        raise CheckpointError(f"a saved state has more than {MAX_DEPTH} levels.")
     if isinstance(tree, list):
-        return [decode(entry, fetch) for entry in tree]
+        return [decode(entry, fetch, depth + 1) for entry in tree]
     if not isinstance(tree, dict):
         return tree
     marks = [key for key in tree if key.startswith("$")]
     if not marks:
-        return {key: decode(entry, fetch) for key, entry in tree.items()}
+        return {key: decode(entry, fetch, depth + 1) for key, entry in tree.items()}
     (mark, content), *others = tree.items()
     try:
         if others:
             raise ValueError("more than one key")
-        return _SPECIAL[mark](content, fetch)
+        return _SPECIAL[mark](content, fetch, depth)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"malformed entry {json.dumps(tree)[:80]!r} in a saved state ({error})."
@@ -87,23 +90,31 @@ def names(tree: Any) -> set[str]:
     return found
 
 
-def _scalar(content: Any, fetch: Fetch) -> np.generic:
+def _scalar(content: Any, fetch: Fetch, depth: int) -> np.generic:
     dtype, bits = content
     return np.frombuffer(bytes.fromhex(bits), np.dtype(dtype)).astype(np.dtype(dtype).newbyteorder("="))[()][
         0
     ]
 
 
-def _float(content: Any, fetch: Fetch) -> float:
+def _float(content: Any, fetch: Fetch, depth: int) -> float:
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
 
 
-_SPECIAL: dict[str, Callable[[Any, Fetch], Any]] = {
-    "$tensor": lambda content, fetch: fetch(str(content)),
+def _tuple(content: Any, fetch: Fetch, depth: int) -> tuple[Any, ...]:
+    return tuple(decode(entry, fetch, depth + 1) for entry in content)
+
+
+def _items(content: Any, fetch: Fetch, depth: int) -> dict[Any, Any]:
+    return {decode(key, fetch, depth): decode(entry, fetch, depth + 1) for key, entry in content}
+
+
+_SPECIAL: dict[str, Callable[[Any, Fetch, int], Any]] = {
+    "$tensor": lambda content, fetch, depth: fetch(str(content)),
     "$scalar": _scalar,
     "$float": _float,
-    "$tuple": lambda content, fetch: tuple(decode(entry, fetch) for entry in content),
-    "$items": lambda content, fetch: {decode(key, fetch): decode(entry, fetch) for key, entry in content},
+    "$tuple": _tuple,
+    "$items": _items,
 }
 
 
