@@ -18,6 +18,7 @@ from simparallel.comm.segment import DONE
 from simparallel.comm.transport import AbstractTransport
 from simparallel.context import reset_auto_parallel_context
 from simparallel.events import Recorder, use_recorder
+from simparallel.runtime.draws import seed_globals
 from simparallel.runtime.reports import Outcome, failure_report
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ def play_rank(
     communicator = communicator_type(transport, recorder, algorithm)
     random_state.restore((0, 0, 0, {}))
     grad_mode.enabled = True
+    if is_process:
+        seed_globals()  # ranks that are threads share them, see `Draws`
     reset_auto_parallel_context()
     outcome = Outcome(transport.rank)
     joined = use_communicator(communicator, of_process=is_process)
