@@ -1,4 +1,5 @@
 """Python's and NumPy's global random numbers: every rank begins with the same ones and has a stream of its own."""
+# ruff: noqa: NPY002 (NumPy's global state is the point)
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _MT19937_BYTES = 4 * 625  # NumPy's: 624 words, and the position among them
 def seed_globals() -> None:
     """Begin a rank: `random` and `np.random` start afresh, the same on every rank."""
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 (the global state is the point)
+    np.random.seed(0)
 
 
 @cache
@@ -33,7 +34,9 @@ class Draws:
     def __init__(self, world_size: int) -> None:
         generator = np.random.get_bit_generator()
         self._before = random.getstate(), generator, np.random.get_state(legacy=False)
-        if not isinstance(generator, np.random.MT19937):  # the only one that can be seeded as a process seeds it
+        if not isinstance(
+            generator, np.random.MT19937
+        ):  # the only one that can be seeded as a process seeds it
             generator = np.random.MT19937()
             np.random.set_bit_generator(generator)
         self._generator = generator

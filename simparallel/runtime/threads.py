@@ -21,6 +21,7 @@ from simparallel.errors import DeadlineError, LaunchError
 from simparallel.runtime.draws import Draws
 from simparallel.runtime.rank import Tell, play_rank
 from simparallel.runtime.reports import Outcome, failure_report, report_unreceived
+from simparallel.units import format_numbers
 
 ARENA_BYTES = 1 << 30  # address space, not memory
 LOOK_S = 0.1
@@ -67,7 +68,9 @@ def run_threads(
             watch.end(rank, outcome)
 
     # Daemons: one that cannot be interrupted must not hold up the end of the interpreter.
-    threads = [threading.Thread(target=play, args=(r,), name=f"rank {r}", daemon=True) for r in range(world_size)]
+    threads = [
+        threading.Thread(target=play, args=(r,), name=f"rank {r}", daemon=True) for r in range(world_size)
+    ]
     for thread in threads:
         thread.start()
     turns.give(0)
@@ -91,9 +94,7 @@ class _Watch:
     come back to Python (`time.sleep`, `input`, a lock, one long matrix product) first has to return.
     """
 
-    def __init__(
-        self, segment: Segment, turns: Turns, call: Callable[[], Any], timeout_s: float
-    ) -> None:
+    def __init__(self, segment: Segment, turns: Turns, call: Callable[[], Any], timeout_s: float) -> None:
         world_size = segment.world_size
         self.outcomes = [Outcome(rank) for rank in range(world_size)]
         self.calls = [_Call(call, self._is_interrupted) for _ in range(world_size)]
@@ -113,7 +114,7 @@ class _Watch:
         """Until every rank has ended.
 
         Raises:
-            KeyboardInterrupt: after they have, or at a second Ctrl-C.
+            KeyboardInterrupt: after they have; at a second Ctrl-C without the one that still runs.
         """
         try:
             self._wait(None if self._timeout_s == math.inf else LOOK_S, self._look_at_the_time)
@@ -140,21 +141,22 @@ class _Watch:
         if not waiting or call.is_debugged():
             return
         if call.error is None:
+            others = f"rank{'s' * (len(waiting) > 1)} {format_numbers(waiting)}"
             call.error = DeadlineError(
-                f"rank {rank} has kept the turn for {self._timeout_s:g} s, at {call.place()}, and rank{'s' * (len(waiting) > 1)} "
-                f"{', '.join(map(str, waiting))} cannot go on: ranks that are threads take turns, and hand them on "
-                "where they communicate. Raise timeout_s (--timeout) if a rank legitimately works that long.",
+                f"rank {rank} has kept the turn for {self._timeout_s:g} s, at {call.place()}, and {others} cannot go "
+                "on: ranks that are threads take turns, and hand them on where they communicate. Raise timeout_s (--timeout) if a rank legitimately works that long.",
                 rank=waiting[0], missing=[rank], timeout_s=self._timeout_s,
             )  # fmt: skip
         call.interrupt(late_s)
         if late_s > GIVE_UP_S:
-            self._leave_behind(rank)
+            call.error.add_note(
+                "Python cannot interrupt what it does there; its thread ends when it returns."
+            )
+            self._leave_behind(rank, call.error)
 
-    def _leave_behind(self, rank: int) -> None:
+    def _leave_behind(self, rank: int, error: BaseException) -> None:
         """Go on without a rank whose thread cannot be interrupted."""
-        error, transport = self.calls[rank].error, self._turns.transports[rank]
-        assert error is not None
-        error.add_note("Python cannot interrupt what it does there; its thread ends when that call returns.")
+        transport = self._turns.transports[rank]
         self.left_behind.add(rank)
         report = failure_report(error, keep=True)
         self.outcomes[rank].report = report
@@ -168,25 +170,27 @@ class _Watch:
         return self._segment.words[self._segment.map.abort()] == ABORT_INTERRUPT
 
     def _interrupt_all(self) -> None:
-        """Interrupt the rank that has the turn; the others see it when they get theirs."""
+        """Interrupt the rank that has the turn; the others see it when they get theirs. Again: go on without it."""
         since_s, told = time.monotonic(), False
 
         def look() -> None:
             nonlocal told
-            passed_s, call = time.monotonic() - since_s, self.calls[self._turns.running]
-            call.interrupt(passed_s)
+            passed_s, rank = time.monotonic() - since_s, self._turns.running
+            self.calls[rank].interrupt(passed_s)
             if passed_s > GIVE_UP_S and not told:
                 told = True
                 print(
-                    f"rank {self._turns.running} is in a call that Python cannot interrupt, at {call.place()}. Ctrl-C "
-                    "again goes on without it; its thread then ends when that call returns.", file=sys.stderr,
-                )  # fmt: skip
+                    f"rank {rank} is in a call that Python cannot interrupt, at {self.calls[rank].place()}. Ctrl-C "
+                    "again goes on without it; its thread then ends when that call returns.",
+                    file=sys.stderr,
+                )
 
-        look()
-        try:
-            self._wait(LOOK_S, look)
-        except KeyboardInterrupt:
-            self.left_behind |= {rank for rank, ended in enumerate(self._ended) if not ended.is_set()}
+        while True:
+            try:
+                look()
+                return self._wait(LOOK_S, look)
+            except KeyboardInterrupt as again:
+                self._leave_behind(self._turns.running, again)
 
 
 class _Call:
