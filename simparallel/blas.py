@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import numpy  # noqa: F401 (only a BLAS that is loaded is found)
 
@@ -31,6 +36,57 @@ def limit_threads(count: int) -> None:
 
         threadpool_limits(count)
         _threads = count
+
+
+def default_threads(world_size: int) -> int:
+    """BLAS threads of each rank: what the user's environment says, else an equal share of the cores, at least 1."""
+    for variable in THREAD_VARIABLES:
+        if os.environ.get(variable, "").isdigit():
+            return max(1, int(os.environ[variable]))
+    return max(1, len(os.sched_getaffinity(0)) // world_size)
+
+
+_limits: list[int] = []  # of the blocks that are open, in any thread
+_before: tuple[Any, int | None] | None = None  # what puts back the threads that BLAS had, and `_threads`
+_limits_lock = threading.Lock()
+
+
+@contextmanager
+def limited_threads(count: int) -> Iterator[None]:
+    """BLAS uses `count` threads inside the block: products of other numbers of threads have other bits.
+
+    BLAS has one limit for the whole process: where blocks of several threads overlap, the smallest one counts.
+    """
+    global _before, _threads
+    with _limits_lock:
+        if not _limits:
+            _before = _libraries(len(sys.modules)).limit(limits=None), _threads
+        _limits.append(count)
+        _set_threads(min(_limits))
+    try:
+        yield
+    finally:
+        with _limits_lock:
+            _limits.remove(count)
+            if _limits:
+                _set_threads(min(_limits))
+            elif _before is not None:
+                (libraries, _threads), _before = _before, None
+                libraries.restore_original_limits()
+
+
+def _set_threads(count: int) -> None:
+    global _threads
+    _libraries(len(sys.modules)).limit(limits=count)
+    _threads = count
+
+
+@lru_cache(maxsize=1)
+def _libraries(num_modules: int) -> Any:
+    """The thread pools of all libraries, looked for again (0.3 ms) when modules were imported since."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -34,6 +35,22 @@ def place(file: str, line: int) -> str:
     """ "file:line", or the cell and the line in it."""
     cell = cell_of(file)
     return f"{file}:{line}" if cell is None else f"cell {cell}, line {line}"
+
+
+def frames_of(thread: int | None) -> Iterator[FrameType]:
+    """What a thread runs, by its identifier, from the innermost call on; nothing where there is no such thread."""
+    frame = sys._current_frames().get(thread) if thread is not None else None
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def user_place(thread: int | None) -> str:
+    """The place of the user's line that a thread is at; "an unknown place" where it runs none."""
+    for frame in frames_of(thread):
+        if not is_inside(frame.f_code.co_filename):
+            return place(frame.f_code.co_filename, frame.f_lineno)
+    return "an unknown place"
 
 
 def user_line() -> str:

@@ -8,6 +8,7 @@ every rank waits for another: that is a deadlock, known at once, and all are tol
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,20 +17,50 @@ from simparallel.comm.segment import ABORT_INTERRUPT, DONE, FAILED, RUNNING, Seg
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.errors import DeadlockError
 
+Switch = Callable[[int], None]
+
+
+def _nothing(rank: int) -> None:
+    """Ranks have nothing in common that each wants to find as it left it."""
+
 
 class Turns:
-    """Whose turn it is, and who waits for what."""
+    """Whose turn it is, and who waits for what.
 
-    def __init__(self, world_size: int) -> None:
-        self.gates = [threading.Semaphore(0) for _ in range(world_size)]
+    Args:
+        world_size: number of ranks.
+        leave, enter: called by a rank that gives its turn to another one, and when it has it again.
+
+    Attributes:
+        running: whose turn it is; -1 before the first one.
+        since_s: when the turn began, by the monotonic clock.
+    """
+
+    def __init__(self, world_size: int, leave: Switch = _nothing, enter: Switch = _nothing) -> None:
+        self.gates = [threading.Lock() for _ in range(world_size)]
+        for gate in self.gates:
+            gate.acquire()
         self.transports: list[InlineTransport] = []
+        self.running, self.since_s = -1, 0.0
+        self._leave, self._enter = leave, enter
         self.blocked: dict[int, tuple[Sequence[Condition], Callable[[], str]]] = {}
         self.looking: dict[int, Callable[[], str]] = {}  # who gave the turn away, and can go on nevertheless
         self.deadlock: dict[int, str] | None = None
 
     def begin(self, rank: int) -> None:
-        """Wait for the first turn."""
+        """Wait for the turn."""
         self.gates[rank].acquire()
+        self._enter(rank)
+
+    def give(self, rank: int) -> None:
+        """Begin the turn of `rank`."""
+        self.running, self.since_s = rank, time.monotonic()
+        self.gates[rank].release()
+
+    def give_way(self, rank: int) -> None:
+        """Let the next rank that can go on have the turn, until it comes back."""
+        if self.pass_on(rank):
+            self.begin(rank)
 
     def pass_on(self, rank: int) -> bool:
         """Give the turn to the next rank that can go on; False if that is `rank` itself."""
@@ -43,7 +74,8 @@ class Turns:
             chosen = next(r for r in order if r in waiting)
         if chosen == rank:
             return False
-        self.gates[chosen].release()
+        self._leave(rank)
+        self.give(chosen)
         return True
 
     def _can_run(self, rank: int) -> bool:
@@ -75,9 +107,10 @@ class InlineTransport(AbstractTransport):
         while not any(self.met(condition) for condition in conditions):
             self._check(conditions[0], describe)
             turns.blocked[self.rank] = conditions, describe
-            if turns.pass_on(self.rank):
-                turns.gates[self.rank].acquire()
-            del turns.blocked[self.rank]
+            try:
+                turns.give_way(self.rank)
+            finally:
+                del turns.blocked[self.rank]
 
     def looked(self, needed: Condition, describe: Callable[[], str], looked_s: float) -> None:
         self._check(needed, describe)
@@ -85,9 +118,10 @@ class InlineTransport(AbstractTransport):
         if looked_s > self.timeout_s:
             raise self._late_error(missing, "; ".join(map(self._told, missing)), describe)
         turns.looking[self.rank] = describe
-        if turns.pass_on(self.rank):
-            turns.gates[self.rank].acquire()
-        del turns.looking[self.rank]
+        try:
+            turns.give_way(self.rank)
+        finally:
+            del turns.looking[self.rank]
 
     def _check(self, needed: Condition, describe: Callable[[], str]) -> None:
         if self.words[self.segment.map.abort()] == ABORT_INTERRUPT:

@@ -6,7 +6,6 @@ import ctypes
 import faulthandler
 import linecache
 import os
-import random
 import select
 import signal
 import sys
@@ -16,7 +15,6 @@ from multiprocessing.connection import Connection
 from typing import Any, TextIO
 
 import cloudpickle
-import numpy as np
 
 from simparallel import blas, caller
 from simparallel.comm import Communicator
@@ -138,9 +136,6 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
             finally:
                 interrupts.armed = False
 
-        # Python's and NumPy's own random numbers start afresh too, the same on every rank.
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002 (the global state is the point)
         linecache.cache.update(message["sources"])
         caller.cells.update(message["cells"])
         outcome, last = play_rank(

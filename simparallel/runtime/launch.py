@@ -84,7 +84,8 @@ class Cluster:
         devices_per_rank: simulated devices of each rank, "sim:0" to "sim:n-1", with equal figures and the
             same link between them; None makes them as they are named. One process drives them all.
         timeout_s: how long a rank waits for another one before it calls that an error, and how long a rank
-            may be stopped (SIGSTOP); `math.inf` for ever.
+            may be stopped (SIGSTOP); `math.inf` for ever. With "inline" also how long a rank may keep the turn from
+            the others; a call that Python cannot interrupt (`time.sleep`, a lock) is then left behind in its thread.
         algorithm: "direct", "naive", "ring", "tree" or "halving_doubling": how collectives run that do
             not name one themselves. Collectives that it does not have run by "direct".
         arena_bytes: address space for each rank's shared memory, such as "1GB"; 0 for the default.
@@ -215,7 +216,8 @@ class Cluster:
             if is_inline:
                 self._forget_reports()
                 call = partial(function, *args, **kwargs)
-                return run_threads(call, self.spec, tell=bar, **settings)  # type: ignore[arg-type]
+                threads = self._pool_settings["blas_threads"]
+                return run_threads(call, self.spec, tell=bar, blas_threads=threads, **settings)  # type: ignore[arg-type]
             payload = pack(function, args, kwargs)
             pool = self._warm_pool()
             self._forget_reports()

@@ -18,6 +18,7 @@ from simparallel.comm.segment import DONE
 from simparallel.comm.transport import AbstractTransport
 from simparallel.context import forget_settings
 from simparallel.events import Recorder, use_recorder
+from simparallel.runtime.draws import seed_globals
 from simparallel.runtime.reports import Outcome, failure_report
 
 T = TypeVar("T")
@@ -44,6 +45,8 @@ def play_rank(
     random_state.restore((seed, 0, 0, {}))
     grad_mode.enabled = True
     forget_settings()
+    if is_process:
+        seed_globals()  # ranks that are threads share them, see `Draws`
     outcome = Outcome(transport.rank)
     joined = use_communicator(communicator, of_process=is_process)
     with use_recorder(recorder), joined, _telling(tell):
