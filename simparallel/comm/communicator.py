@@ -81,7 +81,7 @@ class Communicator(Composed):
             return self.adasum(x, None, group, async_op, algorithm, out=out)
         group = self._group("all_reduce", group, algorithm)
         check_array("all_reduce", x, written=out is None)
-        key = "all_reduce", op, x.dtype, x.shape
+        key = "all_reduce", op, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             plan = self._add_reduction(group, key, x, op, x.shape)
@@ -96,7 +96,7 @@ class Communicator(Composed):
         group = self._group("adasum", group, algorithm)
         check_array("adasum", x, written=out is None)
         op, sizes = ("adasum", x.shape) if layers is None else (LAYERS, check_layers(x, layers))
-        key = "adasum", op, x.dtype, sizes
+        key = "adasum", op, x.dtype, sizes, self.asker
         plan = group.plans.get(key)
         if plan is None:
             plan = self._add_reduction(group, key, x, op, sizes)
@@ -111,7 +111,7 @@ class Communicator(Composed):
         group = self._group("broadcast", group, algorithm)
         root = position_of("broadcast", group, src)
         check_array("broadcast", x, written=root != group.rank)
-        key = "broadcast", root, x.dtype, x.shape
+        key = "broadcast", root, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             header = h.encode("broadcast", root=src, dtype=x.dtype, shape=x.shape)
@@ -127,7 +127,7 @@ class Communicator(Composed):
         root = position_of("reduce", group, dst)
         check_array("reduce", x, written=root == group.rank and out is None)
         check_only_at("reduce", root, group, out)
-        key = "reduce", op, root, x.dtype, x.shape
+        key = "reduce", op, root, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             body = group.reduce(x, root, op)
@@ -144,7 +144,7 @@ class Communicator(Composed):
         group = self._group("all_gather", group, algorithm)
         check_array("all_gather", x)
         dim = check_dim("all_gather", x, dim)
-        key = "all_gather", dim, x.dtype, x.shape
+        key = "all_gather", dim, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             header = h.encode("all_gather", dtype=x.dtype, shape=x.shape, dims=h.encode_dims(dim))
@@ -163,7 +163,7 @@ class Communicator(Composed):
         group = self._group("reduce_scatter", group, algorithm)
         check_array("reduce_scatter", x)
         dim = check_dim("reduce_scatter", x, dim, divided_by=group.size)
-        key = "reduce_scatter", op, dim, x.dtype, x.shape
+        key = "reduce_scatter", op, dim, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             body = group.reduce_scatter(x, dim, op)
@@ -184,7 +184,7 @@ class Communicator(Composed):
         check_array("all_to_all", x)
         split = check_dim("all_to_all", x, split_dim, divided_by=group.size)
         concat = check_dim("all_to_all", x, concat_dim)
-        key = "all_to_all", split, concat, x.dtype, x.shape
+        key = "all_to_all", split, concat, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             dims = h.encode_dims(split, concat)
@@ -206,7 +206,7 @@ class Communicator(Composed):
         root = position_of("gather", group, dst)
         check_array("gather", x)
         check_only_at("gather", root, group, out)
-        key = "gather", root, x.dtype, x.shape
+        key = "gather", root, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             header = h.encode("gather", root=dst, dtype=x.dtype, shape=x.shape)
@@ -223,10 +223,10 @@ class Communicator(Composed):
         group = self._group("scatter", group, algorithm)
         root = position_of("scatter", group, src)
         parts: list[np.ndarray] | None = None
-        key: tuple[Any, ...] = ("scatter", root)
+        key: tuple[Any, ...] = ("scatter", root, self.asker)
         if root == group.rank:
             parts = check_parts(arrays, group.size)
-            key = "scatter", root, parts[0].dtype, parts[0].shape
+            key = "scatter", root, parts[0].dtype, parts[0].shape, self.asker
         elif arrays is not None:
             raise InputError(f"scatter: only rank {src} gives a list; rank {self.rank} must pass None.")
         if out is not None:
@@ -245,9 +245,10 @@ class Communicator(Composed):
 
     def barrier(self, group: Any = None, async_op: bool = False) -> Any:
         group = self._group("barrier", group)
-        plan = group.plans.get(("barrier",))
+        key = "barrier", self.asker
+        plan = group.plans.get(key)
         if plan is None:
-            plan = group.add_plan(("barrier",), h.encode("barrier"), group.nothing())
+            plan = group.add_plan(key, h.encode("barrier"), group.nothing())
         return group.run(plan, None, async_op)
 
     def new_group(self, ranks: Sequence[int]) -> Group:
@@ -266,7 +267,7 @@ class Communicator(Composed):
                 "the groups that you make and use them again; sharded ops make one for each group of ranks that their "
                 "strategies and Layouts name, so fewer device matrices need fewer. A new run begins with none."
             )
-        world, key = self.world, ("new_group", members)
+        world, key = self.world, ("new_group", members, self.asker)
         world.run(world.add_plan(key, h.encode("new_group", members=members), world.nothing()), None)
         group = self._group_type(self.transport, self.recorder, self._lanes, number, members)
         self._groups.append(group)

@@ -7,7 +7,8 @@ the list, nor the collectives of arrays that carry an object.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,25 @@ LAYERS = "adasum of layers"
 class Composed(AbstractCommunicator):
     """These collectives, from the parts of which `Communicator` makes its others."""
 
+    asker: str = ""  # see `asked_by`
+
+    @contextmanager
+    def asked_by(self, asker: str) -> Iterator[None]:
+        """Name the op or reducer that makes the collectives inside the block; the innermost name counts.
+
+        The name is compared as everything else about a call: ranks whose calls look alike, but are made for
+        different purposes, all raise CollectiveMismatchError, which shows the first 64 bytes of each name.
+        Calls with different names are planned separately, so a name must not change from step to step.
+
+        Args:
+            asker: the same on every rank of the group, for the same purpose; "" for none.
+        """
+        before, self.asker = self.asker, asker
+        try:
+            yield
+        finally:
+            self.asker = before
+
     def _group(self, op: str, group: Any, algorithm: str | None = "direct") -> Any:
         raise NotImplementedError
 
@@ -33,7 +53,7 @@ class Composed(AbstractCommunicator):
         name = "adasum" if op == "adasum" else "all_reduce"
         group = self._group(name, group, algorithm)
         check_array(name, x, written=True)
-        key = name, op, x.dtype, tuple(shapes)
+        key = name, op, x.dtype, tuple(shapes), self.asker
         plan = group.plans.get(key)
         if plan is None:
             op = LAYERS if op == "adasum" else op
@@ -94,7 +114,7 @@ class Composed(AbstractCommunicator):
         self._group(name, group)
         group = self._group(op, group, None)
         position = 0 if root is None else position_of(name, group, root)
-        key = op, name, position, x.dtype, x.shape
+        key = op, name, position, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             header = h.encode(name, root=root or 0, dtype=x.dtype, shape=x.shape)

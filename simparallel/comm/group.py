@@ -83,7 +83,8 @@ class Group(Members):
         """Plan a collective.
 
         Args:
-            key: name of the op, and everything the plan depends on; `plans` finds it again by this.
+            key: name of the op, and everything the plan depends on, the asker at the end; `plans` finds it
+                again by this.
             header: of its calls.
             body: reads from the peers, after the headers were found equal.
             x: what peers may read from us looks like this; None for nothing.
@@ -94,6 +95,8 @@ class Group(Members):
             kind: `Call`, or one whose payload travels otherwise.
         """
         plans = self.plans if plans is None else plans
+        if key[-1]:
+            h.encode_asker(header, key[-1])
         if len(plans) >= MAX_PLANS:
             plans.clear()
         payload = ((), None, 0) if x is None else (x.shape, x.dtype, x.nbytes)
