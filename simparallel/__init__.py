@@ -10,8 +10,8 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from simparallel import autograd as ops, cluster, errors
-from simparallel.autograd import Tensor, enable_grad, functions, no_grad, value_and_grad
+from simparallel import autograd as ops, cluster, errors, functions
+from simparallel.autograd import Tensor, enable_grad, no_grad, value_and_grad
 from simparallel.backend import device_count, get_namespace, manual_seed, manual_seed as set_seed
 from simparallel.collectives import (
     all_gather,

@@ -12,17 +12,14 @@ from simparallel.collectives.calls import (
     empty,
     gather,
     gather_object,
-    irecv,
-    isend,
     log,
     new_group,
-    recv,
     reduce,
     reduce_scatter,
     scatter,
-    send,
 )
 from simparallel.collectives.carry import go_on, wait_for
+from simparallel.collectives.messages import irecv, isend, recv, send
 
 __all__ = [
     "adasum_layers", "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",

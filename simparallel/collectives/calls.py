@@ -12,8 +12,16 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import Array, to_host
-from simparallel.collectives.carry import array_of, device_of, filled, in_place, into, new, together, wait_for
-from simparallel.comm import Group, Work, current
+from simparallel.collectives.carry import (
+    array_of,
+    check_off_the_tape,
+    filled,
+    in_place,
+    into,
+    new,
+    together,
+)
+from simparallel.comm import Group, current
 from simparallel.errors import InputError
 from simparallel.events import current_recorder
 
@@ -149,6 +157,8 @@ def all_gather(
     Collective: yes. Cost: (P-1) * x.nbytes [bytes] per rank.
 
     Raises:
+        AutogradError: x is a Tensor that needs a gradient, and there is no out: use `functions.all_gather`. The
+            same holds for reduce_scatter, all_to_all, gather and scatter.
         InputError, ShapeError, DTypeError: bad arguments, or x without dims; nothing was sent.
         CollectiveMismatchError: ranks made different calls; no data was changed.
         RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
@@ -275,56 +285,14 @@ def scatter(
         RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
     """
     parts = None if arrays is None else [to_host(array_of("scatter", part)) for part in arrays]
-    if out is not None:
+    if out is None:
+        for part in arrays or ():
+            check_off_the_tape("scatter", part)
+    else:
         return filled(
             "scatter", out, lambda b: current().scatter(parts, src, group, async_op, algorithm, out=b)
         )
     return current().scatter(parts, src, group, async_op, algorithm)
-
-
-def send(x: Any, dst: int, tag: int = 0) -> None:
-    """Send x to rank `dst`. It may be changed when this returns, which need not be after `recv`. Collective: no.
-
-    Args:
-        x: array or Tensor, any shape and numeric dtype.
-        dst: a global rank.
-        tag: an integer of 0 or more; a `recv` of the same tag gets it, in the order in which they were sent.
-
-    Cost: x.nbytes [bytes].
-
-    Raises:
-        InputError, DTypeError: bad arguments; nothing was sent.
-        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
-    """
-    wait_for(device_of(x))
-    current().send(to_host(array_of("send", x)), dst, tag)
-
-
-def recv(x: Any, src: int, tag: int = 0) -> Any:
-    """Fill x with the next message of this tag from rank `src`. Returns x. Collective: no.
-
-    Args:
-        x: array or Tensor of the shape and dtype that were sent; written.
-        src: a global rank.
-        tag: that of `send`.
-
-    Raises:
-        InputError, DTypeError: bad arguments, or x is read-only; no message was taken.
-        CollectiveMismatchError: what was sent has another shape or dtype; x was not changed.
-        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
-    """
-    return in_place("recv", x, lambda a: current().recv(a, src, tag))
-
-
-def isend(x: Any, dst: int, tag: int = 0) -> Work:
-    """`send` as a `Work`; x must not change before `wait()`. Collective: no."""
-    wait_for(device_of(x))
-    return current().isend(to_host(array_of("isend", x)), dst, tag)
-
-
-def irecv(x: Any, src: int, tag: int = 0) -> Any:
-    """`recv` as a `Work`; x is filled when `wait()` returns. Collective: no."""
-    return in_place("irecv", x, lambda a: current().irecv(a, src, tag))
 
 
 def barrier(group: Group | None = None) -> None:
