@@ -118,23 +118,41 @@ def all_reduce(x: Any, op: str = "sum", group: Group | None = None, algorithm: s
     return _call("all_reduce", x, both, both)
 
 
-def all_gather(x: Any, dim: int = 0, group: Group | None = None, algorithm: str | None = None) -> Tensor:
+def all_gather(
+    x: Any, dim: int = 0, group: Group | None = None, algorithm: str | None = None, *, uneven: bool = False
+) -> Tensor:
     """The ranks' x one after the other along `dim`; the gradients of all ranks are summed and scattered back.
 
     Args:
         x: Tensor or array with one dim or more, of one shape and dtype on every rank; stays as it is.
         dim: x of shape (..., d, ...) gives (..., P d, ...) for P ranks.
         group, algorithm: as of `sp.all_gather`.
+        uneven: the ranks' x may have different sizes along `dim`; one more small all_gather tells them.
 
     Collective: yes, and so is backward. Cost: (P-1) * x.nbytes [bytes] per rank, and again in backward.
 
     Raises: as `functions.all_reduce`.
     """
-    return _call(
-        "all_gather", x,
-        lambda a: calls.all_gather(a, dim, group, algorithm=algorithm),
-        lambda dy: calls.reduce_scatter(dy, dim, "sum", group, algorithm=algorithm),
-    )  # fmt: skip
+
+    def adjoint(dy: Array) -> Array:
+        if not uneven:
+            return calls.reduce_scatter(dy, dim, "sum", group, algorithm=algorithm)
+        # Each rank's part of the gradient goes to that rank, which adds them up in the order of the group.
+        own = [shape[dim]] * len(sizes)
+        parts = calls.all_to_all(dy, dim, dim, group, input_splits=sizes, output_splits=own)
+        return parts.reshape(*shape[: dim % len(shape)], len(sizes), *shape[dim % len(shape) :]).sum(
+            axis=dim % len(shape)
+        )
+
+    def forward(a: Array) -> Array:
+        if uneven:
+            sizes.extend(calls.all_gather(np.array([a.shape[dim]]), 0, group).tolist())
+            shape.extend(a.shape)
+        return calls.all_gather(a, dim, group, algorithm=algorithm, uneven=uneven)
+
+    sizes: list[int] = []
+    shape: list[int] = []
+    return _call("all_gather", x, forward, adjoint)
 
 
 def reduce_scatter(
@@ -163,8 +181,9 @@ def reduce_scatter(
 
 
 def all_to_all(
-    x: Any, split_dim: int = 0, concat_dim: int = 0, group: Group | None = None, algorithm: str | None = None
-) -> Tensor:
+    x: Any, split_dim: int = 0, concat_dim: int = 0, group: Group | None = None, algorithm: str | None = None, *,
+    input_splits: Sequence[int] | None = None, output_splits: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
     """Part r of every rank's x on rank r, joined in the order of the group; the gradients travel back.
 
     Args:
@@ -172,15 +191,25 @@ def all_to_all(
         split_dim: along which x is cut; its size becomes a P-th.
         concat_dim: along which the parts are joined; its size becomes P times as large.
         group, algorithm: as of `sp.all_to_all`.
+        input_splits, output_splits: as of `sp.all_to_all`; both or none, for backward travels the other way.
 
     Collective: yes, and so is backward. Cost: (P-1)/P * x.nbytes [bytes] per rank, and again in backward.
 
     Raises: as `functions.all_reduce`.
     """
+    if (input_splits is None) != (output_splits is None):
+        raise InputError("functions.all_to_all: give both input_splits and output_splits, or none of them.")
+
+    def move(
+        a: Array, dims: tuple[int, int], given: Sequence[int] | None, taken: Sequence[int] | None
+    ) -> Array:
+        splits: dict[str, Any] = {"input_splits": given, "output_splits": taken}
+        return calls.all_to_all(a, *dims, group, algorithm=algorithm, **splits)
+
     return _call(
         "all_to_all", x,
-        lambda a: calls.all_to_all(a, split_dim, concat_dim, group, algorithm=algorithm),
-        lambda dy: calls.all_to_all(dy, concat_dim, split_dim, group, algorithm=algorithm),
+        lambda a: move(a, (split_dim, concat_dim), input_splits, output_splits),
+        lambda dy: move(dy, (concat_dim, split_dim), output_splits, input_splits),
     )  # fmt: skip
 
 

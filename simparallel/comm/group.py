@@ -30,6 +30,7 @@ from simparallel.comm.call import (
 from simparallel.comm.members import Members
 from simparallel.comm.segment import WORD, order
 from simparallel.comm.transport import AbstractTransport, Condition
+from simparallel.comm.uneven import UnevenCall
 from simparallel.comm.work import Lane
 from simparallel.events import COMPUTE, Recorder
 from simparallel.units import format_numbers
@@ -51,6 +52,7 @@ class Group(Members):
     """
 
     call_type: type[Call] = Call
+    uneven_type: type[Call] = UnevenCall
 
     def __repr__(self) -> str:
         return f"<{'world' if self.name == 'world' else 'group'} of ranks {format_numbers(self.ranks)}>"

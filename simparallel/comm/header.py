@@ -26,18 +26,21 @@ from hashlib import blake2b
 
 import numpy as np
 
+from simparallel.comm.reduction import ALIASES
 from simparallel.errors import CollectiveMismatchError, InputError
 
 OPS = (
     "none", "barrier", "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter",
-    "all_to_all", "gather", "scatter", "new_group", "send",
+    "all_to_all", "gather", "scatter", "new_group", "send", "scan", "exscan",
 )  # fmt: skip
 OBJECT_OPS = ("all_gather_object", "broadcast_object", "gather_object")  # carried by collectives of arrays
 OP_NAMES = (*OPS, *OBJECT_OPS)
 OP_CODES = {name: code for code, name in enumerate(OP_NAMES)}
 ALGORITHMS = ("direct", "naive", "ring", "tree", "halving_doubling")
-REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or", "adasum", "adasum of layers")
+REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or", "adasum", "adasum of layers", "xor",
+              "land", "lor", "lxor")  # fmt: skip
 REDUCE_CODES = {name: code for code, name in enumerate(REDUCE_OPS)}
+REDUCE_CODES |= {alias: REDUCE_CODES[name] for alias, name in ALIASES.items()}
 
 TAG, OP, REDUCE, ROOT, DTYPE, DIMS, NDIM, SHAPE, MEMBERS = 0, 1, 2, 3, 4, 5, 6, 7, 15
 ASKER, LISTED, ALGORITHM = TAG, DIMS, MEMBERS
@@ -142,7 +145,9 @@ def describe(words: Sequence[int]) -> str:
     if words[REDUCE]:
         text += f"({_name(REDUCE_OPS, words[REDUCE])})"
     if words[DTYPE] and text not in OBJECT_OPS:  # what carries an object is not what was called
-        sizes = [str(size) for size in words[SHAPE : SHAPE + min(words[NDIM], _SHAPE_WORDS)]]
+        sizes = [
+            "*" if size == -1 else str(size) for size in words[SHAPE : SHAPE + min(words[NDIM], _SHAPE_WORDS)]
+        ]
         if words[NDIM] > _SHAPE_WORDS:
             sizes[-1] = "…"
         shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
