@@ -10,8 +10,8 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from simparallel import cluster, errors, ops
-from simparallel.autograd import Function, Tensor, enable_grad, functions, no_grad, value_and_grad
+from simparallel import cluster, errors, functions, ops
+from simparallel.autograd import Function, Tensor, enable_grad, no_grad, value_and_grad
 from simparallel.backend import device_count, get_namespace, manual_seed, manual_seed as set_seed
 from simparallel.collectives import (
     all_gather,
@@ -22,17 +22,26 @@ from simparallel.collectives import (
     broadcast,
     broadcast_object,
     empty,
+    exscan,
     gather,
     gather_object,
+    iprobe,
     irecv,
     isend,
+    isendrecv,
+    issend,
     log,
+    monitored_barrier,
     new_group,
+    probe,
     recv,
     reduce,
     reduce_scatter,
+    scan,
     scatter,
     send,
+    sendrecv,
+    ssend,
 )
 from simparallel.comm import Group, Work
 from simparallel.context import (
@@ -97,18 +106,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutoParallel", "Callback", "CheckpointConfig", "CheckpointManager", "Cluster", "EarlyStopping",
-    "Function", "GRAPH_MODE", "Group", "Layout", "LearningRateScheduler", "Ledger", "LossMonitor", "Mesh", "Model",
+    "AutoParallel", "Callback", "CheckpointConfig", "CheckpointManager", "Cluster", "EarlyStopping", "Function",
+    "GRAPH_MODE", "Group", "Layout", "LearningRateScheduler", "Ledger", "LossMonitor", "Mesh", "Model",
     "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Results", "Tensor", "TimeMonitor", "Trace",
     "Work", "adasum", "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
     "broadcast_object", "cluster", "data", "device", "device_count", "distribute_module", "distribute_tensor",
-    "empty", "enable_grad", "errors", "from_local", "functions", "gather", "gather_object", "get_auto_parallel_context",
-    "get_group_size", "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes",
-    "get_rank", "get_world_size", "init", "irecv", "isend", "launch", "load", "load_checkpoint", "load_param_into_net",
-    "log", "manual_seed", "models", "new_group", "nn", "no_grad", "no_init_parameters", "node_group", "ops",
-    "optim", "parallel", "progress", "recv", "reduce", "reduce_scatter", "reset_auto_parallel_context", "save",
-    "save_checkpoint", "scatter", "send", "set_auto_parallel_context", "set_context", "set_memory", "set_seed",
-    "shard", "testing", "train", "value_and_grad", "view",
+    "empty", "enable_grad", "errors", "exscan", "from_local", "functions", "gather", "gather_object",
+    "get_auto_parallel_context", "get_group_size", "get_local_rank", "get_local_world_size", "get_namespace",
+    "get_node_rank", "get_num_nodes", "get_rank", "get_world_size", "init", "iprobe", "irecv", "isend", "isendrecv",
+    "issend", "launch", "load", "load_checkpoint", "load_param_into_net", "log", "manual_seed", "models",
+    "monitored_barrier", "new_group", "nn", "no_grad", "no_init_parameters", "node_group", "ops", "optim",
+    "parallel", "probe", "progress", "recv", "reduce", "reduce_scatter", "reset_auto_parallel_context", "save",
+    "save_checkpoint", "scan", "scatter", "send", "sendrecv", "set_auto_parallel_context", "set_context",
+    "set_memory", "set_seed", "shard", "ssend", "testing", "train", "value_and_grad", "view",
 ]  # fmt: skip
 
 logging.getLogger("simparallel").addHandler(logging.NullHandler())

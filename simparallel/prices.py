@@ -92,6 +92,11 @@ def _tree_reduce(p: int, number: int) -> Price:
     return Price(_depth(p), _depth(p), 1.0 if number else 0.0)
 
 
+def _scan(p: int, number: int) -> Price:
+    """In step i, rank r sends what it has to rank r + 2^i (Hillis and Steele 1986)."""
+    return Price(_depth(p), _depth(p), sum(number + 2**i < p for i in range(_depth(p))))
+
+
 def _core(p: int) -> tuple[int, int]:
     """The power of two q of ranks that halve and double, and how many ranks are folded into it."""
     core = 2 ** (p.bit_length() - 1)
@@ -147,7 +152,7 @@ PRICES: dict[str, dict[str, Formula]] = {
     "direct": {
         "all_reduce": _then(_round, _round), "reduce_scatter": _round, "all_gather": _round, "all_to_all": _round,
         "gather": _gather, "scatter": _scatter, "broadcast": _endless_broadcast, "reduce": _endless_reduce,
-        "barrier": _barrier, "new_group": _barrier, "adasum": _adasum_halving,
+        "barrier": _barrier, "new_group": _barrier, "adasum": _adasum_halving, "scan": _scan, "exscan": _scan,
     },
     "naive": {
         "all_reduce": _then(_naive_reduce, _naive_broadcast), "broadcast": _naive_broadcast,

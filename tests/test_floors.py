@@ -30,7 +30,7 @@ FLOORS = {
     | {"rule", "mesh", "layout", "sharding", "nearest", "strategy", "ranktable"},
     1: {"autograd", "comm", "plan", "view"},
     2: {"ops", "nn", "optim", "data", "trace", "collectives", "world", "context"},
-    3: {"runtime", "parallel", "models"},
+    3: {"runtime", "parallel", "models", "functions"},
     4: {"testing", "train"},
     5: {"__init__", "__main__", "adasum_lab", "bench", "cli", "demo", "doctor", "rundir"},
 }

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import test_collectives as contract
 import test_collectives_out as into
+import test_differentiable_collectives as tape
+import test_messages as messages
 import test_mismatch as mismatch
 import test_polling as polling
+import test_uneven as uneven
 from fake_mpi import MODULE
 from oracles import World
 
@@ -53,12 +56,38 @@ def test_gives_what_numpy_gives_into_out(world, name):
         contract.test_nobody_leaves_a_barrier_before_everybody_came, mismatch.test_groups_of_other_ranks,
         mismatch.test_right_programs_run, mismatch.test_a_group_is_for_its_members,
         polling.test_others_go_on_meanwhile, polling.test_who_asks_may_go_on_with_something_else,
-        polling.test_what_waiting_would_raise,
+        polling.test_what_waiting_would_raise, uneven.test_gives_what_numpy_gives,
+        uneven.test_sizes_that_do_not_fit_are_told_on_all_ranks, uneven.test_scatter_into_out,
+        uneven.test_members_alone_make_groups, uneven.test_members_must_name_the_same_ranks,
+        uneven.test_a_member_that_makes_no_group_is_waited_for_in_vain, uneven.test_gradients_of_different_sizes,
+        uneven.test_reductions_have_the_names_of_pytorch, tape.test_gradients_flow_through_a_network,
+        messages.test_any_source_with_a_tag_leaves_the_others, messages.test_a_named_source_beside_any,
+        messages.test_messages_to_oneself, messages.test_tensors_go_both_ways,
+        messages.test_an_answer_comes_after_the_receive, messages.test_answers_that_nobody_can_give,
+        messages.test_looking_leaves_the_message, messages.test_looking_in_a_loop_lets_others_run,
+        messages.test_all_others_have_left, messages.test_one_sender_leaves_and_another_sends,
+        messages.test_a_message_of_another_shape,
     ],
     ids=lambda test: test.__name__,
 )  # fmt: skip
 def test_the_contract(world, test):
     test(world)
+
+
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_scans_give_what_numpy_gives(world, op):
+    uneven.test_scans_give_what_numpy_gives(world, op, (3,))
+    uneven.test_scans_give_what_numpy_gives(world, op, (uneven.LARGE, 2))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_any_source_and_any_tag(world, is_async):
+    messages.test_any_source_and_any_tag(world, is_async)
+
+
+@pytest.mark.parametrize("call", [lambda: sp.recv(np.ones(1)), lambda: sp.probe()])
+def test_nobody_can_send(world, call):
+    messages.test_nobody_can_send(world, call)
 
 
 @pytest.mark.parametrize("what", ["name", "shape", "root"])

@@ -25,6 +25,9 @@ FILES = (
     "test_mismatch.py",
     "test_algorithms.py",
     "test_distributed.py",
+    "test_differentiable_collectives.py",
+    "test_messages.py",
+    "test_uneven.py",
 )
 CHOSEN = "mpi and not a_cluster_has_a_default"  # no cluster has this transport
 

@@ -3,29 +3,43 @@
 from simparallel.collectives.calls import (
     adasum_layers,
     all_gather,
-    all_gather_object,
     all_reduce,
     all_to_all,
-    barrier,
     broadcast,
-    broadcast_object,
-    empty,
+    exscan,
     gather,
-    gather_object,
-    irecv,
-    isend,
-    log,
-    new_group,
-    recv,
     reduce,
     reduce_scatter,
+    scan,
     scatter,
-    send,
 )
 from simparallel.collectives.carry import go_on, wait_for
+from simparallel.collectives.control import (
+    all_gather_object,
+    barrier,
+    broadcast_object,
+    empty,
+    gather_object,
+    log,
+    monitored_barrier,
+    new_group,
+)
+from simparallel.collectives.messages import (
+    iprobe,
+    irecv,
+    isend,
+    isendrecv,
+    issend,
+    probe,
+    recv,
+    send,
+    sendrecv,
+    ssend,
+)
 
 __all__ = [
     "adasum_layers", "all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast",
-    "broadcast_object", "empty", "gather", "gather_object", "go_on", "irecv", "isend", "log", "new_group",
-    "recv", "reduce", "reduce_scatter", "scatter", "send", "wait_for",
+    "broadcast_object", "empty", "exscan", "gather", "gather_object", "go_on", "iprobe", "irecv", "isend",
+    "isendrecv", "issend", "log", "monitored_barrier", "new_group", "probe", "recv", "reduce",
+    "reduce_scatter", "scan", "scatter", "send", "sendrecv", "ssend", "wait_for",
 ]  # fmt: skip

@@ -11,11 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.backend import Array, to_host
-from simparallel.collectives.carry import array_of, device_of, filled, in_place, into, new, together, wait_for
-from simparallel.comm import Group, Work, current
+from simparallel.backend import to_host
+from simparallel.collectives.carry import (
+    array_of,
+    check_off_the_tape,
+    filled,
+    in_place,
+    into,
+    new,
+    together,
+)
+from simparallel.comm import Group, current
 from simparallel.errors import InputError
-from simparallel.events import current_recorder
 
 
 def all_reduce(
@@ -28,7 +35,8 @@ def all_reduce(
     Args:
         x: array or Tensor, any shape and numeric dtype, the same on every rank; written. Or a list of
             them, of one dtype, which travel as one vector; their shapes are the same on every rank.
-        op: "sum", "mean", "prod", "max", "min", "and" or "or". float16 is summed in float32
+        op: "sum", "mean", "prod", "max", "min"; of integers and bools also "and", "or", "xor" bit by bit (PyTorch's
+            "band", "bor", "bxor") and "land", "lor", "lxor", which give 1 or 0. float16 is summed in float32
             (on messages: rounded at each step). Or "adasum", see `sp.adasum`, of floating-point x: each array
             of a list is summed by itself. By "ring" that is a left fold, another result than of the others.
         group: from `new_group`; by default all ranks.
@@ -131,7 +139,7 @@ def reduce(
 
 def all_gather(
     x: Any, dim: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None,
-    *, out: Any = None,
+    *, out: Any = None, uneven: bool = False,
 ) -> Any:  # fmt: skip
     """The ranks' x, one after the other along `dim` in the order of the group: np.concatenate(xs, axis=dim).
 
@@ -142,6 +150,7 @@ def all_gather(
         async_op, algorithm: as of `all_reduce`: give a `Work` at once; how it runs.
         out: array or Tensor of the result's shape and dtype that gets it. x may be its own part of out; then it
             is not copied anywhere.
+        uneven: the ranks' x may have different sizes along `dim`. Without `out` and `algorithm`.
 
     Returns:
         A new array with the dtype of x, or out; bitwise equal on all ranks.
@@ -149,15 +158,22 @@ def all_gather(
     Collective: yes. Cost: (P-1) * x.nbytes [bytes] per rank.
 
     Raises:
+        AutogradError: x is a Tensor that needs a gradient, and there is no out: use `functions.all_gather`. The
+            same holds for reduce_scatter, all_to_all, gather and scatter.
         InputError, ShapeError, DTypeError: bad arguments, or x without dims; nothing was sent.
         CollectiveMismatchError: ranks made different calls; no data was changed.
         RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
     """
     if out is not None:
         return into(
-            "all_gather", x, out, lambda a, b: current().all_gather(a, dim, group, async_op, algorithm, out=b)
+            "all_gather",
+            x,
+            out,
+            lambda a, b: current().all_gather(a, dim, group, async_op, algorithm, out=b, uneven=uneven),
         )
-    return new("all_gather", x, lambda a: current().all_gather(a, dim, group, async_op, algorithm))
+    return new(
+        "all_gather", x, lambda a: current().all_gather(a, dim, group, async_op, algorithm, uneven=uneven)
+    )
 
 
 def reduce_scatter(
@@ -191,9 +207,47 @@ def reduce_scatter(
     )
 
 
+def scan(
+    x: Any, op: str = "sum", group: Group | None = None, async_op: bool = False, *, out: Any = None
+) -> Any:
+    """Replace x by the reduction of the x of this rank and of those before it in the group. Returns x, or out.
+
+    Args:
+        x: array or Tensor, any shape and numeric dtype, of one shape and dtype on every rank.
+        op: as of `all_reduce`, without "mean" and "adasum".
+        group: from `new_group`; by default all ranks.
+        async_op: give a `Work` at once.
+        out: array or Tensor like x that gets the result instead; x is left as it is.
+
+    Collective: yes. Cost: ceil(log2 P) steps, in each of which a rank sends x.nbytes [bytes] or nothing.
+
+    Raises:
+        InputError, ShapeError, DTypeError: bad arguments, or an op without a meaning for the dtype; nothing was sent.
+        CollectiveMismatchError: ranks made different calls; no data was changed.
+        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
+    """
+    return _scan("scan", x, op, group, async_op, out)
+
+
+def exscan(
+    x: Any, op: str = "sum", group: Group | None = None, async_op: bool = False, *, out: Any = None
+) -> Any:
+    """`scan` without this rank's own x; the first rank gets what changes nothing: 0 of a sum, 1 of a product,
+    the smallest value of a maximum."""
+    return _scan("exscan", x, op, group, async_op, out)
+
+
+def _scan(name: str, x: Any, op: str, group: Group | None, async_op: bool, out: Any) -> Any:
+    call = getattr(current(), name)
+    if out is not None:
+        return into(name, x, out, lambda a, b: call(a, op, group, async_op, out=b))
+    return in_place(name, x, lambda a: call(a, op, group, async_op))
+
+
 def all_to_all(
     x: Any, split_dim: int = 0, concat_dim: int = 0, group: Group | None = None, async_op: bool = False,
-    algorithm: str | None = None, *, out: Any = None,
+    algorithm: str | None = None, *, out: Any = None, input_splits: Sequence[int] | None = None,
+    output_splits: Sequence[int] | None = None,
 ) -> Any:  # fmt: skip
     """Cut every rank's x into P equal parts; rank r gets part r of each, joined in the order of the group.
 
@@ -204,6 +258,10 @@ def all_to_all(
         group: from `new_group`; by default all ranks.
         async_op, algorithm: as of `all_reduce`: give a `Work` at once; how it runs.
         out: array or Tensor of the result's shape and dtype that gets it.
+        input_splits: sizes of this rank's parts along split_dim, by receiver; x may have another size on each rank.
+        output_splits: sizes that this rank expects, by sender: they are compared, and all ranks raise where they do
+            not fit. All ranks pass one of these or none does; then concat_dim must be split_dim, and there is no
+            `out` and no `algorithm`.
 
     Returns:
         A new array with the dtype of x, or out; another one on each rank.
@@ -215,19 +273,22 @@ def all_to_all(
         CollectiveMismatchError: ranks made different calls; no data was changed.
         RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
     """
+    splits: dict[str, Any] = {"input_splits": input_splits, "output_splits": output_splits}
     if out is not None:
         return into(
             "all_to_all", x, out,
-            lambda a, b: current().all_to_all(a, split_dim, concat_dim, group, async_op, algorithm, out=b),
+            lambda a, b: current().all_to_all(a, split_dim, concat_dim, group, async_op, algorithm, out=b, **splits),
         )  # fmt: skip
     return new(
-        "all_to_all", x, lambda a: current().all_to_all(a, split_dim, concat_dim, group, async_op, algorithm)
+        "all_to_all",
+        x,
+        lambda a: current().all_to_all(a, split_dim, concat_dim, group, async_op, algorithm, **splits),
     )
 
 
 def gather(
     x: Any, dst: int = 0, group: Group | None = None, async_op: bool = False, algorithm: str | None = None,
-    *, out: Any = None,
+    *, out: Any = None, uneven: bool = False,
 ) -> Any:  # fmt: skip
     """On rank `dst` a list of the ranks' x, in the order of the group; elsewhere None.
 
@@ -238,6 +299,7 @@ def gather(
         async_op, algorithm: as of `all_reduce`: give a `Work` at once; how it runs.
         out: a list of P arrays or Tensors like x that get them, or an array (P, ...) whose rows they become; only
             `dst` passes it.
+        uneven: the ranks' x may have different sizes along dim 0. Without `out` and `algorithm`.
 
     Collective: yes. Cost: x.nbytes [bytes] per rank; `dst` sends nothing.
 
@@ -248,14 +310,17 @@ def gather(
     """
     if out is not None:
         return into(
-            "gather", x, out, lambda a, b: current().gather(a, dst, group, async_op, algorithm, out=b)
+            "gather",
+            x,
+            out,
+            lambda a, b: current().gather(a, dst, group, async_op, algorithm, out=b, uneven=uneven),
         )
-    return new("gather", x, lambda a: current().gather(a, dst, group, async_op, algorithm))
+    return new("gather", x, lambda a: current().gather(a, dst, group, async_op, algorithm, uneven=uneven))
 
 
 def scatter(
     arrays: Sequence[Any] | None = None, src: int = 0, group: Group | None = None, async_op: bool = False,
-    algorithm: str | None = None, *, out: Any = None,
+    algorithm: str | None = None, *, out: Any = None, uneven: bool = False,
 ) -> Any:  # fmt: skip
     """Entry r of the list that rank `src` gives, on the r-th rank of the group: a new array, or out.
 
@@ -265,6 +330,7 @@ def scatter(
         group: from `new_group`; by default all ranks.
         async_op, algorithm: as of `all_reduce`: give a `Work` at once; how it runs.
         out: array or Tensor like the entries that gets this rank's.
+        uneven: (on `src`) the entries may have different sizes along dim 0; they go by "direct".
 
     Collective: yes. Cost: (P-1) * part.nbytes [bytes] from `src`; the others send nothing.
 
@@ -275,123 +341,13 @@ def scatter(
         RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
     """
     parts = None if arrays is None else [to_host(array_of("scatter", part)) for part in arrays]
-    if out is not None:
+    if out is None:
+        for part in arrays or ():
+            check_off_the_tape("scatter", part)
+    else:
         return filled(
-            "scatter", out, lambda b: current().scatter(parts, src, group, async_op, algorithm, out=b)
+            "scatter",
+            out,
+            lambda b: current().scatter(parts, src, group, async_op, algorithm, out=b, uneven=uneven),
         )
-    return current().scatter(parts, src, group, async_op, algorithm)
-
-
-def send(x: Any, dst: int, tag: int = 0) -> None:
-    """Send x to rank `dst`. It may be changed when this returns, which need not be after `recv`. Collective: no.
-
-    Args:
-        x: array or Tensor, any shape and numeric dtype.
-        dst: a global rank.
-        tag: an integer of 0 or more; a `recv` of the same tag gets it, in the order in which they were sent.
-
-    Cost: x.nbytes [bytes].
-
-    Raises:
-        InputError, DTypeError: bad arguments; nothing was sent.
-        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
-    """
-    wait_for(device_of(x))
-    current().send(to_host(array_of("send", x)), dst, tag)
-
-
-def recv(x: Any, src: int, tag: int = 0) -> Any:
-    """Fill x with the next message of this tag from rank `src`. Returns x. Collective: no.
-
-    Args:
-        x: array or Tensor of the shape and dtype that were sent; written.
-        src: a global rank.
-        tag: that of `send`.
-
-    Raises:
-        InputError, DTypeError: bad arguments, or x is read-only; no message was taken.
-        CollectiveMismatchError: what was sent has another shape or dtype; x was not changed.
-        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
-    """
-    return in_place("recv", x, lambda a: current().recv(a, src, tag))
-
-
-def isend(x: Any, dst: int, tag: int = 0) -> Work:
-    """`send` as a `Work`; x must not change before `wait()`. Collective: no."""
-    wait_for(device_of(x))
-    return current().isend(to_host(array_of("isend", x)), dst, tag)
-
-
-def irecv(x: Any, src: int, tag: int = 0) -> Any:
-    """`recv` as a `Work`; x is filled when `wait()` returns. Collective: no."""
-    return in_place("irecv", x, lambda a: current().irecv(a, src, tag))
-
-
-def barrier(group: Group | None = None) -> None:
-    """Return when every rank of the group (by default: all ranks) has called this. Collective: yes.
-
-    Cost: no data, ceil(log2(P)) latencies.
-
-    Raises:
-        CollectiveMismatchError: ranks made different calls.
-        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
-    """
-    current().barrier(group)
-
-
-def new_group(ranks: Sequence[int]) -> Group:
-    """A group of these ranks in this order, which is the order of its chunks. Collective: over all ranks.
-
-    Every rank makes the same call, also one that will not be a member; that one may not use the group.
-
-    Raises:
-        InputError: no ranks, the same one twice, or one that does not exist.
-        CollectiveMismatchError: ranks name other members.
-        RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
-    """
-    return current().new_group(ranks)
-
-
-def all_gather_object(value: Any, group: Group | None = None) -> list[Any]:
-    """Every rank's value, in the order of the group. Collective: yes.
-
-    Any object that can be pickled; over MPI, which goes without pickle, None, numbers, text, bytes, arrays, and
-    lists, tuples, sets and dicts of them.
-    """
-    return current().all_gather_object(value, group)
-
-
-def broadcast_object(value: Any = None, src: int = 0, group: Group | None = None) -> Any:
-    """The value of rank `src` (as for `all_gather_object`), on every rank. Collective: yes."""
-    return current().broadcast_object(value, src, group)
-
-
-def gather_object(value: Any, dst: int = 0, group: Group | None = None) -> list[Any] | None:
-    """On rank `dst` every rank's value (as for `all_gather_object`), elsewhere None. Collective: yes."""
-    return current().gather_object(value, dst, group)
-
-
-def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, shared: bool = False) -> Array:
-    """A new array, not initialised. `shared=True`: in the arena, so that collectives do not copy it.
-
-    Collective: no.
-
-    Raises:
-        SharedMemoryError: no room in the arena.
-    """
-    return current().empty(shape, dtype) if shared else np.empty(shape, dtype)
-
-
-def log(**values: Any) -> None:
-    """Note numbers of the current step: `sp.log(loss=loss, accuracy=0.9)`. Collective: no.
-
-    They are in `.metrics` of what `launch` returns: rank -> [(step, name, value), ...]. `simparallel run` writes
-    "metrics": {name: [[step, mean over the ranks], ...]} to `metrics.json`, and draws those named `loss` in
-    `loss.png`. Outside of a run nothing is noted.
-
-    Args:
-        values: a number each: a float, or a Tensor or array with one element.
-    """
-    recorder = current_recorder()
-    if recorder is not None:
-        recorder.log(**{name: float(value) for name, value in values.items()})
+    return current().scatter(parts, src, group, async_op, algorithm, uneven=uneven)

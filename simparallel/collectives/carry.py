@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd import Tensor
-from simparallel.autograd.tape import mark_changed
+from simparallel.autograd.tape import grad_mode, mark_changed
 from simparallel.backend import Array, is_array, to_device_like, to_host
 from simparallel.comm import Group, Work, current
 from simparallel.comm.arguments import check_array
 from simparallel.devices import FIRST, Device
-from simparallel.errors import DTypeError, InputError
+from simparallel.errors import AutogradError, DTypeError, InputError
 from simparallel.events import current_recorder
 from simparallel.units import format_type_of
 
@@ -85,6 +85,15 @@ def in_place(op: str, x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
     return copy_back()
 
 
+def check_off_the_tape(op: str, x: Any) -> None:
+    """Refuse a Tensor whose gradient would be lost, because the result is an array."""
+    if isinstance(x, Tensor) and x.requires_grad and grad_mode.enabled:
+        raise AutogradError(
+            f"{op}: gives arrays, which gradients do not pass through, and this Tensor of shape {x.shape} needs one. "
+            f"Use sp.functions.{op} for a result on the tape, or {op}(x.detach()) for the values."
+        )
+
+
 def into(op: str, x: Any, out: Any, communicate: Callable[[np.ndarray, Any], Any]) -> Any:
     """Communicate x, which is only read, and have the result in `out`."""
     array = array_of(op, x)
@@ -148,9 +157,14 @@ def together(xs: Sequence[Any], op: str, group: Group | None, async_op: bool, al
 
 
 def new(op: str, x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
-    """Communicate x, which is only read; the result is new, and on the GPU where x is."""
+    """Communicate x, which is only read; the result is new, and on the GPU where x is.
+
+    Raises:
+        AutogradError: x needs a gradient, which would end here without a word.
+    """
     if type(x) is np.ndarray:
         return communicate(x)
+    check_off_the_tape(op, x)
     array = array_of(op, x)
     wait_for(device_of(x))
     result = communicate(to_host(array))

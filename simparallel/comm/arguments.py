@@ -70,16 +70,19 @@ def position_of(op: str, group: Any, rank: int) -> int:
     return group.ranks.index(rank)
 
 
-def check_parts(arrays: Sequence[np.ndarray] | None, size: int) -> list[np.ndarray]:
+def check_parts(arrays: Sequence[np.ndarray] | None, size: int, *, uneven: bool = False) -> list[np.ndarray]:
     if arrays is None or len(arrays) != size:
         count = "None" if arrays is None else f"{len(arrays)} arrays"
         raise InputError(f"scatter: the source gives one array for each of the {size} ranks, got {count}.")
     for i, part in enumerate(arrays):
         check_array("scatter", part)
-        if (part.shape, part.dtype) != (arrays[0].shape, arrays[0].dtype):
+        first = arrays[0]
+        is_alike = (part.ndim, part.shape[1:], part.dtype) == (first.ndim, first.shape[1:], first.dtype)
+        if not is_alike or (part.shape != first.shape and not uneven) or (uneven and not part.ndim):
+            rule = "one dtype, and one shape but for the size of dim 0" if uneven else "one shape and dtype"
             raise ShapeError(
-                f"scatter: all parts need one shape and dtype; part 0 is {arrays[0].dtype} {arrays[0].shape}, "
-                f"part {i} is {part.dtype} {part.shape}."
+                f"scatter: all parts need {rule}; part 0 is {first.dtype} {first.shape}, part {i} is {part.dtype} "
+                f"{part.shape}.{'' if uneven else ' Other sizes of dim 0 need uneven=True.'}"
             )
     dtype = arrays[0].dtype
     return list(arrays) if dtype.isnative else [part.astype(native(dtype)) for part in arrays]

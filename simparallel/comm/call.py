@@ -44,8 +44,9 @@ class CallPlan:
     """What calls with the same arguments share: header, body, views of slots, and the price once it is known."""
 
     __slots__ = (
-        "at_once", "body", "by_note", "copied", "cost", "expected", "expose", "exposes", "has_steps", "header",
-        "in_slot", "is_small", "kind", "op", "others", "own", "payload", "place_bytes", "root", "shown", "vector_bytes",
+        "at_once", "body", "by_note", "copied", "cost", "expected", "expose", "exposes", "has_note", "has_steps",
+        "header", "in_slot", "is_small", "kind", "op", "others", "own", "payload", "place_bytes", "root", "shown",
+        "vector_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +66,7 @@ class CallPlan:
         self.exposes = exposes and self.others != []
         self.has_steps = self.expose is not None or isgeneratorfunction(body)  # the body itself waits
         self.by_note = getattr(body, "by_note", False)  # it reads what the root wrote beside its header
+        self.has_note = self.by_note or header[h.ASKER] != 0
         self.in_slot = payload[2] <= SLOT_BYTES and not self.has_steps
         # Nobody reads the user's arrays themselves, even where they could.
         self.copied = self.in_slot or getattr(body, "copied", False)

@@ -26,18 +26,23 @@ from simparallel.comm.arguments import (
     own_piece,
     position_of,
 )  # fmt: skip
-from simparallel.comm.call import CallPlan
-from simparallel.comm.composed import LAYERS, Composed
+from simparallel.comm.composed import LAYERS, Composed, instead
+from simparallel.comm.direct import into
 from simparallel.comm.faulty import FaultyGroup
 from simparallel.comm.group import Group
-from simparallel.comm.p2p import Inbox, Outbox, Receive
+from simparallel.comm.grouping import Grouping
+from simparallel.comm.mailbox import Mailbox
+from simparallel.comm.reduction import LOGICAL, truth
 from simparallel.comm.transport import AbstractTransport
-from simparallel.comm.work import Lane, Work
+from simparallel.comm.uneven import exchanged, gathered, scattered
+from simparallel.comm.work import Lane
 from simparallel.errors import CommError, InputError, ShapeError
 from simparallel.events import Recorder
 
+OTHERS = frozenset(("adasum", *LOGICAL))  # reductions that are not one ufunc over what the ranks give
 
-class Communicator(Composed):
+
+class Communicator(Mailbox, Grouping, Composed):
     """The contract on shared memory.
 
     Args:
@@ -64,12 +69,10 @@ class Communicator(Composed):
         self.rank = transport.rank
         self.world_size = transport.world_size
         self._lanes: dict[Lane, None] = {}
-        self._outboxes: dict[int, Outbox] = {}
-        self._inboxes: dict[int, Inbox] = {}
+        self._outboxes, self._inboxes = {}, {}
         self._group_type = self.group_type if transport.faults is None else FaultyGroup
         self.world = self._group_type(transport, recorder, self._lanes, 0, tuple(range(self.world_size)))
         self._groups = [self.world]
-        self._node_group: Group | None = None
 
     # --- collectives ----------------------------------------------------------------------------------
 
@@ -77,16 +80,19 @@ class Communicator(Composed):
         self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False,
         algorithm: str | None = None, *, out: Any = None,
     ) -> Any:  # fmt: skip
-        if op == "adasum":
-            return self.adasum(x, None, group, async_op, algorithm, out=out)
+        if op in OTHERS:
+            if op == "adasum":
+                return self.adasum(x, None, group, async_op, algorithm, out=out)
+            check_array("all_reduce", x, written=out is None)
+            x, out = truth(op, x, "all_reduce"), x if out is None else out
         group = self._group("all_reduce", group, algorithm)
         check_array("all_reduce", x, written=out is None)
-        key = "all_reduce", op, x.dtype, x.shape
+        key = "all_reduce", op, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             plan = self._add_reduction(group, key, x, op, x.shape)
         if out is not None:
-            return _instead(group, plan, x, async_op, out)
+            return instead(group, plan, x, async_op, out)
         return group.run(plan, x, async_op)
 
     def adasum(
@@ -96,12 +102,12 @@ class Communicator(Composed):
         group = self._group("adasum", group, algorithm)
         check_array("adasum", x, written=out is None)
         op, sizes = ("adasum", x.shape) if layers is None else (LAYERS, check_layers(x, layers))
-        key = "adasum", op, x.dtype, sizes
+        key = "adasum", op, x.dtype, sizes, self.asker
         plan = group.plans.get(key)
         if plan is None:
             plan = self._add_reduction(group, key, x, op, sizes)
         if out is not None:
-            return _instead(group, plan, x, async_op, out)
+            return instead(group, plan, x, async_op, out)
         return group.run(plan, x, async_op)
 
     def broadcast(
@@ -111,7 +117,7 @@ class Communicator(Composed):
         group = self._group("broadcast", group, algorithm)
         root = position_of("broadcast", group, src)
         check_array("broadcast", x, written=root != group.rank)
-        key = "broadcast", root, x.dtype, x.shape
+        key = "broadcast", root, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             header = h.encode("broadcast", root=src, dtype=x.dtype, shape=x.shape)
@@ -127,24 +133,60 @@ class Communicator(Composed):
         root = position_of("reduce", group, dst)
         check_array("reduce", x, written=root == group.rank and out is None)
         check_only_at("reduce", root, group, out)
-        key = "reduce", op, root, x.dtype, x.shape
+        given = x
+        if op in LOGICAL:
+            x = truth(op, x, "reduce")
+            out = given if out is None and root == group.rank else out
+        key = "reduce", op, root, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             body = group.reduce(x, root, op)
             header = h.encode("reduce", op, root=dst, dtype=x.dtype, shape=x.shape)
             plan = group.add_plan(key, header, body, x, x.nbytes, root)
         if out is not None:
-            return _instead(group, plan, x, async_op, out)
+            return instead(group, plan, x, async_op, out)
+        result = group.run(plan, x, async_op)
+        if x is given:
+            return result
+        return result.then(lambda _: given) if async_op else given
+
+    def scan(
+        self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False, *, out: Any = None
+    ) -> Any:
+        return self._scan("scan", x, op, group, async_op, out)
+
+    def exscan(
+        self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False, *, out: Any = None
+    ) -> Any:
+        return self._scan("exscan", x, op, group, async_op, out)
+
+    def _scan(self, name: str, x: np.ndarray, op: str, group: Any, async_op: bool, out: Any) -> Any:
+        group = self._group(name, group)
+        check_array(name, x, written=out is None)
+        if op in ("mean", "adasum"):
+            raise InputError(f"{name}: op={op!r} is not for parts of the ranks; use 'sum', and divide.")
+        if op in LOGICAL:
+            x, out = truth(op, x, name), x if out is None else out
+        key = name, op, x.dtype, x.shape, self.asker
+        plan = group.plans.get(key)
+        if plan is None:
+            body = group.scan(x, op, exclusive=name == "exscan")
+            plan = group.add_plan(key, h.encode(name, op, dtype=x.dtype, shape=x.shape), body, x, x.nbytes)
+        if out is not None:
+            return instead(group, plan, x, async_op, out)
         return group.run(plan, x, async_op)
 
     def all_gather(
         self, x: np.ndarray, dim: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None, *, out: Any = None,
+        algorithm: str | None = None, *, out: Any = None, uneven: bool = False,
     ) -> Any:  # fmt: skip
+        if uneven:
+            group = self._direct("all_gather", group, algorithm, out)
+            return gathered(group, self.asker, "all_gather", x, dim, None, async_op)
         group = self._group("all_gather", group, algorithm)
         check_array("all_gather", x)
         dim = check_dim("all_gather", x, dim)
-        key = "all_gather", dim, x.dtype, x.shape
+        key = "all_gather", dim, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             header = h.encode("all_gather", dtype=x.dtype, shape=x.shape, dims=h.encode_dims(dim))
@@ -162,8 +204,10 @@ class Communicator(Composed):
     ) -> Any:  # fmt: skip
         group = self._group("reduce_scatter", group, algorithm)
         check_array("reduce_scatter", x)
+        if op in LOGICAL:
+            x = truth(op, x, "reduce_scatter")
         dim = check_dim("reduce_scatter", x, dim, divided_by=group.size)
-        key = "reduce_scatter", op, dim, x.dtype, x.shape
+        key = "reduce_scatter", op, dim, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             body = group.reduce_scatter(x, dim, op)
@@ -178,13 +222,19 @@ class Communicator(Composed):
 
     def all_to_all(
         self, x: np.ndarray, split_dim: int = 0, concat_dim: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None, *, out: Any = None,
+        algorithm: str | None = None, *, out: Any = None, input_splits: Sequence[int] | None = None,
+        output_splits: Sequence[int] | None = None,
     ) -> Any:  # fmt: skip
+        if input_splits is not None or output_splits is not None:
+            group = self._direct("all_to_all", group, algorithm, out)
+            return exchanged(
+                group, self.asker, x, split_dim, concat_dim, input_splits, output_splits, async_op
+            )
         group = self._group("all_to_all", group, algorithm)
         check_array("all_to_all", x)
         split = check_dim("all_to_all", x, split_dim, divided_by=group.size)
         concat = check_dim("all_to_all", x, concat_dim)
-        key = "all_to_all", split, concat, x.dtype, x.shape
+        key = "all_to_all", split, concat, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             dims = h.encode_dims(split, concat)
@@ -200,13 +250,16 @@ class Communicator(Composed):
 
     def gather(
         self, x: np.ndarray, dst: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None, *, out: Any = None,
+        algorithm: str | None = None, *, out: Any = None, uneven: bool = False,
     ) -> Any:  # fmt: skip
+        if uneven:
+            group = self._direct("gather", group, algorithm, out)
+            return gathered(group, self.asker, "gather", x, 0, position_of("gather", group, dst), async_op)
         group = self._group("gather", group, algorithm)
         root = position_of("gather", group, dst)
         check_array("gather", x)
         check_only_at("gather", root, group, out)
-        key = "gather", root, x.dtype, x.shape
+        key = "gather", root, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             header = h.encode("gather", root=dst, dtype=x.dtype, shape=x.shape)
@@ -218,15 +271,17 @@ class Communicator(Composed):
 
     def scatter(
         self, arrays: Sequence[np.ndarray] | None, src: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None, *, out: Any = None,
+        algorithm: str | None = None, *, out: Any = None, uneven: bool = False,
     ) -> Any:  # fmt: skip
         group = self._group("scatter", group, algorithm)
         root = position_of("scatter", group, src)
         parts: list[np.ndarray] | None = None
-        key: tuple[Any, ...] = ("scatter", root)
+        key: tuple[Any, ...] = ("scatter", root, self.asker)
         if root == group.rank:
-            parts = check_parts(arrays, group.size)
-            key = "scatter", root, parts[0].dtype, parts[0].shape
+            parts = check_parts(arrays, group.size, uneven=uneven)
+            if uneven:
+                return self._scatter_uneven(group, parts, root, src, async_op, out)
+            key = "scatter", root, parts[0].dtype, parts[0].shape, self.asker
         elif arrays is not None:
             raise InputError(f"scatter: only rank {src} gives a list; rank {self.rank} must pass None.")
         if out is not None:
@@ -243,71 +298,25 @@ class Communicator(Composed):
             plan = group.add_plan(key, header, group.scatter(root), x, -1 if x is None else x.nbytes, root)
         return group.run(plan, parts, async_op, out)
 
-    def barrier(self, group: Any = None, async_op: bool = False) -> Any:
-        group = self._group("barrier", group)
-        plan = group.plans.get(("barrier",))
-        if plan is None:
-            plan = group.add_plan(("barrier",), h.encode("barrier"), group.nothing())
-        return group.run(plan, None, async_op)
+    def _scatter_uneven(
+        self, group: Any, parts: list[np.ndarray], root: int, src: int, async_op: bool, out: Any
+    ) -> Any:
+        if not isinstance(group, Group):
+            raise InputError("scatter: parts of different sizes go by algorithm='direct' only.")
+        if out is not None:
+            check_out("scatter", out, parts[root].shape, parts[root].dtype)
+        result = scattered(group, self.asker, parts, root, src, async_op)
+        if out is None:
+            return result
+        return result.then(lambda part: into(out, part)) if async_op else into(out, result)
 
-    def new_group(self, ranks: Sequence[int]) -> Group:
-        members = tuple(ranks)
-        outside = [rank for rank in members if not is_integer(rank) or not 0 <= rank < self.world_size]
-        if not members or outside or len(set(members)) != len(members):
-            raise InputError(
-                f"new_group: ranks={members} must be different ranks of 0 … {self.world_size - 1}, at least one."
-            )
-        members = tuple(int(rank) for rank in members)  # NumPy integers have another repr
-        number = len(self._groups)
-        most = self.transport.segment.map.max_groups
-        if number == most:
-            raise CommError(
-                f"new_group: a world of {self.world_size} ranks has at most {most} groups, and all are taken. Keep "
-                "the groups that you make and use them again; sharded ops make one for each group of ranks that their "
-                "strategies and Layouts name, so fewer device matrices need fewer. A new run begins with none."
-            )
-        world, key = self.world, ("new_group", members)
-        world.run(world.add_plan(key, h.encode("new_group", members=members), world.nothing()), None)
-        group = self._group_type(self.transport, self.recorder, self._lanes, number, members)
-        self._groups.append(group)
-        return group
-
-    def node_group(self) -> Group:
-        """The ranks of this rank's node, in order. Collective over all ranks at the first call, then free."""
-        if self._node_group is None:
-            nodes = self.recorder.cluster.nodes if self.recorder else (self.world.ranks,)
-            groups = [self.world if node == self.world.ranks else self.new_group(node) for node in nodes]
-            self._node_group = next(group for group in groups if self.rank in group.ranks)
-        return self._node_group
-
-    # --- messages -----------------------------------------------------------------------------------
-
-    def send(self, x: np.ndarray, dst: int, tag: int = 0) -> None:
-        self.isend(x, dst, tag).wait()
-
-    def recv(self, x: np.ndarray, src: int, tag: int = 0) -> np.ndarray:
-        return self.irecv(x, src, tag).wait_or_withdraw()
-
-    def isend(self, x: np.ndarray, dst: int, tag: int = 0) -> Work:
-        self._check_message("send", x, "dst", dst, tag)
-        return self.outbox(dst).send(x, tag)
-
-    def irecv(self, x: np.ndarray, src: int, tag: int = 0) -> Receive:
-        self._check_message("recv", x, "src", src, tag)
-        check_array("recv", x, written=True)
-        return self.inbox(src).receive(x, tag)
-
-    def outbox(self, dst: int) -> Outbox:
-        """Messages to rank `dst`."""
-        if dst not in self._outboxes:
-            self._outboxes[dst] = Outbox(self.transport, self.recorder, self._lanes, dst)
-        return self._outboxes[dst]
-
-    def inbox(self, src: int) -> Inbox:
-        """Messages from rank `src`."""
-        if src not in self._inboxes:
-            self._inboxes[src] = Inbox(self.transport, self.recorder, self._lanes, src)
-        return self._inboxes[src]
+    def _direct(self, op: str, group: Any, algorithm: str | None, out: Any = None) -> Group:
+        """The group, for a call that has no other algorithm and no `out`."""
+        if algorithm not in (None, "direct") or out is not None:
+            what = "out" if out is not None else f"algorithm={algorithm!r}"
+            raise InputError(f"{op}: {what} is not for parts of different sizes; leave it out.")
+        found: Group = self._group(op, group)
+        return found
 
     # --- memory, end ----------------------------------------------------------------------------------
 
@@ -338,10 +347,6 @@ class Communicator(Composed):
         for lane in tuple(self._lanes):
             lane.fail(error)
 
-    def kept_letters(self) -> list[tuple[int, str]]:
-        """(sender, text) of messages that came and were never asked for by their tag."""
-        return [letter for inbox in self._inboxes.values() for letter in inbox.kept()]
-
     def release(self) -> None:
         """Give this run's staging memory back to the arena. Only when all ranks have ended."""
         for owner in (*self._groups, *self._outboxes.values()):
@@ -365,20 +370,3 @@ class Communicator(Composed):
         from simparallel.comm.messages import choose  # few programs ask for it, and imports take time
 
         return choose(self, group, op, algorithm)
-
-    def _check_message(self, op: str, x: np.ndarray, what: str, rank: int, tag: int) -> None:
-        check_array(op, x)
-        if not is_integer(rank) or not 0 <= rank < self.world_size:
-            raise InputError(f"{op}: {what}={rank!r} is not a rank of 0 … {self.world_size - 1}.")
-        if not is_integer(tag) or not 0 <= tag < 2**62:
-            raise InputError(f"{op}: tag={tag!r} must be an integer of 0 or more.")
-
-
-def _instead(group: Any, plan: CallPlan, x: np.ndarray, async_op: bool, out: np.ndarray) -> Any:
-    """Run what works in place, with another place for its result."""
-    check_out(plan.op, out, x.shape, x.dtype)
-    if is_same_place(x, out):
-        return group.run(plan, out, async_op)
-    # An all_reduce in place shows others its results in x.
-    is_apart = plan.op != "reduce" or np.may_share_memory(x, out)
-    return group.run(plan, x, async_op, out, is_apart=is_apart)

@@ -7,14 +7,17 @@ the list, nor the collectives of arrays that carry an object.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from simparallel.comm import header as h
-from simparallel.comm.arguments import check_array, position_of
+from simparallel.comm.arguments import check_array, check_out, is_same_place, position_of
+from simparallel.comm.call import CallPlan
 from simparallel.comm.contract import AbstractCommunicator
+from simparallel.comm.reduction import LOGICAL, truth
 from simparallel.summation import check_dtype
 
 LAYERS = "adasum of layers"
@@ -22,6 +25,25 @@ LAYERS = "adasum of layers"
 
 class Composed(AbstractCommunicator):
     """These collectives, from the parts of which `Communicator` makes its others."""
+
+    asker: str = ""  # see `asked_by`
+
+    @contextmanager
+    def asked_by(self, asker: str) -> Iterator[None]:
+        """Name the op or reducer that makes the collectives inside the block; the innermost name counts.
+
+        The name is compared as everything else about a call: ranks whose calls look alike, but are made for
+        different purposes, all raise CollectiveMismatchError, which shows the first 64 bytes of each name.
+        Calls with different names are planned separately, so a name must not change from step to step.
+
+        Args:
+            asker: the same on every rank of the group, for the same purpose; "" for none.
+        """
+        before, self.asker = self.asker, asker
+        try:
+            yield
+        finally:
+            self.asker = before
 
     def _group(self, op: str, group: Any, algorithm: str | None = "direct") -> Any:
         raise NotImplementedError
@@ -33,12 +55,15 @@ class Composed(AbstractCommunicator):
         name = "adasum" if op == "adasum" else "all_reduce"
         group = self._group(name, group, algorithm)
         check_array(name, x, written=True)
-        key = name, op, x.dtype, tuple(shapes)
+        out = None
+        if op in LOGICAL:
+            x, out = truth(op, x, name), x
+        key = name, op, x.dtype, tuple(shapes), self.asker
         plan = group.plans.get(key)
         if plan is None:
             op = LAYERS if op == "adasum" else op
             plan = self._add_reduction(group, key, x, op, tuple(map(math.prod, shapes)), shapes)
-        return group.run(plan, x, async_op)
+        return group.run(plan, x, async_op) if out is None else instead(group, plan, x, async_op, out)
 
     def _add_reduction(
         self, group: Any, key: tuple[Any, ...], x: np.ndarray, op: str, sizes: tuple[int, ...],
@@ -94,7 +119,7 @@ class Composed(AbstractCommunicator):
         self._group(name, group)
         group = self._group(op, group, None)
         position = 0 if root is None else position_of(name, group, root)
-        key = op, name, position, x.dtype, x.shape
+        key = op, name, position, x.dtype, x.shape, self.asker
         plan = group.plans.get(key)
         if plan is None:
             header = h.encode(name, root=root or 0, dtype=x.dtype, shape=x.shape)
@@ -105,3 +130,13 @@ class Composed(AbstractCommunicator):
                 body, count, exposes = group.broadcast(position), 1, position == group.rank
             plan = group.add_plan(key, header, body, x, x.nbytes * count, position, exposes=exposes)
         return group.run(plan, x)
+
+
+def instead(group: Any, plan: CallPlan, x: np.ndarray, async_op: bool, out: np.ndarray) -> Any:
+    """Run what works in place, with another place for its result."""
+    check_out(plan.op, out, x.shape, x.dtype)
+    if is_same_place(x, out):
+        return group.run(plan, out, async_op)
+    # An all_reduce in place shows others its results in x.
+    is_apart = plan.op != "reduce" or np.may_share_memory(x, out)
+    return group.run(plan, x, async_op, out, is_apart=is_apart)

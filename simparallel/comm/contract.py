@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.comm.asked import Message
 from simparallel.comm.work import Work
 from simparallel.events import Recorder
 
@@ -68,10 +69,10 @@ class AbstractCommunicator:
 
     def all_gather(
         self, x: np.ndarray, dim: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None, *, out: Any = None,
+        algorithm: str | None = None, *, out: Any = None, uneven: bool = False,
     ) -> Any:  # fmt: skip
         """A new array, or `out`: the ranks' x, concatenated along `dim` in the order of the group. x may be its own
-        part of out."""
+        part of out. `uneven`: sizes along `dim` may differ by rank; then there is no `out` and no `algorithm`."""
         raise NotImplementedError
 
     def reduce_scatter(
@@ -84,36 +85,52 @@ class AbstractCommunicator:
 
     def all_to_all(
         self, x: np.ndarray, split_dim: int = 0, concat_dim: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None, *, out: Any = None,
+        algorithm: str | None = None, *, out: Any = None, input_splits: Sequence[int] | None = None,
+        output_splits: Sequence[int] | None = None,
     ) -> Any:  # fmt: skip
-        """A new array, or `out`: part `rank` (along `split_dim`) of every rank's x, joined along `concat_dim`."""
+        """A new array, or `out`: part `rank` (along `split_dim`) of every rank's x, joined along `concat_dim`.
+        `input_splits`: sizes of the parts, by receiver; `output_splits`: those that this rank expects, by sender."""
         raise NotImplementedError
 
     def gather(
         self, x: np.ndarray, dst: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None, *, out: Any = None,
+        algorithm: str | None = None, *, out: Any = None, uneven: bool = False,
     ) -> Any:  # fmt: skip
         """On `dst` a list of every rank's x, in the order of the group; None elsewhere. `out`, which only `dst`
-        has, is a list of arrays, or an array whose rows they are."""
+        has, is a list of arrays, or an array whose rows they are. `uneven`: as of all_gather, along dim 0."""
         raise NotImplementedError
 
     def scatter(
         self, arrays: Sequence[np.ndarray] | None, src: int = 0, group: Any = None, async_op: bool = False,
-        algorithm: str | None = None, *, out: Any = None,
+        algorithm: str | None = None, *, out: Any = None, uneven: bool = False,
     ) -> Any:  # fmt: skip
-        """A new array, or `out`: entry `rank` of the list that `src` gives; the others give None.
+        """A new array, or `out`: entry `rank` of the list that `src` gives; the others give None. `uneven`, of `src`:
+        the entries may have different sizes along dim 0, and go by `direct`; others need not say it.
 
         Raises:
             CollectiveMismatchError: also where this rank's out looks otherwise than what comes.
         """
         raise NotImplementedError
 
+    def scan(
+        self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False, *, out: Any = None
+    ) -> Any:
+        """x = op over the x of this rank and those before it in the group, in place; returns x. Or in `out`."""
+        raise NotImplementedError
+
+    def exscan(
+        self, x: np.ndarray, op: str = "sum", group: Any = None, async_op: bool = False, *, out: Any = None
+    ) -> Any:
+        """x = op over the x of the ranks before this one in the group; on the first what changes nothing (0 of a
+        sum). In place; returns x. Or in `out`."""
+        raise NotImplementedError
+
     def send(self, x: np.ndarray, dst: int, tag: int = 0) -> None:
         """Send x to rank `dst`; returns once x may be changed again. Not collective."""
         raise NotImplementedError
 
-    def recv(self, x: np.ndarray, src: int, tag: int = 0) -> np.ndarray:
-        """Fill x with the next message from `src` with this tag; returns x. Not collective.
+    def recv(self, x: np.ndarray, src: int | None = None, tag: int | None = 0) -> np.ndarray:
+        """Fill x with the next message from `src` with this tag (None: any); returns x. Not collective.
 
         Left by an exception, such as one that a signal's handler raises, it takes no message.
         """
@@ -123,16 +140,51 @@ class AbstractCommunicator:
         """`send` that never waits; x must not change before `wait()`. Not collective."""
         raise NotImplementedError
 
-    def irecv(self, x: np.ndarray, src: int, tag: int = 0) -> Work:
+    def irecv(self, x: np.ndarray, src: int | None = None, tag: int | None = 0) -> Work:
         """`recv` that never waits; x is filled when `wait()` returns. Not collective."""
+        raise NotImplementedError
+
+    def ssend(self, x: np.ndarray, dst: int, tag: int = 0) -> None:
+        """`send` that returns once the other side receives the message. Not collective."""
+        raise NotImplementedError
+
+    def issend(self, x: np.ndarray, dst: int, tag: int = 0) -> Work:
+        """`ssend` that never waits. Not collective."""
+        raise NotImplementedError
+
+    def sendrecv(
+        self, x: np.ndarray, dst: int, out: np.ndarray, src: int | None = None, send_tag: int = 0,
+        recv_tag: int | None = 0,
+    ) -> np.ndarray:  # fmt: skip
+        """Send x to `dst` and fill `out` with a message from `src`, at once; returns out. Not collective."""
+        raise NotImplementedError
+
+    def isendrecv(
+        self, x: np.ndarray, dst: int, out: np.ndarray, src: int | None = None, send_tag: int = 0,
+        recv_tag: int | None = 0,
+    ) -> Work:  # fmt: skip
+        """`sendrecv` that never waits. Not collective."""
+        raise NotImplementedError
+
+    def probe(self, src: int | None = None, tag: int | None = None) -> Message:
+        """Wait for a message and leave it where it is; None is any. Not collective."""
+        raise NotImplementedError
+
+    def iprobe(self, src: int | None = None, tag: int | None = None) -> Message | None:
+        """The message that `probe` would give; None if none has come. Not collective."""
         raise NotImplementedError
 
     def barrier(self, group: Any = None, async_op: bool = False) -> Any:
         """Return when every rank of the group has called it."""
         raise NotImplementedError
 
-    def new_group(self, ranks: Sequence[int]) -> Any:
-        """A group of these ranks, in this order. Every rank of the world calls it, member or not."""
+    def monitored_barrier(self, group: Any = None, timeout_s: float | None = None) -> None:
+        """`barrier` with a time limit of its own."""
+        raise NotImplementedError
+
+    def new_group(self, ranks: Sequence[int], use_local_synchronization: bool = False) -> Any:
+        """A group of these ranks, in this order. Every rank of the world calls it, member or not; with
+        `use_local_synchronization` its members alone."""
         raise NotImplementedError
 
     # --- what is no array: see `composed` -----------------------------------------------------------

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from simparallel.comm.progress import deadlock_error
-from simparallel.comm.segment import Segment, fence
+from simparallel.comm.segment import DONE, Segment, fence
 from simparallel.comm.transport import Condition
 
 PATIENCE_S = 0.04  # asleep before a rank publishes and looks
@@ -84,6 +84,8 @@ class Vigil:
         self._next_look = 0.0
 
     def _publish(self, conditions: Sequence[Condition], text: str) -> None:
+        needed_ways = conditions[0].ways()
+        conditions = [way for condition in conditions for way in condition.ways()]
         area = array("q", [len(conditions)])
         for needed in conditions:
             area += array("q", [needed.target, len(needed.indices)])
@@ -94,8 +96,12 @@ class Vigil:
         if len(area) > stop - start:
             return  # too much to tell; then only the timeout helps
         words[start : start + len(area)] = area
-        pairs = zip(conditions[0].indices, conditions[0].ranks, strict=True)
-        lagging = [rank for index, rank in pairs if words[index] < conditions[0].target]
+        lagging = [
+            rank
+            for way in needed_ways
+            for index, rank in zip(way.indices, way.ranks, strict=True)
+            if words[index] < way.target
+        ]
         who = ", ".join(map(str, lagging))
         self._segment.write_wait(self._rank, f"{text}, for rank{'s' * (len(lagging) > 1)} {who}")
         fence()
@@ -124,7 +130,11 @@ class Vigil:
     def _hopeless(self, needed: Condition, stuck: set[int]) -> bool:
         words = self._segment.words
         pairs = zip(needed.indices, needed.ranks, strict=True)
-        return any(rank in stuck and words[index] < needed.target for index, rank in pairs)
+        state = self._segment.map.state
+        return any(
+            words[index] < needed.target and (rank in stuck or words[state(rank)] == DONE)
+            for index, rank in pairs
+        )
 
     def _read(self, rank: int) -> list[Condition]:
         start, _ = self._segment.map.waits(rank)

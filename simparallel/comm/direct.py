@@ -17,9 +17,17 @@ from simparallel.comm import adasum, header as h
 from simparallel.comm.arguments import native, own_piece, rows_of
 from simparallel.comm.call import Body, BodySteps
 from simparallel.comm.large import LargeAllReduce
-from simparallel.comm.reduction import Reduction, reduce_arrays, reduce_into, reduce_stack, reduction
+from simparallel.comm.reduction import (
+    Reduction,
+    identity,
+    reduce_arrays,
+    reduce_into,
+    reduce_stack,
+    reduction,
+)
 from simparallel.comm.segment import SLOT_BYTES
 from simparallel.comm.staging import Payloads, Staging
+from simparallel.comm.uneven import ANY, Place, read_table, shown_at
 from simparallel.errors import CollectiveMismatchError
 
 if TYPE_CHECKING:
@@ -135,6 +143,21 @@ class Direct:
 
         return _showing(body, self._others(x, split_dim))
 
+    def scan(self, x: np.ndarray, op: str, *, exclusive: bool) -> Body:
+        rule, count = reduction(op, x.dtype, "scan"), (self.rank or 0) + (not exclusive)
+        first = identity(rule) if exclusive else None
+
+        def body(payloads: Payloads, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+            target = x if out is None else out
+            if count:
+                reduce_arrays(rule, self._with_own(payloads, x)[:count], x.dtype, target)
+            else:
+                target[...] = first
+            return target
+
+        body.copied = True  # type: ignore[attr-defined]  # it writes where peers would read
+        return body
+
     def gather(self, x: np.ndarray, root: int) -> Body:
         is_native = x.dtype.isnative
 
@@ -195,15 +218,20 @@ def copies(arrays: Sequence[np.ndarray], out: Any, *, is_native: bool) -> Any:
 
 
 def given(
-    group: Members, seq: int, root: int, out: np.ndarray | None, describe: Callable[[], str]
-) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of what the root of a scatter gives to each.
+    group: Members, seq: int, root: int, out: np.ndarray | None, describe: Callable[[], str], place: Place
+) -> tuple[tuple[int, ...], np.dtype, int, int]:
+    """Of what the root of a scatter shows at `place`: shape and dtype of what it gives to this rank, where its
+    parts begin, and how many of their rows come before this rank's.
 
     Raises:
         CollectiveMismatchError: this rank's `out` looks otherwise.
     """
     note = group.note_of(root, seq & 1)
     shape, dtype = h.decode_given(*note[h.GIVEN_DTYPE - h.COMPARED :])
+    start, rows = 0, group.position * shape[0] if shape else group.position
+    if shape and shape[0] == ANY:
+        table, start = read_table(place)
+        shape, rows = (table.sizes[group.position], *shape[1:]), sum(table.sizes[: group.position])
     if out is not None and (out.shape, out.dtype) != (shape, dtype):
         place = group.transport.site_text(group.ranks[root], note[h.SITE - h.COMPARED])
         raise CollectiveMismatchError(
@@ -211,7 +239,7 @@ def given(
             f"{group.ranks[root]} gives {dtype} {shape} to each at {place}. No data was changed.",
             group=group.name, seq=seq, calls={group.transport.rank: describe()},
         )  # fmt: skip
-    return shape, dtype
+    return shape, dtype, start, rows
 
 
 class _Scatter:
@@ -229,11 +257,10 @@ class _Scatter:
     ) -> np.ndarray:  # fmt: skip
         if parts is not None:
             return into(out, parts[self.root])
-        shape, dtype = given(group, seq, self.root, out, describe)
-        size = math.prod(shape)
-        offset = group.note_of(self.root, seq & 1)[h.OFFSET - h.COMPARED]
-        at = offset + group.position * size * dtype.itemsize
-        return into(out, group.arenas(dtype).one(self.root, at, size).reshape(shape))
+        place = shown_at(group, self.root, group.note_of(self.root, seq & 1)[h.OFFSET - h.COMPARED])
+        shape, dtype, start, rows = given(group, seq, self.root, out, describe, place)
+        at = start + rows * math.prod(shape[1:]) * dtype.itemsize
+        return into(out, place(dtype, at, math.prod(shape)).reshape(shape))
 
 
 def _showing(body: Any, others: list[Any] | None) -> Body:

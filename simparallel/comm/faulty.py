@@ -9,6 +9,7 @@ import numpy as np
 
 from simparallel.comm.call import Call, CallPlan
 from simparallel.comm.group import Group
+from simparallel.comm.uneven import UnevenCall
 from simparallel.comm.work import Steps
 
 
@@ -90,7 +91,12 @@ class FaultyCall(AskingCall):
             self._at("copy_out")  # its own part is written, the others' parts are copied next
 
 
+class FaultyUnevenCall(AskingCall, UnevenCall):
+    """One collective of parts of different sizes."""
+
+
 class FaultyGroup(Group):
     """A group of a rank that has faults. Calls whose payload travels as messages are in `faulty_messages`."""
 
     call_type = FaultyCall
+    uneven_type = FaultyUnevenCall

@@ -30,6 +30,7 @@ from simparallel.comm.call import (
 from simparallel.comm.members import Members
 from simparallel.comm.segment import WORD, order
 from simparallel.comm.transport import AbstractTransport, Condition
+from simparallel.comm.uneven import UnevenCall
 from simparallel.comm.work import Lane
 from simparallel.events import COMPUTE, Recorder
 from simparallel.units import format_numbers
@@ -51,6 +52,7 @@ class Group(Members):
     """
 
     call_type: type[Call] = Call
+    uneven_type: type[Call] = UnevenCall
 
     def __repr__(self) -> str:
         return f"<{'world' if self.name == 'world' else 'group'} of ranks {format_numbers(self.ranks)}>"
@@ -83,7 +85,8 @@ class Group(Members):
         """Plan a collective.
 
         Args:
-            key: name of the op, and everything the plan depends on; `plans` finds it again by this.
+            key: name of the op, and everything the plan depends on, the asker at the end; `plans` finds it
+                again by this.
             header: of its calls.
             body: reads from the peers, after the headers were found equal.
             x: what peers may read from us looks like this; None for nothing.
@@ -94,6 +97,8 @@ class Group(Members):
             kind: `Call`, or one whose payload travels otherwise.
         """
         plans = self.plans if plans is None else plans
+        if key[-1]:
+            h.encode_asker(header, key[-1])
         if len(plans) >= MAX_PLANS:
             plans.clear()
         payload = ((), None, 0) if x is None else (x.shape, x.dtype, x.nbytes)

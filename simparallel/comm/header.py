@@ -3,62 +3,71 @@
 Words 0 … 15 must be equal on all ranks of the group. The rest, the note, tells peers where things are.
 In shared memory the headers of all ranks lie together, so that one comparison of bytes sees them all.
 
-    0 tag (of a message)   1 op   2 reduce op   3 root   4 dtype   5 dims (dim, or split and concat)   6 ndim
-    7 … 14 shape (the last one holds a hash of any further sizes)
+    0 tag (of a message), or a digest of the asker's name   1 op   2 reduce op   3 root   4 dtype
+    5 dims (dim, or split and concat)   6 ndim   7 … 14 shape (the last one holds a digest of any further sizes)
     15 members (new_group), or the number of the algorithm (all others)
-    in an all_reduce of a list: 0 hash of the shapes   6 number of its arrays   7 … 14 their sizes
+    in an all_reduce of a list: 5 digest of the shapes   6 number of its arrays   7 … 14 their sizes
     16 call site   17 simulated time at the call [ps]   18 offset of the payload in the arena
     19 payload [bytes]   20 1 if the payload is the user's own array, 2 if all of it lies there at once   21 seq
     22 dtype   23 ndim   24 … 31 shape of what the root of a scatter gives to each; in an all_reduce
     22 offset of the second piece, if the payload comes in pieces   23 1 if the next one is to be shown all at once
+    24 … 31 where word 0 is set, the asker's name in UTF-8, cut to 64 bytes
+
+The asker is the op or reducer that makes a call on behalf of the user, such as "DDP 1, bucket 0": calls of
+different askers are different calls, even if their arrays look alike.
 """
 
 from __future__ import annotations
 
-import zlib
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from hashlib import blake2b
 
 import numpy as np
 
+from simparallel.comm.reduction import ALIASES
 from simparallel.errors import CollectiveMismatchError, InputError
 
 OPS = (
     "none", "barrier", "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter",
-    "all_to_all", "gather", "scatter", "new_group", "send",
+    "all_to_all", "gather", "scatter", "new_group", "send", "scan", "exscan",
 )  # fmt: skip
 OBJECT_OPS = ("all_gather_object", "broadcast_object", "gather_object")  # carried by collectives of arrays
 OP_NAMES = (*OPS, *OBJECT_OPS)
 OP_CODES = {name: code for code, name in enumerate(OP_NAMES)}
 ALGORITHMS = ("direct", "naive", "ring", "tree", "halving_doubling")
-REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or", "adasum", "adasum of layers")
+REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or", "adasum", "adasum of layers", "xor",
+              "land", "lor", "lxor")  # fmt: skip
 REDUCE_CODES = {name: code for code, name in enumerate(REDUCE_OPS)}
+REDUCE_CODES |= {alias: REDUCE_CODES[name] for alias, name in ALIASES.items()}
 
 TAG, OP, REDUCE, ROOT, DTYPE, DIMS, NDIM, SHAPE, MEMBERS = 0, 1, 2, 3, 4, 5, 6, 7, 15
-LISTED, ALGORITHM = TAG, MEMBERS
+ASKER, LISTED, ALGORITHM = TAG, DIMS, MEMBERS
 COMPARED = 16
 SITE, SIM_PS, OFFSET, NBYTES, SHOWN, SEQ = 16, 17, 18, 19, 20, 21
 GIVEN_DTYPE, GIVEN_NDIM, GIVEN_SHAPE = 22, 23, 24
 OTHER_OFFSET, WISH = 22, 23
+ASKED = 24  # first word of the asker's name
 USED = 32
 MAX_GIVEN_DIMS = USED - GIVEN_SHAPE
 _SHAPE_WORDS = MEMBERS - SHAPE
 
 
-def _hash63(text: str) -> int:
-    return zlib.crc32(text.encode()) | (zlib.crc32(text[::-1].encode()) & 0x7FFFFFFF) << 32
+def digest(text: str) -> int:
+    """63 bits that nobody finds a second text for by accident, and few on purpose; never 0."""
+    return int.from_bytes(blake2b(text.encode(errors="replace"), digest_size=8).digest(), "little") >> 1 or 1
 
 
 def encode_dtype(dtype: np.dtype) -> int:
     """A dtype's text as a number that can be read back; longer texts become a hash."""
     if dtype.fields is not None:  # `dtype.str` tells its size only
         try:
-            return -_hash63(str(dtype.descr))
+            return -digest(str(dtype.descr))
         except ValueError:  # fields out of order, or that share bytes
-            return -_hash63(str(dtype))
+            return -digest(str(dtype))
     text = dtype.str.encode()
-    return int.from_bytes(text, "little") if len(text) < 8 else -_hash63(dtype.str)
+    return int.from_bytes(text, "little") if len(text) < 8 else -digest(dtype.str)
 
 
 def decode_dtype(code: int) -> str:
@@ -93,10 +102,19 @@ def encode(
     words[NDIM] = len(shape)
     words[SHAPE : SHAPE + min(len(shape), _SHAPE_WORDS)] = array("q", shape[:_SHAPE_WORDS])
     if len(shape) > _SHAPE_WORDS:
-        words[MEMBERS - 1] = _hash63(str(shape))
-    words[MEMBERS] = _hash63(str(tuple(members))) if members else 0
-    words[LISTED] = 1 << 32 | zlib.crc32(str(tuple(listed)).encode()) if listed else 0
+        words[MEMBERS - 1] = digest(str(shape))
+    words[MEMBERS] = digest(str(tuple(members))) if members else 0
+    if listed:
+        words[LISTED] = digest(str(tuple(listed)))
     return words
+
+
+def encode_asker(words: array[int], asker: str) -> None:
+    """Say which op or reducer makes this call."""
+    words[ASKER] = digest(asker)
+    if words[OP] != OP_CODES["scatter"]:  # which needs these words for what the root gives
+        text = asker.encode(errors="replace")[: 8 * (USED - ASKED)].ljust(8 * (USED - ASKED), b"\0")
+        words[ASKED:USED] = array("q", text)
 
 
 def encode_given(words: array[int], shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -127,20 +145,30 @@ def describe(words: Sequence[int]) -> str:
     if words[REDUCE]:
         text += f"({_name(REDUCE_OPS, words[REDUCE])})"
     if words[DTYPE] and text not in OBJECT_OPS:  # what carries an object is not what was called
-        sizes = [str(size) for size in words[SHAPE : SHAPE + min(words[NDIM], _SHAPE_WORDS)]]
+        sizes = [
+            "*" if size == -1 else str(size) for size in words[SHAPE : SHAPE + min(words[NDIM], _SHAPE_WORDS)]
+        ]
         if words[NDIM] > _SHAPE_WORDS:
             sizes[-1] = "…"
         shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
         if words[LISTED] and words[OP] == OP_CODES["all_reduce"]:
-            shape = f"list of {words[NDIM]}, sizes {shape}, shapes #{words[LISTED] & 0xFFFFFFFF:08x}"
+            shape = f"list of {words[NDIM]}, sizes {shape}, shapes #{words[LISTED]:016x}"
         text += f" {decode_dtype(words[DTYPE])} {shape}"
     if text.startswith(("broadcast", "reduce(", "gather", "scatter")):
         text += f" root {words[ROOT]}"
-    if words[DIMS]:
+    if words[DIMS] and words[OP] != OP_CODES["all_reduce"]:
         text += f" dim {' -> '.join(map(str, decode_dims(words[DIMS])))}"
     if words[ALGORITHM] and words[OP] != OP_CODES["new_group"]:
         text += f" by {_name(ALGORITHMS, words[ALGORITHM])}"
+    if words[ASKER] and words[OP] != OP_CODES["send"]:
+        text += f" for {_asker(words)}"
     return text
+
+
+def _asker(words: Sequence[int]) -> str:
+    text = "" if words[OP] == OP_CODES["scatter"] else array("q", words[ASKED:USED]).tobytes()
+    name = text.rstrip(b"\0").decode(errors="ignore") if text else ""
+    return name or f"#{words[ASKER] & (1 << 64) - 1:016x}"
 
 
 def _name(names: Sequence[str], code: int) -> str:
@@ -160,8 +188,8 @@ def decode_dims(word: int) -> list[int]:
     return [byte - 1 for byte in word.to_bytes(8, "little", signed=word < 0).rstrip(b"\0")]
 
 
-_FIELDS = {"op": (OP,), "reduce op": (REDUCE,), "root": (ROOT,), "dtype": (DTYPE,),
-           "dim": (DIMS,), "shape": tuple(range(NDIM, MEMBERS)), "shapes in the list": (LISTED,)}  # fmt: skip
+_FIELDS = {"purpose": (ASKER,), "op": (OP,), "reduce op": (REDUCE,), "root": (ROOT,), "dtype": (DTYPE,),
+           "shape": tuple(range(NDIM, MEMBERS)), "dim": (DIMS,)}  # fmt: skip
 
 
 def mismatch_error(
@@ -183,6 +211,8 @@ def mismatch_error(
         if len({tuple(words[place] for place in places) for words in headers.values()}) > 1
     ]
     ops = {words[OP] for words in headers.values()}
+    if "dim" in differing and ops == {OP_CODES["all_reduce"]}:
+        differing[differing.index("dim")] = "shapes in the list"
     if len(ops) == 1 and len({words[MEMBERS] for words in headers.values()}) > 1:
         differing.append("ranks" if ops == {OP_CODES["new_group"]} else "algorithm")
     told = [f"  {_ranks(ranks)} called {call}" for call, ranks in calls.items()]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from simparallel.comm.progress import error_of, last_calls
-from simparallel.comm.segment import ABORT_INTERRUPT, DONE, FAILED, RUNNING, Segment
+from simparallel.comm.segment import ABORT_INTERRUPT, FAILED, RUNNING, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.errors import DeadlockError
 
@@ -149,7 +149,7 @@ class InlineTransport(AbstractTransport):
         states = [self.state_of(rank) for rank in range(self.world_size)]
         if any(state >= FAILED for state in states):
             return True
-        return any(states[rank] == DONE for rank in self.lagging(conditions[0]))
+        return self.gone(conditions[0]) is not None
 
     def end(self) -> None:
         """Hand the turn on for good. The state must say by now how this rank ended."""

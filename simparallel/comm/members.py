@@ -101,11 +101,11 @@ class Members(Direct):
         return itemgetter(*indices) if len(indices) > 1 else lambda words: (words[indices[0]],)
 
     def publish(self, plan: CallPlan, parity: int) -> None:
-        """Show the header of a plan."""
+        """Show the header of a plan, and what does not change from call to call beside it."""
         start = self._own_headers[parity]
         words = self.transport.words
         words[start : start + h.COMPARED] = plan.header[: h.COMPARED]
-        if plan.by_note:
+        if plan.has_note:
             note = self.notes[parity][self.position] - h.COMPARED
             words[note + h.NBYTES] = plan.payload[2]
             words[note + h.GIVEN_DTYPE : note + h.USED] = plan.header[h.GIVEN_DTYPE :]

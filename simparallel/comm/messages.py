@@ -22,6 +22,7 @@ from simparallel.comm.direct import copies, given, into
 from simparallel.comm.group import Group
 from simparallel.comm.ledger import Entry, open_ledgers
 from simparallel.comm.reduction import Combine
+from simparallel.comm.uneven import shown_at
 from simparallel.comm.work import Steps, Work
 from simparallel.errors import InputError
 from simparallel.events import Recorder
@@ -188,7 +189,9 @@ class ByMessages:
 
     def scatter(self, root: int) -> BodySteps:
         def steps(call: Call) -> Steps:
-            shape, dtype = given(call.group, call.seq, root, call.out, call.describe)
+            note = call.group.note_of(root, call.seq & 1)
+            place = shown_at(call.group, root, note[h.OFFSET - h.COMPARED])
+            shape, dtype, *_ = given(call.group, call.seq, root, call.out, call.describe, place)
             if call.x is None:
                 parts = [np.empty(shape, dtype) for _ in range(self.size)]
             else:

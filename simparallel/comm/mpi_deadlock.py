@@ -16,6 +16,7 @@ import numpy as np
 
 from simparallel.comm.plain import decode, encode
 from simparallel.comm.progress import deadlock_error
+from simparallel.comm.segment import DONE
 from simparallel.comm.transport import Condition
 
 if TYPE_CHECKING:
@@ -49,12 +50,12 @@ class Vigil:
             if time.monotonic() - self._since < PATIENCE_S:
                 return
             self._epochs[me] += 1
-        needs = [transport.lagging(condition) for condition in conditions]
+        needs = [transport.lagging(way) for condition in conditions for way in condition.ways()]
         known = {str(rank): self._epochs[rank] for ranks in needs for rank in ranks}
         own = self._told.get(me)
         if own is None or (own["needs"], own["known"]) != (needs, known):
-            who = ", ".join(map(str, needs[0]))
-            text = f"{describe()}, for rank{'s' * (len(needs[0]) > 1)} {who}"
+            ranks = [rank for way in conditions[0].ways() for rank in transport.lagging(way)]
+            text = f"{describe()}, for rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
             own = self._told[me] = {"needs": needs, "known": known, "text": text}
             transport.segment.write_wait(me, text)
             self._tell(encode(own))
@@ -97,6 +98,10 @@ class Vigil:
     def _in_vain(self, rank: int, stuck: set[int]) -> bool:
         told = self._told[rank]
         return all(
-            any(other in stuck and told["known"][str(other)] == self._epochs[other] for other in needed)
+            any(
+                self._transport.state_of(other) == DONE
+                or (other in stuck and told["known"][str(other)] == self._epochs[other])
+                for other in needed
+            )
             for needed in told["needs"]
         )

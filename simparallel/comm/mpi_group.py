@@ -8,6 +8,7 @@ the same bits, on every run, and the same as over shared memory.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from simparallel.comm.plain import decode, encode
 from simparallel.comm.reduction import reduce_arrays, reduce_into, reduction
 from simparallel.comm.segment import SLOT_BYTES
 from simparallel.comm.staging import Payloads
+from simparallel.comm.uneven import Place, UnevenCall, head_bytes
 from simparallel.comm.work import Steps
 
 if TYPE_CHECKING:
@@ -68,10 +70,48 @@ class MpiCall(Call):
         return self.group.parcel(position, ARRIVE + (self.seq & 1), self.seq, shape, dtype)
 
 
+class MpiUnevenCall(UnevenCall, MpiCall):
+    """Each member is sent the table, and its part alone."""
+
+    shows_all = False
+
+    def _expose(self) -> tuple[int, int]:
+        group, parts = self.group, self.x
+        group.given = [None] * group.size
+        if parts is None:
+            return 0, 0
+        head = head_bytes(parts.table())
+        for position in range(group.size):
+            if self.plan.op != "gather" or position == self.plan.root:
+                number = position if len(parts.arrays) > 1 else 0
+                letter = np.zeros(head + parts.arrays[number].nbytes, np.uint8)
+                parts.fill([number], shown_in(letter))
+                group.given[position] = letter
+        self._own = group.given[group.position]
+        return 0, sum(array.nbytes for array in parts.arrays)
+
+    def place_of(self, position: int) -> Place:
+        group = self.group
+        if position == group.position:
+            return shown_in(self._own)
+        return shown_in(group.transport.parcels[group._mark_of(position, ARRIVE + (self.seq & 1)), self.seq])
+
+
+def shown_in(data: np.ndarray) -> Place:
+    """What lies in these bytes."""
+
+    def place(dtype: np.dtype, at: int, size: int) -> np.ndarray:
+        count = size * dtype.itemsize
+        return data[at : at + count].view(dtype) if count else np.empty(size, dtype)
+
+    return place
+
+
 class MpiGroup(Group):
     """A group whose ranks send one another what they have to know."""
 
     call_type = MpiCall
+    uneven_type = MpiUnevenCall
     transport: MpiTransport
     given: Shares | None = None  # what the next mark takes along
 
@@ -113,6 +153,8 @@ class MpiGroup(Group):
             return [x if position == plan.root else None for position in everyone]
         if plan.op == "scatter":
             return list(x)
+        if plan.op in ("scan", "exscan"):
+            return [x if position >= self.position else None for position in everyone]
         if plan.op in ("reduce_scatter", "all_to_all"):
             return list(np.split(x, self.size, h.decode_dims(plan.header[h.DIMS])[0]))
         if plan.op == "all_reduce" and x.nbytes > SLOT_BYTES:
@@ -171,8 +213,13 @@ class MpiGroup(Group):
         def steps(call: Call) -> Steps:
             assert isinstance(call, MpiCall)
             yield from ()
-            looks = given(call.group, call.seq, root, call.out, call.describe)
-            return into(call.out, call.peer(root, *looks))
+            group = call.group
+            if call.x is not None:
+                return into(call.out, call.x[root])
+            data = group.transport.parcels.get((group._mark_of(root, ARRIVE + (call.seq & 1)), call.seq))
+            place = shown_in(np.empty(0, np.uint8) if data is None else data)
+            shape, dtype, start, _ = given(group, call.seq, root, call.out, call.describe, place)
+            return into(call.out, place(dtype, start, math.prod(shape)).reshape(shape))
 
         return steps
 

@@ -12,37 +12,21 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections import deque
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from simparallel.comm import header as h
+from simparallel.comm.asked import BYTES, Message, Named, Receive, Together
 from simparallel.comm.progress import letter_text
 from simparallel.comm.segment import RING, order
 from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.work import Lane, Steps, Work
 from simparallel.errors import CollectiveMismatchError
 from simparallel.events import Recorder
-
-_BYTES = np.dtype(np.uint8)
-
-
-class _Named(NamedTuple):
-    """What a call is told apart by, without its array."""
-
-    op: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    peer: str
-    rank: int
-    tag: int
-    site: int
-
-    def text(self, transport: AbstractTransport) -> str:
-        call = f"{self.op}({self.dtype} {self.shape}, {self.peer}={self.rank}, tag={self.tag})"
-        return f"{call} at {transport.site_text(transport.rank, self.site)}"
 
 
 @lru_cache(maxsize=1024)
@@ -54,7 +38,7 @@ def _form(dtype: np.dtype, shape: tuple[int, ...]) -> array[int]:
 class Send(Work):
     """A message that goes."""
 
-    def __init__(self, outbox: Outbox, steps: Steps, named: _Named) -> None:
+    def __init__(self, outbox: Outbox, steps: Steps, named: Named) -> None:
         super().__init__(outbox, steps)
         self._named = named
 
@@ -72,20 +56,41 @@ class Outbox(Lane):
         self.dst = dst
         self.recorder = recorder
         self._sent = 0
+        self._replies = 0  # that were asked for
         self._in_flight: list[tuple[int, int]] = []  # (number, offset), oldest first
         control = transport.segment.map
         self._sent_index = control.sent(transport.rank, dst)
         self._taken_index = control.taken(dst, transport.rank)
         self._letters = [control.letter(transport.rank, dst, number) for number in range(RING)]
 
-    def send(self, x: np.ndarray, tag: int, part_of: int | None = None) -> Work:
-        """Queue a message. `part_of`: call site of the collective whose event stands for this message too."""
-        site = self.transport.call_site() if part_of is None else part_of
-        issued_ps = self.recorder.now_ps if self.recorder else 0
-        steps = self._steps(x, tag, site, issued_ps, self.recorder if part_of is None else None)
-        return self.submit(Send(self, steps, _Named("send", x.dtype, x.shape, "dst", self.dst, tag, site)))
+    def send(self, x: np.ndarray, tag: int, part_of: int | None = None, at_ps: int = 0) -> Work:
+        """Queue a message.
 
-    def _steps(self, x: np.ndarray, tag: int, site: int, issued_ps: int, recorder: Recorder | None) -> Steps:
+        Args:
+            x: its payload.
+            tag: its tag.
+            part_of: call site of the call whose event stands for this message too.
+            at_ps: in simulated time, when such a message begins.
+        """
+        site = self.transport.call_site() if part_of is None else part_of
+        recorder = self.recorder if part_of is None else None
+        issued_ps = recorder.now_ps if recorder else at_ps
+        named = Named("send", x.dtype, x.shape, "dst", self.dst, tag, site)
+        return self.submit(Send(self, self._steps(x, tag, site, issued_ps, recorder), named))
+
+    def send_and_ask(self, x: np.ndarray, tag: int, replies: Inbox) -> Work:
+        """Queue a message; the work is finished once the other side has received it, and has said so."""
+        site = self.transport.call_site()
+        self._replies += 1
+        issued_ps = self.recorder.now_ps if self.recorder else 0
+        named = Named("ssend", x.dtype, x.shape, "dst", self.dst, tag, site)
+        reply = Receive([replies], np.empty(0, BYTES), -self._replies, named, issued_ps, None)
+        sent = Send(self, self._steps(x, tag, site, issued_ps, self.recorder, self._replies), named)
+        return Together([self.submit(sent), reply.begin()], None)
+
+    def _steps(
+        self, x: np.ndarray, tag: int, site: int, issued_ps: int, recorder: Recorder | None, reply: int = 0
+    ) -> Steps:
         transport, words = self.transport, self.transport.words
         start_ns, number = perf_counter_ns(), self._sent
         faults = transport.faults
@@ -100,10 +105,11 @@ class Outbox(Lane):
             faults.at("copy_in", "p2p", "send", number + 1)
 
         stream = f"send to {self.dst}"
-        start_ps = max(issued_ps, recorder.clock_ps.get(stream, 0)) if recorder else 0
+        start_ps = max(issued_ps, recorder.clock_ps.get(stream, 0)) if recorder else issued_ps
         letter = _form(x.dtype, x.shape)[:]
         letter[h.SEQ], letter[h.SITE], letter[h.SIM_PS] = number, site, start_ps
         letter[h.OFFSET], letter[h.NBYTES], letter[h.TAG] = offset, x.nbytes, tag
+        letter[h.SHOWN] = reply
         if faults is not None:
             faults.corrupt(letter, 0, "p2p", "send", number + 1)
         start = self._letters[number % RING]
@@ -134,40 +140,6 @@ class Outbox(Lane):
             self.transport.arena.free(self._in_flight.pop(0)[1])
 
 
-class Receive(Work):
-    """A message that was asked for."""
-
-    _lane: Inbox
-
-    def __init__(
-        self, inbox: Inbox, x: np.ndarray, tag: int, site: int, issued_ps: int, recorder: Recorder | None
-    ) -> None:
-        super().__init__(inbox, None)
-        self.recorder = recorder
-        self.x = x
-        self.named = _Named("recv", x.dtype, x.shape, "src", inbox.src, tag, site)
-        self.issued_ps = issued_ps
-        self.start_ns = perf_counter_ns()
-
-    def wait_or_withdraw(self) -> Any:
-        """`wait`; what is left by an exception no longer asks, so that the next one gets the message."""
-        try:
-            return self.wait()
-        except BaseException:
-            self._lane.withdraw(self)
-            raise
-
-    def describe(self) -> str:
-        """Also what came instead: a message with another tag is why this one is waited for in vain."""
-        text, src = self.named.text(self._lane.transport), self._lane.src
-        letters = self._lane.letters()
-        if letters:
-            told = "; ".join(f"rank {src} sent {letter}" for letter in letters[:3])
-            more = f"; and {len(letters) - 3} more" if len(letters) > 3 else ""
-            text += f" ({told}{more}, which nobody has asked for)"
-        return text
-
-
 class Inbox(Lane):
     """Messages to this rank from one other. Receives end as their messages come, by tag."""
 
@@ -178,7 +150,8 @@ class Inbox(Lane):
         self.src = src
         self.recorder = recorder
         self._taken = 0
-        self._last_call: _Named | None = None
+        self.reply: Callable[..., Work] | None = None  # sends a message back
+        self._last_call: Named | None = None
         self._queue: deque[Any] = deque()  # of `Receive`
         self._unclaimed: list[tuple[list[int], np.ndarray]] = []  # letters, copies of their payloads
         control = transport.segment.map
@@ -188,38 +161,54 @@ class Inbox(Lane):
 
     def receive(self, x: np.ndarray, tag: int, part_of: int | None = None) -> Receive:
         """Ask for a message. `part_of`: call site of the collective whose event stands for this message too."""
-        site = self.transport.call_site() if part_of is None else part_of
-        recorder = self.recorder if part_of is None else None
-        receive = Receive(self, x, tag, site, recorder.now_ps if recorder else 0, recorder)
+        return receive([self], x, tag, part_of)
+
+    def note(self, receive: Receive) -> None:
+        """A message is asked for here."""
         self._last_call = receive.named
         self._fault("enter", self._taken)
         self.check()
+
+    def claim(self, receive: Receive) -> bool:
+        """Deliver a message that came before it was asked for, if there is one."""
         for i, (letter, raw) in enumerate(self._unclaimed):
-            if letter[h.TAG] == tag:
+            if receive.takes(letter[h.TAG]):
                 del self._unclaimed[i]
                 self._deliver(receive, letter, raw)
                 self._fault("returned", letter[h.SEQ])
-                return receive
-        try:
-            self.submit(receive)
-        except BaseException:  # also one that a signal raises: nobody knows of this one
-            self.withdraw(receive)
-            raise
-        return receive
+                return True
+        return False
+
+    def look_for(self, receive: Receive) -> Message | None:
+        """A message that could be delivered now."""
+        self.check()
+        while self.transport.met(self.awaited()):
+            self._take()
+        for letter, raw in self._unclaimed:
+            if receive.takes(letter[h.TAG]):
+                ndim, code = letter[h.NDIM], letter[h.DTYPE]
+                shape = tuple(letter[h.SHAPE : h.SHAPE + ndim]) if ndim <= h.MEMBERS - h.SHAPE else None
+                dtype = h.decode_given(code, 0)[1] if code > 0 else None
+                return Message(self.src, letter[h.TAG], shape, dtype, raw.nbytes)
+        return None
 
     def withdraw(self, receive: Receive) -> None:
-        """Ask no longer for a message."""
+        """This one asks no longer for a message."""
         with contextlib.suppress(ValueError):  # it came
             self._queue.remove(receive)
         if not self._queue and self._error is None:
             self._others.pop(self, None)
+
+    def awaited(self) -> Condition:
+        """Met when the next letter is there."""
+        return Condition((self._sent_index,), (self.src,), self._taken + 1)
 
     def advance(self) -> Condition | None:
         self.check()
         words, index = self.transport.words, self._sent_index
         while self._queue:
             if words[index] <= self._taken:
-                return Condition((index,), (self.src,), self._taken + 1)
+                return self.awaited()
             self._take()
         self._others.pop(self, None)
         return None
@@ -230,14 +219,14 @@ class Inbox(Lane):
         order()
         start = self._letters[self._taken % RING]
         letter = words[start : start + h.USED].tolist()
-        raw = transport.segment.array(self.src, letter[h.OFFSET], (letter[h.NBYTES],), _BYTES)
-        receive = next((work for work in self._queue if work.named.tag == letter[h.TAG]), None)
+        raw = transport.segment.array(self.src, letter[h.OFFSET], (letter[h.NBYTES],), BYTES)
+        receive = next((work for work in self._queue if work.takes(letter[h.TAG])), None)
         try:
             if receive is None:
                 self._unclaimed.append((letter, raw.copy()))
             else:
                 self._deliver(receive, letter, raw)
-                self._queue.remove(receive)
+                receive.withdraw()
         finally:  # also of one that is wrong: what its sender does is not held up
             self._fault("copy_out", self._taken)
             order()
@@ -276,6 +265,8 @@ class Inbox(Lane):
             raise error
         x[...] = raw.view(x.dtype).reshape(x.shape)
         receive.result, receive.finished = x, True
+        receive.source, receive.sent_tag = self.src, letter[h.TAG]
+        receive.sim_end_ps = letter[h.SIM_PS]
         if recorder is not None:
             stream = f"recv from {self.src}"
             cost = recorder.cluster.message(x.nbytes, self.src, transport.rank)
@@ -286,3 +277,14 @@ class Inbox(Lane):
                 "recv", "p2p", stream, receive.start_ns, perf_counter_ns(), min(begin_ps, end_ps), end_ps,
                 x.nbytes, 0, (self.src, transport.rank), letter[h.SEQ],
             )  # fmt: skip
+        if letter[h.SHOWN] and self.reply is not None:  # the sender wants to know
+            self.reply(np.empty(0, BYTES), -letter[h.SHOWN], receive.named.site, receive.sim_end_ps)
+
+
+def receive(inboxes: Sequence[Inbox], x: np.ndarray, tag: int | None, part_of: int | None = None) -> Receive:
+    """Ask for a message that comes by one of these. `part_of`: see `Inbox.receive`."""
+    first = inboxes[0]
+    site = first.transport.call_site() if part_of is None else part_of
+    recorder = first.recorder if part_of is None else None
+    named = Named("recv", x.dtype, x.shape, "src", first.src if len(inboxes) == 1 else None, tag, site)
+    return Receive(inboxes, x, tag, named, recorder.now_ps if recorder else 0, recorder).begin()

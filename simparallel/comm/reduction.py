@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,11 @@ _UFUNCS = {
     "min": np.minimum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
+# Logical ones are the bitwise ones of what `truth` gives. PyTorch and MPI call the bitwise ones band, bor, bxor.
+LOGICAL = {"land": "and", "lor": "or", "lxor": "xor"}
+ALIASES = {"band": "and", "bor": "or", "bxor": "xor"}
 BLOCK_BYTES = 128 * 1024  # the partial result stays in the cache while the peers' pages stream by
 
 
@@ -49,8 +53,9 @@ def reduction(op: str, dtype: np.dtype, who: str = "") -> Reduction:
         DTypeError: the op has no meaning for the dtype.
     """
     who = f"{who}: " if who else ""
+    asked, op = op, LOGICAL.get(op) or ALIASES.get(op) or op
     if op not in _UFUNCS:
-        known = ", ".join(map(repr, _UFUNCS))
+        known = ", ".join(map(repr, (*_UFUNCS, *LOGICAL)))
         hint = "; for 'avg' use 'mean'" if op in ("avg", "average") else ""
         raise InputError(
             f"{who}op={op!r} is not a reduction; choose from {known} (and 'adasum', which only all_reduce has){hint}."
@@ -66,11 +71,42 @@ def reduction(op: str, dtype: np.dtype, who: str = "") -> Reduction:
     try:
         result = ufunc(np.zeros(1, accumulate), np.zeros(1, accumulate))
     except TypeError:
-        raise DTypeError(f"{who}op={op!r} has no meaning for dtype {dtype}.") from None
+        raise DTypeError(f"{who}op={asked!r} has no meaning for dtype {dtype}.") from None
     if result.dtype != accumulate:
-        raise DTypeError(f"{who}op={op!r} has no meaning for dtype {dtype}: it gives {result.dtype}.")
+        raise DTypeError(f"{who}op={asked!r} has no meaning for dtype {dtype}: it gives {result.dtype}.")
     loop = None if dtype.kind in "mM" else accumulate
     return Reduction(ufunc, accumulate, loop, op == "mean", accumulate == dtype)
+
+
+def truth(op: str, x: np.ndarray, who: str) -> np.ndarray:
+    """1 where x is not 0, else 0, as an array like x: what logical reductions work on.
+
+    Raises:
+        DTypeError: of other dtypes than integers and bool.
+    """
+    reduction(op, x.dtype, who)
+    return (x != 0).astype(x.dtype)
+
+
+def identity(rule: Reduction) -> Any:
+    """What changes nothing in this reduction: 0 of a sum, 1 of a product, the smallest value of a maximum, …
+
+    Raises:
+        DTypeError: nothing does.
+    """
+    dtype, ufunc = rule.accumulate, rule.ufunc
+    if ufunc not in (np.maximum, np.minimum):
+        return ufunc.identity
+    is_max = ufunc is np.maximum
+    if dtype.kind in "fc":
+        return -np.inf if is_max else np.inf
+    if dtype.kind == "b":
+        return not is_max
+    if dtype.kind not in "iu":
+        raise DTypeError(
+            f"exscan: dtype {dtype} has no smallest or largest value for the first rank; use scan."
+        )
+    return np.iinfo(dtype).min if is_max else np.iinfo(dtype).max
 
 
 def reduce_stack(rule: Reduction, shown: Payloads, out: np.ndarray) -> None:

@@ -72,8 +72,18 @@ class ControlMap:
     world_size: int
 
     @property
-    def max_groups(self) -> int:
+    def max_world_groups(self) -> int:
+        """Groups that all ranks make together; their numbers come first."""
         return 64 + 4 * self.world_size
+
+    @property
+    def local_groups(self) -> int:
+        """Numbers that each rank has for groups which their members make alone."""
+        return 1 + 64 // self.world_size
+
+    @property
+    def max_groups(self) -> int:
+        return self.max_world_groups + self.local_groups * self.world_size
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:

@@ -42,11 +42,21 @@ _INSIDE: dict[int, int] = {}  # the places of code of this package: its caller i
 
 
 class Condition(NamedTuple):
-    """Met when `words[i] >= target` for every i in `indices`."""
+    """Met when `words[i] >= target` for every i in `indices`, or one of `instead` is met."""
 
     indices: tuple[int, ...]
     ranks: tuple[int, ...]  # who writes each of these words
     target: int
+    instead: tuple[Condition, ...] = ()
+
+    def ways(self) -> list[Condition]:
+        """Each way in which it can be met."""
+        return [self, *self.instead]
+
+
+def any_of(conditions: Sequence[Condition]) -> Condition:
+    """Met when any of these is."""
+    return conditions[0]._replace(instead=tuple(conditions[1:]))
 
 
 class AbstractTransport:
@@ -120,15 +130,24 @@ class AbstractTransport:
 
     def met(self, condition: Condition) -> bool:
         words, target = self.words, condition.target
-        for index in condition.indices:  # noqa: SIM110 (a generator costs twice the time here)
+        for index in condition.indices:
             if words[index] < target:
-                return False
+                return condition.instead != () and any(map(self.met, condition.instead))
         return True
 
     def lagging(self, condition: Condition) -> list[int]:
         """Ranks that the condition still waits for."""
         pairs = zip(condition.indices, condition.ranks, strict=True)
         return [rank for index, rank in pairs if self.words[index] < condition.target]
+
+    def gone(self, condition: Condition) -> int | None:
+        """A rank that left its function, so that the condition can never be met in any way; None if it can."""
+        gone = [
+            next((rank for rank in self.lagging(way) if self.state_of(rank) == DONE), None)
+            for way in condition.ways()
+            if not condition.instead or way.ranks != (self.rank,)  # who waits sends itself nothing
+        ]
+        return None if None in gone else gone[0]
 
     def set_state(self, state: int) -> None:
         self.words[self.segment.map.state(self.rank)] = state
@@ -151,9 +170,9 @@ class AbstractTransport:
     def check_health(self, needed: Condition, describe: Callable[[], str]) -> None:
         """Raise if another rank failed, or one that is needed has left."""
         states = [self.state_of(rank) for rank in range(self.world_size)]
-        for rank in self.lagging(needed):
-            if states[rank] == DONE:
-                raise self._left_error(rank, needed, describe)
+        gone = self.gone(needed)
+        if gone is not None:
+            raise self._left_error(gone, needed, describe)
         if FAILED in states:
             raise self._failed_error(states.index(FAILED), describe)
         for rank in range(self.world_size):

@@ -80,6 +80,18 @@ class Work:
         """
         return _Changed(self, change)
 
+    def needs(self, condition: Condition) -> Condition:
+        """What it waits for while its lane waits for `condition`."""
+        return condition
+
+    def source_rank(self) -> int:
+        """The rank that sent the message which this receives; waits for it.
+
+        Raises:
+            CommError: it receives no message.
+        """
+        raise CommError(f"source_rank: {self.describe()} receives no message.")
+
     def describe(self) -> str:
         """What it is, and the user's line that began it."""
         raise NotImplementedError
@@ -103,6 +115,10 @@ class _Changed(Work):
 
     def is_completed(self) -> bool:
         return self.finished or self._work.is_completed()
+
+    def source_rank(self) -> int:
+        self.wait()
+        return self._work.source_rank()
 
     def describe(self) -> str:
         return self._work.describe()
@@ -210,6 +226,7 @@ class Lane:
             condition = self.advance()
             if condition is None or (work is not None and work.finished):
                 return []
+            condition = (work or self._queue[-1]).needs(condition)
             conditions = [condition]
             if len(self._others) > 1:
                 for lane in tuple(self._others):
@@ -217,6 +234,8 @@ class Lane:
                         other = lane.advance()
                         if other is not None:
                             conditions.append(other)
+                if work is not None and work.finished:  # it may come by several lanes
+                    return []
                 if self.transport.met(condition):
                     continue
             return conditions

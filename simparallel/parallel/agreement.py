@@ -15,8 +15,8 @@ Held = tuple[tuple[tuple[int, int], ...], ...] | None
 
 def check_same_tensors(
     who: str, tensors: Iterable[tuple[str, Tensor, str]], communicator: Communicator, group: Group | None,
-    setting: str,
-) -> None:  # fmt: skip
+    setting: str, number: int = 0,
+) -> int:  # fmt: skip
     """Compare the ranks' tensors, so that what is averaged and copied between them belongs together.
 
     Args:
@@ -24,6 +24,10 @@ def check_same_tensors(
         tensors: name, tensor and role ("trained", …) of each.
         communicator, group: of this rank, and the ranks that share the work; None for all.
         setting: name of the argument of `who` that chooses these ranks.
+        number: any number of this rank.
+
+    Returns:
+        The largest number of these ranks.
 
     Raises:
         CollectiveMismatchError: names, shapes, dtypes or roles differ.
@@ -34,10 +38,11 @@ def check_same_tensors(
     listed = list(tensors)
     own = [(name, x.shape, str(x.dtype), role) for name, x, role in listed]
     parts = [_held(x, communicator.rank) for _, x, _ in listed]
-    told = communicator.all_gather_object((own, parts), group)
+    told = communicator.all_gather_object((own, parts, number), group)
     share = group or communicator.world
-    first, first_parts = told[0]
-    for rank, (other, _) in zip(share.ranks, told, strict=True):
+    first, first_parts, _ = told[0]
+    largest: int = max(number for _, _, number in told)
+    for rank, (other, _, _) in zip(share.ranks, told, strict=True):
         if other != first:
             differing = [f"{a} vs {b}" for a, b in zip(first, other, strict=False) if a != b][:3]
             counts = f"{len(first)} and {len(other)} parameters and buffers"
@@ -47,10 +52,10 @@ def check_same_tensors(
                 group=share.name, seq=0, calls={},
             )  # fmt: skip
     equal: dict[tuple[Held, ...], list[int]] = {}  # what is held -> by these ranks
-    for rank, (_, held) in zip(share.ranks, told, strict=True):
+    for rank, (_, held, _) in zip(share.ranks, told, strict=True):
         equal.setdefault(tuple(held), []).append(rank)
     if len(equal) == 1:
-        return
+        return largest
     other = next(held for held in equal if held != tuple(first_parts))
     number = next(i for i, (a, b) in enumerate(zip(first_parts, other, strict=True)) if a != b)
     groups = [ranks for ranks in equal.values() if len(ranks) > 1]

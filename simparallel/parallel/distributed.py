@@ -120,8 +120,9 @@ class DistributedDataParallel(Module):
         self.process_group = process_group or group
         communicator = self._communicator = current()
         self._share = self.process_group or communicator.world
+        name = "a DDP that was not compared"
         if init_sync:
-            self._check_same_model()
+            name = f"DDP {self._check_same_model()}"
             self._copy_from(self._share.ranks[0])
         cap_mb, first_cap_mb = bucket_cap_mb, None
         if cap_mb is None:
@@ -131,6 +132,7 @@ class DistributedDataParallel(Module):
             {id(p): name for name, p in module.named_parameters()}, communicator, self.process_group,
             as_view=self.gradient_as_bucket_view, find_unused=self.find_unused_parameters,
             static=self.static_graph, beside_others=any(isinstance(m, SyncBatchNorm) for m in module.modules()),
+            asker=name,
         )  # fmt: skip
         self._buffers_of = [m._buffers for m in module.modules()]
         self._known_buffers: list[Tensor] = []
@@ -231,13 +233,20 @@ class DistributedDataParallel(Module):
 
     # --- the same model everywhere --------------------------------------------------------------------
 
-    def _check_same_model(self) -> None:
+    def _check_same_model(self) -> int:
+        """Compare the ranks' models, and number this one: the same on all of them, another than any before."""
+        communicator = self._communicator
         tensors = [
             *((n, p, "trained" if p.requires_grad else "frozen") for n, p in self.module.named_parameters()),
             *((name, buffer, "a buffer") for name, buffer in self.module.named_buffers()),
         ]
         who = "DistributedDataParallel"
-        check_same_tensors(who, tensors, self._communicator, self.process_group, "process_group")
+        kind, group = DistributedDataParallel, self.process_group
+        last = check_same_tensors(
+            who, tensors, communicator, group, "process_group", communicator.kept.get(kind, 0)
+        )
+        communicator.kept[kind] = last + 1
+        return last + 1
 
     def _copy_from(self, source: int) -> None:
         """Parameters and buffers of rank `source` to all. Collective: yes."""
@@ -250,7 +259,8 @@ class DistributedDataParallel(Module):
         for bucket in self._buckets_of_buffers():
             if self._communicator.rank == source:
                 bucket.load()
-            collectives.broadcast(bucket.flat, src=source, group=self.process_group)
+            with self._communicator.asked_by(f"{self._reducer.asker}, buffers"):
+                collectives.broadcast(bucket.flat, src=source, group=self.process_group)
             if self._communicator.rank != source:
                 bucket.store()
 
@@ -280,6 +290,7 @@ class DistributedDataParallel(Module):
         copied = type(self)(
             deepcopy(self.module, memo), **settings, process_group=self.process_group, init_sync=False
         )
+        copied._reducer.asker = f"a copy of {self._reducer.asker}"  # which may be made on some ranks only
         memo[id(self)] = copied
         copied.__dict__["training"] = self.training  # of the wrapper; below it came with the copy
         # What was added to the wrapper itself: members, and attributes such as hooks or a forward in mixed precision.

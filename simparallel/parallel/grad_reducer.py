@@ -134,7 +134,8 @@ class DistributedGradReducer:
             gradient, place = arrays[i], flat[part.starts[k] : part.starts[k + 1]]
             place.reshape(self.parameters[i].shape)[...] = 0 if gradient is None else gradient
             flat[part.size + k] = gradient is not None  # told in the same message
-        return flat, collectives.all_reduce(flat, self._op, self.group, async_op=True)
+        with current().asked_by(part.asker):
+            return flat, collectives.all_reduce(flat, self._op, self.group, async_op=True)
 
 
 class _Part:
@@ -147,3 +148,5 @@ class _Part:
         self.numbers = numbers
         self.starts = [0, *accumulate(parameter.size for parameter in parameters)]
         self.size = self.starts[-1]
+        shapes = ", ".join(str(parameter.shape) for parameter in parameters)
+        self.asker = f"{WHO} of {shapes}"

@@ -52,6 +52,7 @@ class Reducer:
         find_unused: parameters may stay without a gradient, others on every rank and in every backward.
         static: those without a gradient are the ones of the first backward.
         beside_others: the walk over the tape communicates other things, too.
+        asker: its name in the collectives that it makes, the same on every rank.
 
     Attributes:
         attached: whether it still listens to its parameters.
@@ -63,8 +64,10 @@ class Reducer:
     def __init__(
         self, buckets: Sequence[GradBucket], names: dict[int, str], communicator: Communicator,
         group: Group | None, *, as_view: bool, find_unused: bool, static: bool, beside_others: bool,
+        asker: str = "",
     ) -> None:  # fmt: skip
         self.buckets = list(buckets)
+        self.asker = asker
         self.attached = True
         self.hook: tuple[Hook, Any] | None = None
         self.num_active: int | None = None
@@ -178,14 +181,19 @@ class Reducer:
             bucket = self.buckets[self._next]
             if bucket.pending > 0 and not all_of_them:
                 return
-            if 0 in bucket.arrived:
-                self._fill(bucket)
+            frozen = self._fill(bucket) if bucket.arrived.count(1) < len(bucket.arrived) else ""
             collectives.wait_for(bucket.device)
-            bucket.work = self._start(bucket)
+            with self.communicator.asked_by(f"{self.asker}, bucket {bucket.index()}{frozen}"):
+                bucket.work = self._start(bucket)
             self._next += 1
 
-    def _fill(self, bucket: GradBucket) -> None:
-        """Lay in what `.grad` holds of parameters that this backward did not reach, or zeros."""
+    def _fill(self, bucket: GradBucket) -> str:
+        """Lay in what `.grad` holds of parameters that this backward did not reach, or zeros.
+
+        Returns the names of those that were frozen since: ranks that differ in them would train apart.
+        """
+        pairs = zip(bucket.tensors, bucket.arrived, strict=True)
+        frozen = [self._names[id(p)] for p, arrived in pairs if arrived != 1 and not p.requires_grad]
         for i, (parameter, view) in enumerate(zip(bucket.tensors, bucket.views, strict=True)):
             if bucket.arrived[i]:
                 continue
@@ -197,6 +205,7 @@ class Reducer:
             elif not bucket.used[i]:
                 saved = view.copy()  # it stays as it is, unless another rank has something to add
             self._late.append((bucket, i, saved))
+        return f", frozen: {', '.join(frozen)}" if frozen else ""
 
     def _start(self, bucket: GradBucket) -> Any:
         if self.hook is not None:
@@ -233,7 +242,7 @@ class Reducer:
                 if parameter.grad is not None and parameter.grad.data is view:
                     parameter.grad.data = view.copy()
             bucket.flat[...] = 0
-            bucket.arrived = bytearray(b"\1" * len(bucket.tensors))
+            bucket.arrived = bytearray(1 if p.requires_grad else 2 for p in bucket.tensors)  # see `_fill`
         self._reduce_the_rest(None)
 
     def _reduce_the_rest(self, used: list[bytes] | None) -> None:
@@ -250,7 +259,8 @@ class Reducer:
             if used is not None:
                 votes[1] = np.frombuffer(b"".join(used), np.uint8)
                 votes[0] = 1 - votes[1]
-            exchange = collectives.all_reduce(votes, "max", group=self._group, async_op=True)
+            with self.communicator.asked_by(f"{self.asker}, unused parameters"):
+                exchange = collectives.all_reduce(votes, "max", group=self._group, async_op=True)
         for bucket in self.buckets:
             result = bucket.work.wait() if hasattr(bucket.work, "wait") else bucket.work
             bucket.work = None

@@ -1,0 +1,360 @@
+"""Collectives that gradients pass through: forward the collective, backward its adjoint.
+
+A collective is a linear map from the inputs of all ranks to the outputs of all ranks, so its backward is the
+transposed map, which is a collective, too:
+
+    all_reduce <-> itself   all_gather <-> reduce_scatter   all_to_all <-> itself, the other way round
+    broadcast <-> reduce    scatter <-> gather
+
+Every rank of the group makes the call, and every rank goes backward through its result: the adjoint is collective
+as well. Ranks that disagree about the need of a gradient make different calls, which all of them are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.autograd.functions import getitem, stack
+from simparallel.autograd.tape import Node, Reversible, grad_mode
+from simparallel.autograd.tensor import as_tensor
+from simparallel.backend import Array, get_namespace
+from simparallel.collectives import calls
+from simparallel.collectives.carry import go_on, wait_for
+from simparallel.comm import Group, current
+from simparallel.devices import FIRST
+from simparallel.errors import InputError, LayoutError
+from simparallel.events import current_recorder
+from simparallel.memory import ACTIVATIONS
+
+LINEAR = ("sum", "mean")  # reductions with an adjoint that needs no values
+Move = Callable[[Array], Array]
+
+
+class _Collective(Reversible):
+    """Stands on the tape for a collective, and is its own context."""
+
+    def __init__(self, name: str, adjoint: Move, device: Any, needs: tuple[bool, ...] = (True,)) -> None:
+        self._name, self._adjoint, self._device, self.needs = name, adjoint, device, needs
+
+    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
+        dx = _communicate(f"backward of functions.{self._name}", self._adjoint, dy, self._device)
+        return (dx,) if self.needs else ()
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def _communicate(asker: str, move: Move, x: Array, device: Any) -> Array:
+    """`move(x)`; the ranks compare `asker`, too. It begins and ends on this device's clock."""
+    wait_for(device)
+    with current().asked_by(asker):
+        y = move(get_namespace(x).asarray(x))  # NumPy makes numbers of arrays without dims
+    go_on(device)
+    return y
+
+
+def _call(name: str, x: Any, forward: Move, adjoint: Move) -> Tensor:
+    """`forward(x)`, on the tape if x is."""
+    x = _plain(name, x)
+    needs = grad_mode.enabled and x.requires_grad
+    asker = f"functions.{name} {'with' if needs else 'without'} a gradient"
+    y = _communicate(asker, forward, x.data, x._device or FIRST)
+    _hold(y)
+    node = None
+    if needs:
+        op: Any = _Collective(name, adjoint, x._device or FIRST)
+        node = Node(op, op, (x,))
+    return Tensor._result(y, node, x._device)
+
+
+def _plain(name: str, x: Any) -> Tensor:
+    x = as_tensor(x)
+    if x.placement is not None:
+        raise LayoutError(
+            f"{name}: this tensor is sharded as {x.layout!r}, and its ops communicate by themselves. Use "
+            "redistribute(layout), or full_tensor() for a plain one."
+        )
+    return x
+
+
+def _hold(y: Array) -> None:
+    recorder = current_recorder()
+    if recorder is not None:
+        recorder.memory.hold(y, ACTIVATIONS)
+
+
+def _check_linear(name: str, x: Any, op: str) -> None:
+    if op not in LINEAR and grad_mode.enabled and as_tensor(x).requires_grad:
+        raise InputError(
+            f"functions.{name}: op={op!r} has no gradient here, only 'sum' and 'mean' have. Use functions.all_gather "
+            "and a reduction of its result, or detach() for no gradient."
+        )
+
+
+def all_reduce(x: Any, op: str = "sum", group: Group | None = None, algorithm: str | None = None) -> Tensor:
+    """The reduction of the ranks' x, on every rank, as a new Tensor; the gradient is all-reduced by the same op.
+
+    Args:
+        x: Tensor or array, of one shape and dtype on every rank; stays as it is.
+        op: "sum" or "mean"; without a gradient all of `sp.all_reduce`.
+        group, algorithm: as of `sp.all_reduce`.
+
+    Collective: yes, and so is backward. Cost: 2 (P-1)/P * x.nbytes [bytes] per rank, and again in backward.
+
+    Raises:
+        InputError: of an x that needs a gradient, `op` is not linear; besides what `sp.all_reduce` raises.
+        CollectiveMismatchError: also where x needs a gradient on some ranks only.
+        LayoutError: x is sharded.
+    """
+    _check_linear("all_reduce", x, op)
+
+    def both(a: Array) -> Array:
+        return calls.all_reduce(a.copy(), op, group, algorithm=algorithm)
+
+    return _call("all_reduce", x, both, both)
+
+
+def all_gather(
+    x: Any, dim: int = 0, group: Group | None = None, algorithm: str | None = None, *, uneven: bool = False
+) -> Tensor:
+    """The ranks' x one after the other along `dim`; the gradients of all ranks are summed and scattered back.
+
+    Args:
+        x: Tensor or array with one dim or more, of one shape and dtype on every rank; stays as it is.
+        dim: x of shape (..., d, ...) gives (..., P d, ...) for P ranks.
+        group, algorithm: as of `sp.all_gather`.
+        uneven: the ranks' x may have different sizes along `dim`; one more small all_gather tells them.
+
+    Collective: yes, and so is backward. Cost: (P-1) * x.nbytes [bytes] per rank, and again in backward.
+
+    Raises: as `functions.all_reduce`.
+    """
+
+    def adjoint(dy: Array) -> Array:
+        if not uneven:
+            return calls.reduce_scatter(dy, dim, "sum", group, algorithm=algorithm)
+        # Each rank's part of the gradient goes to that rank, which adds them up in the order of the group.
+        own = [shape[dim]] * len(sizes)
+        parts = calls.all_to_all(dy, dim, dim, group, input_splits=sizes, output_splits=own)
+        return parts.reshape(*shape[: dim % len(shape)], len(sizes), *shape[dim % len(shape) :]).sum(
+            axis=dim % len(shape)
+        )
+
+    def forward(a: Array) -> Array:
+        if uneven:
+            sizes.extend(calls.all_gather(np.array([a.shape[dim]]), 0, group).tolist())
+            shape.extend(a.shape)
+        return calls.all_gather(a, dim, group, algorithm=algorithm, uneven=uneven)
+
+    sizes: list[int] = []
+    shape: list[int] = []
+    return _call("all_gather", x, forward, adjoint)
+
+
+def reduce_scatter(
+    x: Any, dim: int = 0, op: str = "sum", group: Group | None = None, algorithm: str | None = None
+) -> Tensor:
+    """This rank's equal part, along `dim`, of the reduction of the ranks' x; the gradients are all-gathered.
+
+    Args:
+        x: Tensor or array, of one shape and dtype on every rank; stays as it is.
+        dim: x of shape (..., P d, ...) gives (..., d, ...) for P ranks.
+        op: "sum" or "mean"; without a gradient all of `sp.reduce_scatter`.
+        group, algorithm: as of `sp.reduce_scatter`.
+
+    Collective: yes, and so is backward. Cost: (P-1)/P * x.nbytes [bytes] per rank, and again in backward.
+
+    Raises: as `functions.all_reduce`.
+    """
+    _check_linear("reduce_scatter", x, op)
+
+    def adjoint(dy: Array) -> Array:
+        return _shared(op, group, calls.all_gather(dy, dim, group, algorithm=algorithm))
+
+    return _call(
+        "reduce_scatter", x, lambda a: calls.reduce_scatter(a, dim, op, group, algorithm=algorithm), adjoint
+    )
+
+
+def all_to_all(
+    x: Any, split_dim: int = 0, concat_dim: int = 0, group: Group | None = None, algorithm: str | None = None, *,
+    input_splits: Sequence[int] | None = None, output_splits: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """Part r of every rank's x on rank r, joined in the order of the group; the gradients travel back.
+
+    Args:
+        x: Tensor or array, of one shape and dtype on every rank; stays as it is.
+        split_dim: along which x is cut; its size becomes a P-th.
+        concat_dim: along which the parts are joined; its size becomes P times as large.
+        group, algorithm: as of `sp.all_to_all`.
+        input_splits, output_splits: as of `sp.all_to_all`; both or none, for backward travels the other way.
+
+    Collective: yes, and so is backward. Cost: (P-1)/P * x.nbytes [bytes] per rank, and again in backward.
+
+    Raises: as `functions.all_reduce`.
+    """
+    if (input_splits is None) != (output_splits is None):
+        raise InputError("functions.all_to_all: give both input_splits and output_splits, or none of them.")
+
+    def move(
+        a: Array, dims: tuple[int, int], given: Sequence[int] | None, taken: Sequence[int] | None
+    ) -> Array:
+        splits: dict[str, Any] = {"input_splits": given, "output_splits": taken}
+        return calls.all_to_all(a, *dims, group, algorithm=algorithm, **splits)
+
+    return _call(
+        "all_to_all", x,
+        lambda a: move(a, (split_dim, concat_dim), input_splits, output_splits),
+        lambda dy: move(dy, (concat_dim, split_dim), output_splits, input_splits),
+    )  # fmt: skip
+
+
+def broadcast(x: Any, src: int = 0, group: Group | None = None, algorithm: str | None = None) -> Tensor:
+    """x of rank `src` on every rank, as a new Tensor; the gradients of all ranks are summed on `src`.
+
+    Args:
+        x: Tensor or array, of one shape and dtype on every rank, and on every rank or none with requires_grad;
+            its values count on `src` only, and so its gradient is 0 elsewhere.
+        src: a global rank that is in the group.
+        group, algorithm: as of `sp.broadcast`.
+
+    Collective: yes, and so is backward. Cost: x.nbytes [bytes] per rank, and again in backward.
+
+    Raises: as `functions.all_reduce`.
+    """
+
+    def adjoint(dy: Array) -> Array:
+        return _at(src, calls.reduce(dy.copy(), src, "sum", group, algorithm=algorithm))
+
+    return _call(
+        "broadcast", x, lambda a: calls.broadcast(a.copy(), src, group, algorithm=algorithm), adjoint
+    )
+
+
+def reduce(
+    x: Any, dst: int = 0, op: str = "sum", group: Group | None = None, algorithm: str | None = None
+) -> Tensor:
+    """On rank `dst` the reduction of the ranks' x, elsewhere zeros; the gradient of `dst` is broadcast.
+
+    Elsewhere, too, the loss has to use the result, so that backward passes through it on every rank.
+
+    Args:
+        x: Tensor or array, of one shape and dtype on every rank; stays as it is.
+        dst: a global rank that is in the group.
+        op: "sum" or "mean"; without a gradient all of `sp.reduce`.
+        group, algorithm: as of `sp.reduce`.
+
+    Collective: yes, and so is backward. Cost: x.nbytes [bytes] per rank, and again in backward.
+
+    Raises: as `functions.all_reduce`.
+    """
+    _check_linear("reduce", x, op)
+
+    def adjoint(dy: Array) -> Array:
+        return _shared(op, group, calls.broadcast(dy.copy(), dst, group, algorithm=algorithm))
+
+    return _call(
+        "reduce", x, lambda a: _at(dst, calls.reduce(a.copy(), dst, op, group, algorithm=algorithm)), adjoint
+    )
+
+
+def gather(x: Any, dst: int = 0, group: Group | None = None, algorithm: str | None = None) -> list[Tensor]:
+    """On rank `dst` a list of the ranks' x, elsewhere of zeros; the gradients go back from `dst`, each to its rank.
+
+    Elsewhere, too, the loss has to use the results, so that backward passes through them on every rank.
+
+    Args:
+        x: Tensor or array, of one shape and dtype on every rank; stays as it is.
+        dst: a global rank that is in the group.
+        group, algorithm: as of `sp.gather`.
+
+    Returns:
+        A list of P Tensors like x, in the order of the group.
+
+    Collective: yes, and so is backward. Cost: x.nbytes [bytes] per rank, and again in backward; `dst` sends nothing
+    in forward and everything in backward.
+
+    Raises: as `functions.all_reduce`.
+    """
+
+    is_root = current().rank == dst
+
+    def forward(a: Array) -> Array:
+        rows = get_namespace(a).zeros((_size(group), *a.shape), a.dtype)
+        calls.gather(a, dst, group, algorithm=algorithm, out=rows if is_root else None)
+        return rows
+
+    def adjoint(dy: Array) -> Array:
+        return calls.scatter(_rows(dy) if is_root else None, dst, group, algorithm=algorithm)
+
+    rows = _call("gather", x, forward, adjoint)
+    return [getitem(rows, i) for i in range(len(rows.data))]
+
+
+def scatter(
+    arrays: Sequence[Any] | None = None,
+    src: int = 0,
+    group: Group | None = None,
+    algorithm: str | None = None,
+) -> Tensor:
+    """Entry r of the list of rank `src`, on the r-th rank of the group; the gradients are gathered on `src`.
+
+    The result is on the tape of every rank while gradients are recorded, because only `src` knows who needs them.
+
+    Args:
+        arrays: on `src` a list of P Tensors or arrays of one shape and dtype; elsewhere None.
+        src: a global rank that is in the group.
+        group, algorithm: as of `sp.scatter`.
+
+    Collective: yes, and so is backward. Cost: (P-1) * part.nbytes [bytes] from `src`; in backward each other rank
+    sends its part.
+
+    Raises: as `functions.all_reduce`.
+    """
+    parts = None if arrays is None else [_plain("scatter", part) for part in arrays]
+    if parts is not None and not parts:
+        raise InputError("scatter: the list is empty; give one Tensor for each rank of the group.")
+    whole = None if parts is None else stack(parts)
+    device = FIRST if whole is None else whole._device or FIRST
+
+    def forward(rows: Array) -> Array:
+        return calls.scatter(None if whole is None else _rows(rows), src, group, algorithm=algorithm)
+
+    def adjoint(dy: Array) -> Array:
+        rows = None if whole is None else get_namespace(dy).empty((_size(group), *dy.shape), dy.dtype)
+        calls.gather(dy, src, group, algorithm=algorithm, out=rows)
+        return dy if rows is None else rows
+
+    asker = f"functions.scatter {'with' if grad_mode.enabled else 'without'} a gradient"
+    y = _communicate(asker, forward, np.empty(0) if whole is None else whole.data, device)
+    _hold(y)
+    node = None
+    if grad_mode.enabled and y.dtype.kind == "f":
+        inputs = () if whole is None else (whole,)
+        op: Any = _Collective("scatter", adjoint, device, tuple(x.requires_grad for x in inputs))
+        node = Node(op, op, inputs)
+    return Tensor._result(y, node, None if whole is None else whole._device)
+
+
+def _rows(x: Array) -> list[Array]:
+    return [x[i, ...] for i in range(len(x))]
+
+
+def _shared(op: str, group: Group | None, dx: Array) -> Array:
+    """A rank's share of a mean, or all of a sum; a new array, written."""
+    if op == "mean":
+        dx /= _size(group)
+    return dx
+
+
+def _at(rank: int, x: Array) -> Array:
+    """x on this rank, zeros on others."""
+    return x if current().rank == rank else get_namespace(x).zeros_like(x)
+
+
+def _size(group: Group | None) -> int:
+    return (group or current().world).size

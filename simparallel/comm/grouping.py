@@ -1,0 +1,167 @@
+"""Making groups, by all ranks of the world or by their members alone, and barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simparallel.comm import header as h
+from simparallel.comm.arguments import is_integer
+from simparallel.comm.asked import Named, Receive
+from simparallel.errors import CollectiveMismatchError, CommError, InputError
+
+if TYPE_CHECKING:
+    from simparallel.comm.group import Group
+    from simparallel.comm.p2p import Inbox, Outbox
+    from simparallel.comm.transport import AbstractTransport
+    from simparallel.comm.work import Lane
+    from simparallel.events import Recorder
+
+GROUP_TAG = -(2**62)  # no other message has it
+
+
+class Grouping:
+    """The part of `Communicator` that makes groups, and lets their ranks wait for each other."""
+
+    rank: int
+    world_size: int
+    world: Any
+    asker: str
+    transport: AbstractTransport
+    recorder: Recorder | None
+    _group_type: type[Group]
+    _groups: list[Group]
+    _lanes: dict[Lane, None]
+    _num_groups = 1  # that all ranks made, the world included
+    _num_local = 0  # slots of this rank that groups took which their members made
+    _node_group: Group | None = None
+
+    if TYPE_CHECKING:
+
+        def inbox(self, src: int) -> Inbox: ...
+
+        def outbox(self, dst: int) -> Outbox: ...
+
+        def _group(self, op: str, group: Any, algorithm: str | None = "direct") -> Any: ...
+
+    def barrier(self, group: Any = None, async_op: bool = False) -> Any:
+        group = self._group("barrier", group)
+        key = "barrier", self.asker
+        plan = group.plans.get(key)
+        if plan is None:
+            plan = group.add_plan(key, h.encode("barrier"), group.nothing())
+        return group.run(plan, None, async_op)
+
+    def monitored_barrier(self, group: Any = None, timeout_s: float | None = None) -> None:
+        before, limit_s = self.transport.timeout_s, timeout_s
+        if limit_s is not None and not limit_s > 0:
+            raise InputError(f"monitored_barrier: timeout_s={timeout_s!r} must be above 0.")
+        self.transport.timeout_s = before if limit_s is None else float(limit_s)
+        try:
+            self.barrier(group)
+        finally:
+            self.transport.timeout_s = before
+
+    def new_group(self, ranks: Sequence[int], use_local_synchronization: bool = False) -> Group:
+        members = tuple(ranks)
+        outside = [rank for rank in members if not is_integer(rank) or not 0 <= rank < self.world_size]
+        if not members or outside or len(set(members)) != len(members):
+            raise InputError(
+                f"new_group: ranks={members} must be different ranks of 0 … {self.world_size - 1}, at least one."
+            )
+        members = tuple(int(rank) for rank in members)  # NumPy integers have another repr
+        if use_local_synchronization:
+            return self._local_group(members)
+        number = self._num_groups
+        most = self.transport.segment.map.max_world_groups
+        if number == most:
+            raise CommError(
+                f"new_group: a world of {self.world_size} ranks has at most {most} groups, and all are taken. Keep "
+                "the groups that you make and use them again; sharded ops make one for each group of ranks that their "
+                "strategies and Layouts name, so fewer device matrices need fewer. A new run begins with none."
+            )
+        world, key = self.world, ("new_group", members, self.asker)
+        world.run(world.add_plan(key, h.encode("new_group", members=members), world.nothing()), None)
+        self._num_groups += 1
+        return self._add_group(number, members)
+
+    def _add_group(self, slot: int, members: tuple[int, ...]) -> Group:
+        group = self._group_type(self.transport, self.recorder, self._lanes, slot, members)
+        self._groups.append(group)
+        return group
+
+    def _local_group(self, members: tuple[int, ...]) -> Group:
+        """A group that its members alone make: its first rank collects what they name, and tells all the result.
+
+        Each rank owns some slots for such groups. A new one takes a slot of the member that has used least.
+        """
+        if self.rank not in members:
+            raise InputError(
+                f"new_group: rank {self.rank} is not one of ranks={members}; with use_local_synchronization only the "
+                "members call it."
+            )
+        control, size = self.transport.segment.map, self.world_size
+        call = f"new_group({list(members)}, use_local_synchronization=True)"
+        told = np.full(size + 2, -1)
+        told[: 2 + len(members)] = self._num_local, len(members), *members
+        leader = min(members)
+        if self.rank == leader:
+            everyone = {rank: told if rank == leader else self._hear(rank, call) for rank in members}
+            told = self._decided(members, everyone)
+            for rank in members:
+                if rank != leader:
+                    self._tell(rank, told, call)
+        else:
+            self._tell(leader, told, call)
+            told = self._hear(leader, call)
+        owner, used, *others = told.tolist()
+        if owner < 0:
+            other, named = -1 - owner, [rank for rank in others if rank >= 0]
+            raise CollectiveMismatchError(
+                f"rank {self.rank}: {call}, but rank {other} names the ranks {named}, rank {leader} others. All "
+                "members must name the same ranks in the same order.",
+                group=call, seq=0, calls={self.rank: call, other: f"new_group({named})"},
+            )  # fmt: skip
+        if used == control.local_groups:
+            raise CommError(
+                f"{call}: all groups that these ranks can make by themselves, {used} a rank, are taken. Keep the "
+                "groups that you make and use them again, or let every rank of the world call new_group."
+            )
+        self._num_local += owner == self.rank
+        group = self._add_group(control.max_world_groups + owner * control.local_groups + used, members)
+        key = "new_group", members, self.asker
+        group.run(group.add_plan(key, h.encode("new_group", members=members), group.nothing()), None)
+        return group
+
+    def _decided(self, members: tuple[int, ...], told: dict[int, np.ndarray]) -> np.ndarray:
+        """Whose slot is taken and its number there; or -1 - the first rank that names others, and these."""
+        named = {rank: tuple(words[2 : 2 + words[1]].tolist()) for rank, words in told.items()}
+        result = np.full(self.world_size + 2, -1)
+        wrong = next((rank for rank in members if named[rank] != members), None)
+        if wrong is None:
+            owner = min(members, key=lambda rank: told[rank][0])
+            result[:2] = owner, told[owner][0]
+        else:
+            result[0] = -1 - wrong
+            result[2 : 2 + len(named[wrong])] = named[wrong]
+        return result
+
+    def _tell(self, rank: int, words: np.ndarray, call: str) -> None:
+        self.outbox(rank).send(words, GROUP_TAG, self.transport.call_site()).wait()
+
+    def _hear(self, rank: int, call: str) -> np.ndarray:
+        """What another member tells of a group that is being made."""
+        x, inbox = np.empty(self.world_size + 2, np.int64), self.inbox(rank)
+        named = Named("recv", x.dtype, x.shape, "src", rank, GROUP_TAG, self.transport.call_site(), call)
+        Receive([inbox], x, GROUP_TAG, named, 0, None).begin().wait_or_withdraw()
+        return x
+
+    def node_group(self) -> Group:
+        """The ranks of this rank's node, in order. Collective over all ranks at the first call, then free."""
+        if self._node_group is None:
+            nodes = self.recorder.cluster.nodes if self.recorder else (self.world.ranks,)
+            groups = [self.world if node == self.world.ranks else self.new_group(node) for node in nodes]
+            self._node_group = next(group for group in groups if self.rank in group.ranks)
+        return self._node_group

@@ -1,0 +1,267 @@
+"""Collectives whose parts have different sizes along one dim: all_gather, gather, scatter, all_to_all.
+
+What a rank shows begins with a table, int64: how many parts there are, how many sizes it expects, the size of each part
+along the dim, and the sizes it expects. The parts follow, one after the other. All else about the parts is equal
+and stands in the header, where the size along the dim is -1. So every rank of the group sees all sizes, and all
+of them raise where two do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from simparallel.cluster import Traffic
+from simparallel.comm import header as h
+from simparallel.comm.arguments import check_array, check_dim, is_integer, native
+from simparallel.comm.call import Call
+from simparallel.comm.segment import LINE, round_up
+from simparallel.comm.work import Steps
+from simparallel.errors import CollectiveMismatchError, InputError, ShapeError
+from simparallel.events import Recorder
+
+if TYPE_CHECKING:
+    from simparallel.comm.group import Group
+    from simparallel.comm.members import Members
+
+_WORD = np.dtype(np.int64)
+ANY = -1  # as a size: it differs by rank
+Place = Callable[[np.dtype, int, int], np.ndarray]  # elements of a dtype: at a byte, so many
+
+
+class Looks(NamedTuple):
+    """What parts have in common; their size along `dim` is ANY."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    dim: int
+
+
+class Parts(NamedTuple):
+    """What one rank gives: one part for all, or one for each, equal but in their size along `dim`."""
+
+    arrays: Sequence[np.ndarray]
+    dim: int
+    expected: tuple[int, ...] = ()
+
+    def table(self) -> np.ndarray:
+        sizes = [array.shape[self.dim] for array in self.arrays]
+        return np.array([len(sizes), len(self.expected), *sizes, *self.expected], _WORD)
+
+    def fill(self, numbers: Sequence[int], place: Place) -> None:
+        """Write the table, and behind it the parts of these numbers; `place(dtype, offset, size)` says where."""
+        table = self.table()
+        place(_WORD, 0, table.size)[...] = table
+        at = head_bytes(table)
+        for number in numbers:
+            array = self.arrays[number]
+            if array.nbytes:
+                place(array.dtype, at, array.size).reshape(array.shape)[...] = array
+            at += array.nbytes
+
+
+class Table(NamedTuple):
+    """What a rank tells of its parts."""
+
+    sizes: list[int]
+    expected: list[int]
+
+
+def head_bytes(table: np.ndarray) -> int:
+    return round_up(table.nbytes, LINE)
+
+
+def read_table(place: Place) -> tuple[Table, int]:
+    """What a rank tells, and where its parts begin behind that."""
+    count, expected = place(_WORD, 0, 2).tolist()
+    found = place(_WORD, 0, 2 + count + expected)
+    sizes = found[2:].tolist()
+    return Table(sizes[:count], sizes[count:]), head_bytes(found)
+
+
+def read_part(
+    table: Table, start: int, number: int, looks: Looks, place: Place, first: int = 0
+) -> np.ndarray:
+    """The part of this number; those from `first` on lie behind the table."""
+    shape, dtype, dim = looks
+    shape = (*shape[:dim], table.sizes[number], *shape[dim + 1 :])
+    size = prod(shape)
+    if not size or not dtype.itemsize:
+        return np.empty(shape, dtype)
+    unit = size // shape[dim] * dtype.itemsize
+    return place(dtype, start + unit * sum(table.sizes[first:number]), size).reshape(shape)
+
+
+class UnevenCall(Call):
+    """An uneven collective of one rank on shared memory; x are its `Parts`, or None."""
+
+    shows_all = True  # peers see all parts of this rank, not only theirs
+    _tables: list[Table]
+
+    def _expose(self) -> tuple[int, int]:
+        parts: Parts = self.x
+        if parts is None:
+            return 0, 0
+        group, size_bytes = self.group, sum(array.nbytes for array in parts.arrays)
+        total = head_bytes(parts.table()) + size_bytes
+        offset = group.staging.next(group.staging.place_bytes(total), total)
+        parts.fill(range(len(parts.arrays)), shown_at(group, group.position, offset))
+        return offset, size_bytes
+
+    def place_of(self, position: int) -> Place:
+        """Where a member's table and parts are."""
+        return shown_at(self.group, position, self.notes(h.OFFSET)[position])
+
+    def _body(self) -> Steps:
+        yield from ()
+        group, op, me = self.group, self.plan.op, self.group.position
+        if op == "scatter":
+            return own(self.x.arrays[me])
+        if op == "gather" and me != self.plan.root:
+            return None
+        looks: Looks = self.plan.body
+        places = [self.place_of(position) for position in range(group.size)]
+        found = [read_table(place) for place in places]
+        self._tables = [table for table, _ in found]
+        if op == "all_to_all":
+            self._check_expected()
+        number = me if op == "all_to_all" else 0
+        first = 0 if self.shows_all else number
+        parts = [
+            read_part(table, start, number, looks, place, first)
+            for (table, start), place in zip(found, places, strict=True)
+        ]
+        return list(map(own, parts)) if op == "gather" else np.concatenate(parts, looks.dim)
+
+    def _check_expected(self) -> None:
+        """Raises CollectiveMismatchError, on every rank, where a rank expects another size than it gets."""
+        ranks, wrong = self.group.ranks, []
+        for receiver, table in enumerate(self._tables):
+            for sender, expected in enumerate(table.expected):
+                given = self._tables[sender].sizes[receiver]
+                if given != expected:
+                    wrong.append(
+                        f"  rank {ranks[sender]} gives {given} to rank {ranks[receiver]}, which expects {expected}"
+                    )
+        if wrong:
+            more = f"\n  and {len(wrong) - 9} more" if len(wrong) > 9 else ""
+            told = "\n".join(wrong[:9])
+            raise CollectiveMismatchError(
+                f"{self.describe()}: sizes along dim {self.plan.body.dim} do not fit.\n{told}{more}\n"
+                "The input_splits of the sender and the output_splits of the receiver must agree. No data was changed.",
+                group=self.group.name, seq=self.seq, calls={self.group.transport.rank: self.describe()},
+            )  # fmt: skip
+
+    def _price(self, recorder: Recorder) -> tuple[int, Traffic]:
+        """Of the vector of all parts; in an all_to_all, of the rank that gives or gets most."""
+        group, op, plan = self.group, self.plan.op, self.plan
+        given = self.notes(h.NBYTES)
+        size_bytes = given[plan.root] if op == "scatter" else sum(given)
+        if op == "all_to_all":
+            shape, dtype, dim = plan.body
+            unit = dtype.itemsize * prod((*shape[:dim], *shape[dim + 1 :]))
+            taken = [
+                unit * sum(sizes) for sizes in zip(*(table.sizes for table in self._tables), strict=True)
+            ]
+            size_bytes = max(*given, *taken)
+        cost = recorder.cluster.collective(
+            op, size_bytes, group.ranks, position=group.position, root=plan.root
+        )
+        if op == "all_to_all":
+            kept = unit * self._tables[group.position].sizes[group.position]
+            cost = Traffic(cost.time_ps, given[group.position] - kept)
+        return size_bytes, cost
+
+
+def shown_at(group: Members, position: int, offset: int) -> Place:
+    """What a member shows from this offset of its arena on."""
+    return lambda dtype, at, size: group.arenas(dtype).one(position, offset + at, size)
+
+
+def own(part: np.ndarray) -> np.ndarray:
+    """A copy in this machine's byte order."""
+    return np.array(part, native(part.dtype), order="C")
+
+
+# --- the calls ------------------------------------------------------------------------------------------
+
+
+def gathered(
+    group: Group, asker: str, op: str, x: np.ndarray, dim: int, root: int | None, async_op: bool
+) -> Any:
+    """all_gather, or with a root gather, of x whose sizes along `dim` may differ by rank."""
+    check_array(op, x)
+    dim = check_dim(op, x, dim)
+    return _run(group, asker, op, Parts([x], dim), x.shape, x.dtype, root, async_op)
+
+
+def exchanged(
+    group: Group, asker: str, x: np.ndarray, dim: int, concat_dim: int, input_splits: Any, output_splits: Any,
+    async_op: bool,
+) -> Any:  # fmt: skip
+    """all_to_all of parts of these sizes."""
+    check_array("all_to_all", x)
+    dim = check_dim("all_to_all", x, dim, divided_by=group.size if input_splits is None else 1)
+    if check_dim("all_to_all", x, concat_dim) != dim:
+        raise InputError(
+            f"all_to_all: with input_splits or output_splits, concat_dim={concat_dim} must be split_dim={dim}: "
+            "parts of different sizes join along that dim only."
+        )
+    given = [x.shape[dim] // group.size] * group.size
+    if input_splits is not None:
+        given = check_sizes("all_to_all: input_splits", input_splits, group.size)
+        if sum(given) != x.shape[dim]:
+            raise ShapeError(
+                f"all_to_all: input_splits add up to {sum(given)}, but dim {dim} of x has size {x.shape[dim]}."
+            )
+    expected = (
+        () if output_splits is None else check_sizes("all_to_all: output_splits", output_splits, group.size)
+    )
+    ends = [0, *accumulate(given)]
+    arrays = [
+        x[(slice(None),) * dim + (slice(start, stop),)] for start, stop in zip(ends, ends[1:], strict=False)
+    ]
+    parts = Parts(arrays, dim, tuple(expected))
+    return _run(group, asker, "all_to_all", parts, x.shape, x.dtype, None, async_op)
+
+
+def scattered(group: Group, asker: str, arrays: list[np.ndarray], root: int, src: int, async_op: bool) -> Any:
+    """scatter, on the rank that gives; the others read beside its header that parts differ."""
+    first = arrays[0]
+    return _run(group, asker, "scatter", Parts(arrays, 0), first.shape, first.dtype, root, async_op, src)
+
+
+def check_sizes(what: str, sizes: Any, count: int) -> list[int]:
+    """One size for each rank.
+
+    Raises:
+        InputError: something else.
+    """
+    found = list(sizes) if isinstance(sizes, Sequence | np.ndarray) else sizes
+    if not isinstance(found, list) or len(found) != count or not all(is_integer(n) and n >= 0 for n in found):
+        raise InputError(f"{what}={sizes!r} must be {count} sizes, integers of 0 or more: one for each rank.")
+    return [int(size) for size in found]
+
+
+def _run(
+    group: Group, asker: str, op: str, parts: Parts, shape: tuple[int, ...], dtype: np.dtype, root: int | None,
+    async_op: bool, src: int = 0,
+) -> Any:  # fmt: skip
+    dim = parts.dim
+    shape = (*shape[:dim], ANY, *shape[dim + 1 :])
+    key = op, "uneven", root, dim, dtype, shape, asker
+    plan = group.plans.get(key)
+    if plan is None:
+        if op == "scatter":
+            header = h.encode(op, root=src)
+            h.encode_given(header, shape, dtype)
+        else:
+            rank = 0 if root is None else group.ranks[root]
+            header = h.encode(op, root=rank, dtype=dtype, shape=shape, dims=h.encode_dims(dim))
+        looks: Any = Looks(shape, dtype, dim)
+        plan = group.add_plan(key, header, looks, root=root or 0, kind=group.uneven_type)
+    return group.run(plan, parts, async_op)

@@ -1,0 +1,28 @@
+"""The ops as functions: `relu(x)`, `linear(x, w, b)`, …; and the collectives that gradients pass through."""
+
+# The functions of the rooms below are named here, to be found in one place.
+# ruff: noqa: F401, F403
+
+from __future__ import annotations
+
+from simparallel.autograd import functions as _functions
+from simparallel.autograd.functions import *
+from simparallel.collectives.differentiable import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+
+_COLLECTIVES = (
+    "all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter",
+)  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """For tab completion: the functions, and not what they are made of."""
+    return sorted({*dir(_functions), *_COLLECTIVES})
