@@ -203,7 +203,7 @@ def _job(options: argparse.Namespace, request: flags.Request) -> Iterator[tuple[
     settings: dict[str, Any] = {
         "device": options.device, "nodes": request.nodes, "rank_table": request.rank_table,
         "environment": request.environment, "log_dir": request.log_dir, "log_links": request.log_links,
-        "log_files": rundir.FILES, "timeout_s": options.timeout,
+        "log_files": rundir.FILES, "timeout_s": options.timeout, "record": options.record,
     }  # fmt: skip
     if options.transport == "mpi":
         from simparallel.runtime.mpi import MpiJob

@@ -190,7 +190,7 @@ class Pool:
 
     def run(
         self, payload: bytes, cluster: ClusterSpec, *, timeout_s: float = DEFAULT_TIMEOUT_S,
-        keep_events: bool = True, memory_bytes: int | None = None, algorithm: str = "direct",
+        record: str = "summary", memory_bytes: int | None = None, algorithm: str = "direct",
         check: str = "full", faults: list[Fault] | None = None, echo: bool = True, note: Note | None = None,
     ) -> list[Outcome]:  # fmt: skip
         """Run a packed call on every rank; one outcome per rank, in order.
@@ -204,7 +204,7 @@ class Pool:
         for rank, pid in enumerate(self.pids):
             self.segment.words[self.segment.map.pid(rank)] = pid
         settings = {
-            "cluster": cluster, "timeout_s": timeout_s, "keep_events": keep_events, "memory_bytes": memory_bytes,
+            "cluster": cluster, "timeout_s": timeout_s, "record": record, "memory_bytes": memory_bytes,
             "algorithm": algorithm, "check": check, "faults": faults or [],
         }  # fmt: skip
         run_message = {"kind": "run", "payload": payload, "settings": settings, **_cells()}

@@ -16,7 +16,7 @@ from simparallel.comm.progress import unreceived
 from simparallel.comm.segment import Segment
 from simparallel.comm.transport import LEFT
 from simparallel.errors import RankFailedError, RunFailedError, SimParallelError
-from simparallel.events import Event
+from simparallel.recording import Recorded
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Outcome:
     rank: int
     value: Any = None
     report: dict[str, Any] | None = None
-    events: list[Event] = field(default_factory=list)
+    recorded: Recorded = field(default_factory=Recorded)
     metrics: list[tuple[int, str, float]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
     kept_letters: list[tuple[int, str]] = field(default_factory=list)

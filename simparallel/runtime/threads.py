@@ -19,7 +19,7 @@ ARENA_BYTES = 1 << 30  # address space, not memory
 
 
 def run_threads(
-    call: Callable[[], Any], cluster: ClusterSpec, *, keep_events: bool = True,
+    call: Callable[[], Any], cluster: ClusterSpec, *, record: str = "summary",
     memory_bytes: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct",
     check: str = "full", faults: list[Fault] | None = None, tell: Tell | None = None,
 ) -> list[Outcome]:  # fmt: skip
@@ -37,7 +37,7 @@ def run_threads(
         turns.begin(rank)
         try:
             outcomes[rank], _ = play_rank(
-                call, transports[rank], cluster, keep_events=keep_events, memory_bytes=memory_bytes,
+                call, transports[rank], cluster, record=record, memory_bytes=memory_bytes,
                 algorithm=algorithm, tell=tell,
             )  # fmt: skip
         except BaseException as error:  # an object of the user's, while somebody looked at it

@@ -98,12 +98,14 @@ def mark_steps(ax: Axes, starts: dict[int, float], points_per_unit: float) -> No
 
     left, right = ax.get_xlim()
     typical = (max(starts.values()) - min(starts.values())) / (len(starts) - 1)
-    needed = max(map(width, starts)) + gap + air
+    needed = width(max(starts)) + gap + air
     every = next((n for n in _round_numbers(len(starts)) if n * typical >= needed), 1)
     free_from = float("-inf")
     for step, start in sorted(starts.items(), key=lambda item: item[1]):
+        if step % every or start < max(free_from, left) or start > right:
+            continue
         until = start + gap + width(step)
-        if step % every or start < max(free_from, left) or until > right:
+        if until > right:
             continue
         ax.axvline(start, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         ax.text(
