@@ -45,6 +45,7 @@ from simparallel.context import (
     set_context,
 )
 from simparallel.devices import Device as device
+from simparallel.events import record_function
 from simparallel.layout import Layout
 from simparallel.mesh import Mesh
 from simparallel.summation import adasum
@@ -104,7 +105,8 @@ __all__ = [
     "get_group_size", "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes",
     "get_rank", "get_world_size", "init", "irecv", "isend", "launch", "load", "load_checkpoint", "load_param_into_net",
     "log", "manual_seed", "models", "new_group", "nn", "no_grad", "no_init_parameters", "node_group", "ops",
-    "optim", "parallel", "progress", "recv", "reduce", "reduce_scatter", "reset_auto_parallel_context", "save",
+    "optim", "parallel", "progress", "record_function", "recv", "reduce",
+    "reduce_scatter", "reset_auto_parallel_context", "save",
     "save_checkpoint", "scatter", "send", "set_auto_parallel_context", "set_context", "set_memory", "set_seed",
     "shard", "testing", "train", "value_and_grad", "view",
 ]  # fmt: skip

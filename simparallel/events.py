@@ -59,6 +59,7 @@ def lane_names(events: Iterable[Event]) -> dict[tuple[int, int, str], str]:
         rank, device, name = lane
         if name.startswith("comm ") and name.removeprefix("comm ").isdigit():
             name = f"comm [{format_numbers(groups[lane])}]"
+        name = f"marks{name.removeprefix(RANGE)}" if name.startswith(RANGE) else name
         used[rank, device, name] = number = used.get((rank, device, name), 0) + 1
         name += f" ({number})" if number > 1 else ""  # two groups of the same ranks
         names[lane] = f"sim:{device} {name}" if rank in with_devices else name
@@ -277,7 +278,7 @@ class Recorder:
     def communicate(
         self, name: str, kind: str, stream: str, wall_start_ns: int, wall_end_ns: int,
         sim_start_ps: int, sim_end_ps: int, size_bytes: int, sent_bytes: int,
-        group: tuple[int, ...], seq: int, step_bytes: tuple[int, ...] = (),
+        group: tuple[int, ...], seq: int, step_ps: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         """Set the clock of `stream` to the end of a communication and note the event."""
         self.clock_ps[stream] = sim_end_ps
@@ -285,7 +286,7 @@ class Recorder:
         if rows is not None:
             rows.append(
                 (self.rank, stream, name, kind, self.step, wall_start_ns, wall_end_ns, sim_start_ps, sim_end_ps,
-                 0, size_bytes, sent_bytes, group, seq, self._number, (), step_bytes)
+                 0, size_bytes, sent_bytes, group, seq, self._number, (), step_ps)
             )  # fmt: skip
             if len(rows) >= self._limit:
                 self._recording.thin(self.step)
@@ -362,7 +363,7 @@ def use_recorder(recorder: Recorder | None) -> Iterator[Recorder | None]:
         set_recorder(before)
 
 
-class record_function(ContextDecorator):  # noqa: N801 (PyTorch's name)
+class record_function(ContextDecorator):  # PyTorch's name
     """Mark a part of the program on the trace: `with sp.record_function("micro-batch 3"): ...`.
 
     Marks have a lane above the compute lane of the rank's first device; a mark inside another one has a lane below

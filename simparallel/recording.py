@@ -46,7 +46,9 @@ class Event(NamedTuple):
     live_bytes: tuple[
         int, ...
     ] = ()  # alive at its end, in the order of memory.CATEGORIES; () for communication
-    step_bytes: tuple[int, ...] = ()  # what this rank sent in each step of an algorithm by messages
+    step_ps: tuple[
+        int, ...
+    ] = ()  # how long each step of an algorithm by messages takes, where they add up to it
 
 
 _RANK, _STREAM, _KIND, _STEP = (Event._fields.index(name) for name in ("rank", "stream", "kind", "step"))
@@ -198,9 +200,9 @@ class Recorded(NamedTuple):
 class Recording:
     """The events of one rank: all of them, or those of whole steps as long as there is room.
 
-    Without room it keeps the first and the last steps, and of those between two of four, of eight, of sixteen and
-    so on: two neighbours show how a step follows another. Of a step that is too large alone (a program without an optimizer is one step) it keeps the first
-    and the last events. What it drops is added to the totals first.
+    Without room it keeps the first and the last steps, and of those between two of four, of eight, of sixteen and so
+    on: two neighbours show how one step follows another. Of a step that is too large alone (a program without an
+    optimizer is one step) it keeps the first and the last events. What it drops is added to the totals first.
 
     Args:
         limit: how many events to keep; None for all.

@@ -7,11 +7,13 @@ import json
 import logging
 import math
 import os
+import reprlib
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from html import escape
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,14 @@ class Results(list[Any]):
         self.trace = Trace(events, cluster, totals=totals)
         self.metrics = {outcome.rank: outcome.metrics for outcome in outcomes}
         self.memory = {outcome.rank: outcome.memory for outcome in outcomes}
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what each rank returned, and the summary of the trace."""
+        rows = "".join(
+            f"<tr><td>{rank}</td><td style='text-align: left'><code>{escape(reprlib.repr(value))}</code></td></tr>"
+            for rank, value in enumerate(self)
+        )
+        return f"<table><tr><th>rank</th><th>returned</th></tr>{rows}</table>{self.trace._repr_html_()}"
 
 
 class Cluster:

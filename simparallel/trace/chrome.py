@@ -24,7 +24,7 @@ from simparallel.recording import Totals
 FORMAT = "simparallel-trace-1"
 CLOCKS = ("sim", "wall")
 # Fields that the viewer's own keys (name, cat, pid) already hold are not repeated in args.
-_LISTS = ("group", "live_bytes", "step_bytes")
+_LISTS = ("group", "live_bytes", "step_ps")
 _ARGS = tuple(field for field in Event._fields if field not in ("rank", "name", "kind"))
 _DEFAULTS = {field: value for field, value in Event._field_defaults.items() if value == ()}
 _LARGEST = 2**63 - 1  # of a number in a trace

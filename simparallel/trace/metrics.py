@@ -30,11 +30,6 @@ _WALL_TIMES = tuple(key for _, key, _ in _COLUMNS if key.startswith("wall"))
 _SIMULATED_TIMES = tuple(key for _, key, unit in _COLUMNS if unit == "s" and key not in _WALL_TIMES)
 
 
-def num_steps(events: Iterable[Event]) -> int:
-    """Optimizer steps that were finished. Set-up and evaluation carry step numbers too, but are none."""
-    return len({event.step for event in events if event.kind == "optimizer"})
-
-
 def add_up(events: Iterable[Event]) -> dict[tuple[int, int], Totals]:
     """(rank, device) -> what its events add up to, ascending."""
     by_rank: dict[int, list[Event]] = {}
@@ -78,7 +73,25 @@ def summarize(totals: Mapping[tuple[int, int], Totals]) -> list[dict[str, Any]]:
 
 
 def format_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of `summarize` as aligned columns, under their names and units.
+    """Rows of `summarize` as aligned columns, under their names and units."""
+    lines = []
+    for column in _columns(rows):
+        above, _, name = column[0].rpartition(" ")
+        texts = [above, name, *column[1:]]
+        width = max(map(len, texts))
+        lines.append([text.rjust(width) for text in texts])
+    return "\n".join("  ".join(line) for line in zip(*lines, strict=True))
+
+
+def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Rows of `summarize` as text, under a row of names with units; [] without rows."""
+    columns = _columns(rows) if rows else []
+    named = [[" ".join(filter(None, column[:2])), *column[2:]] for column in columns]
+    return [list(row) for row in zip(*named, strict=True)]
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """The name, the unit and the values of each column.
 
     All simulated times share one unit, all measured ones another. Devices are shown where a rank has several.
     """
@@ -96,8 +109,5 @@ def format_table(rows: Sequence[dict[str, Any]]) -> str:
             )  # fmt: skip
             decimals = 0 if factor == 1 and not is_time else 2  # no fractions of a byte
             texts, told = [f"{row[key] / factor:.{decimals}f}" for row in rows], f"[{prefix}{unit}]"
-        above, _, name = heading.rpartition(" ")
-        cells = [above, name, told, *texts]
-        width = max(map(len, cells))
-        columns.append([cell.rjust(width) for cell in cells])
-    return "\n".join("  ".join(line) for line in zip(*columns, strict=True))
+        columns.append([heading, told, *texts])
+    return columns

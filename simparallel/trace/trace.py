@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simparallel.cluster import PS_PER_S, ClusterSpec
@@ -11,7 +13,7 @@ from simparallel.errors import InputError
 from simparallel.events import KINDS, Event, stream_order
 from simparallel.files import write_atomically
 from simparallel.recording import Totals
-from simparallel.trace import chrome, metrics
+from simparallel.trace import chrome, metrics, profiler
 from simparallel.units import format_number_of, format_numbers, format_seconds
 
 if TYPE_CHECKING:
@@ -166,19 +168,21 @@ class Trace:
         totals = self.totals
         if not totals:
             return f'{self.title}: no events: nothing was computed or communicated, or record="off"'
-        if self._totals is None:
-            count = metrics.num_steps(self.events)
-        else:
-            count = max(one.steps for one in totals.values())
+        count = max(one.steps for one in totals.values())
         span_s = metrics.makespan_ps(totals) / PS_PER_S
         head = f"{self.title}: {format_seconds(span_s)} simulated, {count} steps"
-        foot = (
-            "exposed: communicates while it does not compute; idle: does neither\n"
-            "wall: measured on this machine; all else: modelled for the described hardware"
-        )
-        if self._totals is not None:
-            foot += f'\nof all steps; {self._counted()} are kept, of {len(self.steps)} steps (record="full" keeps all)'
+        foot = "\n".join(self._notes())
         return "\n".join([head, metrics.format_table(metrics.summarize(totals)), foot])
+
+    def _notes(self) -> list[str]:
+        notes = [
+            "exposed: communicates while it does not compute; idle: does neither",
+            "wall: measured on this machine; all else: modelled for the described hardware",
+        ]
+        if self._totals is not None:
+            kept = f"{self._counted()} are kept, of {format_number_of(len(self.steps), 'step')}"
+            notes.append(f'of all steps; {kept} (record="full" keeps all)')
+        return notes
 
     def save(self, path: str | os.PathLike[str], *, clock: str = "sim") -> None:
         """Write Chrome JSON, for ui.perfetto.dev and for `Trace.load`. Replaces `path` at once.
@@ -193,6 +197,29 @@ class Trace:
         """
         text = chrome.dumps(self.events, self.cluster, name=self.name, clock=clock, totals=self._totals)
         write_atomically(path, text.encode())
+
+    def save_profiler(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """Write a file for each rank as `torch.profiler` does, for tools such as HolisticTraceAnalysis.
+
+        Times are simulated. Operations are kernels on numbered streams; communication has names that begin with
+        "nccl:", by which such tools know it. `Trace.load` does not read these files.
+
+        Args:
+            directory: for `rank_N.pt.trace.json`; made if it is missing.
+
+        Returns:
+            The paths.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        written = []
+        for rank in self.ranks:
+            events = [event for event in self.events if event.rank == rank]
+            path = Path(directory, profiler.file_name(rank))
+            write_atomically(path, profiler.dumps(events, self.cluster, rank).encode())
+            written.append(path)
+        return written
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -237,3 +264,43 @@ class Trace:
                 "leave steps= out."
             )
         return plot_timeline(shown.events, clock=clock, ax=ax, title=self.title, collapse=collapse)
+
+    def memory(
+        self,
+        rank: int = 0,
+        device: int = 0,
+        ax: Axes | None = None,
+        clock: str = "sim",
+        steps: int | Iterable[int] | None = None,
+    ) -> Axes:
+        """Draw what a device held after each operation: parameters, gradients, optimizer state, activations.
+
+        Args:
+            rank: of the device.
+            device: its number in the rank.
+            ax: axes to draw into; None makes a figure.
+            clock: "sim" or "wall".
+            steps: only these steps; None draws all that are kept.
+
+        Returns:
+            The axes; `.figure` is the figure.
+
+        Raises:
+            InputError: nothing to draw, or `clock` is neither.
+        """
+        from simparallel.view import plot_memory  # see `timeline`
+
+        events = [event for event in self.select(steps=steps, ranks=rank).events if event.device == device]
+        where = f"rank {rank}" + f", sim:{device}" * (len(self.devices(rank)) > 1)
+        return plot_memory(events, clock=clock, ax=ax, title=f"{self.title}: memory of {where}")
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the summary as a table."""
+        rows = metrics.cells(metrics.summarize(self.totals))
+        if not rows:
+            return f"<p>{escape(self.table())}</p>"
+        head = "".join(f"<th>{escape(text)}</th>" for text in rows[0])
+        body = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows[1:])
+        first, *_ = self.table().splitlines()
+        notes = "<br>".join(map(escape, self._notes()))
+        return f"<b>{escape(first)}</b><table><tr>{head}</tr>{body}</table><small>{notes}</small>"

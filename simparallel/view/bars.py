@@ -45,17 +45,38 @@ def draw_bars(
 ) -> None:
     """One collection per lane and kind: a bar per call would take seconds for 20 000 events."""
     for (lane, kind), members in _by_lane_and_kind(events, bars).items():
-        members = [(start, width or _NO_TIME_PT / points_per_unit) for start, width in members]
+        place = rows[lane] - LANE_HEIGHT / 2, LANE_HEIGHT
+        if kind in HATCHED:  # a message that takes no time is to be seen
+            least = _NO_TIME_PT / points_per_unit
+            thin = [(start, least) for start, width in members if width < least]
+            members = [bar for bar in members if bar[1] >= least]
+            if thin:
+                ax.broken_barh(
+                    thin, place, linewidth=0.5, edgecolor="0.4", facecolor=COLORS[kind], zorder=2.5
+                )
+            if not members:
+                continue
         widths = sorted(width for _, width in members)
         # A white outline parts neighbours, but would swallow bars of a few pixels.
         outlined = widths[len(widths) // 2] * points_per_unit > 4
         ax.broken_barh(
             members,
-            (rows[lane] - LANE_HEIGHT / 2, LANE_HEIGHT),
+            place,
             linewidth=0.8 if outlined else 0.0,
             zorder=2,
             **style(kind),
         )
+
+
+def draw_steps(ax: Axes, events: Sequence[Event], bars: Sequence[Bar], rows: dict[Lane, float]) -> None:
+    """White lines where the steps of a collective by messages end, inside its bar."""
+    for event, (start, width) in zip(events, bars, strict=True):
+        if event.step_ps and width:
+            ends = np.cumsum(event.step_ps[:-1]) / sum(event.step_ps) * width + start
+            row = rows[event.rank, event.device, event.stream]
+            ax.vlines(
+                ends, row - LANE_HEIGHT / 2, row + LANE_HEIGHT / 2, color="white", linewidth=1.6, zorder=3
+            )
 
 
 def steps_per_bar(widths: Sequence[float], points_per_unit: float) -> int:

@@ -81,13 +81,14 @@ def write_names(
             )
 
 
-def mark_steps(ax: Axes, starts: dict[int, float], points_per_unit: float) -> None:
+def mark_steps(ax: Axes, starts: dict[int, float], points_per_unit: float, height: float = -0.8) -> None:
     """A faint line and a label where a step starts: at so many of them that no label meets another.
 
     Args:
         ax: where to draw.
         starts: where each step starts; nothing is drawn for a single one.
         points_per_unit: of the time axis.
+        height: of the labels, on the other axis.
     """
     if len(starts) < 2:
         return
@@ -109,7 +110,7 @@ def mark_steps(ax: Axes, starts: dict[int, float], points_per_unit: float) -> No
             continue
         ax.axvline(start, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         ax.text(
-            start + gap, -0.8, f"step {step}", fontsize=_STEP_SIZE_PT, color="0.35", ha="left", va="center",
+            start + gap, height, f"step {step}", fontsize=_STEP_SIZE_PT, color="0.35", ha="left", va="center",
             zorder=4, clip_on=True, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
         )  # fmt: skip
         free_from = until + air

@@ -11,7 +11,16 @@ from simparallel.cluster import PS_PER_S
 from simparallel.errors import InputError
 from simparallel.events import Event, lane_names, stream_order
 from simparallel.units import format_numbers, format_seconds, si_scale
-from simparallel.view.bars import COLORS, LANE_HEIGHT, Lane, draw_bars, draw_shares, steps_per_bar, style
+from simparallel.view.bars import (
+    COLORS,
+    LANE_HEIGHT,
+    Lane,
+    draw_bars,
+    draw_shares,
+    draw_steps,
+    steps_per_bar,
+    style,
+)
 from simparallel.view.names import mark_steps, write_names
 
 if TYPE_CHECKING:
@@ -48,8 +57,7 @@ def plot_timeline(
     """
     import matplotlib.pyplot as plt
 
-    if clock not in _CLOCKS:
-        raise InputError(f"plot_timeline: clock={clock!r} is not a clock; choose 'sim' or 'wall'.")
+    check_clock(clock)
     if not events:
         raise InputError(
             'plot_timeline: no events to draw: nothing was recorded (record="off"), nothing happened, or nothing '
@@ -84,15 +92,11 @@ def plot_timeline(
     _draw_lanes(ax, rows)
     _legend(ax, {event.kind for event in events})
 
-    figure: Any = ax.figure
-    figure.draw_without_rendering()  # the layout decides how wide the axes are, and so which names fit
-    # Points (1/72 inch), because text is measured in them.
-    extent, (left, right) = ax.get_window_extent(), ax.get_xlim()
-    points_per_unit = extent.width * 72 / figure.dpi / (right - left)
+    scale = points_per_unit(ax)
     bars = [(start / factor, (end - start) / factor) for start, end in spans]
-    starts = _step_starts(events, bars)
+    starts = step_starts(events, bars)
     covered = _step_spans(events, bars, starts)
-    together = steps_per_bar([width for _, width in covered], points_per_unit)
+    together = steps_per_bar([width for _, width in covered], scale)
     if together:
         draw_shares(ax, events, bars, rows, [*list(starts.values())[::together], last], covered)
         each = "a step" if together == 1 else f"{together} steps"
@@ -100,11 +104,39 @@ def plot_timeline(
             f"{label};  a bar is {each}, the height of a colour its share of that time", fontsize=12
         )
     else:
-        draw_bars(ax, events, bars, rows, points_per_unit)
-        bar_pt = LANE_HEIGHT * extent.height * 72 / figure.dpi / (height + 0.8)
-        write_names(ax, events, bars, rows, points_per_unit, bar_pt)
-    mark_steps(ax, starts, points_per_unit)
+        draw_bars(ax, events, bars, rows, scale)
+        figure: Any = ax.figure
+        bar_pt = LANE_HEIGHT * ax.get_window_extent().height * 72 / figure.dpi / (height + 0.8)
+        if clock == "sim":
+            draw_steps(ax, events, bars, rows)
+        write_names(ax, events, bars, rows, scale, bar_pt)
+    mark_steps(ax, starts, scale)
     return ax
+
+
+def points_per_unit(ax: Axes) -> float:
+    """Points (1/72 inch, in which text is measured) for each unit of the time axis."""
+    figure: Any = ax.figure
+    figure.draw_without_rendering()  # the layout decides how wide the axes are, and so which names fit
+    left, right = ax.get_xlim()
+    return float(ax.get_window_extent().width * 72 / figure.dpi / (right - left))
+
+
+def spans_in_units(events: Sequence[Event], clock: str) -> tuple[list[tuple[float, float]], str]:
+    """Start and width of each event in the unit of the axis, and the label of the axis.
+
+    Raises:
+        InputError: an unknown clock.
+    """
+    check_clock(clock)
+    spans, factor, label = _spans(events, clock)
+    return [(start / factor, (end - start) / factor) for start, end in spans], label
+
+
+def check_clock(clock: str) -> None:
+    """Raise InputError unless `clock` is one of a trace."""
+    if clock not in _CLOCKS:
+        raise InputError(f"clock={clock!r} is not a clock of a trace; choose 'sim' or 'wall'.")
 
 
 def _spans(events: Sequence[Event], clock: str) -> tuple[list[tuple[int, int]], float, str]:
@@ -165,7 +197,7 @@ def _shown_lanes(lanes: Mapping[Lane, str], equal: Mapping[int, Sequence[int]]) 
     return shown
 
 
-def _step_starts(events: Sequence[Event], bars: Sequence[tuple[float, float]]) -> dict[int, float]:
+def step_starts(events: Sequence[Event], bars: Sequence[tuple[float, float]]) -> dict[int, float]:
     """Step -> where its first event starts, on any rank; in the order of time."""
     starts: dict[int, float] = {}
     for event, (start, _) in zip(events, bars, strict=True):
