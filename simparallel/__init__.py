@@ -54,6 +54,7 @@ from simparallel.context import (
     set_context,
 )
 from simparallel.devices import Device as device
+from simparallel.events import record_function
 from simparallel.hints import NoAttributeError
 from simparallel.layout import Layout
 from simparallel.mesh import Mesh
@@ -116,9 +117,10 @@ __all__ = [
     "get_node_rank", "get_num_nodes", "get_rank", "get_world_size", "init", "iprobe", "irecv", "isend", "isendrecv",
     "issend", "launch", "load", "load_checkpoint", "load_param_into_net", "log", "manual_seed", "models",
     "monitored_barrier", "new_group", "nn", "no_grad", "no_init_parameters", "node_group", "ops", "optim",
-    "parallel", "probe", "progress", "recv", "reduce", "reduce_scatter", "reset_auto_parallel_context", "save",
-    "save_checkpoint", "scan", "scatter", "send", "sendrecv", "set_auto_parallel_context", "set_context",
-    "set_memory", "set_seed", "shard", "ssend", "testing", "train", "value_and_grad", "view",
+    "parallel", "probe", "progress", "record_function", "recv", "reduce", "reduce_scatter",
+    "reset_auto_parallel_context", "save", "save_checkpoint", "scan", "scatter", "send", "sendrecv",
+    "set_auto_parallel_context", "set_context", "set_memory", "set_seed", "shard", "ssend", "testing", "train",
+    "value_and_grad", "view",
 ]  # fmt: skip
 
 logging.getLogger("simparallel").addHandler(logging.NullHandler())

@@ -83,6 +83,8 @@ def parser() -> argparse.ArgumentParser:
     trace.add_argument("--png", help="write the timeline to this picture")
     trace.add_argument("--clock", choices=("sim", "wall"),
                        help="of the picture: simulated time (default), or as measured on this machine")  # fmt: skip
+    trace.add_argument("--profiler", metavar="DIR",
+                       help="write a file for each rank as torch.profiler does, for tools that read those")  # fmt: skip
     shown = trace.add_mutually_exclusive_group()
     shown.add_argument("--steps", type=numbers, metavar="N,…",
                        help="of the picture: only these steps (default: two from the middle)")  # fmt: skip
@@ -221,7 +223,7 @@ def _job(options: argparse.Namespace, request: flags.Request) -> Iterator[tuple[
     settings: dict[str, Any] = {
         "device": options.device, "nodes": request.nodes, "rank_table": request.rank_table,
         "environment": request.environment, "log_dir": request.log_dir, "log_links": request.log_links,
-        "log_files": rundir.FILES, "timeout_s": options.timeout,
+        "log_files": rundir.FILES, "timeout_s": options.timeout, "record": options.record,
     }  # fmt: skip
     if options.transport == "mpi":
         from simparallel.runtime.mpi import MpiJob
@@ -285,6 +287,9 @@ def _trace(options: argparse.Namespace) -> int:
             raise InputError(f"{flag(name)} is of the picture, and there is none; name it with --png FILE.")
     trace = sp.Trace.load(options.file)
     print(trace.table())
+    if options.profiler:
+        written = trace.save_profiler(options.profiler)
+        print(f"written: {', '.join(map(str, written))}")
     if options.png:
         steps = options.steps
         if steps is None and not options.all_steps:

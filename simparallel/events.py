@@ -1,4 +1,4 @@
-"""What happened when: events, the recorder of one device, its two clocks and its memory.
+"""What happened when: the recorder of one device, its two clocks and its memory; events and marks.
 
 Every event carries wall time (what this machine did) and simulated time (what the described
 device would have done). The simulated clock is a set of streams: one for compute, one for each
@@ -17,43 +17,37 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 from simparallel.cluster import ClusterSpec, describe, picoseconds
 from simparallel.devices import FIRST, SIM, Device
 from simparallel.errors import InputError
 from simparallel.memory import MemoryAccount
+from simparallel.recording import (
+    COMPUTE,
+    EVENTS_PER_RANK,
+    EVENTS_PER_RUN,
+    RANGE,
+    Event,
+    Recorded,
+    Recording,
+    check_record,
+)
 from simparallel.units import format_numbers
 
-COMPUTE = "compute"
-KINDS = ("forward", "backward", "optimizer", "collective", "p2p", "copy")
+KINDS = ("forward", "backward", "optimizer", "collective", "p2p", "copy", RANGE)
 COPY_OUT, COPY_IN = "copy out", "copy in"  # the two directions of a device's port to its neighbours
 
 
-class Event(NamedTuple):
-    """One thing that a device did. Times are half-open intervals."""
-
-    rank: int
-    stream: str  # "compute", "comm <group>", "copy out" or "copy in"
-    name: str  # "MatMul", "MatMul.backward", "SGD.step", "all_reduce", ...
-    kind: str  # one of KINDS
-    step: int  # optimizer steps finished before it
-    wall_start_ns: int  # CLOCK_MONOTONIC, comparable between the ranks of one machine
-    wall_end_ns: int
-    sim_start_ps: int
-    sim_end_ps: int
-    flops: int  # 0 for communication
-    size_bytes: int  # moved in memory (compute) or payload (communication)
-    sent_bytes: int  # what the modelled algorithm sends from this rank; 0 for compute
-    group: tuple[int, ...]  # ranks of a communication, () for compute
-    seq: int  # number of the collective in its group, of the copy in its rank, -1 for compute
-    device: int = 0  # which device of the rank
+def stream_order(stream: str) -> tuple[int, str]:
+    """Sorts the streams of a device: marks, compute, communication by name."""
+    return (0 if stream.startswith(RANGE) else 1 if stream == COMPUTE else 2), stream
 
 
 def lane_names(events: Iterable[Event]) -> dict[tuple[int, int, str], str]:
-    """(rank, device, stream) -> what people call it, in order: ranks, devices, compute above the rest.
+    """(rank, device, stream) -> its name for people, in order: ranks, devices, marks and compute above the rest.
 
     A group is called by its ranks, "comm [0, 2]"; a device is named where its rank has several.
     """
@@ -61,10 +55,11 @@ def lane_names(events: Iterable[Event]) -> dict[tuple[int, int, str], str]:
     with_devices = {rank for rank, device, _ in groups if device}
     names: dict[tuple[int, int, str], str] = {}
     used: dict[tuple[int, int, str], int] = {}
-    for lane in sorted(groups, key=lambda key: (*key[:2], key[2] != COMPUTE, key[2])):
+    for lane in sorted(groups, key=lambda key: (*key[:2], stream_order(key[2]))):
         rank, device, name = lane
         if name.startswith("comm ") and name.removeprefix("comm ").isdigit():
             name = f"comm [{format_numbers(groups[lane])}]"
+        name = f"marks{name.removeprefix(RANGE)}" if name.startswith(RANGE) else name
         used[rank, device, name] = number = used.get((rank, device, name), 0) + 1
         name += f" ({number})" if number > 1 else ""  # two groups of the same ranks
         names[lane] = f"sim:{device} {name}" if rank in with_devices else name
@@ -101,7 +96,8 @@ class Recorder:
     Args:
         rank: global rank of the device.
         cluster: the described hardware that prices operations.
-        keep_events: False keeps the clocks and drops the events.
+        record: "summary" keeps the events of some steps and exact totals of all, "full" keeps all events, "off"
+            keeps the clocks only. True means "full", False "off".
         memory_bytes: capacity of the memory of each device; None for no limit.
 
     Attributes:
@@ -110,7 +106,12 @@ class Recorder:
     """
 
     def __init__(
-        self, rank: int, cluster: ClusterSpec, *, keep_events: bool = True, memory_bytes: int | None = None
+        self,
+        rank: int,
+        cluster: ClusterSpec,
+        *,
+        record: bool | str = "summary",
+        memory_bytes: int | None = None,
     ) -> None:
         self.rank = rank
         self.cluster = cluster
@@ -119,13 +120,17 @@ class Recorder:
         self.num_devices = cluster.devices_per_rank
         self.launcher: Launcher | None = None  # one device needs none
         self.step = 0
-        self.keep_events = keep_events
         self.memory = MemoryAccount(memory_bytes, f"rank {rank}")
         self.clock_ps: dict[str, int] = {COMPUTE: 0}
         self._number = 0  # of the device
         self._copies = [0]
+        record = check_record(record)
+        most = max(EVENTS_PER_RANK, EVENTS_PER_RUN // cluster.world_size)
+        self._recording = Recording(most if record == "summary" else None)
         # Plain tuples in Event's field order; building an Event each time costs twice as much.
-        self._rows: list[tuple[Any, ...]] = []
+        self._rows: list[tuple[Any, ...]] | None = None if record == "off" else self._recording.rows
+        self._limit = self._recording.limit
+        self.depth = 0  # of marks, see `record_function`
         self.metrics: list[tuple[int, str, float]] = []  # (step, name, value), see `log`
         # (op, shapes, ...) -> (duration_ps, flops, bytes). The owner of the key fills it.
         self.prices: dict[Any, tuple[int, int, int]] = {}
@@ -244,18 +249,21 @@ class Recorder:
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int]
     ) -> None:
-        """Advance the compute stream by `price` and note the event."""
+        """Advance the compute stream by `price` and note the event, with what is alive after it."""
         duration_ps, flops, size_bytes = price
         start_ps = self.clock_ps[COMPUTE]
         if self.launcher is not None:
             start_ps = max(start_ps, self.launcher.launch())
         end_ps = start_ps + duration_ps
         self.clock_ps[COMPUTE] = end_ps
-        if self.keep_events:
-            self._rows.append(
-                (self.rank, COMPUTE, name, kind, self.step, wall_start_ns, wall_end_ns,
-                 start_ps, end_ps, flops, size_bytes, 0, (), -1, self._number)
+        rows = self._rows
+        if rows is not None:
+            rows.append(
+                (self.rank, COMPUTE, name, kind, self.step, wall_start_ns, wall_end_ns, start_ps, end_ps,
+                 flops, size_bytes, 0, (), -1, self._number, tuple(self.memory.live.values()), ())
             )  # fmt: skip
+            if len(rows) >= self._limit:
+                self._recording.thin(self.step)
 
     def work(
         self, name: str, kind: str, wall_start_ns: int, flops: int, size_bytes: int, itemsize: int
@@ -294,14 +302,27 @@ class Recorder:
     def communicate(
         self, name: str, kind: str, stream: str, wall_start_ns: int, wall_end_ns: int,
         sim_start_ps: int, sim_end_ps: int, size_bytes: int, sent_bytes: int,
-        group: tuple[int, ...], seq: int,
+        group: tuple[int, ...], seq: int, step_ps: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         """Set the clock of `stream` to the end of a communication and note the event."""
         self.clock_ps[stream] = sim_end_ps
-        if self.keep_events:
-            self._rows.append(
-                (self.rank, stream, name, kind, self.step, wall_start_ns, wall_end_ns,
-                 sim_start_ps, sim_end_ps, 0, size_bytes, sent_bytes, group, seq, self._number)
+        rows = self._rows
+        if rows is not None:
+            rows.append(
+                (self.rank, stream, name, kind, self.step, wall_start_ns, wall_end_ns, sim_start_ps, sim_end_ps,
+                 0, size_bytes, sent_bytes, group, seq, self._number, (), step_ps)
+            )  # fmt: skip
+            if len(rows) >= self._limit:
+                self._recording.thin(self.step)
+
+    def mark(self, name: str, depth: int, step: int, wall_start_ns: int, sim_start_ps: int) -> None:
+        """Note a mark that ends now; `depth` marks are around it."""
+        rows = self._rows
+        if rows is not None:
+            stream = RANGE if depth == 0 else f"{RANGE} {depth + 1}"
+            rows.append(
+                (self.rank, stream, name, RANGE, step, wall_start_ns, perf_counter_ns(), sim_start_ps,
+                 self.now_ps, 0, 0, 0, (), -1, self._number, (), ())
             )  # fmt: skip
 
     def join(self, until_ps: int) -> None:
@@ -319,9 +340,18 @@ class Recorder:
         self.metrics += [(self.step, name, float(value)) for name, value in values.items()]
 
     @property
+    def is_recording(self) -> bool:
+        """Are events kept?"""
+        return self._rows is not None
+
+    @property
     def events(self) -> list[Event]:
-        """Those of all devices of the rank."""
-        return [Event(*row) for row in self._rows]
+        """The kept events of all devices of the rank."""
+        return [Event(*row) for row in self._recording.rows]
+
+    def recorded(self) -> Recorded:
+        """The kept events of all devices of the rank, and the totals of all events if some were dropped."""
+        return self._recording.recorded(self.step)
 
     def memory_summary(self) -> dict[str, Any]:
         """What the first device held, and under "devices" what each one held: name -> summary."""
@@ -367,3 +397,34 @@ def use_recorder(recorder: Recorder | None) -> Iterator[Recorder | None]:
         yield recorder
     finally:
         set_recorder(before)
+
+
+class record_function(ContextDecorator):  # PyTorch's name
+    """Mark a part of the program on the trace: `with sp.record_function("micro-batch 3"): ...`.
+
+    Marks have a lane above the compute lane of the rank's first device; a mark inside another one has a lane below
+    that. They begin and end where the compute stream is. Without a run, or with record="off", nothing happens.
+    Spelled as `torch.profiler.record_function`; also a decorator.
+
+    Args:
+        name: text of the mark.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def _recreate_cm(self) -> record_function:  # each call of a decorated function is a mark of its own
+        return record_function(self.name)
+
+    def __enter__(self) -> record_function:
+        recorder = self._recorder = current_recorder()
+        if recorder is not None and recorder.is_recording:
+            self._begin = recorder.depth, recorder.step, perf_counter_ns(), recorder.now_ps
+            recorder.depth += 1
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        recorder = self._recorder
+        if recorder is not None and recorder.is_recording:
+            recorder.depth = self._begin[0]
+            recorder.mark(self.name, *self._begin)

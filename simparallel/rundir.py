@@ -28,9 +28,11 @@ def mean_over_ranks(metrics: Metrics, name: str) -> list[tuple[int, float]]:
 
 
 def middle_steps(trace: Trace) -> list[int]:
-    """`SHOWN_STEPS` steps from the middle of the run, which a picture has room for."""
+    """`SHOWN_STEPS` steps from the middle of the run, which a picture has room for; of a long run neighbours."""
     steps = trace.steps
-    first = max(0, min(len(steps) // 2, len(steps) - SHOWN_STEPS))
+    last = max(0, len(steps) - SHOWN_STEPS)
+    firsts = [i for i in range(last + 1) if steps[min(i + 1, len(steps) - 1)] <= steps[i] + 1] or [0]
+    first = min(firsts, key=lambda i: abs(i - min(len(steps) // 2, last)))
     return steps[first : first + SHOWN_STEPS]
 
 

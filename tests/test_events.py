@@ -10,8 +10,8 @@ from simparallel.cluster import describe
 from simparallel.events import COMPUTE, Recorder, current_recorder, use_recorder
 
 
-def run_recorded(keep_events=True):
-    recorder = Recorder(1, describe(4), keep_events=keep_events)
+def run_recorded(record="summary"):
+    recorder = Recorder(1, describe(4), record=record)
     with use_recorder(recorder):
         assert current_recorder() is recorder
         x, w = Tensor(np.ones((8, 16), np.float32)), Tensor(np.ones((4, 16), np.float32), requires_grad=True)
@@ -45,7 +45,7 @@ def test_events_are_contiguous_priced_by_work_and_the_same_every_time():
 
 
 def test_clock_runs_without_events():
-    quiet, loud = run_recorded(keep_events=False), run_recorded()
+    quiet, loud = run_recorded(record="off"), run_recorded()
 
     assert quiet.events == []
     assert quiet.now_ps == loud.now_ps > 0

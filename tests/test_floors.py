@@ -23,6 +23,7 @@ FLOORS = {
         "memory",
         "devices",
         "events",
+        "recording",
         "cluster",
         "prices",
         "summation",
@@ -56,7 +57,8 @@ GROUND = {
     "memory": {"errors", "units"},
     "devices": {"errors"},
     "summation": {"backend", "errors", "units"},
-    "events": {"cluster", "devices", "errors", "memory", "units"},
+    "recording": {"errors"},
+    "events": {"cluster", "devices", "errors", "memory", "recording", "units"},
     "ranktable": {"errors", "files", "options"},
 }
 ONLY_IN = {

@@ -167,7 +167,7 @@ def test_summary_of_a_known_run() -> None:
 def test_table_is_aligned(trace: Trace) -> None:
     lines = trace.table().splitlines()
     if not trace.events:
-        assert lines == [f"{trace.title}: no events: nothing was computed or communicated, or record=False"]
+        assert lines == [f'{trace.title}: no events: nothing was computed or communicated, or record="off"']
         return
     _, above, header, units, *rows, first, second = lines
     assert len({len(line) for line in (above, header, units, *rows)}) == 1

@@ -265,7 +265,7 @@ def test_odd_events_are_drawn() -> None:
 
 
 def test_nothing_to_draw() -> None:
-    with pytest.raises(InputError, match=r"no events.*record=False"):
+    with pytest.raises(InputError, match='no events.*record="off"'):
         plot_timeline([])
     with pytest.raises(InputError, match=r"no events of step 99; there are steps 0–4\. "):
         training(num_steps=5).timeline(steps=99)

@@ -82,6 +82,8 @@ class CallPlan:
 class Call(Work):
     """One collective of one rank, from its header to its end."""
 
+    step_ps: tuple[int, ...] = ()  # of an algorithm by messages, for the trace
+
     def __init__(self, group: Group, plan: CallPlan, x: Any) -> None:
         super().__init__(group.lane, self._life())
         self.group = group
@@ -126,7 +128,7 @@ class Call(Work):
             self.sim_end_ps = sim_start_ps + cost.time_ps
             recorder.communicate(
                 self.plan.op, "collective", group.stream, start_ns, perf_counter_ns(),
-                sim_start_ps, self.sim_end_ps, size_bytes, cost.sent_bytes, group.ranks, seq,
+                sim_start_ps, self.sim_end_ps, size_bytes, cost.sent_bytes, group.ranks, seq, self.step_ps,
             )  # fmt: skip
         return result
 

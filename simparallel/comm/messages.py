@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simparallel.cluster import Traffic
+from simparallel.cluster import Traffic, picoseconds
 from simparallel.comm import header as h
 from simparallel.comm.adasum import Layers
 from simparallel.comm.algorithms import ALGORITHMS, PointToPoint, check_algorithm, find, offers
@@ -20,7 +20,7 @@ from simparallel.comm.arguments import native
 from simparallel.comm.call import BodySteps, Call, CallPlan
 from simparallel.comm.direct import copies, given, into
 from simparallel.comm.group import Group
-from simparallel.comm.ledger import Entry, open_ledgers
+from simparallel.comm.ledger import Entry, StepTraffic, open_ledgers
 from simparallel.comm.reduction import Combine
 from simparallel.comm.uneven import shown_at
 from simparallel.comm.work import Steps, Work
@@ -63,6 +63,7 @@ class MessageCall(Call):
     def __init__(self, group: Group, plan: CallPlan, x: Any) -> None:
         super().__init__(group, plan, x)
         self.sent_bytes = 0
+        self.steps: tuple[StepTraffic, ...] = ()
         self.ledgers = open_ledgers()
 
     @property
@@ -78,7 +79,20 @@ class MessageCall(Call):
         plan, group = self.plan, self.group
         size_bytes = group.size_bytes_of(plan, self.seq & 1)
         cost = recorder.cluster.collective(plan.op, size_bytes, group.ranks, algorithm=self.algorithm)
+        self.step_ps = self._step_times(recorder, cost.time_ps)
         return size_bytes, Traffic(cost.time_ps, self.sent_bytes)
+
+    def _step_times(self, recorder: Recorder, time_ps: int) -> tuple[int, ...]:
+        """How long each step takes by what this rank sent and received; () if that is not the price.
+
+        It is not where the rank has nothing to do in a step that others wait for.
+        """
+        link = recorder.cluster.link_of(self.group.ranks)
+        largest = [max(step.sent_bytes, step.received_bytes) for step in self.steps]
+        times = [picoseconds(link.latency_s + size / link.bandwidth_bytes_per_s) for size in largest]
+        if len(times) < 2 or abs(sum(times) - time_ps) > len(times):  # each is rounded
+            return ()
+        return (*times[:-1], time_ps - sum(times[:-1]))
 
 
 class ByMessages:
@@ -214,7 +228,7 @@ class ByMessages:
             self._algorithm,
             tuple(letters.traffic),
         )
-        call.sent_bytes = entry.total.sent_bytes
+        call.sent_bytes, call.steps = entry.total.sent_bytes, entry.steps
         for ledger in call.ledgers:
             ledger.entries.append(entry)
 

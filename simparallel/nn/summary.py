@@ -75,7 +75,7 @@ def summary(model: Module, example: Any, *more: Any, dtype: Any = np.float32) ->
         InputError: an input that is none of these.
     """
     inputs = [_as_input(value, dtype) for value in (example, *more)]
-    recorder = Recorder(0, describe(1))
+    recorder = Recorder(0, describe(1), record="full")
     shapes: dict[int, tuple[int, ...] | None] = {}
     costs: dict[int, list[int]] = {}
     starts: list[int] = []

@@ -139,7 +139,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         linecache.cache.update(message["sources"])
         caller.cells.update(message["cells"])
         outcome, last = play_rank(
-            call, transport, settings["cluster"], keep_events=settings["keep_events"],
+            call, transport, settings["cluster"], record=settings["record"],
             memory_bytes=settings["memory_bytes"], algorithm=settings["algorithm"], tell=tell,
             is_process=True, seed=settings["seed"],
         )  # fmt: skip

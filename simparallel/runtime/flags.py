@@ -18,6 +18,7 @@ from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError
 from simparallel.options import at_least_one, positive
 from simparallel.ranktable import RankTable, load
+from simparallel.recording import RECORD
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT
 from simparallel.runtime.folder import MPIRUN_LINKS, RANK_LINKS
 from simparallel.runtime.pool import START_LIMIT_S
@@ -104,6 +105,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     add("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
         help="how long a rank waits for another one, and is waited for at its end (default %(default)g s)")  # fmt: skip
+    add("--record", choices=RECORD, default="summary",
+        help="of a long run's trace: exact totals and the events of some steps (default), all events, or off")  # fmt: skip
     add("--cluster-time-out", type=float, default=START_LIMIT_S, metavar="S", dest="start_timeout",
         help="how long the devices may take to start (default %(default)g s)")  # fmt: skip
 

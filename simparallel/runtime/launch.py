@@ -6,12 +6,14 @@ import inspect
 import json
 import logging
 import os
+import reprlib
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from simparallel.errors import InputError, LaunchError, RunFailedError
 from simparallel.files import write_atomically
 from simparallel.memory import parse_bytes
 from simparallel.ranktable import RankTable
+from simparallel.recording import check_record, join
 from simparallel.runtime import settings as checked
 from simparallel.runtime.environment import places
 from simparallel.runtime.folder import RANK_LINKS, forget_reports
@@ -52,9 +55,18 @@ class Results(list[Any]):
     def __init__(self, outcomes: list[Outcome], cluster: ClusterSpec) -> None:
         super().__init__(outcome.value for outcome in outcomes)
         cluster = next((outcome.cluster for outcome in outcomes if outcome.cluster is not None), cluster)
-        self.trace = Trace([event for outcome in outcomes for event in outcome.events], cluster)
+        events, totals = join([outcome.recorded for outcome in outcomes])
+        self.trace = Trace(events, cluster, totals=totals)
         self.metrics = {outcome.rank: outcome.metrics for outcome in outcomes}
         self.memory = {outcome.rank: outcome.memory for outcome in outcomes}
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what each rank returned, and the summary of the trace."""
+        rows = "".join(
+            f"<tr><td>{rank}</td><td style='text-align: left'><code>{escape(reprlib.repr(value))}</code></td></tr>"
+            for rank, value in enumerate(self)
+        )
+        return f"<table><tr><th>rank</th><th>returned</th></tr>{rows}</table>{self.trace._repr_html_()}"
 
 
 class Cluster:
@@ -95,7 +107,10 @@ class Cluster:
             everything that has to match (number, op, reduce op, root, dtype, shape, dim, ranks). "light":
             number and op. "off": nothing, and errors cannot name places; a wrong program then hangs
             until `timeout_s`, or gives wrong numbers.
-        record: keep the events of each run for its trace; False keeps the simulated clocks and drops the events.
+        record: what is kept of a run for its trace. "summary": exact totals, and the events of whole steps, up to about
+            100,000 of all ranks: every step of a short run; of a long one the first and the last steps, and pairs
+            of those between. "full": all events, 300 bytes each on a rank and 600 here. "off": the
+            simulated clocks alone. True means "full", False "off".
         echo: print what the ranks print, with `[rank N]` before each line.
 
     Attributes:
@@ -123,7 +138,8 @@ class Cluster:
         log_links: str = RANK_LINKS, log_files: Sequence[str] = (), start_timeout_s: float = START_LIMIT_S,
         transport: str = "shm", log_dir: str | Path | None = None, device_memory: str | int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct", check: str = "full",
-        arena_bytes: int | str = 0, blas_threads: int | None = None, record: bool = True, echo: bool = True,
+        arena_bytes: int | str = 0, blas_threads: int | None = None, record: bool | str = "summary",
+        echo: bool = True,
         devices_per_rank: int | None = None,
     ) -> None:  # fmt: skip
         if transport not in TRANSPORTS:
@@ -146,7 +162,7 @@ class Cluster:
             "timeout_s": timeout_s,
             "algorithm": algorithm,
             "check": check,
-            "keep_events": record,
+            "record": check_record(record),
             "memory_bytes": None if device_memory is None else parse_bytes(device_memory),
         }
         self.echo = echo

@@ -21,7 +21,6 @@ from simparallel.runtime.folder import (
     unusable,
 )
 
-
 READ_BYTES = 1 << 20
 Apart = Callable[[], contextlib.AbstractContextManager[object]]
 

@@ -22,6 +22,7 @@ from simparallel.comm import mpi
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError, RunFailedError
 from simparallel.ranktable import RankTable
+from simparallel.recording import check_record
 from simparallel.runtime import mpi_rank
 from simparallel.runtime.environment import places
 from simparallel.runtime.folder import RANK_LINKS, SCHEDULER_LOG, check_log_dir, forget_former_run, head
@@ -44,7 +45,7 @@ class MpiJob:
 
     Args:
         world_size: number of ranks.
-        device, nodes, rank_table, environment, log_links, log_files, timeout_s: see `Cluster`; one node stands for
+        device, nodes, rank_table, environment, log_links, log_files, timeout_s, record: see `Cluster`; one node stands for
             as many as there are machines.
         log_dir: directory for `scheduler.log`, and on the machine of each rank for its `worker_N.log`.
         mpiexec: the command, with its own options; by default that of this Python's environment.
@@ -62,6 +63,7 @@ class MpiJob:
         self, world_size: int, *, device: str | None = None, nodes: int = 1, rank_table: RankTable | None = None,
         environment: Mapping[str, str] | None = None, log_dir: Path, log_links: str = RANK_LINKS,
         log_files: Sequence[str] = (), timeout_s: float = DEFAULT_TIMEOUT_S, mpiexec: str | None = None,
+        record: str = "summary",
     ) -> None:  # fmt: skip
         where = places(world_size, nodes, rank_table, environment)
         spec = describe(world_size, device, nodes=where.nodes)
@@ -76,7 +78,7 @@ class MpiJob:
         self._settings = {
             "world_size": world_size, "nodes": spec.nodes if len(spec.nodes) > 1 else [], "device": device,
             "device_ids": where.device_ids, "environment": where.environment, "log_dir": str(log_dir),
-            "log_links": log_links, "timeout_s": timeout_s,
+            "log_links": log_links, "timeout_s": timeout_s, "record": check_record(record),
         }  # fmt: skip
         self._device = device
         self.trace = Trace([], spec)

@@ -19,8 +19,8 @@ from simparallel.comm import mpi
 from simparallel.comm.mpi_group import MpiCommunicator
 from simparallel.comm.plain import decode, encode
 from simparallel.errors import LaunchError
-from simparallel.events import Event
 from simparallel.files import write_atomically
+from simparallel.recording import Recorded, Totals
 from simparallel.runtime.environment import variables
 from simparallel.runtime.folder import link_logs
 from simparallel.runtime.logs import Tail
@@ -42,6 +42,7 @@ class Config:
         script, arguments, with_local_rank, is_module: see `run_script`.
         device_ids, environment: see `environment.variables`.
         log_dir, log_links: see `LogFiles`.
+        record: see `Cluster`.
     """
 
     script: str
@@ -56,6 +57,7 @@ class Config:
     log_dir: str
     log_links: str
     timeout_s: float
+    record: str
 
 
 def main(config_text: str) -> None:
@@ -75,7 +77,9 @@ def main(config_text: str) -> None:
     transport.start()
     call = partial(run_script, config.script, config.arguments, config.with_local_rank, config.is_module)
     spec = describe(config.world_size, config.device, nodes=nodes)
-    outcome, _ = play_rank(call, transport, spec, communicator_type=MpiCommunicator, is_process=True)
+    outcome, _ = play_rank(
+        call, transport, spec, record=config.record, communicator_type=MpiCommunicator, is_process=True
+    )
     outcome.value = None  # of a script: nothing
     all_ended = transport.wait_for_the_others()
     if all_ended and outcome.report is None:
@@ -145,8 +149,10 @@ def _gathered(everyone: Any, value: Any) -> list[Any] | None:
 def _fields(outcome: Outcome) -> dict[str, Any]:
     """An outcome as what JSON can hold."""
     report = outcome.report and {key: value for key, value in outcome.report.items() if key != "exception"}
+    totals = outcome.recorded.totals
+    plain = totals and {device: tuple(numbers) for device, numbers in totals.items()}
     return {
-        "rank": outcome.rank, "report": report, "events": [list(event) for event in outcome.events],
+        "rank": outcome.rank, "report": report, "recorded": [outcome.recorded.rows, plain, *outcome.recorded[2:]],
         "metrics": [list(note) for note in outcome.metrics], "memory": outcome.memory,
     }  # fmt: skip
 
@@ -154,9 +160,12 @@ def _fields(outcome: Outcome) -> dict[str, Any]:
 def outcome_of(fields: Mapping[str, Any]) -> Outcome:
     """The outcome that `_fields` was given, but for its value and its exception."""
     report = fields["report"] and {**fields["report"], "exception": None}
-    events = [event._replace(group=tuple(event.group)) for event in (Event(*row) for row in fields["events"])]
+    rows, totals, *rest = fields["recorded"]
+    rows = [tuple(tuple(value) if isinstance(value, list) else value for value in row) for row in rows]
+    totals = totals and {int(device): Totals(*numbers) for device, numbers in totals.items()}
+    recorded = Recorded(rows, totals, *rest)
     metrics = [(step, name, value) for step, name, value in fields["metrics"]]
-    return Outcome(fields["rank"], None, report, events, metrics, fields["memory"])
+    return Outcome(fields["rank"], None, report, recorded, metrics, fields["memory"])
 
 
 if __name__ == "__main__":

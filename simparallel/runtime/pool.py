@@ -211,7 +211,7 @@ class Pool:
 
     def run(
         self, payload: bytes, cluster: ClusterSpec, *, timeout_s: float = DEFAULT_TIMEOUT_S,
-        keep_events: bool = True, memory_bytes: int | None = None, algorithm: str = "direct",
+        record: str = "summary", memory_bytes: int | None = None, algorithm: str = "direct",
         check: str = "full", faults: list[Fault] | None = None, seed: int = 0, echo: bool = True, note: Note | None = None,
         apart: Apart = contextlib.nullcontext,
     ) -> list[Outcome]:  # fmt: skip
@@ -228,7 +228,7 @@ class Pool:
         for rank, pid in enumerate(self.pids):
             self.segment.words[self.segment.map.pid(rank)] = pid
         settings = {
-            "cluster": cluster, "timeout_s": timeout_s, "keep_events": keep_events, "memory_bytes": memory_bytes,
+            "cluster": cluster, "timeout_s": timeout_s, "record": record, "memory_bytes": memory_bytes,
             "algorithm": algorithm, "check": check, "faults": faults or [], "seed": seed,
         }  # fmt: skip
         run_message = {"kind": "run", "payload": payload, "settings": settings, **_cells()}

@@ -32,7 +32,7 @@ _teller = threading.local()
 
 def play_rank(
     call: Callable[[], Any], transport: AbstractTransport, cluster: ClusterSpec, *,
-    keep_events: bool = True, memory_bytes: int | None = None, algorithm: str = "direct", tell: Tell | None = None,
+    record: str = "summary", memory_bytes: int | None = None, algorithm: str = "direct", tell: Tell | None = None,
     communicator_type: type[Communicator] = Communicator, is_process: bool = False, seed: int = 0,
 ) -> tuple[Outcome, Communicator]:  # fmt: skip
     """Run `call()` as this transport's rank; never raises, the outcome says how it ended.
@@ -40,7 +40,7 @@ def play_rank(
     `is_process`: the process is the rank, and not only the calling thread.
     The rank starts with `seed`, clocks at 0, gradients on, each for itself. `sys.exit(0)` is a normal end.
     """
-    recorder = Recorder(transport.rank, cluster, keep_events=keep_events, memory_bytes=memory_bytes)
+    recorder = Recorder(transport.rank, cluster, record=record, memory_bytes=memory_bytes)
     communicator = communicator_type(transport, recorder, algorithm)
     random_state.restore((seed, 0, 0, {}))
     grad_mode.enabled = True
@@ -64,7 +64,7 @@ def play_rank(
             outcome.report = failure_report(error, keep=not is_process)
             transport.fail(outcome.report, error)
     outcome.kept_letters = communicator.kept_letters()
-    outcome.events = recorder.events
+    outcome.recorded = recorder.recorded()
     outcome.metrics = recorder.metrics
     outcome.cluster = recorder.cluster
     outcome.memory = recorder.memory_summary()

@@ -18,7 +18,7 @@ from simparallel.comm.progress import unreceived
 from simparallel.comm.segment import Segment
 from simparallel.comm.transport import LEFT
 from simparallel.errors import RankFailedError, RunFailedError, SimParallelError
-from simparallel.events import Event
+from simparallel.recording import Recorded
 from simparallel.runtime.sources import is_installed
 
 MAX_PLACES = 8  # that are told of ranks that were interrupted
@@ -41,7 +41,7 @@ class Outcome:
     rank: int
     value: Any = None
     report: dict[str, Any] | None = None
-    events: list[Event] = field(default_factory=list)
+    recorded: Recorded = field(default_factory=Recorded)
     metrics: list[tuple[int, str, float]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
     cluster: ClusterSpec | None = None

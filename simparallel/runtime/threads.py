@@ -34,7 +34,7 @@ _nested = threading.local()  # in the threads of ranks: how many worlds of threa
 
 
 def run_threads(
-    call: Callable[[], Any], cluster: ClusterSpec, *, keep_events: bool = True,
+    call: Callable[[], Any], cluster: ClusterSpec, *, record: str = "summary",
     memory_bytes: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S, algorithm: str = "direct",
     check: str = "full", faults: list[Fault] | None = None, tell: Tell | None = None,
     seed: int = 0, blas_threads: int | None = None,
@@ -66,7 +66,7 @@ def run_threads(
         try:
             with blas.limited_threads(blas_threads or blas.default_threads(world_size)):
                 outcome, _ = play_rank(
-                    watch.calls[rank], transports[rank], cluster, keep_events=keep_events,
+                    watch.calls[rank], transports[rank], cluster, record=record,
                     memory_bytes=memory_bytes, algorithm=algorithm, tell=tell, seed=seed,
                 )  # fmt: skip
         except BaseException as error:  # an object of the user's, while somebody looked at it

@@ -12,25 +12,34 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from simparallel.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from simparallel.errors import InputError
 from simparallel.events import Event, lane_names
+from simparallel.recording import Totals
 
 FORMAT = "simparallel-trace-1"
 CLOCKS = ("sim", "wall")
 # Fields that the viewer's own keys (name, cat, pid) already hold are not repeated in args.
+_LISTS = ("group", "live_bytes", "step_ps")
 _ARGS = tuple(field for field in Event._fields if field not in ("rank", "name", "kind"))
+_DEFAULTS = {field: value for field, value in Event._field_defaults.items() if value == ()}
+_LARGEST = 2**63 - 1  # of a number in a trace
 _TIDS_PER_RANK = 1000
 
 Lane = tuple[int, int, str]  # (rank, device, stream)
 
 
-def dumps(events: Sequence[Event], cluster: ClusterSpec, *, name: str = "", clock: str = "sim") -> str:
+def dumps(
+    events: Sequence[Event], cluster: ClusterSpec, *, name: str = "", clock: str = "sim",
+    totals: Mapping[tuple[int, int], Totals] | None = None,
+) -> str:  # fmt: skip
     """Chrome JSON text of `events`, placed on the simulated ("sim") or the wall clock.
+
+    `totals` are of all events of the run, where `events` are not all of them.
 
     Raises:
         InputError: `clock` is neither.
@@ -48,13 +57,17 @@ def dumps(events: Sequence[Event], cluster: ClusterSpec, *, name: str = "", cloc
     for index in order:
         event, (start_ns, end_ns) = events[index], spans[index]
         where = {"pid": event.rank, "tid": tids[index], "ts": _microseconds(start_ns)}
-        args = {field: getattr(event, field) for field in _ARGS}
+        args = {field: value for field in _ARGS if (value := getattr(event, field)) != _DEFAULTS.get(field)}
         duration = {"dur": _microseconds(end_ns - start_ns)}
         rows.append({"ph": "X", "name": event.name, "cat": event.kind, **where, **duration, "args": args})
         if index in arrows:
             rows.append({"name": event.name, "cat": event.kind, **where, **arrows[index]})
 
-    other = {"format": FORMAT, "name": name, "clock": clock, "cluster": asdict(cluster)}
+    other: dict[str, Any] = {"format": FORMAT, "name": name, "clock": clock, "cluster": asdict(cluster)}
+    if totals is not None:
+        other["totals"] = [
+            {"rank": rank, "device": device, **one._asdict()} for (rank, device), one in totals.items()
+        ]
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
     tail = json.dumps(other, sort_keys=True, allow_nan=False)
     return f'{{"traceEvents": [\n{lines}\n],\n"displayTimeUnit": "ns",\n"otherData": {tail}}}\n'
@@ -149,8 +162,8 @@ def _arrows(
     return arrows
 
 
-def loads(text: str) -> tuple[list[Event], ClusterSpec, str]:
-    """(events, cluster, name) of a text that `dumps` made; the events are in no special order.
+def loads(text: str) -> tuple[list[Event], ClusterSpec, str, dict[tuple[int, int], Totals] | None]:
+    """(events, cluster, name, totals) of a text that `dumps` made; the events are in no special order.
 
     Raises:
         InputError: the text is something else; the message says what is wrong.
@@ -177,26 +190,57 @@ def loads(text: str) -> tuple[list[Event], ClusterSpec, str]:
         for number, row in enumerate(data["traceEvents"])
         if not isinstance(row, dict) or row.get("ph") == "X"
     ]
-    return events, _read_cluster(other.get("cluster")), name
+    cluster = _read_cluster(other.get("cluster"), len(text))
+    return events, cluster, name, _read_totals(other.get("totals"), cluster)
 
 
 def _read_event(row: Any, number: int) -> Event:
     try:
         values = {"rank": row["pid"], "name": row["name"], "kind": row["cat"]}
-        values |= {field: row["args"][field] for field in _ARGS}
-        values["group"] = tuple(values["group"])
+        values |= {
+            field: row["args"][field] for field in _ARGS if field not in _DEFAULTS or field in row["args"]
+        }
+        values |= {field: tuple(values[field]) for field in _LISTS if field in values}
     except (TypeError, KeyError) as error:
         raise InputError(f"traceEvents[{number}]: {error!r} in {_short(row)}") from error
     for field, value in values.items():
         kind = str if field in ("stream", "name", "kind") else int
         # A bool is an int to isinstance; the file would hold `true` in place of a number.
-        if any(type(item) is not kind for item in (value if field == "group" else [value])):
+        if not all(_fits(item, kind) for item in (value if field in _LISTS else [value])):
             raise InputError(f"traceEvents[{number}]: {field}={value!r} in {_short(row)}")
     return Event(**values)
 
 
-def _read_cluster(data: Any) -> ClusterSpec:
+def _fits(value: Any, kind: type) -> bool:
+    """Is it exactly of this type, and an integer one of 64 bits?"""
+    return type(value) is kind and (kind is not int or abs(value) <= _LARGEST)
+
+
+def _read_totals(data: Any, cluster: ClusterSpec) -> dict[tuple[int, int], Totals] | None:
+    if data is None:
+        return None
+    totals = {}
     try:
+        for row in data:
+            rank, device, *numbers = (row[field] for field in ("rank", "device", *Totals._fields))
+            if not all(_fits(value, int) for value in (rank, device, *numbers)):
+                raise InputError(f"otherData.totals: a number that is no integer of 64 bits in {_short(row)}")
+            if not 0 <= rank < cluster.world_size:
+                raise InputError(f"otherData.totals: rank {rank} of a cluster of {cluster.world_size}")
+            totals[rank, device] = Totals(*numbers)
+    except (TypeError, KeyError) as error:
+        raise InputError(f"otherData.totals is not a list of totals: {error!r}") from error
+    return totals
+
+
+def _read_cluster(data: Any, size: int) -> ClusterSpec:
+    """The cluster; `size` characters of the whole text."""
+    try:
+        # `save` lists each rank in `nodes`: a file that names more ranks than it has characters is no trace.
+        if type(data["world_size"]) is int and data["world_size"] > size:
+            raise InputError(
+                f"otherData.cluster has {data['world_size']:,} ranks in a text of {size:,} characters"
+            )
         device = dict(data["device"])
         # JSON has only text keys.
         device["peak_flops_per_s"] = {int(size): peak for size, peak in device["peak_flops_per_s"].items()}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from simparallel.cluster import PS_PER_S
-from simparallel.events import COMPUTE, Event
+from simparallel.events import Event
+from simparallel.recording import Tally, Totals
 from simparallel.units import si_scale
 
 NS_PER_S = 10**9
@@ -29,67 +30,68 @@ _WALL_TIMES = tuple(key for _, key, _ in _COLUMNS if key.startswith("wall"))
 _SIMULATED_TIMES = tuple(key for _, key, unit in _COLUMNS if unit == "s" and key not in _WALL_TIMES)
 
 
-def busy(intervals: Iterable[tuple[int, int]]) -> int:
-    """Length of the union of half-open intervals, in their own unit."""
-    total = 0
-    covered_until: int | None = None
-    for start, end in sorted(intervals):
-        if covered_until is not None:
-            start = max(start, covered_until)
-        if end > start:
-            total += end - start
-            covered_until = end
-    return total
-
-
-def makespan_ps(events: Sequence[Event]) -> int:
-    """Simulated time [ps] from the first start to the last end; 0 without events."""
-    if not events:
-        return 0
-    return max(event.sim_end_ps for event in events) - min(event.sim_start_ps for event in events)
-
-
-def num_steps(events: Iterable[Event]) -> int:
-    """Optimizer steps that were finished. Set-up and evaluation carry step numbers too, but are none."""
-    return len({event.step for event in events if event.kind == "optimizer"})
-
-
-def summarize(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """One row per rank and device, in order. `Trace.summary` says what the columns mean."""
-    span_ps = makespan_ps(events)
-    by_device: dict[tuple[int, int], list[Event]] = {}
+def add_up(events: Iterable[Event]) -> dict[tuple[int, int], Totals]:
+    """(rank, device) -> what its events add up to, ascending."""
     by_rank: dict[int, list[Event]] = {}
     for event in events:
-        by_device.setdefault((event.rank, event.device), []).append(event)
         by_rank.setdefault(event.rank, []).append(event)
-    steps = {rank: num_steps(found) for rank, found in by_rank.items()}
-    return [_row(*key, steps[key[0]], by_device[key], span_ps) for key in sorted(by_device)]
+    totals: dict[tuple[int, int], Totals] = {}
+    for rank, found in sorted(by_rank.items()):
+        tally = Tally()
+        tally.add(found)
+        totals |= {(rank, device): total for device, total in tally.totals().items()}
+    return totals
 
 
-def _row(rank: int, device: int, steps: int, events: list[Event], span_ps: int) -> dict[str, Any]:
-    compute = [event for event in events if event.stream == COMPUTE]
-    communication = [event for event in events if event.stream != COMPUTE]
-    compute_ps = busy((event.sim_start_ps, event.sim_end_ps) for event in compute)
-    communication_ps = busy((event.sim_start_ps, event.sim_end_ps) for event in communication)
-    any_ps = busy((event.sim_start_ps, event.sim_end_ps) for event in events)
-    return {
-        "rank": rank,
-        "device": device,
-        "steps": steps,
-        "compute_time_s": compute_ps / PS_PER_S,
-        "communication_time_s": communication_ps / PS_PER_S,
-        # What communication adds to the union is what no compute hides.
-        "exposed_communication_s": (any_ps - compute_ps) / PS_PER_S,
-        "idle_time_s": (span_ps - any_ps) / PS_PER_S,
-        "wall_compute_s": busy((e.wall_start_ns, e.wall_end_ns) for e in compute) / NS_PER_S,
-        "wall_communication_s": busy((e.wall_start_ns, e.wall_end_ns) for e in communication) / NS_PER_S,
-        "sent_bytes": sum(event.sent_bytes for event in events),
-        "flops": sum(event.flops for event in events),
-    }
+def makespan_ps(totals: Mapping[tuple[int, int], Totals]) -> int:
+    """Simulated time [ps] from the first start to the last end; 0 without events."""
+    if not totals:
+        return 0
+    return max(one.end_ps for one in totals.values()) - min(one.start_ps for one in totals.values())
+
+
+def summarize(totals: Mapping[tuple[int, int], Totals]) -> list[dict[str, Any]]:
+    """One row per rank and device. `Trace.summary` says what the columns mean."""
+    span_ps = makespan_ps(totals)
+    return [
+        {
+            "rank": rank,
+            "device": device,
+            "steps": one.steps,
+            "compute_time_s": one.compute_ps / PS_PER_S,
+            "communication_time_s": one.communication_ps / PS_PER_S,
+            # What communication adds to the union is what no compute hides.
+            "exposed_communication_s": (one.busy_ps - one.compute_ps) / PS_PER_S,
+            "idle_time_s": (span_ps - one.busy_ps) / PS_PER_S,
+            "wall_compute_s": one.wall_compute_ns / NS_PER_S,
+            "wall_communication_s": one.wall_communication_ns / NS_PER_S,
+            "sent_bytes": one.sent_bytes,
+            "flops": one.flops,
+        }
+        for (rank, device), one in totals.items()
+    ]
 
 
 def format_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of `summarize` as aligned columns, under their names and units.
+    """Rows of `summarize` as aligned columns, under their names and units."""
+    lines = []
+    for column in _columns(rows):
+        above, _, name = column[0].rpartition(" ")
+        texts = [above, name, *column[1:]]
+        width = max(map(len, texts))
+        lines.append([text.rjust(width) for text in texts])
+    return "\n".join("  ".join(line) for line in zip(*lines, strict=True))
+
+
+def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Rows of `summarize` as text, under a row of names with units; [] without rows."""
+    columns = _columns(rows) if rows else []
+    named = [[" ".join(filter(None, column[:2])), *column[2:]] for column in columns]
+    return [list(row) for row in zip(*named, strict=True)]
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """The name, the unit and the values of each column.
 
     All simulated times share one unit, all measured ones another. Devices are shown where a rank has several.
     """
@@ -107,8 +109,5 @@ def format_table(rows: Sequence[dict[str, Any]]) -> str:
             )  # fmt: skip
             decimals = 0 if factor == 1 and not is_time else 2  # no fractions of a byte
             texts, told = [f"{row[key] / factor:.{decimals}f}" for row in rows], f"[{prefix}{unit}]"
-        above, _, name = heading.rpartition(" ")
-        cells = [above, name, told, *texts]
-        width = max(map(len, cells))
-        columns.append([cell.rjust(width) for cell in cells])
-    return "\n".join("  ".join(line) for line in zip(*columns, strict=True))
+        columns.append([heading, told, *texts])
+    return columns

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simparallel.cluster import PS_PER_S, ClusterSpec
 from simparallel.errors import InputError
-from simparallel.events import COMPUTE, KINDS, Event
+from simparallel.events import KINDS, Event, stream_order
 from simparallel.files import write_atomically
-from simparallel.trace import chrome, metrics
-from simparallel.units import format_numbers, format_seconds
+from simparallel.recording import Totals
+from simparallel.trace import chrome, metrics, profiler
+from simparallel.units import format_number_of, format_numbers, format_seconds
 
 if TYPE_CHECKING:
     from simparallel.view.timeline import Axes
@@ -29,13 +32,18 @@ class Trace:
         events: of any ranks, in any order; kept sorted by rank, device and simulated start.
         cluster: the described hardware that priced them.
         name: a title for tables and pictures.
+        totals: (rank, device) -> what all events of a run add up to, where `events` are not all of them.
 
     Raises:
         InputError: an event ends before it starts, or its rank is not in the cluster.
     """
 
-    def __init__(self, events: Iterable[Event], cluster: ClusterSpec, *, name: str = "") -> None:
+    def __init__(
+        self, events: Iterable[Event], cluster: ClusterSpec, *, name: str = "",
+        totals: Mapping[tuple[int, int], Totals] | None = None,
+    ) -> None:  # fmt: skip
         self.events: list[Event] = sorted(events, key=_order)
+        self._totals = None if totals is None else dict(sorted(totals.items()))
         self.cluster = cluster
         self.name = name
         for event in self.events:
@@ -53,10 +61,27 @@ class Trace:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Trace):
             return NotImplemented
-        return (self.events, self.cluster, self.name) == (other.events, other.cluster, other.name)
+        mine, others = ((one.events, one.cluster, one.name, one._totals) for one in (self, other))
+        return mine == others
 
     def __repr__(self) -> str:
-        return f"<Trace {self.title}: {len(self)} events of {len(self.ranks)} ranks>"
+        return f"<Trace {self.title}: {self._counted()} of {format_number_of(len(self.ranks), 'rank')}>"
+
+    def _counted(self) -> str:
+        """How many events, and of how many."""
+        if self._totals is None:
+            return format_number_of(len(self), "event")
+        return f"{len(self):,} of {sum(one.num_events for one in self._totals.values()):,} events"
+
+    @property
+    def totals(self) -> dict[tuple[int, int], Totals]:
+        """(rank, device) -> what all events of the run add up to, also those that were not kept."""
+        return metrics.add_up(self.events) if self._totals is None else self._totals
+
+    @property
+    def is_whole(self) -> bool:
+        """Are all events of the run kept? A long run keeps those of some steps, see `record=` of `launch`."""
+        return self._totals is None
 
     @property
     def title(self) -> str:
@@ -70,22 +95,22 @@ class Trace:
 
     @property
     def steps(self) -> list[int]:
-        """Step numbers that have events, ascending."""
+        """Step numbers that have events (of a long run those that were kept), ascending."""
         return sorted({event.step for event in self.events})
 
     @property
     def makespan_s(self) -> float:
         """Simulated time [s] from the first start to the last end over all ranks."""
-        return metrics.makespan_ps(self.events) / PS_PER_S
+        return metrics.makespan_ps(self.totals) / PS_PER_S
 
     def devices(self, rank: int) -> list[int]:
         """Devices of `rank` that have events, ascending."""
         return sorted({event.device for event in self.events if event.rank == rank})
 
     def streams(self, rank: int, device: int = 0) -> list[str]:
-        """Streams of a device of `rank` that have events: compute first, then by name."""
+        """Streams of a device of `rank` that have events: marks, compute, then by name."""
         names = {event.stream for event in self.events if (event.rank, event.device) == (rank, device)}
-        return sorted(names, key=lambda stream: (stream != COMPUTE, stream))
+        return sorted(names, key=stream_order)
 
     def select(
         self,
@@ -95,10 +120,12 @@ class Trace:
     ) -> Trace:
         """The events of these steps, ranks and kinds; None takes all. Times are unchanged.
 
+        Of a long run, steps and kinds are selected from the events that were kept, and add up to what those do.
+
         Args:
             steps: one step number or several.
             ranks: one rank or several.
-            kinds: of "forward", "backward", "optimizer", "collective", "p2p", "copy", one or several.
+            kinds: of "forward", "backward", "optimizer", "collective", "p2p", "copy", "range", one or several.
 
         Raises:
             InputError: there is no such kind of events.
@@ -116,7 +143,14 @@ class Trace:
             and (wanted_ranks is None or event.rank in wanted_ranks)
             and (wanted_kinds is None or event.kind in wanted_kinds)
         )
-        return Trace(chosen, self.cluster, name=self.name)
+        totals = None
+        if self._totals is not None and wanted_steps is None and wanted_kinds is None:
+            totals = {
+                key: one
+                for key, one in self._totals.items()
+                if wanted_ranks is None or key[0] in wanted_ranks
+            }
+        return Trace(chosen, self.cluster, name=self.name, totals=totals)
 
     def summary(self) -> list[dict[str, Any]]:
         """Where the time of each device went, a dict per rank and device, ascending.
@@ -127,18 +161,28 @@ class Trace:
         Measured on this machine: `wall_compute_s`, `wall_communication_s` (waiting included).
         Counted: `rank`, `device`, `steps` (of the rank's optimizer), `sent_bytes` (as modelled), `flops`.
         """
-        return metrics.summarize(self.events)
+        return metrics.summarize(self.totals)
 
     def table(self) -> str:
         """`summary` as text for a terminal: 80 columns, or a few more where ranks have several devices."""
-        if not self.events:
-            return f"{self.title}: no events: nothing was computed or communicated, or record=False"
-        head = f"{self.title}: {format_seconds(self.makespan_s)} simulated, {metrics.num_steps(self.events)} steps"
-        foot = (
-            "exposed: communicates while it does not compute; idle: does neither\n"
-            "wall: measured on this machine; all else: modelled for the described hardware"
-        )
-        return "\n".join([head, metrics.format_table(self.summary()), foot])
+        totals = self.totals
+        if not totals:
+            return f'{self.title}: no events: nothing was computed or communicated, or record="off"'
+        count = max(one.steps for one in totals.values())
+        span_s = metrics.makespan_ps(totals) / PS_PER_S
+        head = f"{self.title}: {format_seconds(span_s)} simulated, {count} steps"
+        foot = "\n".join(self._notes())
+        return "\n".join([head, metrics.format_table(metrics.summarize(totals)), foot])
+
+    def _notes(self) -> list[str]:
+        notes = [
+            "exposed: communicates while it does not compute; idle: does neither",
+            "wall: measured on this machine; all else: modelled for the described hardware",
+        ]
+        if self._totals is not None:
+            kept = f"{self._counted()} are kept, of {format_number_of(len(self.steps), 'step')}"
+            notes.append(f'of all steps; {kept} (record="full" keeps all)')
+        return notes
 
     def save(self, path: str | os.PathLike[str], *, clock: str = "sim") -> None:
         """Write Chrome JSON, for ui.perfetto.dev and for `Trace.load`. Replaces `path` at once.
@@ -151,8 +195,31 @@ class Trace:
             InputError: `clock` is neither.
             OSError: the file cannot be written.
         """
-        text = chrome.dumps(self.events, self.cluster, name=self.name, clock=clock)
+        text = chrome.dumps(self.events, self.cluster, name=self.name, clock=clock, totals=self._totals)
         write_atomically(path, text.encode())
+
+    def save_profiler(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """Write a file for each rank as `torch.profiler` does, for tools such as HolisticTraceAnalysis.
+
+        Times are simulated. Operations are kernels on numbered streams; communication has names that begin with
+        "nccl:", by which such tools know it. `Trace.load` does not read these files.
+
+        Args:
+            directory: for `rank_N.pt.trace.json`; made if it is missing.
+
+        Returns:
+            The paths.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        written = []
+        for rank in self.ranks:
+            events = [event for event in self.events if event.rank == rank]
+            path = Path(directory, profiler.file_name(rank))
+            write_atomically(path, profiler.dumps(events, self.cluster, rank).encode())
+            written.append(path)
+        return written
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -164,20 +231,22 @@ class Trace:
         try:
             with open(path, "rb") as file:
                 text = file.read().decode()
-            events, cluster, name = chrome.loads(text)
-            return cls(events, cluster, name=name)
+            events, cluster, name, totals = chrome.loads(text)
+            return cls(events, cluster, name=name, totals=totals)
         except (OSError, UnicodeDecodeError, InputError) as error:
             raise InputError(f"Trace.load({os.fspath(path)!r}): {error}", path=os.fspath(path)) from error
 
     def timeline(
-        self, ax: Axes | None = None, clock: str = "sim", steps: int | Iterable[int] | None = None
-    ) -> Axes:
-        """Draw a lane per rank, device and stream.
+        self, ax: Axes | None = None, clock: str = "sim", steps: int | Iterable[int] | None = None,
+        collapse: bool | None = None,
+    ) -> Axes:  # fmt: skip
+        """Draw a lane per rank, device and stream. The time axis starts with the first event that is shown.
 
         Args:
             ax: axes to draw into; None makes a figure.
             clock: "sim" or "wall".
-            steps: only these steps; None draws all.
+            steps: only these steps; None draws all that are kept.
+            collapse: draw ranks that do the same at the same time as one; by default where there are more than 8.
 
         Returns:
             The axes; `.figure` is the figure.
@@ -194,4 +263,44 @@ class Trace:
                 f"timeline: no events of step {steps!r}; there are steps {format_numbers(known)}. Choose of those, or "
                 "leave steps= out."
             )
-        return plot_timeline(shown.events, clock=clock, ax=ax, title=self.title)
+        return plot_timeline(shown.events, clock=clock, ax=ax, title=self.title, collapse=collapse)
+
+    def memory(
+        self,
+        rank: int = 0,
+        device: int = 0,
+        ax: Axes | None = None,
+        clock: str = "sim",
+        steps: int | Iterable[int] | None = None,
+    ) -> Axes:
+        """Draw what a device held after each operation: parameters, gradients, optimizer state, activations.
+
+        Args:
+            rank: of the device.
+            device: its number in the rank.
+            ax: axes to draw into; None makes a figure.
+            clock: "sim" or "wall".
+            steps: only these steps; None draws all that are kept.
+
+        Returns:
+            The axes; `.figure` is the figure.
+
+        Raises:
+            InputError: nothing to draw, or `clock` is neither.
+        """
+        from simparallel.view import plot_memory  # see `timeline`
+
+        events = [event for event in self.select(steps=steps, ranks=rank).events if event.device == device]
+        where = f"rank {rank}" + f", sim:{device}" * (len(self.devices(rank)) > 1)
+        return plot_memory(events, clock=clock, ax=ax, title=f"{self.title}: memory of {where}")
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the summary as a table."""
+        rows = metrics.cells(metrics.summarize(self.totals))
+        if not rows:
+            return f"<p>{escape(self.table())}</p>"
+        head = "".join(f"<th>{escape(text)}</th>" for text in rows[0])
+        body = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows[1:])
+        first, *_ = self.table().splitlines()
+        notes = "<br>".join(map(escape, self._notes()))
+        return f"<b>{escape(first)}</b><table><tr>{head}</tr>{body}</table><small>{notes}</small>"

@@ -19,8 +19,9 @@ _MARK_UP_TO = 40  # points; more marks than that hide the dashes
 
 
 def plot_loss(
-    history: Mapping[str, Sequence[float] | Sequence[tuple[int, float]]], *, ax: Axes | None = None
-) -> Axes:
+    history: Mapping[str, Sequence[float] | Sequence[tuple[int, float]]], *, ax: Axes | None = None,
+    title: str | None = None,
+) -> Axes:  # fmt: skip
     """Draw loss over training step, a curve per entry.
 
     Each curve is thinner than the one before it and lies on top of it, so equal curves show as
@@ -30,6 +31,7 @@ def plot_loss(
     Args:
         history: name of the curve -> losses, or (step, loss) pairs.
         ax: axes to draw into; None makes a figure.
+        title: of the axes; by default what is drawn, and of two curves how far apart they are.
 
     Raises:
         InputError: no curve, a curve without points, or points that are neither form.
@@ -63,6 +65,13 @@ def plot_loss(
             markeredgewidth=0,
             zorder=3 + number,
         )
+    ax.set_title(
+        _title(curves) if title is None else title,
+        loc="left",
+        fontsize=13,
+        fontweight="bold",
+        parse_math=False,
+    )
     ax.set_xlabel("training step", fontsize=12)
     ax.set_ylabel("loss", fontsize=12)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -74,6 +83,21 @@ def plot_loss(
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, handlelength=3.5, fontsize="large")
     return ax
+
+
+def _title(curves: Mapping[str, tuple[list[float], list[float]]]) -> str:
+    """What is drawn; two curves that lie on each other need to be told."""
+    title = f"Training loss: {', '.join(curves)}"
+    if len(curves) != 2:
+        return title
+    title = f"Training loss: {' and '.join(curves)}"
+    first, second = (dict(zip(*points, strict=True)) for points in curves.values())
+    shared = [
+        abs(first[s] - second[s]) for s in first.keys() & second.keys() if isfinite(first[s] - second[s])
+    ]
+    if not shared:
+        return title
+    return f"{title} differ by {max(shared):.1g} at most" if max(shared) else f"{title} are equal"
 
 
 def _lone(losses: Sequence[float]) -> list[int]:

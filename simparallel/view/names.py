@@ -81,13 +81,14 @@ def write_names(
             )
 
 
-def mark_steps(ax: Axes, starts: dict[int, float], points_per_unit: float) -> None:
+def mark_steps(ax: Axes, starts: dict[int, float], points_per_unit: float, height: float = -0.8) -> None:
     """A faint line and a label where a step starts: at so many of them that no label meets another.
 
     Args:
         ax: where to draw.
         starts: where each step starts; nothing is drawn for a single one.
         points_per_unit: of the time axis.
+        height: of the labels, on the other axis.
     """
     if len(starts) < 2:
         return
@@ -98,16 +99,18 @@ def mark_steps(ax: Axes, starts: dict[int, float], points_per_unit: float) -> No
 
     left, right = ax.get_xlim()
     typical = (max(starts.values()) - min(starts.values())) / (len(starts) - 1)
-    needed = max(map(width, starts)) + gap + air
+    needed = width(max(starts)) + gap + air
     every = next((n for n in _round_numbers(len(starts)) if n * typical >= needed), 1)
     free_from = float("-inf")
     for step, start in sorted(starts.items(), key=lambda item: item[1]):
+        if step % every or start < max(free_from, left) or start > right:
+            continue
         until = start + gap + width(step)
-        if step % every or start < max(free_from, left) or until > right:
+        if until > right:
             continue
         ax.axvline(start, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         ax.text(
-            start + gap, -0.8, f"step {step}", fontsize=_STEP_SIZE_PT, color="0.35", ha="left", va="center",
+            start + gap, height, f"step {step}", fontsize=_STEP_SIZE_PT, color="0.35", ha="left", va="center",
             zorder=4, clip_on=True, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
         )  # fmt: skip
         free_from = until + air

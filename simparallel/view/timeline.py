@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from simparallel.cluster import PS_PER_S
 from simparallel.errors import InputError
-from simparallel.events import Event, lane_names
-from simparallel.units import si_scale
-from simparallel.view.bars import COLORS, LANE_HEIGHT, Lane, draw_bars, draw_shares, steps_per_bar, style
+from simparallel.events import Event, lane_names, stream_order
+from simparallel.units import format_numbers, format_seconds, si_scale
+from simparallel.view.bars import (
+    COLORS,
+    LANE_HEIGHT,
+    Lane,
+    draw_bars,
+    draw_shares,
+    draw_steps,
+    steps_per_bar,
+    style,
+)
 from simparallel.view.names import mark_steps, write_names
 
 if TYPE_CHECKING:
@@ -18,54 +28,60 @@ if TYPE_CHECKING:
 
 _CLOCKS = {"sim": ("simulated time", PS_PER_S), "wall": ("wall time", 10**9)}
 _RANK_GAP = 0.45  # lanes
-_LANE_INCHES = 0.5  # a name of six letters can stand upright
-_KIND_NAMES = {"p2p": "message"}
+_LANE_INCHES = 0.6  # "all_reduce" can stand upright
+_KIND_NAMES = {"p2p": "message", "range": "mark"}
+_MOST_RANKS = 8  # drawn one by one even if they are equal
 
 
 def plot_timeline(
-    events: Sequence[Event], *, clock: str = "sim", ax: Axes | None = None, title: str | None = None
-) -> Axes:
-    """Draw every event as a bar, in a lane per (rank, device, stream).
+    events: Sequence[Event], *, clock: str = "sim", ax: Axes | None = None, title: str | None = None,
+    collapse: bool | None = None,
+) -> Axes:  # fmt: skip
+    """Draw every event as a bar, in a lane per (rank, device, stream). The first one starts at 0.
 
     Bars overlap where a stream's events do: in wall time, collectives in flight together. Where steps are so
     many that their events could not be seen, there is one bar for a step, or for several: how high a colour
-    stands in it is its share of that time, and the axis says so.
+    stands in it is its share of that time, and the axis says so. Events without duration, such as a receive whose
+    message is there already, are thin bars.
 
     Args:
         events: of any ranks and steps, in any order.
-        clock: "sim", the described hardware's time from the start of the run; or "wall", this
-            machine's time from the first event.
+        clock: "sim", the described hardware's time; or "wall", this machine's.
         ax: axes to draw into, whose limits of x stay if they were set; None makes a figure of a fitting size.
         title: of the axes.
+        collapse: draw ranks that do the same at the same time as one; by default where there are more than 8
+            ranks and the clock is "sim".
 
     Raises:
         InputError: no events, or an unknown clock.
     """
     import matplotlib.pyplot as plt
 
-    if clock not in _CLOCKS:
-        raise InputError(f"plot_timeline: clock={clock!r} is not a clock; choose 'sim' or 'wall'.")
+    check_clock(clock)
     if not events:
         raise InputError(
-            "plot_timeline: no events to draw: nothing was recorded (record=False), nothing happened, or nothing "
+            'plot_timeline: no events to draw: nothing was recorded (record="off"), nothing happened, or nothing '
             "was selected."
         )
+    ranks = {event.rank for event in events}
+    if collapse is None:
+        collapse = clock == "sim" and len(ranks) > _MOST_RANKS
+    equal = equal_ranks(events, clock) if collapse else {rank: [rank] for rank in sorted(ranks)}
+    lanes = _shown_lanes(lane_names(events), equal)
+    events = [event for event in events if event.rank in equal]
     spans, factor, label = _spans(events, clock)
-    lanes = lane_names(events)
     rows = _rows(lanes)
     height = max(rows.values()) + 1.0
     if ax is None:
         figsize = (13, min(20.0, 1.5 + _LANE_INCHES * height))
         _, ax = plt.subplots(figsize=figsize, layout="constrained")
 
-    first = min(start for start, _ in spans) / factor
     last = max(end for _, end in spans) / factor
     if ax.get_autoscalex_on():
-        margin = (last - first or 1.0) * 0.008
-        ax.set_xlim(first - margin, last + margin)
+        ax.set_xlim(0, (last or 1.0) * 1.008)
     ax.set_ylim(height - 0.35, -1.15)  # rank 0 on top; above it, room for the step labels
     ax.set_xlabel(label, fontsize=12)
-    ax.set_yticks(list(rows.values()), _lane_labels(lanes))
+    ax.set_yticks(list(rows.values()), _lane_labels(lanes, equal))
     ax.tick_params(axis="both", labelsize=11)
     ax.tick_params(axis="y", length=0)
     ax.grid(True, axis="x", color="0.9", linewidth=0.8)
@@ -76,47 +92,131 @@ def plot_timeline(
     _draw_lanes(ax, rows)
     _legend(ax, {event.kind for event in events})
 
-    figure: Any = ax.figure
-    figure.draw_without_rendering()  # the layout decides how wide the axes are, and so which names fit
-    # Points (1/72 inch), because text is measured in them.
-    extent, (left, right) = ax.get_window_extent(), ax.get_xlim()
-    points_per_unit = extent.width * 72 / figure.dpi / (right - left)
+    scale = points_per_unit(ax)
     bars = [(start / factor, (end - start) / factor) for start, end in spans]
-    starts = _step_starts(events, bars)
-    together = steps_per_bar(list(starts.values()), last, points_per_unit)
+    starts = step_starts(events, bars)
+    covered = _step_spans(events, bars, starts)
+    together = steps_per_bar([width for _, width in covered], scale)
     if together:
-        draw_shares(ax, events, bars, rows, [*list(starts.values())[::together], last])
+        draw_shares(ax, events, bars, rows, [*list(starts.values())[::together], last], covered)
         each = "a step" if together == 1 else f"{together} steps"
         ax.set_xlabel(
             f"{label};  a bar is {each}, the height of a colour its share of that time", fontsize=12
         )
     else:
-        draw_bars(ax, events, bars, rows, points_per_unit)
-        bar_pt = LANE_HEIGHT * extent.height * 72 / figure.dpi / (height + 0.8)
-        write_names(ax, events, bars, rows, points_per_unit, bar_pt)
-    mark_steps(ax, starts, points_per_unit)
+        draw_bars(ax, events, bars, rows, scale)
+        figure: Any = ax.figure
+        bar_pt = LANE_HEIGHT * ax.get_window_extent().height * 72 / figure.dpi / (height + 0.8)
+        if clock == "sim":
+            draw_steps(ax, events, bars, rows)
+        write_names(ax, events, bars, rows, scale, bar_pt)
+    mark_steps(ax, starts, scale)
     return ax
 
 
+def points_per_unit(ax: Axes) -> float:
+    """Points (1/72 inch, in which text is measured) for each unit of the time axis."""
+    figure: Any = ax.figure
+    figure.draw_without_rendering()  # the layout decides how wide the axes are, and so which names fit
+    left, right = ax.get_xlim()
+    return float(ax.get_window_extent().width * 72 / figure.dpi / (right - left))
+
+
+def spans_in_units(events: Sequence[Event], clock: str) -> tuple[list[tuple[float, float]], str]:
+    """Start and width of each event in the unit of the axis, and the label of the axis.
+
+    Raises:
+        InputError: an unknown clock.
+    """
+    check_clock(clock)
+    spans, factor, label = _spans(events, clock)
+    return [(start / factor, (end - start) / factor) for start, end in spans], label
+
+
+def check_clock(clock: str) -> None:
+    """Raise InputError unless `clock` is one of a trace."""
+    if clock not in _CLOCKS:
+        raise InputError(f"clock={clock!r} is not a clock of a trace; choose 'sim' or 'wall'.")
+
+
 def _spans(events: Sequence[Event], clock: str) -> tuple[list[tuple[int, int]], float, str]:
-    """(start, end) of each event in clock ticks, ticks per shown unit, and the axis label."""
+    """(start, end) of each event in clock ticks from the first start, ticks per shown unit, and the axis label."""
     what, ticks_per_s = _CLOCKS[clock]
+    spans = [_span(event, clock) for event in events]
+    origin = min(start for start, _ in spans)
+    spans = [(start - origin, end - origin) for start, end in spans]
+    factor_s, prefix = si_scale([max(end for _, end in spans) / ticks_per_s], largest=0)
+    label = f"{what} [{prefix}s]"
+    if clock == "sim" and origin:  # the wall clock counts from boot
+        label += f", 0 is {format_seconds(origin / ticks_per_s)} after the start"
+    return spans, factor_s * ticks_per_s, label
+
+
+def _span(event: Event, clock: str) -> tuple[int, int]:
     if clock == "sim":
-        spans = [(event.sim_start_ps, event.sim_end_ps) for event in events]
-    else:
-        origin = min(event.wall_start_ns for event in events)
-        spans = [(event.wall_start_ns - origin, event.wall_end_ns - origin) for event in events]
-    length_s = (max(end for _, end in spans) - min(start for start, _ in spans)) / ticks_per_s
-    factor_s, prefix = si_scale([length_s], largest=0)
-    return spans, factor_s * ticks_per_s, f"{what} [{prefix}s]"
+        return event.sim_start_ps, event.sim_end_ps
+    return event.wall_start_ns, event.wall_end_ns
 
 
-def _step_starts(events: Sequence[Event], bars: Sequence[tuple[float, float]]) -> dict[int, float]:
+def equal_ranks(events: Iterable[Event], clock: str = "sim") -> dict[int, list[int]]:
+    """The first of each set of ranks that do the same at the same time -> that set."""
+    streams: dict[tuple[int, int], set[str]] = {}
+    for event in events:
+        streams.setdefault((event.rank, event.device), set()).add(event.stream)
+    # Groups and peers differ between ranks that do the same: a stream is known by its place among the others.
+    places = {
+        (*device, stream): place
+        for device, found in streams.items()
+        for place, stream in enumerate(sorted(found, key=stream_order))
+    }
+    done: dict[int, list[Any]] = {}
+    for event in events:
+        place = places[event.rank, event.device, event.stream]
+        what = event.device, place, event.name, event.kind, event.step, *_span(event, clock)
+        done.setdefault(event.rank, []).append(what)
+    sets: dict[Any, list[int]] = {}
+    for rank in sorted(done):
+        sets.setdefault(tuple(sorted(done[rank])), []).append(rank)
+    return {ranks[0]: ranks for ranks in sets.values()}
+
+
+def _shown_lanes(lanes: Mapping[Lane, str], equal: Mapping[int, Sequence[int]]) -> dict[Lane, str]:
+    """The lanes of the first rank of each set, under names that fit all of the set."""
+    names: dict[int, list[str]] = {}
+    for (rank, _, _), name in lanes.items():
+        names.setdefault(rank, []).append(name)
+    shown: dict[Lane, str] = {}
+    places: dict[int, int] = {}
+    for lane in lanes:
+        rank = lane[0]
+        if rank in equal:
+            place = places[rank] = places.get(rank, -1) + 1
+            found = {names[twin][place] for twin in equal[rank]}
+            start = commonprefix(list(found))
+            shown[lane] = start if len(found) == 1 else f"{start}…]" if start.endswith("[") else f"{start}…"
+    return shown
+
+
+def step_starts(events: Sequence[Event], bars: Sequence[tuple[float, float]]) -> dict[int, float]:
     """Step -> where its first event starts, on any rank; in the order of time."""
     starts: dict[int, float] = {}
     for event, (start, _) in zip(events, bars, strict=True):
         starts[event.step] = min(start, starts.get(event.step, start))
     return dict(sorted(starts.items(), key=lambda item: item[1]))
+
+
+def _step_spans(
+    events: Sequence[Event], bars: Sequence[tuple[float, float]], starts: Mapping[int, float]
+) -> list[tuple[float, float]]:
+    """Start and width of each step; it ends where the next one starts, or if that is missing with its last event."""
+    ends: dict[int, float] = {}
+    for event, (start, width) in zip(events, bars, strict=True):
+        ends[event.step] = max(start + width, ends.get(event.step, 0.0))
+    steps = list(starts)
+    return [
+        (starts[step], (starts[after] if after == step + 1 else ends[step]) - starts[step])
+        for step, after in zip(steps, [*steps[1:], -1], strict=True)
+    ]
 
 
 def _rows(lanes: Iterable[Lane]) -> dict[Lane, float]:
@@ -129,13 +229,15 @@ def _rows(lanes: Iterable[Lane]) -> dict[Lane, float]:
     return rows
 
 
-def _lane_labels(lanes: dict[Lane, str]) -> list[str]:
+def _lane_labels(lanes: Mapping[Lane, str], equal: Mapping[int, Sequence[int]]) -> list[str]:
     """The name of each lane; before it the rank, in bold, where a rank begins."""
     labels = []
     previous = None
     for (rank, _, _), name in lanes.items():
         text = name.replace("$", r"\$")  # "$" would start a formula
-        labels.append(text if rank == previous else rf"$\bf{{rank\ {rank}}}$   {text}")
+        who = rf"rank\ {rank}" if len(equal[rank]) == 1 else rf"ranks\ {format_numbers(equal[rank])}"
+        who = who.replace(", ", r",\ ")
+        labels.append(text if rank == previous else rf"$\bf{{{who}}}$   {text}")
         previous = rank
     return labels
 

@@ -1,0 +1,88 @@
+"""Traces as `torch.profiler` writes them, a file a rank, for tools that read those.
+
+Each operation is a kernel on a numbered stream, each step a `ProfilerStep#n`, each mark an annotation. Tools such
+as HolisticTraceAnalysis know communication by names that begin with "nccl", and copies by "Memcpy": here these say
+what kind of kernel it is, not which library ran it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from simparallel.cluster import ClusterSpec
+from simparallel.events import stream_order
+from simparallel.recording import COMPUTE, RANGE, Event
+
+PS_PER_US = 10**6
+_CPU_TID = 1  # marks and steps are on a thread of the process, as the profiler has them
+
+
+def file_name(rank: int) -> str:
+    """Name of the file of a rank."""
+    return f"rank_{rank}.pt.trace.json"
+
+
+def dumps(events: Sequence[Event], cluster: ClusterSpec, rank: int) -> str:
+    """Text of the file of one rank, in simulated time; `events` are its own."""
+    pid = cluster.world_size + rank  # kernels have the number of their device as pid
+    rows = [
+        _row("process_name", "M", pid, 0, args={"name": f"rank {rank}"}),
+        *(_kernels(events)),
+        *(_annotations(events, pid)),
+    ]
+    spec = cluster.device
+    properties = {"id": 0, "name": spec.name, "totalGlobalMem": spec.memory_bytes}
+    head = {
+        "schemaVersion": 1,
+        "deviceProperties": [properties],
+        "distributedInfo": {"backend": "simparallel", "rank": rank, "world_size": cluster.world_size},
+        "displayTimeUnit": "ns",
+    }
+    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+    return f'{json.dumps(head)[:-1]}, "traceEvents": [\n{lines}\n]}}\n'
+
+
+def _row(name: str, phase: str, pid: int, tid: int, **more: Any) -> dict[str, Any]:
+    return {"ph": phase, "name": name, "pid": pid, "tid": tid, **more}
+
+
+def _kernels(events: Iterable[Event]) -> Iterable[dict[str, Any]]:
+    found = sorted((e for e in events if e.kind != RANGE), key=lambda e: (e.sim_start_ps, e.sim_end_ps))
+    lanes = sorted({(e.device, e.stream) for e in found}, key=lambda lane: (lane[0], stream_order(lane[1])))
+    streams = {lane: 7 + number for number, lane in enumerate(lanes)}  # CUDA's first stream of its own is 7
+    for number, event in enumerate(found):
+        stream = streams[event.device, event.stream]
+        args = {"device": event.device, "stream": stream, "correlation": number + 1, "flops": event.flops,
+                "bytes": event.size_bytes, "step": event.step, "stream name": event.stream}  # fmt: skip
+        if event.group:
+            args |= {"Process Group Ranks": list(event.group), "seq": event.seq}
+        yield _row(_name(event), "X", event.device, stream, cat="kernel", args=args, **_times(event))
+
+
+def _name(event: Event) -> str:
+    if event.kind == "copy":
+        return f"Memcpy DtoD ({event.name})"
+    return event.name if event.stream == COMPUTE else f"nccl:{event.name}"
+
+
+def _annotations(events: Iterable[Event], pid: int) -> Iterable[dict[str, Any]]:
+    spans: dict[int, tuple[int, int]] = {}
+    for event in events:
+        if event.kind == RANGE:
+            yield _row(event.name, "X", pid, _CPU_TID, cat="user_annotation", args={}, **_times(event))
+            continue
+        start, end = spans.get(event.step, (event.sim_start_ps, event.sim_end_ps))
+        spans[event.step] = min(start, event.sim_start_ps), max(end, event.sim_end_ps)
+    for step, (start, end) in sorted(spans.items()):
+        until = min(end, spans.get(step + 1, (end, end))[0])  # communication may still run in the next step
+        times = {"ts": start / PS_PER_US, "dur": max(0, until - start) / PS_PER_US}
+        yield _row(f"ProfilerStep#{step}", "X", pid, _CPU_TID, cat="user_annotation", args={}, **times)
+
+
+def _times(event: Event) -> dict[str, float]:
+    return {
+        "ts": event.sim_start_ps / PS_PER_US,
+        "dur": (event.sim_end_ps - event.sim_start_ps) / PS_PER_US,
+    }

@@ -1,0 +1,92 @@
+"""What a device holds over time: parameters, gradients, optimizer state, activations, one on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simparallel.errors import InputError
+from simparallel.memory import CATEGORIES
+from simparallel.recording import Event
+from simparallel.units import format_bytes, si_scale
+from simparallel.view.names import mark_steps
+from simparallel.view.timeline import points_per_unit, spans_in_units, step_starts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito, "Color Universal Design" (2008): told apart with any colour vision.
+_COLORS = dict(zip(CATEGORIES, ("#0072B2", "#E69F00", "#009E73", "#56B4E9", "#999999"), strict=True))
+
+
+def plot_memory(
+    events: Sequence[Event], *, clock: str = "sim", ax: Axes | None = None, title: str | None = None
+) -> Axes:
+    """Draw what was alive on one device after each of its operations, by category.
+
+    Args:
+        events: of one device, in any order; those of communication say nothing about memory.
+        clock: "sim", the described hardware's time; or "wall", this machine's. The first event starts at 0.
+        ax: axes to draw into; None makes a figure.
+        title: of the axes.
+
+    Raises:
+        InputError: no event says what was alive, or they are of several devices, or an unknown clock.
+    """
+    import matplotlib.pyplot as plt
+
+    noted = [event for event in events if event.live_bytes]
+    if not noted:
+        raise InputError(
+            'plot_memory: no event says what was alive: nothing was computed, record="off", or an older file.'
+        )
+    devices = sorted({(event.rank, event.device) for event in noted})
+    if len(devices) > 1:
+        raise InputError(f"plot_memory: events of {len(devices)} devices; choose one, such as {devices[0]}.")
+    noted.sort(key=lambda event: (event.sim_end_ps, event.wall_end_ns))
+    bars, label = spans_in_units(noted, clock)
+    ends = np.array([start + width for start, width in bars])
+    live = np.array([event.live_bytes for event in noted], np.float64)
+    peak = int(live.sum(axis=1).max())
+    factor, prefix = si_scale([peak], smallest=0, largest=12)
+    # Where steps are missing nothing is known of the time between.
+    jumps = [i for i in range(1, len(noted)) if noted[i].step > noted[i - 1].step + 1]
+    ends, live = np.insert(ends, jumps, ends[jumps]), np.insert(live / factor, jumps, np.nan, axis=0)
+    if ax is None:
+        _, ax = plt.subplots(figsize=(13, 4), layout="constrained")
+    tops = live.cumsum(axis=1)
+    for number, category in enumerate(CATEGORIES):
+        if np.nanmax(live[:, number]) > 0:
+            below = tops[:, number] - live[:, number]
+            ax.fill_between(
+                ends,
+                below,
+                tops[:, number],
+                step="post",
+                linewidth=0,
+                color=_COLORS[category],
+                label=category,
+            )
+    ax.axhline(peak / factor, color="0.3", linewidth=1, linestyle=(0, (4, 3)))
+    ax.set_xlim(0, float(np.nanmax(ends)) or 1.0)
+    ax.set_ylim(0, peak / factor * 1.2 or 1.0)
+    ax.annotate(
+        f"peak {format_bytes(peak)}", (1, peak / factor), xycoords=("axes fraction", "data"), fontsize=11,
+        xytext=(-4, 3), textcoords="offset points", ha="right", va="bottom", color="0.3",
+    )  # fmt: skip
+    ax.set_xlabel(label, fontsize=12)
+    ax.set_ylabel(f"alive [{prefix}B]", fontsize=12)
+    ax.tick_params(axis="both", labelsize=11)
+    ax.grid(True, color="0.9", linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    if title:
+        ax.set_title(title, loc="left", fontsize=13, fontweight="bold", parse_math=False)
+    handles, names = ax.get_legend_handles_labels()
+    ax.legend(
+        handles[::-1], names[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=11
+    )
+    mark_steps(ax, step_starts(noted, bars), points_per_unit(ax), peak / factor * 1.13)
+    return ax
