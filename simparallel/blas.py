@@ -22,6 +22,14 @@ def is_single_threaded() -> bool:
     return _threads == 1
 
 
+def fair_threads(world_size: int) -> int:
+    """Threads for each of `world_size` ranks: what the user's environment says, else an equal share of the cores."""
+    for variable in THREAD_VARIABLES:
+        if os.environ.get(variable, "").isdigit():
+            return max(1, int(os.environ[variable]))
+    return max(1, len(os.sched_getaffinity(0)) // world_size)
+
+
 def limit_threads(count: int) -> None:
     """BLAS uses `count` threads in this process from now on."""
     global _threads

@@ -26,7 +26,7 @@ from typing import Any
 
 import cloudpickle
 
-from simparallel.blas import THREAD_VARIABLES
+from simparallel.blas import THREAD_VARIABLES, fair_threads
 from simparallel.caller import cell_of
 from simparallel.cluster import ClusterSpec
 from simparallel.comm.faults import Fault
@@ -101,7 +101,7 @@ class Pool:
         self._start_timeout_s = start_timeout_s
         told = {
             "nodes": [list(node) for node in nodes], "device_ids": list(device_ids),
-            "environment": dict(environment or {}), "blas_threads": blas_threads or _blas_threads(self.world_size),
+            "environment": dict(environment or {}), "blas_threads": blas_threads or fair_threads(self.world_size),
         }  # fmt: skip
         try:
             with _standard_streams_taken():
@@ -267,14 +267,6 @@ def _module_path() -> list[str]:
             here = []
         found = [path for entry in found for path in ([entry] if entry else here)]
     return found
-
-
-def _blas_threads(world_size: int) -> int:
-    """What the user's environment says, else an equal share of the cores, at least 1."""
-    for variable in THREAD_VARIABLES:
-        if os.environ.get(variable, "").isdigit():
-            return max(1, int(os.environ[variable]))
-    return max(1, len(os.sched_getaffinity(0)) // world_size)
 
 
 def _cells() -> dict[str, dict[str, Any]]:
