@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from simparallel.comm.communicator import Communicator
 from simparallel.comm.segment import DONE
@@ -26,8 +26,8 @@ class EndingTransport(Protocol):
 
     def fail(self, report: dict[str, Any], error: BaseException | None = None) -> None: ...
 
-    def say_done(self, last_error: str) -> None:
-        """Publish that this rank has ended; `last_error`: what the program last showed as an error, or ""."""
+    def say_done(self, last_words: str) -> None:
+        """Publish that this rank has ended; `last_words`: perhaps why so early, or ""."""
 
     def wait_for_the_others(self) -> bool:
         """Wait until all ranks have ended, or one has failed. Have they all ended?"""
@@ -54,8 +54,9 @@ class Leaving:
         self._communicator = communicator
         self._transport = transport
         self._pid = os.getpid()
-        self._show = sys.excepthook
-        sys.excepthook = self.failed
+        self._exit_code: object = None  # the program's own, as far as it told `sys.exit`
+        self._show, self._exit = sys.excepthook, sys.exit
+        sys.excepthook, sys.exit = self.failed, self.exit  # type: ignore[assignment]
         atexit.register(self.left)
 
     def failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -65,6 +66,11 @@ class Leaving:
             self._tell(error)
             self._transport.stop(1)
 
+    def exit(self, status: object = None, /) -> NoReturn:
+        """Note the exit code; instead of `sys.exit`. The program may still go on, so the others are not told yet."""
+        self._exit_code = status
+        self._exit(status)  # type: ignore[arg-type]
+
     def left(self) -> None:
         """Say goodbye at exit, if nothing failed, and check what is checked at the end of any run."""
         if self._is_over():
@@ -72,14 +78,22 @@ class Leaving:
         transport = self._transport
         try:
             self._communicator.finish()
-            transport.say_done(_last_error())
+            transport.say_done(self._last_words())
             everyone = transport.wait_for_the_others()
             error = transport.unreceived(self._communicator.kept_letters()) if everyone else None
             if error is not None:
                 raise error
         except BaseException as error:
             self.failed(type(error), error, error.__traceback__)
-            transport.abort(130 if isinstance(error, KeyboardInterrupt) else 1)
+            own = self._exit_code if isinstance(self._exit_code, int) else 0
+            transport.abort(130 if isinstance(error, KeyboardInterrupt) else own & 0xFF or 1)
+
+    def _last_words(self) -> str:
+        """Why a program may have ended early: an error that it showed, as test runners do, and its exit code."""
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        told = [_summary(error)] if error is not None else []
+        told += [f"sys.exit({self._exit_code!r})"] if self._exit_code not in (None, 0) else []
+        return ", ".join(told)
 
     def _is_over(self) -> bool:
         """Has the rank ended, or is this a process that was forked from it?"""
@@ -97,9 +111,3 @@ class Leaving:
 
 def _summary(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
-
-
-def _last_error() -> str:
-    """What the program showed as an error and went on, as test runners do."""
-    error = getattr(sys, "last_value", None)
-    return "" if error is None or hasattr(sys, "ps1") else _summary(error)

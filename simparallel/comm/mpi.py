@@ -262,7 +262,7 @@ class MpiTransport(AbstractTransport):
         """The error for messages to this rank that it never received. Only when all ranks have ended."""
         return unreceived(self.segment, {self.rank: list(kept)}).get(self.rank)
 
-    def say_done(self, last_error: str) -> None:
+    def say_done(self, last_words: str) -> None:
         self.set_state(DONE)
 
     def stop(self, code: int) -> None:

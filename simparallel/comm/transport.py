@@ -187,14 +187,14 @@ class AbstractTransport:
             rank=rank, cause=LEFT,
         )  # fmt: skip
 
-    def note_last_error(self, text: str) -> None:
-        """Say, before this rank leaves normally, which error its program has shown."""
+    def write_last_words(self, text: str) -> None:
+        """Say, before this rank leaves normally, what may be the reason."""
         self.segment.write_record(self.rank, json.dumps({"summary": text[:2000]}))
 
     def _last_words(self, rank: int) -> str:
-        """Of a rank that left: the error that its program showed before, if it noted one."""
+        """Of a rank that left: what it said at its end."""
         record = self.segment.read_record(rank)
-        return f" The last error that it showed: {json.loads(record)['summary']}." if record else ""
+        return f" Its last words: {json.loads(record)['summary']}." if record else ""
 
     def _death_error(self, rank: int, code: int, describe: Callable[[], str]) -> RankFailedError:
         """`code` as the host notes it: 1 + exit code, or minus the signal's number; 0 if it does not."""

@@ -81,9 +81,9 @@ class JoinedTransport(ShmTransport):
 
     # --- the end ---------------------------------------------------------------------------------------
 
-    def say_done(self, last_error: str) -> None:
-        if last_error:
-            self.note_last_error(last_error)
+    def say_done(self, last_words: str) -> None:
+        if last_words:
+            self.write_last_words(last_words)
         self.set_state(DONE)
 
     def wait_for_the_others(self) -> bool:
