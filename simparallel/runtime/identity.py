@@ -43,6 +43,7 @@ class Identity:
         table: the rank table, or None.
         job: ids that tell jobs with equal ports and tables apart.
         given: the variables that said all this.
+        command: what starts a rank, with "{node}" for its node, where a launcher started this one; else "".
         notes: what was tolerated.
     """
 
@@ -55,6 +56,7 @@ class Identity:
     job: tuple[str, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    command: str = ""
 
     @property
     def key(self) -> str:
@@ -70,23 +72,34 @@ class Identity:
 
     def command_of(self, rank: int) -> str:
         """What starts another rank, if it is started as this one was."""
+        if self.command:
+            return self.command.replace("{node}", str(self._node_of(rank)))
         values = {
             **self.given, "RANK": rank, "RANK_ID": rank, "LOCAL_RANK": self._local_rank_of(rank),
             "DEVICE_ID": self._local_rank_of(rank),
         }  # fmt: skip
         names = [name for name in self.given if name not in JOB_VARIABLES]
         if self.table is not None:
-            node = next(i for i, ranks in enumerate(self.table.nodes) if rank in ranks)
-            values |= {"DEVICE_ID": self.table.device_ids[rank], "SERVER_ID": node}
+            values |= {"DEVICE_ID": self.table.device_ids[rank], "SERVER_ID": self._node_of(rank)}
         else:  # whose node that rank is on is not known
             names = [name for name in names if name not in _NODE_VARIABLES]
         program = sys.orig_argv or ["python", *sys.argv]
         command = shlex.join([os.path.basename(program[0]), *program[1:]])
         return " ".join([*(f"{name}={shlex.quote(str(values[name]))}" for name in names), command])
 
+    def _node_of(self, rank: int) -> int:
+        if self.table is None:
+            return rank // self.per_node
+        return next(i for i, ranks in enumerate(self.table.nodes) if rank in ranks)
+
     def _local_rank_of(self, rank: int) -> int:
-        per_node = self.given.get("LOCAL_WORLD_SIZE") or self.given.get("DEVICE_NUM") or str(self.world_size)
-        return rank % max(1, int(per_node))
+        return rank % self.per_node
+
+    @property
+    def per_node(self) -> int:
+        """Ranks on each node, where they are equally many."""
+        told = self.given.get("LOCAL_WORLD_SIZE") or self.given.get("DEVICE_NUM") or str(self.world_size)
+        return max(1, int(told))
 
 
 def identify(environment: Mapping[str, str]) -> Identity:
@@ -109,11 +122,11 @@ def identify(environment: Mapping[str, str]) -> Identity:
     }
     job = tuple(given[name] for name in JOB_VARIABLES if name in given)
     port = numbers.get("MASTER_PORT", MASTER_PORT)
-    _check_address(given.get("MASTER_ADDR", MASTER_ADDR))
+    check_address(given.get("MASTER_ADDR", MASTER_ADDR))
     if "RANK_TABLE_FILE" in given:
         path, notes = _found(given["RANK_TABLE_FILE"])
         table = load(path)
-        _check_servers(table)
+        check_servers(table)
         rank, node = _place_in(table, numbers)
         return Identity(
             rank, table.world_size, node, table.device_ids[rank], port, table, job, given, (*notes, *table.warnings)
@@ -220,7 +233,7 @@ _OVER_MPI = (
 )
 
 
-def _check_address(address: str) -> None:
+def check_address(address: str) -> None:
     if not is_here(address):
         raise LaunchError(
             f"init: MASTER_ADDR={address} is not an address of this machine. {_OVER_MPI} To simulate all nodes on this "
@@ -228,7 +241,7 @@ def _check_address(address: str) -> None:
         )
 
 
-def _check_servers(table: RankTable) -> None:
+def check_servers(table: RankTable) -> None:
     """Are all servers of the table this machine, as far as their addresses are any?"""
     away = [server.server_id for server in table.servers if not _may_be_here(server.server_id)]
     if away:

@@ -85,7 +85,7 @@ def main(config_text: str) -> None:
     if not all_ended:
         _write_report(config, outcome)
         transport.abort(code)
-    told = _gathered(everyone, {"outcome": _fields(outcome), "nodes": [list(node) for node in nodes]})
+    told = _gathered(everyone, {"outcome": fields_of(outcome), "nodes": [list(node) for node in nodes]})
     if told is not None:
         content = {"outcomes": [one["outcome"] for one in told], "nodes": told[0]["nodes"]}
         write_atomically(Path(config.log_dir, OUTCOMES), json.dumps(content).encode())
@@ -140,7 +140,7 @@ def _gathered(everyone: Any, value: Any) -> list[Any] | None:
     return [decode(part) for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
 
-def _fields(outcome: Outcome) -> dict[str, Any]:
+def fields_of(outcome: Outcome) -> dict[str, Any]:
     """An outcome as what JSON can hold."""
     report = outcome.report and {key: value for key, value in outcome.report.items() if key != "exception"}
     return {
@@ -150,7 +150,7 @@ def _fields(outcome: Outcome) -> dict[str, Any]:
 
 
 def outcome_of(fields: Mapping[str, Any]) -> Outcome:
-    """The outcome that `_fields` was given, but for its value and its exception."""
+    """The outcome that `fields_of` was given, but for its value and its exception."""
     report = fields["report"] and {**fields["report"], "exception": None}
     events = [event._replace(group=tuple(event.group)) for event in (Event(*row) for row in fields["events"])]
     metrics = [(step, name, value) for step, name, value in fields["metrics"]]
