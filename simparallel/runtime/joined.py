@@ -31,7 +31,7 @@ from simparallel.events import Recorder, set_recorder
 from simparallel.runtime.environment import variables
 from simparallel.runtime.identity import Identity, identify
 from simparallel.runtime.rendezvous import Meeting, meet, tell
-from simparallel.runtime.title import name_of, set_name
+from simparallel.runtime.title import set_name
 
 MEET_LIMIT_S = 300.0  # for processes that are started by hand, in one terminal after the other
 _PIDFD_GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11  # since Linux 6.13
@@ -172,7 +172,7 @@ def join(timeout_s: float | None = None, start_timeout_s: float | None = None) -
         if value is not None and not value > 0:
             raise InputError(f"init: {name}={value!r} must be a number of seconds above 0.")
     identity = identify(os.environ)
-    for note in identity.notes:
+    for note in identity.notes if identity.rank == 0 else ():  # all have the same
         tell(f"note: {note}")
     if identity.world_size == 1:
         return False
@@ -188,7 +188,7 @@ def join(timeout_s: float | None = None, start_timeout_s: float | None = None) -
     set_recorder(recorder)
     join_run(communicator)
     Leaving(communicator, transport)
-    set_name(name_of(identity.rank, sys.argv[0]))
+    set_name(identity.rank, sys.argv[0])
     return True
 
 

@@ -30,7 +30,7 @@ from simparallel.runtime.mpi_rank import fields_of
 from simparallel.runtime.rank import flush_output, play_rank
 from simparallel.runtime.rendezvous import meet, tell
 from simparallel.runtime.reports import Outcome, failure_report
-from simparallel.runtime.title import name_of, set_name, set_title, title_of
+from simparallel.runtime.title import set_program
 
 OUTCOME = ".outcome_{rank}.json"
 
@@ -75,8 +75,7 @@ def main(config_text: str) -> None:
     """Entry point of the process; does not return."""
     config = Config(**json.loads(config_text))
     _die_with_the_launcher(config.launcher)
-    set_title(title_of(config.rank, config.world_size, config.script))
-    set_name(name_of(config.rank, config.script))
+    set_program(config.rank, config.world_size, " ".join([config.script, *config.arguments]))
     faulthandler.enable(file=sys.stderr)
     try:
         outcome = _play(config)

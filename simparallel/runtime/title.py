@@ -15,8 +15,9 @@ from pathlib import Path
 NAME_BYTES = 15
 
 
-def set_name(text: str) -> None:
-    """Set the short name of this process; nothing happens where there is no /proc."""
+def set_name(rank: int, program: str) -> None:
+    """Name this process "rank 3 train.py"; nothing happens where there is no /proc."""
+    text = f"rank {rank} {os.path.basename(program.partition(' ')[0])}".rstrip()
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_bytes(text.encode(errors="replace")[:NAME_BYTES])
 
@@ -41,11 +42,13 @@ def set_title(text: str) -> None:
     ctypes.memmove(start, text.encode(errors="replace")[: size - 1].ljust(size, b"\0"), size)
 
 
-def title_of(rank: int, world_size: int, program: str) -> str:
-    """ "simparallel rank 3 of 8: train.py" """
-    return f"simparallel rank {rank} of {world_size}" + f": {program}" * bool(program)
+def set_program(rank: int, world_size: int, program: str = "") -> None:
+    """Show "simparallel rank 3 of 8: train.py", and as the name "rank 3 train.py".
 
-
-def name_of(rank: int, program: str) -> str:
-    """ "rank 3 train.py", for `set_name`."""
-    return f"rank {rank} {os.path.basename(program)}".strip()
+    Args:
+        rank, world_size: which rank the process is.
+        program: what runs on it; "" while it waits for work.
+    """
+    told = f": {program}" * bool(program)
+    set_title(f"simparallel rank {rank} of {world_size}{told}")
+    set_name(rank, program)
