@@ -2,7 +2,7 @@
 
 The processes find each other (`rendezvous`) and then talk through the same shared memory, by the same code, as those that
 `simparallel run` starts. What the host and the launcher do for those, each process does here for itself: it watches
-the ends of the others while it waits, and at its own end it tells how that is, and waits for theirs.
+the ends of the others, stops where one has failed, and at its own end it tells how that is, and waits for theirs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ import logging
 import math
 import os
 import select
+import signal
 import struct
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 from simparallel import blas
@@ -25,8 +29,8 @@ from simparallel.comm.leaving import Leaving
 from simparallel.comm.progress import unreceived
 from simparallel.comm.segment import DONE, IDLE, RUNNING
 from simparallel.comm.shm import ShmTransport
-from simparallel.comm.transport import DEFAULT_TIMEOUT_S, UNSEEN_END, Condition
-from simparallel.errors import InputError
+from simparallel.comm.transport import DEFAULT_TIMEOUT_S, UNSEEN_END, AbstractTransport, Condition
+from simparallel.errors import CommError, InputError
 from simparallel.events import Recorder, set_recorder
 from simparallel.runtime.environment import variables
 from simparallel.runtime.identity import Identity, identify
@@ -34,8 +38,39 @@ from simparallel.runtime.rendezvous import Meeting, meet, tell
 from simparallel.runtime.title import set_name
 
 MEET_LIMIT_S = 300.0  # for processes that are started by hand, in one terminal after the other
+LOOK_S = 0.2
+GRACE_S = 0.3  # for a rank that waits in a collective
 _PIDFD_GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11  # since Linux 6.13
 _INFO_EXIT = 1 << 3  # since Linux 6.15
+
+
+class Ends:
+    """Writes down which processes have ended without a word, as a host does.
+
+    Several ranks may write the same words: each writes what the kernel told it, and the kernel tells all the same.
+    """
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._segment = meeting.segment
+        self._rank_of = {fd: rank for rank, fd in meeting.lives.items()}
+        self._poll = select.poll()
+        for fd in self._rank_of:
+            self._poll.register(fd, select.POLLIN)
+
+    def note(self) -> None:
+        """Look now; never waits."""
+        words, control = self._segment.words, self._segment.map
+        for fd, _ in self._poll.poll(0):
+            rank = self._rank_of[fd]
+            self._poll.unregister(fd)
+            if words[control.state(rank)] not in (IDLE, RUNNING):  # asked after its end: this is its last word
+                continue
+            status = exit_status(words[control.pid(rank)], fd)
+            if status is None:
+                words[control.lost()] = rank + 1
+            else:
+                code = os.waitstatus_to_exitcode(status)
+                words[control.exit_of(rank)] = code if code < 0 else code + 1
 
 
 class JoinedTransport(ShmTransport):
@@ -46,38 +81,31 @@ class JoinedTransport(ShmTransport):
         rank: which one it is.
         timeout_s: how long it waits for another one.
         settings: those of `AbstractTransport`.
+
+    Attributes:
+        has_raised: this rank knows already that another one has failed.
     """
 
     unknown_end = UNSEEN_END
 
     def __init__(self, meeting: Meeting, rank: int, timeout_s: float, **settings: Any) -> None:
         super().__init__(meeting.segment, rank, timeout_s, **settings)
-        self._rank_of = {fd: other for other, fd in meeting.lives.items()}
-        self._ends = select.poll()
-        for fd in self._rank_of:
-            self._ends.register(fd, select.POLLIN)
+        self.meeting = meeting
+        self._ends = Ends(meeting)
+        self.has_raised = False
+
+    def start(self) -> None:
+        super().start()
+        if threading.current_thread() is threading.main_thread():
+            _Watch(self, Ends(self.meeting))
 
     def check_health(self, needed: Condition, describe: Callable[[], str]) -> None:
-        self._note_ends()
-        super().check_health(needed, describe)
-
-    def _note_ends(self) -> None:
-        """Write down which processes have ended without a word, as a host does.
-
-        Several ranks may write the same words here: each writes what the kernel told it, and the kernel tells all the
-        same.
-        """
-        for fd, _ in self._ends.poll(0):
-            rank = self._rank_of[fd]
-            self._ends.unregister(fd)
-            if self.state_of(rank) not in (IDLE, RUNNING):  # asked after its end: this is its last word
-                continue
-            control, status = self.segment.map, exit_status(self.words[self.segment.map.pid(rank)], fd)
-            if status is None:
-                self.words[control.lost()] = rank + 1
-            else:
-                code = os.waitstatus_to_exitcode(status)
-                self.words[control.exit_of(rank)] = code if code < 0 else code + 1
+        self._ends.note()
+        try:
+            super().check_health(needed, describe)
+        except CommError:
+            self.has_raised = True
+            raise
 
     # --- the end ---------------------------------------------------------------------------------------
 
@@ -116,6 +144,59 @@ class JoinedTransport(ShmTransport):
             if stream is not None and not stream.closed:
                 stream.flush()
         os._exit(code)
+
+
+class _Watch:
+    """Stops a rank that waits for no other one, by an exception in its main thread, when another one has failed.
+
+    The exception comes by SIGINT, which also ends a call that waits for something else; Ctrl-C is what it was.
+    """
+
+    def __init__(self, transport: JoinedTransport, ends: Ends) -> None:
+        self._transport = transport
+        self._ends = ends
+        self._pid = os.getpid()
+        self._error: CommError | None = None
+        self._before = signal.signal(signal.SIGINT, self._interrupt)
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def _is_over(self) -> bool:
+        transport = self._transport
+        return transport.has_raised or transport.state_of(transport.rank) >= DONE
+
+    def _run(self) -> None:
+        while not self._is_over():
+            time.sleep(LOOK_S)
+            error = self._failure()
+            if error is not None:
+                time.sleep(GRACE_S)  # if it waits for others, it finds out by itself, and says where
+                if not self._is_over():
+                    self._error = error
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
+
+    def _failure(self) -> CommError | None:
+        self._ends.note()
+        try:
+            AbstractTransport.check_health(self._transport, Condition((), (), 0), _own_code)
+        except CommError as error:
+            return error
+        return None
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        error, self._error = self._error, None
+        if error is not None and os.getpid() == self._pid:
+            self._transport.has_raised = True
+            raise error
+        if callable(self._before):
+            self._before(number, frame)
+        elif self._before == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
+def _own_code() -> str:
+    return "its own code, outside of collectives"
 
 
 def _wait_for_ends() -> str:
