@@ -10,7 +10,7 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from simparallel import cluster, errors, functions, ops
+from simparallel import cluster, errors, functions, ops, world
 from simparallel.autograd import Function, Tensor, enable_grad, no_grad, value_and_grad
 from simparallel.backend import device_count, get_namespace, manual_seed, manual_seed as set_seed
 from simparallel.collectives import (
@@ -143,14 +143,18 @@ _LATER = {
 }  # fmt: skip
 
 
-class _Planner:
-    """Knows what strategies mean; the room that does is imported when it is first asked."""
+class _Later:
+    """A module that lower rooms call and may not import; it is imported when it is first asked for something."""
+
+    def __init__(self, room: str) -> None:
+        self._room = room
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module("simparallel.parallel.explain_network"), name)
+        return getattr(import_module(f"simparallel.{self._room}"), name)
 
 
-ops.Op.planner = _Planner()
+ops.Op.planner = _Later("parallel.explain_network")
+world.joiner = _Later("runtime.joined")  # type: ignore[assignment]
 
 
 def __getattr__(name: str) -> Any:

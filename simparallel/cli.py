@@ -1,4 +1,4 @@
-"""The `simparallel` command: demo, run, bench, trace, rank-table, doctor."""
+"""The `simparallel` command: demo, run (also as torchrun and msrun), bench, trace, rank-table, doctor."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from simparallel.ranktable import command as rank_table
 from simparallel.runtime import flags
 from simparallel.units import format_number_of
 
+RUN_COMMANDS = ("run", "torchrun", "msrun")  # the same, in the words of several launchers
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line, as argparse sees it."""
@@ -42,16 +44,19 @@ def parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--out", default="runs/demo", help="directory for what it writes (default %(default)s)")
 
-    run = commands.add_parser("run", help="run a script on several device processes")
-    flags.add_arguments(run)
-    _add_device_option(run)
-    run.add_argument("-m", "--module", action="store_true",
-                     help="SCRIPT is the name of a module, as for python -m")  # fmt: skip
-    run.add_argument("--as", dest="framework", choices=FRONTS,
-                     help="in SCRIPT, let `import mindspore` or `import torch` mean simparallel's front")  # fmt: skip
-    run.add_argument("script", help="a Python file; it calls sp.init()")
-    rest = run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
-    rest.required = False  # else argparse asks for it where SCRIPT is missing
+    for front, default, told in zip(RUN_COMMANDS, (None, None, 8), (
+        "run a script on several device processes", "run, as PyTorch's launcher", "run, as MindSpore's launcher",
+    ), strict=True):  # fmt: skip
+        run = commands.add_parser(front, help=told)
+        flags.add_arguments(run, default)
+        _add_device_option(run)
+        run.add_argument("-m", "--module", action="store_true",
+                         help="SCRIPT is the name of a module, as for python -m")  # fmt: skip
+        run.add_argument("--as", dest="framework", choices=FRONTS,
+                         help="in SCRIPT, let `import mindspore` or `import torch` mean simparallel's front")  # fmt: skip
+        run.add_argument("script", help="a Python file; it calls sp.init()")
+        rest = run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
+        rest.required = False  # else argparse asks for it where SCRIPT is missing
 
     bench = commands.add_parser("bench", help="measure beside peers, in one interleaved run")
     bench.add_argument("what", choices=("step", "ddp", "collectives", "adasum", "shard", "redistribution"), nargs="?",
@@ -125,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = top.parse_known_args(given)
     if unknown:  # the usage of its command says more than that of all
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if options.command == "run":
+    if options.command in RUN_COMMANDS:
         options.arguments = _passed_on(given, options)
     try:
         code = _code_of(options)
@@ -158,7 +163,7 @@ def _reader_is_gone() -> bool:
 def _code_of(options: argparse.Namespace) -> int:
     """Run a command and tell its errors; returns the exit code."""
     commands = {
-        "demo": _demo, "run": _run, "bench": _bench, "trace": _trace, "rank-table": rank_table.main,
+        "demo": _demo, **dict.fromkeys(RUN_COMMANDS, _run), "bench": _bench, "trace": _trace, "rank-table": rank_table.main,
         "doctor": _doctor,
     }  # fmt: skip
     return exit_code(partial(commands[options.command], options))
@@ -179,13 +184,13 @@ def _run(options: argparse.Namespace) -> int:
     from simparallel.runtime.script import check_script
 
     check_not_in_a_rank()
+    flags.without_python(options)
     check_script(options.script, options.module)
     _check_device(options.device)
     request = flags.request(options)
     flags.tell(request.notes)
-    directory = request.log_dir
     started = time.perf_counter()
-    with _job(options, request) as (job, run):
+    with _job(options, request) as (job, run, directory):
         try:
             results = run(*_program(options))
         except RunFailedError:
@@ -216,8 +221,10 @@ def _program(options: argparse.Namespace) -> tuple[str, list[str], bool, bool]:
 
 
 @contextmanager
-def _job(options: argparse.Namespace, request: flags.Request) -> Iterator[tuple[Any, Callable[..., Any]]]:
-    """What runs the script: (it, its method for that)."""
+def _job(
+    options: argparse.Namespace, request: flags.Request
+) -> Iterator[tuple[Any, Callable[..., Any], Path]]:
+    """What runs the script: (it, its method for that, the directory of its files)."""
     from simparallel import rundir
 
     settings: dict[str, Any] = {
@@ -229,12 +236,20 @@ def _job(options: argparse.Namespace, request: flags.Request) -> Iterator[tuple[
         from simparallel.runtime.mpi import MpiJob
 
         job = MpiJob(request.world_size, mpiexec=options.mpiexec, **settings)
-        yield job, job.run
+        yield job, job.run, request.log_dir
+        return
+    if request.node is not None:
+        from simparallel.runtime.node import NodeJob
+
+        node = NodeJob(
+            request.world_size, request.node, start_timeout_s=request.start_timeout_s, **settings
+        )
+        yield node, node.run, node.directory
         return
     from simparallel.runtime.ending import run_program
 
-    with sp.Cluster(request.world_size, start_timeout_s=options.start_timeout, **settings) as cluster:
-        yield cluster, partial(cluster.run, run_program)
+    with sp.Cluster(request.world_size, start_timeout_s=request.start_timeout_s, **settings) as cluster:
+        yield cluster, partial(cluster.run, run_program), request.log_dir
 
 
 def _bench(options: argparse.Namespace) -> int:

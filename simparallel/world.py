@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Protocol
 
 from simparallel.cluster import ClusterSpec, describe
 from simparallel.comm import Group, current, is_running
@@ -16,29 +17,47 @@ from simparallel.units import format_type_of
 # a number to itself only. SLURM_NTASKS says less: sbatch and salloc set it, too, where no srun has started anything.
 _MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK_SIZE")
+_PLACES = ("RANK_ID", "DEVICE_ID")  # beside a rank table
 _SIZE_UNKNOWN = "PMIX_RANK"
 
 
-def init(devices_per_rank: int | None = None) -> None:
+class Joiner(Protocol):
+    """What makes a rank of a process that was started by itself: `runtime.joined`."""
+
+    def join(self, timeout_s: float | None = None, start_timeout_s: float | None = None) -> bool: ...
+
+
+joiner: Joiner  # given by the package, which may import it
+
+
+def init(
+    devices_per_rank: int | None = None, *, timeout_s: float | None = None, start_timeout_s: float | None = None
+) -> None:  # fmt: skip
     """Be a rank: of the run that started this process, or of a world of one.
 
-    A script calls it once, before anything else of this module. May be called again. Under mpiexec,
-    mpirun or srun, where mpi4py is installed, the processes that were started become the ranks and talk
-    over MPI until they end.
+    A script calls it once, before anything else of this module. May be called again.
+
+    Processes that were started one by one, by a shell's loop, several `pytest` or torchrun, become the ranks of one job
+    until they end, if their environment says so: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or RANK_TABLE_FILE
+    with RANK_ID or DEVICE_ID. They have to be on this machine. Under mpiexec, mpirun or srun, where mpi4py is
+    installed, the processes that were started become the ranks and talk over MPI.
 
     Args:
         devices_per_rank: simulated devices of this rank, sim:0 to sim:n-1; None leaves it to the
             launcher, or else to the names that are used.
+        timeout_s: how long a rank waits for another one (default 60 s); a launcher's own says more.
+        start_timeout_s: how long processes that were started one by one wait for each other (default 300 s).
 
-    Collective: yes, where MPI joins the processes.
+    Collective: yes, where the processes join each other.
 
     Raises:
-        LaunchError: another launcher started several processes, which cannot talk here.
+        LaunchError: another launcher started several processes, which cannot talk here; or one of those that were
+            started one by one never came, ended meanwhile, or is none of the job.
         InputError: `devices_per_rank` is not a positive integer, or leaves out a device in use.
     """
     if not is_running():
         launcher = foreign_launcher(os.environ)
-        joined = launcher is not None and _join(*launcher)
+        joined = launcher is not None and _join(*launcher, timeout_s, start_timeout_s)
         if not joined and current_recorder() is None:
             set_recorder(Recorder(0, describe(1)))
     recorder = current_recorder()
@@ -49,17 +68,26 @@ def init(devices_per_rank: int | None = None) -> None:
 def foreign_launcher(environment: Mapping[str, str]) -> tuple[str, int] | None:
     """(variable, number of processes) of the launcher that started this one with others; None if it is alone.
 
-    The number is 0 where only MPI knows it.
+    The number is 0 where only MPI knows it, or a rank table.
     """
     for variable in (*_MPI_LAUNCHERS, *_OTHER_LAUNCHERS):
         count = environment.get(variable, "1")
         if count.isdecimal() and int(count) > 1:
             return variable, int(count)
+    if "RANK_TABLE_FILE" in environment and not environment.keys().isdisjoint(_PLACES):
+        return "RANK_TABLE_FILE", 0
     is_known = any(variable in environment for variable in _MPI_LAUNCHERS)
     return (_SIZE_UNKNOWN, 0) if _SIZE_UNKNOWN in environment and not is_known else None
 
 
-def _join(variable: str, count: int) -> bool:
+def _join(variable: str, count: int, timeout_s: float | None, start_timeout_s: float | None) -> bool:
+    """Become one of the ranks; False if this process is the only one."""
+    if variable in (*_OTHER_LAUNCHERS, "RANK_TABLE_FILE"):
+        return joiner.join(timeout_s, start_timeout_s)
+    return _join_over_mpi(variable, count, timeout_s)
+
+
+def _join_over_mpi(variable: str, count: int, timeout_s: float | None) -> bool:
     """Become a rank over MPI; False if MPI says that this process is alone, and the launcher did not say how many.
 
     Raises:
@@ -70,15 +98,13 @@ def _join(variable: str, count: int) -> bool:
     table = os.environ.get("RANK_TABLE_FILE")
     ranks = f"--rank-table {table}" if table else f"-n {count or 'N'}"
     way_out = f"Start the script with: simparallel run {ranks} SCRIPT"
-    if variable in _OTHER_LAUNCHERS:
-        raise LaunchError(f"{told}, but they would each be alone. {way_out}")
     from simparallel.comm import mpi  # it imports mpi4py, which starts MPI
 
     if not mpi.is_available():
         raise LaunchError(
             f'{told}, but without mpi4py they would each be alone: pip install ".[mpi]". {way_out}'
         )
-    if mpi.join():
+    if mpi.join(timeout_s or mpi.DEFAULT_TIMEOUT_S):
         return True
     if count == 0:
         return False

@@ -10,15 +10,12 @@ What there is not: faults on purpose, and pickle.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -26,12 +23,13 @@ import numpy as np
 from simparallel.cluster import describe
 from simparallel.comm import header as h, join_run
 from simparallel.comm.arena import Arena
+from simparallel.comm.leaving import Leaving
 from simparallel.comm.mpi_deadlock import Vigil
 from simparallel.comm.mpi_group import MpiCommunicator
 from simparallel.comm.progress import last_calls, unreceived
 from simparallel.comm.segment import DONE, FAILED, FAILED_BY_OTHERS, Segment
-from simparallel.comm.transport import DEFAULT_TIMEOUT_S, LEFT, AbstractTransport, Condition
-from simparallel.errors import DeadlockError, RankFailedError
+from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
+from simparallel.errors import DeadlockError
 from simparallel.events import Recorder, set_recorder
 
 ARENA_BYTES = 4 << 30  # address space for the messages of each rank
@@ -264,6 +262,13 @@ class MpiTransport(AbstractTransport):
         """The error for messages to this rank that it never received. Only when all ranks have ended."""
         return unreceived(self.segment, {self.rank: list(kept)}).get(self.rank)
 
+    def say_done(self, last_words: str) -> None:
+        self.set_state(DONE)
+
+    def stop(self, code: int) -> None:
+        self.wait_for_the_others()
+        self.abort(code)
+
     def abort(self, code: int) -> None:
         """End all processes of the job, on all machines. Does not return."""
         sys.stdout.flush()
@@ -291,38 +296,5 @@ def join(timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
     transport.start()
     set_recorder(recorder)
     join_run(communicator)
-    end = _End(communicator, transport)
-    sys.excepthook = end.failed
-    atexit.register(end.left)  # before MPI's own end, which was registered earlier
+    Leaving(communicator, transport)  # before MPI's own end, which was registered earlier
     return True
-
-
-class _End:
-    """What a process does at its end, normal or not."""
-
-    def __init__(self, communicator: MpiCommunicator, transport: MpiTransport) -> None:
-        self._communicator = communicator
-        self._transport = transport
-        self._show = sys.excepthook
-
-    def failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Instead of `sys.excepthook`."""
-        self._show(kind, error, trace)
-        secondary = isinstance(error, RankFailedError) and error.facts.get("cause") != LEFT
-        summary = "".join(traceback.format_exception_only(error)).strip()
-        self._transport.fail({"summary": summary, "secondary": secondary}, error)
-        self._transport.wait_for_the_others()
-        self._transport.abort(1)
-
-    def left(self) -> None:
-        """At exit, if nothing failed."""
-        transport = self._transport
-        try:
-            self._communicator.finish()
-            transport.set_state(DONE)
-            everyone = transport.wait_for_the_others()
-            error = transport.unreceived(self._communicator.kept_letters()) if everyone else None
-            if error is not None:
-                raise error
-        except BaseException as error:
-            self.failed(type(error), error, error.__traceback__)

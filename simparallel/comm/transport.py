@@ -37,7 +37,8 @@ LEFT = "left normally"
 # everything that has to match; "light" the number and the op; "off" nothing, and notes no call sites.
 CHECKS = {"full": COMPARED, "light": OP + 1, "off": 0}
 UNKNOWN_END = "ended, and the host process does not say how"
-_ENDS = ("was killed by", "exited with", UNKNOWN_END)  # causes that are not an exception
+UNSEEN_END = "ended, and the system does not say how"
+_ENDS = ("was killed by", "exited with", UNKNOWN_END, UNSEEN_END)  # causes that are not an exception
 _INSIDE: dict[int, int] = {}  # the places of code of this package: its caller is meant
 
 
@@ -64,11 +65,14 @@ class AbstractTransport:
 
     Attributes:
         rank, world_size: who we are.
+        unknown_end: what is said of a process whose exit status is not known.
         segment, arena: the shared memory, and this rank's part of it.
         words, memory: the shared words; the same memory from its start as bytes.
         compared: how many words of the headers have to be equal, see `CHECKS`.
         faults: this rank's faults on purpose, or None.
     """
+
+    unknown_end = UNKNOWN_END
 
     def __init__(
         self, segment: Segment, rank: int, timeout_s: float = DEFAULT_TIMEOUT_S, arena: Arena | None = None,
@@ -198,13 +202,22 @@ class AbstractTransport:
         far = last_calls(segment, rank) if group is None else counts(segment, group, self.rank, rank)
         return RankFailedError(
             f"rank {self.rank} waits in {describe()}, but rank {rank} left its function normally and "
-            f"will never come: {far}. All ranks of a group must make the same calls.",
+            f"will never come: {far}.{self._last_words(rank)} All ranks of a group must make the same calls.",
             rank=rank, cause=LEFT,
         )  # fmt: skip
 
+    def write_last_words(self, text: str) -> None:
+        """Say, before this rank leaves normally, what may be the reason."""
+        self.segment.write_record(self.rank, json.dumps({"summary": text[:2000]}))
+
+    def _last_words(self, rank: int) -> str:
+        """Of a rank that left: what it said at its end."""
+        record = self.segment.read_record(rank)
+        return f" Its last words: {json.loads(record)['summary']}." if record else ""
+
     def _death_error(self, rank: int, code: int, describe: Callable[[], str]) -> RankFailedError:
         """`code` as the host notes it: 1 + exit code, or minus the signal's number; 0 if it does not."""
-        how = f"exited with code {code - 1}" if code > 0 else UNKNOWN_END
+        how = f"exited with code {code - 1}" if code > 0 else self.unknown_end
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:

@@ -27,6 +27,7 @@ from simparallel import blas
 from simparallel.comm.segment import Segment
 from simparallel.comm.unnamed import is_disabled
 from simparallel.runtime.device import Wiring, device_main
+from simparallel.runtime.title import set_title
 
 # What functions on devices are likely to use: imported once here, and not once in every device.
 PRELOADED = (
@@ -48,6 +49,7 @@ def main(config_fd: int) -> None:
         config = json.loads(file.read())
     wiring = Wiring(**config["wiring"])
     sys.path[:] = wiring.path
+    set_title(f"simparallel host of {wiring.world_size} ranks, started by process {config['launcher_pid']}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it would hide how devices end
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -24,12 +24,13 @@ from simparallel.comm.segment import Segment
 from simparallel.comm.shm import ShmTransport
 from simparallel.errors import LaunchError
 from simparallel.runtime import channel, records
-from simparallel.runtime.ending import end_program, forget_the_hosts, write_out
+from simparallel.runtime.ending import end_program, forget_the_hosts, run_program, write_out
 from simparallel.runtime.environment import variables
 from simparallel.runtime.preflight import mark_rank
 from simparallel.runtime.rank import flush_output, play_rank
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.runtime.sources import Imported
+from simparallel.runtime.title import set_program
 
 PR_SET_PDEATHSIG = 1
 END_LIMIT_S = 1.0  # the host waits for twice as long
@@ -74,6 +75,7 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
         records.begin()
         os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
         mark_rank(rank)
+        set_program(rank, wiring.world_size)
         interrupts = Interrupts()
         signal.signal(signal.SIGINT, interrupts)
         _serve(rank, wiring, interrupts, streams)
@@ -132,8 +134,10 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
             interrupts.armed = True
             try:
                 function, args, kwargs = cloudpickle.loads(payload)
+                set_program(rank, wiring.world_size, program_of(function, args))
                 return function(*args, **kwargs)
             finally:
+                set_program(rank, wiring.world_size)
                 interrupts.armed = False
 
         linecache.cache.update(message["sources"])
@@ -149,6 +153,13 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         records.flush()
         for part in _packed(outcome):
             channel.send(connection, part)
+
+
+def program_of(function: Any, args: tuple[Any, ...]) -> str:
+    """What runs on the ranks, for `ps`: a script with its arguments, or the name of a function."""
+    if function is run_program:
+        return " ".join([args[0], *args[1]])
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _packed(outcome: Outcome) -> tuple[bytes, bytes]:

@@ -12,12 +12,13 @@ from typing import NamedTuple
 from simparallel.ranktable import RankTable, read_rank_table
 
 MASTER_ADDR, MASTER_PORT = "127.0.0.1", 29500
+CHILD_VARIABLE = "SIMPARALLEL_RANK_PROCESS"  # the rank's own pid, and which rank: inherited by what it starts
 
 
 def variables(
     rank: int, nodes: Sequence[Sequence[int]], device_ids: Sequence[int] = (), common: Mapping[str, str] | None = None
 ) -> dict[str, str]:  # fmt: skip
-    """What `os.environ` gets on `rank`.
+    """What `os.environ` gets on `rank`, in its own process.
 
     Args:
         rank: which one.
@@ -35,7 +36,13 @@ def variables(
     }  # fmt: skip
     own = {name: str(number) for name, number in numbers.items()}
     masters = {name: own.pop(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
-    return {**masters, **(common or {}), **own}
+    told = {**masters, **(common or {}), **own}
+    return {**told, CHILD_VARIABLE: f"{os.getpid()} {mark_of(told)}"}
+
+
+def mark_of(told: Mapping[str, str]) -> str:
+    """Which rank of which job variables describe."""
+    return " ".join(told.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
 class Places(NamedTuple):

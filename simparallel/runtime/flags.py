@@ -1,14 +1,19 @@
 """What `simparallel run` can be told: its own words, torchrun's, msrun's and mpirun's.
 
-Those launchers start one node each time they are called, on the machine where they are called. Here one call
-starts all nodes: simulated ones on this machine, or over MPI real ones.
+Without a node rank one call starts all nodes: simulated ones on this machine, or over MPI real ones. With one it starts
+that node, as torchrun and msrun do, and the ranks of all nodes find each other on this machine.
+
+    alias torchrun="simparallel torchrun"
+    alias msrun="simparallel msrun"
+    alias mpirun="simparallel run"
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shlex
+import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +26,10 @@ from simparallel.ranktable import RankTable, load
 from simparallel.recording import RECORD
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT
 from simparallel.runtime.folder import MPIRUN_LINKS, RANK_LINKS
+from simparallel.runtime.joined import MEET_LIMIT_S
 from simparallel.runtime.pool import START_LIMIT_S
 
+_PYTHON = re.compile(r"python[\d.]*")
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -35,7 +42,9 @@ class Request:
         nodes: number of nodes.
         rank_table: the table that said so, or None.
         environment: variables for every rank.
+        node: which of them this command starts; None for all.
         log_dir, log_links: see `runtime.logs.LogFiles`.
+        start_timeout_s: how long the ranks may take to start.
         notes: what the user should know of what was asked for.
     """
 
@@ -43,13 +52,21 @@ class Request:
     nodes: int
     rank_table: RankTable | None
     environment: Mapping[str, str]
+    node: int | None
     log_dir: Path
     log_links: str
+    start_timeout_s: float
     notes: tuple[str, ...]
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Of `simparallel run`, but for the hardware and the script."""
+def add_arguments(command: argparse.ArgumentParser, world_size: int | None = None) -> None:
+    """Of `simparallel run`, but for the hardware and the script.
+
+    Args:
+        command: gets the options.
+        world_size: number of ranks where no option says one.
+    """
+    command.set_defaults(default_world_size=world_size)
 
     def add(*names: str, **settings: object) -> None:
         """An option under all its names, with dashes and with underscores."""
@@ -58,11 +75,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
     add(
         "-n",
+        "-np",
         "--world-size",
         "--worker-num",
         type=int,
         metavar="N",
-        help="number of devices, on all nodes (default 1)",
+        help=f"number of devices, on all nodes (default {world_size or 1})",
     )
     add("--nodes", "--nnodes", type=_nodes, metavar="N", help="on how many nodes they are (default 1)")
     add(
@@ -74,14 +92,24 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="devices on each node; auto or cpu: one for each core",
     )
     add("--standalone", action="store_true", help="torchrun's; every run here stands alone")
-    add("--node-rank", type=int, metavar="N", help="0 or nothing: one command starts all nodes")
+    add(
+        "--node-rank",
+        type=int,
+        metavar="N",
+        help="start only this node; a command for each other one joins it on this machine (default: start all)",
+    )
     add(
         "--master-addr",
         metavar="ADDRESS",
         help=f"MASTER_ADDR of every rank (default {MASTER_ADDR}); nothing listens",
     )
-    add("--master-port", type=int, metavar="PORT", help=f"MASTER_PORT of every rank (default {MASTER_PORT})")
-    add("--rank-table", metavar="FILE", help="a rank table: its servers are the nodes")
+    add(
+        "--master-port",
+        type=int,
+        metavar="PORT",
+        help=f"MASTER_PORT of every rank (default {MASTER_PORT}); with --node-rank the nodes of one job have one in common",
+    )
+    add("--rank-table", "--rank-table-file", metavar="FILE", help="a rank table: its servers are the nodes")
     add("--log-dir", help="directory for logs, trace and pictures (default runs/SCRIPT)")
     add(
         "--output-filename",
@@ -95,6 +123,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="BOOL",
         help="msrun's; the command waits for its ranks in any case",
     )
+    for word in ("--merge-stderr-to-stdout", "--allow-run-as-root", "--oversubscribe"):
+        add(word, action="store_true", help="mpirun's; it is so in any case")
     add("--transport", choices=("shm", "mpi"), default="shm",
         help="shm: processes on this machine (default); mpi: under mpiexec, also on several machines")  # fmt: skip
     add("--mpiexec", metavar="COMMAND", help='how to call mpiexec, such as "mpiexec -hosts a,b"')
@@ -107,8 +137,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="how long a rank waits for another one, and is waited for at its end (default %(default)g s)")  # fmt: skip
     add("--record", choices=RECORD, default="summary",
         help="of a long run's trace: exact totals and the events of some steps (default), all events, or off")  # fmt: skip
-    add("--cluster-time-out", type=float, default=START_LIMIT_S, metavar="S", dest="start_timeout",
-        help="how long the devices may take to start (default %(default)g s)")  # fmt: skip
+    add("--cluster-time-out", type=float, metavar="S", dest="start_timeout",
+        help=f"how long the devices may take to start (default {START_LIMIT_S:g} s), or with --node-rank the other nodes "
+             f"({MEET_LIMIT_S:g} s)")  # fmt: skip
 
 
 def _nodes(text: str) -> int:
@@ -140,27 +171,18 @@ def request(options: argparse.Namespace) -> Request:
         InputError: they contradict each other, or ask for one node of several.
         RankTableError: the rank table breaks a rule.
     """
-    positive(timeout=options.timeout, cluster_time_out=options.start_timeout, endless=True)
+    positive(timeout=options.timeout, endless=True)
+    if options.start_timeout is not None:
+        positive(cluster_time_out=options.start_timeout, endless=True)
     table = None if options.rank_table is None else load(options.rank_table)
+    if options.world_size is options.nodes is table is None:
+        options.world_size = options.default_world_size
     nodes, world_size = _numbers(options.world_size, options.nodes, options.per_node, table)
     notes = list(table.warnings) if table is not None else []
-    if options.node_rank not in (None, -1, *range(nodes)):
-        raise InputError(
-            f"--node-rank {options.node_rank}: of {nodes} node{'s' * (nodes > 1)} the last is {nodes - 1}; with "
-            "--nodes N, the command of node 0 starts all of them."
-        )
-    if options.node_rank is not None and options.node_rank > 0:
-        rest = shlex.join([*["-m"] * options.module, options.script, *options.arguments])
-        where = f" --log-dir {shlex.quote(options.log_dir)}" if options.log_dir else ""
-        raise InputError(
-            f"--node-rank {options.node_rank}: one command starts all {nodes} nodes, for unrelated commands share no "
-            "memory and nothing listens here. Start, in place of all of them, the same without --node-rank:\n"
-            f"    simparallel run --nodes {nodes} -n {world_size}{where} {rest}\n"
-            "or, for real machines:\n"
-            f"    simparallel run --transport mpi -n {world_size}{where} --mpiexec 'mpiexec -hosts A,B' {rest}"
-        )
-    if options.node_rank == 0 and nodes > 1:
-        notes.append(f"all {nodes} nodes are started by this command")
+    node = _node(options, nodes)
+    if node is not None and options.transport == "mpi":
+        notes.append(f"over MPI this command starts all {nodes} nodes")
+        node = None
     if not options.join:
         notes.append(
             "--join=False: the command waits for its ranks all the same, so that nothing is left behind"
@@ -173,7 +195,52 @@ def request(options: argparse.Namespace) -> Request:
         )
     directory = options.log_dir or options.output_filename or Path("runs", _name(options))
     links = MPIRUN_LINKS if options.output_filename else RANK_LINKS
-    return Request(world_size, nodes, table, _masters(options), Path(directory), links, tuple(notes))
+    limit_s = options.start_timeout or (START_LIMIT_S if node is None else MEET_LIMIT_S)
+    return Request(
+        world_size, nodes, table, _masters(options), node, Path(directory), links, limit_s, tuple(notes)
+    )
+
+
+def _node(options: argparse.Namespace, nodes: int) -> int | None:
+    """The node that the command starts; None if it starts all."""
+    node = options.node_rank
+    if node in (None, -1) or nodes == 1 and node == 0:
+        return None
+    if nodes == 1:
+        raise InputError(
+            f"--node-rank {node}: with one node there is only node 0. Of several nodes every command says how many: "
+            f"--nnodes {max(2, node + 1)}. (A tutorial of PyTorch prints --nnodes=1 for both of its nodes; it means 2.)"
+        )
+    if not 0 <= node < nodes:
+        raise InputError(f"--node-rank {node}: of {nodes} nodes the last is {nodes - 1}.")
+    if node and options.transport == "mpi":
+        raise InputError(
+            f"--node-rank {node}: over MPI one command starts all {nodes} nodes; name the machines, as in --mpiexec "
+            "'mpiexec -hosts A,B', and leave --node-rank out."
+        )
+    return int(node)
+
+
+def without_python(options: argparse.Namespace) -> None:
+    """Take away a leading `python`, as mpirun's commands have it: ranks run in this command's own Python.
+
+    Raises:
+        InputError: python is given options of its own, or nothing to run.
+    """
+    if not _PYTHON.fullmatch(os.path.basename(options.script)) or options.module:
+        return
+    found = shutil.which(options.script)
+    if found is not None and not os.path.samefile(found, sys.executable):
+        tell([f"ranks run in {sys.executable}, as this command does, not in {found}"])
+    rest = list(options.arguments)
+    while rest and rest[0] == "-u":  # output is not held back in any case
+        del rest[0]
+    if rest and rest[0] == "-m":
+        options.module = bool(rest.pop(0))
+    if not rest or rest[0].startswith("-"):
+        what = f"its option {rest[0]} is not known here" if rest else "a script is missing"
+        raise InputError(f"{options.script}: {what}. Leave {options.script} out, and name the script.")
+    options.script, *options.arguments = rest
 
 
 def _name(options: argparse.Namespace) -> str:

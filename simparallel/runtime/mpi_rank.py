@@ -91,7 +91,7 @@ def main(config_text: str) -> None:
     if not all_ended:
         _write_report(config, outcome)
         transport.abort(code)
-    told = _gathered(everyone, {"outcome": _fields(outcome), "nodes": [list(node) for node in nodes]})
+    told = _gathered(everyone, {"outcome": fields_of(outcome), "nodes": [list(node) for node in nodes]})
     if told is not None:
         content = {"outcomes": [one["outcome"] for one in told], "nodes": told[0]["nodes"]}
         write_atomically(Path(config.log_dir, OUTCOMES), json.dumps(content).encode())
@@ -146,7 +146,7 @@ def _gathered(everyone: Any, value: Any) -> list[Any] | None:
     return [decode(part) for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
 
-def _fields(outcome: Outcome) -> dict[str, Any]:
+def fields_of(outcome: Outcome) -> dict[str, Any]:
     """An outcome as what JSON can hold."""
     report = outcome.report and {key: value for key, value in outcome.report.items() if key != "exception"}
     totals = outcome.recorded.totals
@@ -158,7 +158,7 @@ def _fields(outcome: Outcome) -> dict[str, Any]:
 
 
 def outcome_of(fields: Mapping[str, Any]) -> Outcome:
-    """The outcome that `_fields` was given, but for its value and its exception."""
+    """The outcome that `fields_of` was given, but for its value and its exception."""
     report = fields["report"] and {**fields["report"], "exception": None}
     rows, totals, *rest = fields["recorded"]
     rows = [tuple(tuple(value) if isinstance(value, list) else value for value in row) for row in rows]

@@ -1,0 +1,113 @@
+"""The end of a process that became a rank by itself: no launcher watches it, so it tells the others how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, NoReturn, Protocol
+
+from simparallel.comm.communicator import Communicator
+from simparallel.comm.segment import DONE
+from simparallel.comm.transport import LEFT
+from simparallel.errors import RankFailedError
+
+
+class EndingTransport(Protocol):
+    """What a rank's transport has to offer for its end."""
+
+    rank: int
+
+    def state_of(self, rank: int) -> int: ...
+
+    def fail(self, report: dict[str, Any], error: BaseException | None = None) -> None: ...
+
+    def say_done(self, last_words: str) -> None:
+        """Publish that this rank has ended; `last_words`: perhaps why so early, or ""."""
+
+    def wait_for_the_others(self) -> bool:
+        """Wait until all ranks have ended, or one has failed. Have they all ended?"""
+
+    def unreceived(self, kept: Iterable[tuple[int, str]]) -> Exception | None:
+        """The error for messages to this rank that it never received."""
+
+    def stop(self, code: int) -> None:
+        """End what has to end with a rank that failed."""
+
+    def abort(self, code: int) -> None:
+        """End this process at once."""
+
+
+class Leaving:
+    """Watches over the end of this process, from now on.
+
+    Args:
+        communicator: of the rank that the process is.
+        transport: its transport.
+    """
+
+    def __init__(self, communicator: Communicator, transport: EndingTransport) -> None:
+        self._communicator = communicator
+        self._transport = transport
+        self._pid = os.getpid()
+        self._exit_code: object = None  # the program's own, as far as it told `sys.exit`
+        self._show, self._exit = sys.excepthook, sys.exit
+        sys.excepthook, sys.exit = self.failed, self.exit  # type: ignore[assignment]
+        atexit.register(self.left)
+
+    def failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Show an error that nothing caught, and tell the other ranks; instead of `sys.excepthook`."""
+        self._show(kind, error, trace)
+        if not self._is_over():
+            self._tell(error)
+            self._transport.stop(1)
+
+    def exit(self, status: object = None, /) -> NoReturn:
+        """Note the exit code; instead of `sys.exit`. The program may still go on, so the others are not told yet."""
+        self._exit_code = status
+        self._exit(status)  # type: ignore[arg-type]
+
+    def left(self) -> None:
+        """Say goodbye at exit, if nothing failed, and check what is checked at the end of any run."""
+        if self._is_over():
+            return
+        transport = self._transport
+        try:
+            self._communicator.finish()
+            transport.say_done(self._last_words())
+            everyone = transport.wait_for_the_others()
+            error = transport.unreceived(self._communicator.kept_letters()) if everyone else None
+            if error is not None:
+                raise error
+        except BaseException as error:
+            self.failed(type(error), error, error.__traceback__)
+            own = self._exit_code if isinstance(self._exit_code, int) else 0
+            transport.abort(130 if isinstance(error, KeyboardInterrupt) else own & 0xFF or 1)
+
+    def _last_words(self) -> str:
+        """Why a program may have ended early: an error that it showed, as test runners do, and its exit code."""
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        told = [_summary(error)] if error is not None else []
+        told += [f"sys.exit({self._exit_code!r})"] if self._exit_code not in (None, 0) else []
+        return ", ".join(told)
+
+    def _is_over(self) -> bool:
+        """Has the rank ended, or is this a process that was forked from it?"""
+        return os.getpid() != self._pid or self._transport.state_of(self._transport.rank) >= DONE
+
+    def _tell(self, error: BaseException) -> None:
+        caused_by_others = isinstance(error, RankFailedError) and error.facts.get("cause") != LEFT
+        report = {
+            "summary": _summary(error),
+            "secondary": caused_by_others or isinstance(error, KeyboardInterrupt),
+            "time_ns": time.monotonic_ns(),
+        }
+        self._transport.fail(report, error)
+
+
+def _summary(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()
