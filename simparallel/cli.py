@@ -241,9 +241,7 @@ def _job(
     if request.node is not None:
         from simparallel.runtime.node import NodeJob
 
-        node = NodeJob(
-            request.world_size, request.node, start_timeout_s=request.start_timeout_s, **settings
-        )
+        node = NodeJob(request.world_size, request.node, start_timeout_s=request.start_timeout_s, **settings)
         yield node, node.run, node.directory
         return
     from simparallel.runtime.ending import run_program

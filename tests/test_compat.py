@@ -57,7 +57,9 @@ def test_missing_module_is_named():
 
 def test_shell_functions(tmp_path):
     """One line makes `python` and `pytest` of this shell use the front, and leaves `python -c` alone."""
-    (tmp_path / "test_x.py").write_text("import mindspore\n\ndef test(): assert 'compat' in mindspore.__name__\n")
+    (tmp_path / "test_x.py").write_text(
+        "import mindspore\n\ndef test(): assert 'compat' in mindspore.__name__\n"
+    )
     script = f"""
         eval "$({sys.executable} -m simparallel.compat mindspore)"
         python test_x.py && python -m test_x && pytest -q -p no:cacheprovider -n 0 test_x.py && python -c 'print("as ever")'

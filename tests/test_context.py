@@ -123,7 +123,9 @@ def test_boost_needs_whole_operators():
 
 def test_earlier_names_mean_the_same():
     sp.set_auto_parallel_context(mirror_mean=True, paramater_broadcast=True, full_batch=True)
-    assert sp.get_auto_parallel_context("gradients_mean") is sp.get_auto_parallel_context("mirror_mean") is True
+    assert (
+        sp.get_auto_parallel_context("gradients_mean") is sp.get_auto_parallel_context("mirror_mean") is True
+    )
     assert sp.get_auto_parallel_context("parameter_broadcast") is True
     assert sp.get_auto_parallel_context("dataset_strategy") == "full_batch"
 

@@ -33,7 +33,10 @@ def run(framework: str, text: str) -> dict:
     """Run a listing in this rank; returns the arrays and numbers that it leaves, parameters of `net` or `model` too."""
     install(framework)
     script = types.ModuleType("__main__")
-    sys.argv = ["listing.py", f"--local_rank={os.environ['LOCAL_RANK']}"]  # as torch.distributed.launch starts it
+    sys.argv = [
+        "listing.py",
+        f"--local_rank={os.environ['LOCAL_RANK']}",
+    ]  # as torch.distributed.launch starts it
     sys.modules["__main__"] = script
     exec(compile(text, "listing.py", "exec"), script.__dict__)
     left = {name: value for name, value in vars(script).items() if isinstance(value, (int, float, str, list))}
@@ -84,11 +87,15 @@ NO_HAS_AUX = (
 
 def with_layouts() -> str:
     """The second listing of a network in the place of the first one, as the tutorial says."""
-    first, _, rest = text_of("operator_parallel.txt").partition("import mindspore as ms\nfrom mindspore import nn, ops\n")
+    first, _, rest = text_of("operator_parallel.txt").partition(
+        "import mindspore as ms\nfrom mindspore import nn, ops\n"
+    )
     return first + text_of("operator_parallel_layout.txt") + rest[rest.index("\nfrom mindspore.nn.utils") :]
 
 
-@pytest.mark.parametrize("text", [text_of("operator_parallel.txt"), with_layouts()], ids=["tuples", "layouts"])
+@pytest.mark.parametrize(
+    "text", [text_of("operator_parallel.txt"), with_layouts()], ids=["tuples", "layouts"]
+)
 def test_operator_parallel(mnist, tmp_path, text):
     """Eight ranks train as one device, with the import and `has_aux` that the listing forgets."""
     environment = {"DATA_PATH": str(mnist)}
@@ -96,7 +103,9 @@ def test_operator_parallel(mnist, tmp_path, text):
     launch("mindspore", text, 8, log_dir=tmp_path / "many", environment=environment)
     alone = "class AutoParallel:\n    def __new__(cls, step, parallel_mode): return step\n"
     text = text.replace("from mindspore.parallel.auto_parallel import AutoParallel", alone)
-    launch("mindspore", text.replace(".shard", ".shard"), 1, log_dir=tmp_path / "one", environment=environment)
+    launch(
+        "mindspore", text.replace(".shard", ".shard"), 1, log_dir=tmp_path / "one", environment=environment
+    )
     many, one = (losses(tmp_path / name / "worker_0.log") for name in ("many", "one"))
     assert len(many) == len(one) == 4
     assert many == pytest.approx(one, rel=1e-5)
@@ -137,7 +146,9 @@ def test_torch_distributed():
     many = launch("torch", torch_names() + text_of("torch_distributed.txt"), 4)
     one = text_of("torch_distributed.txt").replace("DataLoader(dataset,", "DataLoader(dataset, batch_size=4,")
     (alone,) = launch("torch", torch_names() + one, 1)
-    states = [{name.removeprefix("module."): x for name, x in each["state"].items()} for each in [*many, alone]]
+    states = [
+        {name.removeprefix("module."): x for name, x in each["state"].items()} for each in [*many, alone]
+    ]
     assert all(close(states[0], other) for other in states[1:])
 
 
@@ -157,7 +168,9 @@ def test_torch_reduced_loss():
     with pytest.raises(sp.errors.RunFailedError, match=r"rank 0 waits in .* reduce\(sum\) .* but rank 1 l"):
         launch("torch", text.rstrip() + ")", 2)
     mended = text.rstrip().replace("if args.local_rank==0:", "if True:") + ")\n"
-    assert [left["loss_tensor"] for left in launch("torch", mended + "loss_tensor = loss_tensor.item()", 2)] == [3.0, 2.0]
+    assert [
+        left["loss_tensor"] for left in launch("torch", mended + "loss_tensor = loss_tensor.item()", 2)
+    ] == [3.0, 2.0]
 
 
 def test_torch_sync_batch_norm():
@@ -178,7 +191,9 @@ def test_torch_accumulation():
     names = torch_names(256) + "network, loss_function, optim = model, loss_fn, optimizer\n"
     loader = "dataloader = torch.utils.data.DataLoader(dataset, batch_size={})\n"
     (many,) = launch("torch", names + loader.format(32) + text_of("torch_accumulate.txt"), 1)
-    whole = text_of("torch_accumulate.txt").replace("BATCH_FIT_IN_MEMORY = 256, 32", "BATCH_FIT_IN_MEMORY = 256, 256")
+    whole = text_of("torch_accumulate.txt").replace(
+        "BATCH_FIT_IN_MEMORY = 256, 32", "BATCH_FIT_IN_MEMORY = 256, 256"
+    )
     (one,) = launch("torch", names + loader.format(256) + whole, 1)
     assert close(many["state"], one["state"])
 

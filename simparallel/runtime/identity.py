@@ -136,7 +136,9 @@ def identify(environment: Mapping[str, str]) -> Identity:
     if world_size is None or rank is None:
         missing = "RANK" if size_name == "WORLD_SIZE" else "RANK_ID, or RANK_TABLE_FILE and DEVICE_ID"
         told = f"init: {size_name}={world_size} says that {world_size} processes are to be one job"
-        raise LaunchError(f"{told}, but {missing} is not set, so this one does not know its rank. {_run(world_size)}")
+        raise LaunchError(
+            f"{told}, but {missing} is not set, so this one does not know its rank. {_run(world_size)}"
+        )
     if not rank < world_size:
         rank_name = "RANK" if "RANK" in numbers else "RANK_ID"
         raise LaunchError(

@@ -105,15 +105,11 @@ def _play(config: Config) -> Outcome:
     meeting = meet(identity, config.start_timeout_s, tell)
     blas.limit_threads(blas.default_threads(config.world_size))
     os.environ.update(variables(config.rank, meeting.nodes, meeting.device_ids, config.environment))
-    transport = JoinedTransport(
-        meeting, config.rank, config.timeout_s, faults=faults_of(faults, config.rank)
-    )
+    transport = JoinedTransport(meeting, config.rank, config.timeout_s, faults=faults_of(faults, config.rank))
     transport.start()
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 (as on every device of a run)
-    call = partial(
-        run_program, config.script, config.arguments, config.with_local_rank, config.is_module
-    )
+    call = partial(run_program, config.script, config.arguments, config.with_local_rank, config.is_module)
     spec = describe(config.world_size, config.device, nodes=meeting.nodes)
     outcome, _ = play_rank(call, transport, spec, is_process=True)
     outcome.value = None  # of a script: nothing

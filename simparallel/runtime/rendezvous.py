@@ -101,7 +101,10 @@ def meet(identity: Identity, limit_s: float, tell: Tell) -> Meeting:
     life = _own_life()
     try:
         while True:
-            with contextlib.suppress(FileNotFoundError), _folder() as folder:  # another job has removed it meanwhile
+            with (
+                contextlib.suppress(FileNotFoundError),
+                _folder() as folder,
+            ):  # another job has removed it meanwhile
                 with _lock(folder, identity.key) as is_leader:
                     if is_leader:
                         return _Leader(identity, hello, folder, limit_s, tell).gather(deadline, life)
@@ -298,7 +301,9 @@ class _Leader:
             if now > deadline:
                 raise self._never_came(missing)
             if now > tell_at:
-                self._tell(f"waiting for rank{_ranks(missing)} of {self._identity.where()} (for {self._limit_s:g} s)")
+                self._tell(
+                    f"waiting for rank{_ranks(missing)} of {self._identity.where()} (for {self._limit_s:g} s)"
+                )
                 tell_at = deadline
             for fd, _ in self._poll.poll(max(1.0, 1000 * (min(deadline, max(tell_at, now)) - now))):
                 if fd == listener.fileno():
@@ -438,7 +443,9 @@ def _follow(identity: Identity, hello: Hello, folder: Folder, deadline: float, l
             connection.connect(folder.address_of(f"{identity.key}.sock"))
             pid, user = _peer(connection)
             if user != os.getuid():
-                raise LaunchError(f"the ranks of {identity.where()} are gathered by user {user}, not {os.getuid()}.")
+                raise LaunchError(
+                    f"the ranks of {identity.where()} are gathered by user {user}, not {os.getuid()}."
+                )
             _send(connection, asdict(hello), [life])
         except (FileNotFoundError, ConnectionError, BlockingIOError, TimeoutError):
             return None  # it does not listen yet, it is gone, or all have come without us
@@ -459,7 +466,9 @@ def _follow(identity: Identity, hello: Hello, folder: Folder, deadline: float, l
             while len(lives) < identity.world_size - 1:
                 some, fds = _next(connection, identity, deadline, leader)
                 if some is None:
-                    raise LaunchError(f"rank {identity.rank}: {leader} ended meanwhile.", rank=answer["leader"])
+                    raise LaunchError(
+                        f"rank {identity.rank}: {leader} ended meanwhile.", rank=answer["leader"]
+                    )
                 lives.update(zip(some["lives"], fds, strict=True))
         except BaseException:
             _close(lives.values())
