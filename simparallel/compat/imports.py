@@ -39,8 +39,8 @@ class _Front(MetaPathFinder, InspectLoader):
                 f"simparallel's front of {self.framework} has no module {name}.", name=name
             )
         if real != name:
-            return spec_from_loader(name, self, is_package=True)
-        if spec.submodule_search_locations is None:
+            return spec_from_loader(name, self, is_package=spec.submodule_search_locations is not None)
+        if spec.submodule_search_locations is None and self._is_split(name):
             spec.submodule_search_locations = []  # the file also has the names of the modules below it
         return spec
 
@@ -55,6 +55,11 @@ class _Front(MetaPathFinder, InspectLoader):
 
     def get_source(self, fullname: str) -> None:
         return None
+
+    def _is_split(self, name: str) -> bool:
+        """Does the framework have modules below this one whose names stand in its file, or in another one?"""
+        below = name[len(self._prefix) + 1 :]
+        return any(alias.startswith(f"{below}.") for alias in MODULES[self.framework])
 
     def _real_name(self, name: str) -> str:
         below = name[len(self._prefix) + 1 :]

@@ -1,0 +1,14 @@
+"""`python -m torch.distributed.run`, which is also called torchrun."""
+
+import sys
+
+from simparallel.cli import main as command
+
+
+def main(*settings: str) -> int:
+    """Start the script of the command line on as many devices as it says; returns the exit code."""
+    return command(["torchrun", "--as", "torch", *settings, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
