@@ -125,6 +125,39 @@ def test_missing_import_is_named(mnist, tmp_path):
     assert "from mindspore.common.initializer import initializer" in ended.stderr
 
 
+# What the tutorial on automatic parallelism takes from outside: a folder, ResNet, and here a size for lessons.
+AROUND_AUTO_PARALLEL = """
+import os, sys, types
+import mindspore.dataset.vision as vision
+from simparallel.models.resnet import BasicBlock, ResNet
+resize = vision.Resize
+vision.Resize = lambda size: resize((size[0] // 28, size[1] // 28))
+sys.modules["resnet"] = types.SimpleNamespace(
+    resnet50=lambda batch_size, num_classes: ResNet(BasicBlock, (1, 1), num_classes, "cifar")
+)
+data_path = os.environ["DATA_PATH"]
+"""
+
+
+def test_auto_parallel(tmp_path):
+    """Ranks whose operators cut the batch train as one device does, batch norm included."""
+    environment = {"DATA_PATH": str(make_data.write_cifar10(tmp_path / "cifar", samples=64))}
+    text = AROUND_AUTO_PARALLEL + text_of("resnet50_auto_parallel.txt") + "\ntest_train_cifar(epoch_size=3)\n"
+    launch("mindspore", text, 2, log_dir=tmp_path / "printed", environment=environment)
+    first, second = (losses(tmp_path / "printed" / f"worker_{rank}.log") for rank in range(2))
+    assert first == second
+    assert len(first) == 3
+    assert first[-1] < first[0]
+
+    in_order = text.replace("data_set = data_set.shuffle(buffer_size=10)", "")
+    launch("mindspore", in_order, 2, log_dir=tmp_path / "many", environment=environment)
+    whole = in_order.replace("batch_size=32,", "batch_size=64,")
+    launch("mindspore", whole, 1, log_dir=tmp_path / "one", environment=environment)
+    many, one = (losses(tmp_path / name / "worker_0.log") for name in ("many", "one"))
+    assert many[0] == pytest.approx(one[0], rel=1e-5)
+    assert many == pytest.approx(one, rel=1e-2)  # rounding, which batch norms and momentum amplify
+
+
 # --- the article on PyTorch ---------------------------------------------------------------------------
 
 
