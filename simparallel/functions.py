@@ -18,11 +18,12 @@ from simparallel.collectives.differentiable import (
     scatter,
 )
 
-_COLLECTIVES = (
+__all__ = [
     "all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter",
-)  # fmt: skip
+]  # fmt: skip
+__all__ += _functions.__all__
 
 
 def __dir__() -> list[str]:
     """For tab completion: the functions, and not what they are made of."""
-    return sorted({*dir(_functions), *_COLLECTIVES})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
