@@ -1,7 +1,7 @@
 """The ops as functions: `relu(x)`, `linear(x, w, b)`, …; and the collectives that gradients pass through."""
 
 # The functions of the rooms below are named here, to be found in one place.
-# ruff: noqa: F401, F403
+# ruff: noqa: F403
 
 from __future__ import annotations
 
