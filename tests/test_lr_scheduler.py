@@ -74,6 +74,7 @@ OPTIMIZERS = {
     "SGD": lambda p: optim.SGD(p, 0.1, momentum=0.9, maximize=True),
     "AdamW": lambda p: optim.AdamW(p, 0.1, amsgrad=True),
     "RMSprop": lambda p: optim.RMSprop(p, 0.1, momentum=0.5, centered=True),
+    "NAdam": lambda p: optim.NAdam(p, 0.1),
 }
 LOSSES = [3.0, 2.0, 2.5, 2.5, 1.0, 4.0, 4.0]
 
