@@ -175,8 +175,15 @@ RELATIVE = {
         {"start_factor": factors, "end_factor": st.floats(0.01, 1), "total_iters": counts}
     ),
     "CosineAnnealingLR": st.fixed_dictionaries({"T_max": st.integers(2, 12), "eta_min": st.floats(0, 1e-3)}),
+    "ConstantLR": st.fixed_dictionaries({"factor": factors, "total_iters": counts}),
+    "PolynomialLR": st.fixed_dictionaries({"total_iters": counts, "power": st.floats(0.1, 3)}),
 }
-SCHEDULERS = RELATIVE | {"LambdaLR": st.fixed_dictionaries({"lr_lambda": st.just(lambda t: 1 / (1 + t))})}
+SCHEDULERS = RELATIVE | {
+    "LambdaLR": st.fixed_dictionaries({"lr_lambda": st.just(lambda t: 1 / (1 + t))}),
+    "CosineAnnealingWarmRestarts": st.fixed_dictionaries(
+        {"T_0": counts, "T_mult": st.integers(1, 3), "eta_min": st.floats(0, 1e-3)}
+    ),
+}
 drawn = st.sampled_from(sorted(SCHEDULERS)).flatmap(lambda name: st.tuples(st.just(name), SCHEDULERS[name]))
 
 

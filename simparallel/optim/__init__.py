@@ -13,14 +13,20 @@ from simparallel.optim.loss_scale import (
     all_finite,
 )
 from simparallel.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
     CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
     ExponentialLR,
     LambdaLR,
     LinearLR,
     LRScheduler,
     MultiStepLR,
     OneCycleLR,
+    PolynomialLR,
     ReduceLROnPlateau,
+    SequentialLR,
     StepLR,
 )
 from simparallel.optim.momentum import Momentum
@@ -30,8 +36,9 @@ from simparallel.optim.rmsprop import RMSprop
 from simparallel.optim.sgd import SGD
 
 __all__ = [
-    "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "CosineAnnealingLR", "DynamicLossScaleManager", "ExponentialLR",
-    "FixedLossScaleManager", "GradScaler", "LAMB", "LARS", "LRScheduler", "LambdaLR", "LinearLR", "LossScaleManager",
-    "Momentum", "MultiStepLR", "NAdam", "OneCycleLR", "Optimizer", "RAdam", "RMSprop", "ReduceLROnPlateau", "SGD",
+    "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ChainedScheduler", "ConstantLR", "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts", "CyclicLR", "DynamicLossScaleManager", "ExponentialLR", "FixedLossScaleManager",
+    "GradScaler", "LAMB", "LARS", "LRScheduler", "LambdaLR", "LinearLR", "LossScaleManager", "Momentum", "MultiStepLR",
+    "NAdam", "OneCycleLR", "Optimizer", "PolynomialLR", "RAdam", "RMSprop", "ReduceLROnPlateau", "SGD", "SequentialLR",
     "StepLR", "all_finite", "clip_grad_norm_", "clip_grad_value_", "lr_scheduler", "schedules",
 ]  # fmt: skip
