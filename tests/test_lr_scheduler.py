@@ -102,12 +102,19 @@ MAKES = {
     "CosineAnnealingLR": lambda o: optim.CosineAnnealingLR(o, 4, 0.01),
     "LambdaLR": lambda o: optim.LambdaLR(o, lambda t: 1 / (1 + t)),
     "OneCycleLR": lambda o: optim.OneCycleLR(o, 0.7, 8),
+    "CyclicLR": lambda o: optim.CyclicLR(o, 0.1, 0.7, 2),
+    "CosineAnnealingWarmRestarts": lambda o: optim.CosineAnnealingWarmRestarts(o, 2, 2),
+    "SequentialLR": lambda o: optim.SequentialLR(
+        o, [optim.ConstantLR(o, 0.5, 2), optim.StepLR(o, 2, 0.7)], [3]
+    ),
+    "ChainedScheduler": lambda o: optim.ChainedScheduler([optim.LinearLR(o, 0.3), optim.StepLR(o, 2, 0.7)]),
     "ReduceLROnPlateau": lambda o: optim.ReduceLROnPlateau(o, factor=0.7, patience=0, cooldown=1),
 }
 OPTIMIZERS = {
     "SGD": lambda p: optim.SGD(p, 0.1, momentum=0.9, maximize=True),
     "AdamW": lambda p: optim.AdamW(p, 0.1, amsgrad=True),
     "RMSprop": lambda p: optim.RMSprop(p, 0.1, momentum=0.5, centered=True),
+    "NAdam": lambda p: optim.NAdam(p, 0.1),
 }
 LOSSES = [3.0, 2.0, 2.5, 2.5, 1.0, 4.0, 4.0]
 

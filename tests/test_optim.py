@@ -276,6 +276,11 @@ def test_bad_learning_rates_are_named(make, lr):
         (lambda p: optim.RMSprop(p, alpha=-1), "RMSprop: alpha=-1"),
         (lambda p: optim.RMSprop(p, centered=None), "centered=None"),
         (lambda p: optim.SGD([{"params": p, "initial_lr": -1}]), "initial_lr=-1"),
+        (lambda p: optim.Adagrad(p, lr_decay=-1), "Adagrad: lr_decay=-1"),
+        (lambda p: optim.Adadelta(p, rho=1.5), "Adadelta: rho=1.5"),
+        (lambda p: optim.Adamax(p, betas=(1.0, 0.9)), r"Adamax: betas\[0\]=1.0"),
+        (lambda p: optim.NAdam(p, momentum_decay=-1), "NAdam: momentum_decay=-1"),
+        (lambda p: optim.RAdam(p, decoupled_weight_decay=1), "decoupled_weight_decay=1"),
     ],
 )
 def test_bad_settings_are_named(make, words):
@@ -292,6 +297,11 @@ MAKES = [
     lambda p: optim.AdamW(p, 0.1, amsgrad=True, maximize=True),
     lambda p: optim.RMSprop(p, 0.1),
     lambda p: optim.RMSprop(p, 0.1, momentum=0.9, centered=True, weight_decay=0.1),
+    lambda p: optim.Adagrad(p, 0.1, 0.1, initial_accumulator_value=0.5),
+    lambda p: optim.Adadelta(p, 0.1),
+    lambda p: optim.Adamax(p, 0.1),
+    lambda p: optim.NAdam(p, 0.1, momentum_decay=0.1),
+    lambda p: optim.RAdam(p, 0.1, (0.5, 0.8)),
 ]
 
 

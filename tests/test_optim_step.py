@@ -22,7 +22,8 @@ def leaf(values, dtype=np.float64):
 
 MAKES = [
     lambda p: optim.SGD(p, momentum=0.5), optim.Adam, lambda p: optim.AdamW(p, amsgrad=True), optim.RMSprop, optim.LARS,
-    optim.LAMB, lambda p: optim.Momentum(p, 0.1, 0.9),
+    optim.LAMB, lambda p: optim.Momentum(p, 0.1, 0.9), optim.Adagrad, optim.Adadelta, optim.Adamax, optim.NAdam,
+    optim.RAdam,
 ]  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def test_what_does_not_fit_is_found_before_the_first_update(make, spoil, words):
     assert optimizer.state == {}
 
 
-@pytest.mark.parametrize("make", MAKES[:4])
+@pytest.mark.parametrize("make", MAKES[:4] + MAKES[-5:])
 def test_no_room_for_the_state_is_found_before_the_first_update(make):
     params = [leaf(np.zeros(100), np.float32) for _ in range(2)]
     optimizer, recorder = make(params), Recorder(0, describe(1))
@@ -152,6 +153,9 @@ HALF = [
     lambda p: optim.Adam(p, 0.1, weight_decay=0.1), lambda p: optim.AdamW(p, 0.1, amsgrad=True, maximize=True),
     lambda p: optim.RMSprop(p, 0.1, momentum=0.5, centered=True), optim.LARS, lambda p: optim.LAMB(p, weight_decay=0.1),
     lambda p: optim.Momentum(p, 0.1, 0.9, loss_scale=2.0**20),
+    lambda p: optim.Adagrad(p, initial_accumulator_value=0.1),
+    lambda p: optim.Adadelta(p, 0.5, weight_decay=0.1), lambda p: optim.Adamax(p, 0.1, maximize=True),
+    lambda p: optim.NAdam(p, 0.1), lambda p: optim.RAdam(p, 0.1, decoupled_weight_decay=True, weight_decay=0.1),
 ]  # fmt: skip
 halves = hnp.arrays(np.float16, (2, 3), elements=st.sampled_from([0.0, 6e-8, 1e-3, -0.5, 2.0, 300.0]))
 orders = st.sampled_from([lambda x: x, lambda x: np.asfortranarray(x)])

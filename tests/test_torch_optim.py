@@ -17,7 +17,10 @@ from oracles_torch import assert_near, generator  # noqa: E402
 
 STEPS = 60
 TORCH_OF = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
-TORCH_OF["RMSprop"] = torch.optim.RMSprop
+TORCH_OF |= {
+    name: getattr(torch.optim, name)
+    for name in ("RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam")
+}
 rates = st.floats(1e-3, 0.5)
 decays = st.sampled_from([0.0, 1e-2, 0.3])
 flags = st.booleans()
@@ -50,7 +53,34 @@ SETTINGS = {
             "centered": flags,
         }
     ),  # fmt: skip
-}
+    "Adagrad": st.fixed_dictionaries(
+        {
+            "lr": rates, "lr_decay": decays, "weight_decay": decays, "initial_accumulator_value": decays,
+            "eps": st.sampled_from([1e-10, 1e-3]), "maximize": flags,
+        }
+    ),
+    "Adadelta": st.fixed_dictionaries(
+        {"lr": rates, "rho": shares, "eps": st.sampled_from([1e-6, 1e-3]), "weight_decay": decays, "maximize": flags}
+    ),
+    "Adamax": st.fixed_dictionaries(
+        {
+            "lr": rates, "betas": st.tuples(shares, st.floats(0.5, 0.999)), "eps": epsilons, "weight_decay": decays,
+            "maximize": flags,
+        }
+    ),
+    "NAdam": st.fixed_dictionaries(
+        {
+            "lr": rates, "betas": st.tuples(shares, st.floats(0.5, 0.999)), "eps": epsilons, "weight_decay": decays,
+            "momentum_decay": decays, "decoupled_weight_decay": flags, "maximize": flags,
+        }
+    ),
+    "RAdam": st.fixed_dictionaries(
+        {
+            "lr": rates, "betas": st.tuples(shares, st.floats(0.5, 0.999)), "eps": epsilons, "weight_decay": decays,
+            "decoupled_weight_decay": flags, "maximize": flags,
+        }
+    ),
+}  # fmt: skip
 
 
 def leaf(values):
@@ -63,7 +93,7 @@ def their_leaf(values):
 
 @pytest.mark.parametrize("name", SETTINGS)
 @given(draw=st.data())
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_steps_agree_with_torch(name, draw):
     """Weights after each of 60 steps, each from a gradient of the weights; float64."""
     chosen, seed = draw.draw(SETTINGS[name]), draw.draw(st.integers(0, 99))
@@ -145,8 +175,15 @@ RELATIVE = {
         {"start_factor": factors, "end_factor": st.floats(0.01, 1), "total_iters": counts}
     ),
     "CosineAnnealingLR": st.fixed_dictionaries({"T_max": st.integers(2, 12), "eta_min": st.floats(0, 1e-3)}),
+    "ConstantLR": st.fixed_dictionaries({"factor": factors, "total_iters": counts}),
+    "PolynomialLR": st.fixed_dictionaries({"total_iters": counts, "power": st.floats(0.1, 3)}),
 }
-SCHEDULERS = RELATIVE | {"LambdaLR": st.fixed_dictionaries({"lr_lambda": st.just(lambda t: 1 / (1 + t))})}
+SCHEDULERS = RELATIVE | {
+    "LambdaLR": st.fixed_dictionaries({"lr_lambda": st.just(lambda t: 1 / (1 + t))}),
+    "CosineAnnealingWarmRestarts": st.fixed_dictionaries(
+        {"T_0": counts, "T_mult": st.integers(1, 3), "eta_min": st.floats(0, 1e-3)}
+    ),
+}
 drawn = st.sampled_from(sorted(SCHEDULERS)).flatmap(lambda name: st.tuples(st.just(name), SCHEDULERS[name]))
 
 

@@ -2,6 +2,8 @@
 
 from simparallel.optim import lr_scheduler, schedules
 from simparallel.optim.adam import Adam, AdamW
+from simparallel.optim.adam_variants import Adamax, NAdam, RAdam
+from simparallel.optim.adaptive import Adadelta, Adagrad
 from simparallel.optim.layerwise import LAMB, LARS
 from simparallel.optim.loss_scale import (
     DynamicLossScaleManager,
@@ -11,14 +13,20 @@ from simparallel.optim.loss_scale import (
     all_finite,
 )
 from simparallel.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
     CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
     ExponentialLR,
     LambdaLR,
     LinearLR,
     LRScheduler,
     MultiStepLR,
     OneCycleLR,
+    PolynomialLR,
     ReduceLROnPlateau,
+    SequentialLR,
     StepLR,
 )
 from simparallel.optim.momentum import Momentum
@@ -28,8 +36,9 @@ from simparallel.optim.rmsprop import RMSprop
 from simparallel.optim.sgd import SGD
 
 __all__ = [
-    "LAMB", "LARS", "SGD", "Adam", "AdamW", "CosineAnnealingLR", "DynamicLossScaleManager", "ExponentialLR",
-    "FixedLossScaleManager", "GradScaler", "LRScheduler", "LambdaLR", "LinearLR", "LossScaleManager", "Momentum",
-    "MultiStepLR", "OneCycleLR", "Optimizer", "RMSprop", "ReduceLROnPlateau", "StepLR", "all_finite",
-    "clip_grad_norm_", "clip_grad_value_", "lr_scheduler", "schedules",
+    "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ChainedScheduler", "ConstantLR", "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts", "CyclicLR", "DynamicLossScaleManager", "ExponentialLR", "FixedLossScaleManager",
+    "GradScaler", "LAMB", "LARS", "LRScheduler", "LambdaLR", "LinearLR", "LossScaleManager", "Momentum", "MultiStepLR",
+    "NAdam", "OneCycleLR", "Optimizer", "PolynomialLR", "RAdam", "RMSprop", "ReduceLROnPlateau", "SGD", "SequentialLR",
+    "StepLR", "all_finite", "clip_grad_norm_", "clip_grad_value_", "lr_scheduler", "schedules",
 ]  # fmt: skip

@@ -57,6 +57,7 @@ class Optimizer:
     state_names: ClassVar[tuple[str, ...]] = ()  # arrays in `state`, each of the parameter's shape
     state_options: ClassVar[tuple[str, ...]] = ()  # such arrays that only some settings need
     state_counts: ClassVar[tuple[str, ...]] = ()  # integers in `state`
+    state_numbers: ClassVar[Mapping[str, float]] = {}  # numbers in `state`, and what they begin with
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Group) -> None:
         self.defaults = defaults
@@ -200,7 +201,7 @@ class Optimizer:
         """Plain dicts, lists, numbers and host copies of arrays; parameters are named by number.
 
         Returns:
-            `{"state": {number: {name: array or int}}, "param_groups": [{setting: ..., "params": numbers}]}`,
+            `{"state": {number: {name: array or number}}, "param_groups": [{setting: ..., "params": numbers}]}`,
             and "num_steps" where the learning rate follows a schedule
         """
         number = {param: i for i, param in enumerate(self._params())}
@@ -305,7 +306,9 @@ class Optimizer:
                 if next(remaining) is None or not names:
                     continue
                 state = self.state.get(param)
-                if state is None or len(state) < len(names) + len(self.state_counts):
+                if state is None or len(state) < len(names) + len(self.state_counts) + len(
+                    self.state_numbers
+                ):
                     count = sum(name not in (state or ()) for name in names)
                     device = param._device or FIRST
                     size_bytes = count * param.data.size * wider(param.dtype).itemsize
@@ -362,7 +365,7 @@ class Optimizer:
         """The state of a parameter; what it did not have before is zeros."""
         state = self.state.get(param)
         if state is None:
-            state = self.state[param] = dict.fromkeys(self.state_counts, 0)
+            state = self.state[param] = {**dict.fromkeys(self.state_counts, 0), **self.state_numbers}
         for name in self.remembers(group):
             if name not in state:
                 xp = get_namespace(param.data)

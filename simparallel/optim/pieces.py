@@ -18,6 +18,14 @@ def widened(x: Array) -> Array:
     return x.astype(wider(x.dtype)) if x.dtype.itemsize < 4 else x
 
 
+def decayed(p: Array, grad: Array, weight_decay: float, out: Array) -> Array:
+    """The gradient of the loss with an L2 penalty: grad + weight_decay p, in `out`; without one `grad` itself."""
+    if not weight_decay:
+        return grad
+    xp = get_namespace(p)
+    return xp.add(xp.multiply(p, weight_decay, out=out), grad, out=out)
+
+
 def in_pieces(
     kept: dict[Any, list[Array]], p: Array, grad: Array, state: Sequence[Array], num_scratch: int,
     negated: bool = False,

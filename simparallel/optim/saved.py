@@ -92,16 +92,17 @@ def _groups(optimizer: Optimizer, saved_groups: Sequence[Mapping[str, Any]]) -> 
 
 def _state(optimizer: Optimizer, number: Any, param: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
     """Copies of one parameter's saved state, as its own kind of array."""
-    required = {*optimizer.state_names, *optimizer.state_counts}
+    required = {*optimizer.state_names, *optimizer.state_counts, *optimizer.state_numbers}
     if not isinstance(values, Mapping) or not required <= set(values) <= required | {
         *optimizer.state_options
     }:
         have = ", ".join(sorted(values)) if isinstance(values, Mapping) else f"a {type(values).__name__}"
         raise StateDictError(
-            f"{optimizer._name}: parameter {number} was saved with {have}; need "
-            f"{', '.join([*optimizer.state_names, *optimizer.state_counts])}. Another optimizer was saved."
+            f"{optimizer._name}: parameter {number} was saved with {have}; need {', '.join(sorted(required))}. Another "
+            "optimizer was saved."
         )
     loaded: dict[str, Any] = {name: int(values[name]) for name in optimizer.state_counts}
+    loaded |= {name: float(values[name]) for name in optimizer.state_numbers}
     dtype = wider(param.dtype)
     for name in (*optimizer.state_names, *optimizer.state_options):
         if name not in values:

@@ -1,17 +1,22 @@
 """Schedulers in PyTorch's manner: an object beside the optimizer, told when to go on."""
 
 from simparallel.optim.lr_scheduler.base import LambdaLR, LRScheduler
+from simparallel.optim.lr_scheduler.cyclic import CosineAnnealingWarmRestarts, CyclicLR
 from simparallel.optim.lr_scheduler.decay import (
+    ConstantLR,
     CosineAnnealingLR,
     ExponentialLR,
     LinearLR,
     MultiStepLR,
+    PolynomialLR,
     StepLR,
 )
 from simparallel.optim.lr_scheduler.one_cycle import OneCycleLR
 from simparallel.optim.lr_scheduler.plateau import ReduceLROnPlateau
+from simparallel.optim.lr_scheduler.together import ChainedScheduler, SequentialLR
 
 __all__ = [
-    "CosineAnnealingLR", "ExponentialLR", "LRScheduler", "LambdaLR", "LinearLR", "MultiStepLR", "OneCycleLR",
-    "ReduceLROnPlateau", "StepLR",
+    "ChainedScheduler", "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR",
+    "LRScheduler", "LambdaLR", "LinearLR", "MultiStepLR", "OneCycleLR", "PolynomialLR", "ReduceLROnPlateau",
+    "SequentialLR", "StepLR",
 ]  # fmt: skip

@@ -157,6 +157,48 @@ class LinearLR(Factor):
         return self.start_factor + (self.end_factor - self.start_factor) * over
 
 
+class ConstantLR(Factor):
+    """lr(t) = lr * factor before the number `total_iters`, and lr from there on, from each group's own lr.
+
+    Args:
+        optimizer, last_epoch: see `LRScheduler`.
+        factor: 0 to 1.
+        total_iters: the number at which it ends, 0 or more.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1
+    ) -> None:  # fmt: skip
+        check_number(self._name, "factor", factor, below=math.nextafter(1.0, 2.0))
+        check_count(self._name, "total_iters", total_iters)
+        self._factor, self.total_iters = factor, total_iters
+        self._begin(optimizer, last_epoch)
+
+    def factor(self, number: int) -> float:
+        return self._factor if number < self.total_iters else 1.0
+
+
+class PolynomialLR(Factor):
+    """lr(t) = lr * (1 - min(t / total_iters, 1)) ** power, from each group's own lr.
+
+    Args:
+        optimizer, last_epoch: see `LRScheduler`.
+        total_iters: the number at which 0 is reached, 1 or more.
+        power: 0 or more.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1
+    ) -> None:  # fmt: skip
+        check_count(self._name, "total_iters", total_iters, 1)
+        check_number(self._name, "power", power)
+        self.total_iters, self.power = total_iters, power
+        self._begin(optimizer, last_epoch)
+
+    def factor(self, number: int) -> float:
+        return (1.0 - min(number, self.total_iters) / self.total_iters) ** self.power
+
+
 class CosineAnnealingLR(Relative):
     """lr(t) = eta_min + (lr - eta_min) (1 + cos(pi t / T_max)) / 2, from each group's own lr.
 

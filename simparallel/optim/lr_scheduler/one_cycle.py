@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from simparallel.errors import InputError
 from simparallel.optim.checks import check_count, check_number
-from simparallel.optim.lr_scheduler.base import LRScheduler
+from simparallel.optim.lr_scheduler.cyclic import MomentumScheduler
 from simparallel.optim.optimizer import Optimizer
 
 Point = tuple[float, int]  # number of the step, and which of lowest, initial, highest rate it has
 LAST, FIRST, TOP = range(3)
 
 
-class OneCycleLR(LRScheduler):
+class OneCycleLR(MomentumScheduler):
     """From max_lr / div_factor up to `max_lr`, and down to max_lr / div_factor / final_div_factor; once.
 
     Smith and Topin 2018, "Super-convergence", as in PyTorch. The momentum (or beta 1) goes from `max_momentum` down
@@ -67,14 +66,8 @@ class OneCycleLR(LRScheduler):
         tops = self._numbers("max_lr", max_lr, optimizer)
         # of each group, in the order of LAST, FIRST, TOP
         self._lrs = [(top / div_factor / final_div_factor, top / div_factor, top) for top in tops]
-        self._momentums: list[tuple[float, float, float]] | None = None
-        self._momentum_name = "betas" if "betas" in optimizer.defaults else "momentum"
         if cycle_momentum:
-            if self._momentum_name not in optimizer.defaults:
-                raise InputError(
-                    f"{self._name}: {type(optimizer).__name__} has neither momentum nor betas; give "
-                    "cycle_momentum=False."
-                )
+            self._take_momentum(optimizer)
             high = self._numbers("max_momentum", max_momentum, optimizer, 1.0)
             low = self._numbers("base_momentum", base_momentum, optimizer, 1.0)
             self._momentums = [(h, h, b) for h, b in zip(high, low, strict=True)]
@@ -88,13 +81,8 @@ class OneCycleLR(LRScheduler):
             )
         return self._at(number, self._lrs[i])
 
-    def _set(self, number: int, rates: Sequence[float]) -> None:
-        super()._set(number, rates)
-        for i, levels in enumerate(self._momentums or ()):
-            group, momentum = self.optimizer.param_groups[i], self._at(number, levels)
-            group[self._momentum_name] = (
-                (momentum, *group["betas"][1:]) if self._momentum_name == "betas" else momentum
-            )
+    def _momentum(self, i: int, number: int) -> float:
+        return self._at(number, self._momentums[i])
 
     def _at(self, number: int, levels: tuple[float, float, float]) -> float:
         """The value at a step, of what has these levels."""
@@ -107,12 +95,6 @@ class OneCycleLR(LRScheduler):
         if self.anneal_strategy == "linear":
             return first + (last - first) * over
         return last + (first - last) / 2 * (math.cos(math.pi * over) + 1)
-
-    def _numbers(self, name: str, value: Any, optimizer: Optimizer, below: float = math.inf) -> list[float]:
-        values = self._one_each(name, value, optimizer)
-        for number in values:
-            check_number(self._name, name, number, below=below)
-        return values
 
 
 def _points(pct_start: float, total_steps: int, three_phase: bool) -> list[Point]:

@@ -1,0 +1,128 @@
+"""Adagrad and Adadelta: rates from the sums of squared gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from simparallel.autograd import Tensor
+from simparallel.backend import Array, get_namespace
+from simparallel.optim.checks import check_flags, check_number
+from simparallel.optim.optimizer import Group, Optimizer
+from simparallel.optim.pieces import decayed
+
+
+class Adagrad(Optimizer):
+    """s = s + g²;   p = p - lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps)
+
+    at step t, with g = grad + weight_decay p: Duchi et al. 2011, "Adaptive subgradient methods".
+
+    Args:
+        params: Tensors, or dicts with a group's own settings.
+        lr: learning rate, 0 or more; or a list or a callable of the step, see `Optimizer`.
+        lr_decay: how fast the rate falls, 0 or more.
+        weight_decay: factor of the L2 penalty, 0 or more.
+        initial_accumulator_value: what s begins with, 0 or more.
+        eps: keeps the quotient finite, 0 or more.
+        maximize: climb: the gradient counts with the other sign.
+
+    Raises:
+        InputError, DTypeError, AutogradError: see `Optimizer`.
+    """
+
+    state_names = ("sum",)
+    state_counts = ("step",)
+
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: Any = 1e-2, lr_decay: float = 0.0,
+        weight_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10, *,
+        maximize: bool = False,
+    ) -> None:  # fmt: skip
+        settings = {
+            "lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value, "eps": eps, "maximize": maximize,
+        }  # fmt: skip
+        super().__init__(params, settings)
+
+    def check(self, group: Group) -> None:
+        for name in ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"):
+            check_number(self._name, name, group[name])
+        check_flags(self._name, group, ("maximize",))
+
+    def update(self, param: Tensor, grad: Array, group: Group) -> None:
+        xp, state = get_namespace(param._data), self._remembered(param, group)
+        if state["step"] == 0:
+            state["sum"].fill(group["initial_accumulator_value"])
+        lr = group["lr"] / (1 + state["step"] * group["lr_decay"])
+        state["step"] += 1
+        for p, g, s, temporary, other in self._pieces(param, grad, [state["sum"]], 2, group["maximize"]):
+            g = decayed(p, g, group["weight_decay"], other)
+            s += xp.multiply(g, g, out=temporary)
+            quotient = xp.sqrt(s, out=temporary)
+            quotient += group["eps"]
+            xp.divide(g, quotient, out=quotient)
+            quotient *= lr
+            p -= quotient
+
+    def work(self, group: Group) -> tuple[int, int]:
+        # s 2, root, eps, quotient and update 3; read grad, read and write p and s
+        return 6 + 2 * bool(group["weight_decay"]) + group["maximize"], 5
+
+
+class Adadelta(Optimizer):
+    """v = rho v + (1 - rho) g²;   d = g sqrt(u + eps) / sqrt(v + eps);   u = rho u + (1 - rho) d²;   p = p - lr d
+
+    with g = grad + weight_decay p: Zeiler 2012, "ADADELTA: an adaptive learning rate method".
+
+    Args:
+        params: Tensors, or dicts with a group's own settings.
+        lr: learning rate, 0 or more; or a list or a callable of the step, see `Optimizer`.
+        rho: share of v and u that is kept, 0 to 1.
+        eps: under the roots, 0 or more.
+        weight_decay: factor of the L2 penalty, 0 or more.
+        maximize: climb: the gradient counts with the other sign.
+
+    Raises:
+        InputError, DTypeError, AutogradError: see `Optimizer`.
+    """
+
+    state_names = ("square_avg", "acc_delta")  # v and u, by PyTorch's names
+    state_counts = ("step",)
+
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], lr: Any = 1.0, rho: float = 0.9,
+        eps: float = 1e-6, weight_decay: float = 0.0, *, maximize: bool = False,
+    ) -> None:  # fmt: skip
+        settings = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, settings)
+
+    def check(self, group: Group) -> None:
+        for name in ("lr", "eps", "weight_decay"):
+            check_number(self._name, name, group[name])
+        check_number(self._name, "rho", group["rho"], below=math.nextafter(1.0, 2.0))
+        check_flags(self._name, group, ("maximize",))
+
+    def update(self, param: Tensor, grad: Array, group: Group) -> None:
+        xp, state = get_namespace(param._data), self._remembered(param, group)
+        state["step"] += 1
+        rho, eps, arrays = group["rho"], group["eps"], [state[name] for name in self.state_names]
+        for p, g, v, u, d, temporary, other in self._pieces(param, grad, arrays, 3, group["maximize"]):
+            g = decayed(p, g, group["weight_decay"], other)
+            v *= rho
+            square = xp.multiply(g, g, out=temporary)
+            square *= 1 - rho
+            v += square
+            xp.sqrt(xp.add(u, eps, out=d), out=d)
+            d /= xp.sqrt(xp.add(v, eps, out=temporary), out=temporary)
+            d *= g
+            u *= rho
+            square = xp.multiply(d, d, out=temporary)
+            square *= 1 - rho
+            u += square
+            d *= group["lr"]
+            p -= d
+
+    def work(self, group: Group) -> tuple[int, int]:
+        # v and u 4 each, two roots of sums, d 2, update 2; read grad, read and write p, v and u
+        return 16 + 2 * bool(group["weight_decay"]) + group["maximize"], 7

@@ -1,0 +1,193 @@
+"""Rates that rise and fall again and again, and momentum against them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from simparallel.errors import InputError
+from simparallel.optim.checks import check_count, check_number
+from simparallel.optim.lr_scheduler.base import LRScheduler
+from simparallel.optim.optimizer import Optimizer
+
+
+class MomentumScheduler(LRScheduler):
+    """Base: sets the momentum (or beta 1) of the groups beside their rates. A subclass says `_momentum`."""
+
+    _momentum_name: str | None = None  # None leaves momentum alone
+
+    def _momentum(self, i: int, number: int) -> float:
+        """The momentum of group i at a number."""
+        raise TypeError(f"{self._name} does not define _momentum")
+
+    def _take_momentum(self, optimizer: Optimizer) -> None:
+        """Find what the optimizer has. Raises InputError if that is neither momentum nor betas."""
+        for name in ("betas", "momentum"):
+            if name in optimizer.defaults:
+                self._momentum_name = name
+                return
+        raise InputError(
+            f"{self._name}: {type(optimizer).__name__} has neither momentum nor betas; give cycle_momentum=False."
+        )
+
+    def _set(self, number: int, rates: Sequence[float]) -> None:
+        super()._set(number, rates)
+        if self._momentum_name is None:
+            return
+        for i, group in enumerate(self.optimizer.param_groups):
+            momentum = self._momentum(i, number)
+            is_beta = self._momentum_name == "betas"
+            group[self._momentum_name] = (momentum, *group["betas"][1:]) if is_beta else momentum
+
+    def _numbers(self, name: str, value: Any, optimizer: Optimizer, below: float = math.inf) -> list[float]:
+        """A setting for each group, checked."""
+        values = self._one_each(name, value, optimizer)
+        for number in values:
+            check_number(self._name, name, number, below=below)
+        return values
+
+
+class CyclicLR(MomentumScheduler):
+    """From `base_lr` up to `max_lr` and down again, in straight lines, again and again.
+
+    Smith 2017, "Cyclical learning rates for training neural networks", as in PyTorch. The momentum (or beta 1)
+    goes from `max_momentum` down to `base_momentum` and up again. Call `step()` after each step of the optimizer.
+
+    Args:
+        optimizer, last_epoch: see `LRScheduler`.
+        base_lr, max_lr: the lowest and the highest rate, for all groups or lists.
+        step_size_up, step_size_down: steps up and down; None for as many down as up.
+        mode: how high a cycle is: "triangular" the whole way, "triangular2" half as high as the one before,
+            "exp_range" gamma ** t at step t.
+        gamma: of "exp_range".
+        scale_fn: instead of a mode: what the height is multiplied by.
+        scale_mode: what `scale_fn` is given: "cycle", its number from 1, or "iterations", the step.
+        cycle_momentum: False leaves momentum alone.
+        base_momentum, max_momentum: the lowest and the highest momentum, for all groups or lists.
+
+    Raises:
+        InputError: a setting out of range; also as `LRScheduler`.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, base_lr: float | Sequence[float], max_lr: float | Sequence[float],
+        step_size_up: int = 2000, step_size_down: int | None = None, mode: str = "triangular", gamma: float = 1.0,
+        scale_fn: Callable[[int], float] | None = None, scale_mode: str = "cycle", cycle_momentum: bool = True,
+        base_momentum: float | Sequence[float] = 0.8, max_momentum: float | Sequence[float] = 0.9,
+        last_epoch: int = -1,
+    ) -> None:  # fmt: skip
+        check_count(self._name, "step_size_up", step_size_up, 1)
+        check_count(
+            self._name, "step_size_down", step_size_up if step_size_down is None else step_size_down, 1
+        )
+        check_number(self._name, "gamma", gamma)
+        self.step_size_up = step_size_up
+        self.step_size_down = step_size_up if step_size_down is None else step_size_down
+        for name, value, known in (
+            ("mode", mode, ("triangular", "triangular2", "exp_range")),
+            ("scale_mode", scale_mode, ("cycle", "iterations")),
+        ):
+            if value not in known:
+                raise InputError(f"{self._name}: {name}={value!r}, choose from {', '.join(known)}.")
+        self.mode, self.gamma, self.scale_mode = mode, gamma, scale_mode
+        self._scale_fn = scale_fn
+        lowest = self._numbers("base_lr", base_lr, optimizer)
+        self._max_lrs = self._numbers("max_lr", max_lr, optimizer)
+        if cycle_momentum:
+            self._take_momentum(optimizer)
+            low = self._numbers("base_momentum", base_momentum, optimizer, 1.0)
+            high = self._numbers("max_momentum", max_momentum, optimizer, 1.0)
+            self._momentums = list(zip(low, high, strict=True))
+        self._begin(optimizer, last_epoch, lowest)
+
+    def _rate(self, i: int, number: int) -> float:
+        return self.base_lrs[i] + (self._max_lrs[i] - self.base_lrs[i]) * self._height(number)
+
+    def _momentum(self, i: int, number: int) -> float:
+        low, high = self._momentums[i]
+        return high - (high - low) * self._height(number)
+
+    def _height(self, number: int) -> float:
+        """0 at the lowest rate, 1 at the highest."""
+        before, step = divmod(number, self.step_size_up + self.step_size_down)
+        up, down = self.step_size_up, self.step_size_down
+        height = step / up if step <= up else (up + down - step) / down
+        return height * self._scale(before + 1, number)
+
+    def _scale(self, cycle: int, number: int) -> float:
+        if self._scale_fn is not None:
+            return self._scale_fn(cycle if self.scale_mode == "cycle" else number)
+        if self.mode == "triangular2":
+            return 0.5 ** (cycle - 1)
+        return self.gamma**number if self.mode == "exp_range" else 1.0
+
+
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """lr(t) = eta_min + (lr - eta_min) (1 + cos(pi s / S)) / 2, at step s of a cycle of S, again and again.
+
+    Loshchilov and Hutter 2017, "SGDR: stochastic gradient descent with warm restarts", as in PyTorch.
+
+    Args:
+        optimizer, last_epoch: see `LRScheduler`.
+        T_0: length of the first cycle, 1 or more.
+        T_mult: how many times as long each cycle is as the one before, 1 or more.
+        eta_min: the lowest rate, 0 or more.
+
+    Attributes:
+        T_cur: how far it is in the cycle, which `step(epoch)` may make a fraction.
+        T_i: length of the cycle.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1
+    ) -> None:  # fmt: skip
+        check_count(self._name, "T_0", T_0, 1)
+        check_count(self._name, "T_mult", T_mult, 1)
+        check_number(self._name, "eta_min", eta_min)
+        self.T_0, self.T_mult, self.eta_min = T_0, T_mult, eta_min
+        self._place = float(last_epoch + 1)
+        self._begin(optimizer, last_epoch)
+
+    def step(self, epoch: float | None = None) -> None:
+        """Go on by 1, or to any place, such as `epoch + step / steps_per_epoch`. An InputError changes nothing."""
+        self._check_groups()
+        place = self._place + 1 if epoch is None else epoch
+        check_number(self._name, "epoch", place)
+        self._go_to(float(place))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: where it stands, and the rates that each group began with and has."""
+        return {**super().state_dict(), "place": self._place}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where the other one was. Raises as `LRScheduler.load_state_dict`."""
+        super().load_state_dict(state_dict)
+        self._place = float(state_dict.get("place", self.last_epoch))
+
+    @property
+    def T_cur(self) -> float:
+        return self._cycle(self._place)[0]
+
+    @property
+    def T_i(self) -> int:
+        return self._cycle(self._place)[1]
+
+    def _go_to(self, place: float) -> None:
+        self._set(math.floor(place), [self._at(i, place) for i in range(len(self.base_lrs))])
+        self._place = place
+
+    def _rate(self, i: int, number: int) -> float:
+        return self._at(i, float(number))
+
+    def _at(self, i: int, place: float) -> float:
+        step, length = self._cycle(place)
+        return self.eta_min + (self.base_lrs[i] - self.eta_min) * (1 + math.cos(math.pi * step / length)) / 2
+
+    def _cycle(self, place: float) -> tuple[float, int]:
+        if self.T_mult == 1:
+            return place % self.T_0, self.T_0
+        length = self.T_0
+        while place >= length:
+            place, length = place - length, length * self.T_mult
+        return place, length
