@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
+import io
 import linecache
 import os
 import random
@@ -32,9 +34,11 @@ from simparallel.runtime.preflight import mark_rank
 from simparallel.runtime.rank import flush_output, play_rank
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.runtime.sources import Imported
+from simparallel.units import format_bytes
 
 PR_SET_PDEATHSIG = 1
 END_LIMIT_S = 1.0  # the host waits for twice as long
+_FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
 @dataclass
@@ -151,6 +155,7 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         interrupts.armed = False
         outcome.modules = imported.new()
         streams.flush()
+        outcome.lost_output = streams.lost()
         records.flush()
         for part in _packed(outcome):
             channel.send(connection, part)
@@ -172,18 +177,41 @@ def _packed(outcome: Outcome) -> tuple[bytes, bytes]:
     return cloudpickle.dumps({"kind": "outcome", "outcome": outcome}), packed_value
 
 
+class LogFile(io.FileIO):
+    """The log of a rank. A disk that is full costs lines of the log and not the training.
+
+    Attributes:
+        lost_bytes: how much could not be written.
+        problem: why.
+    """
+
+    lost_bytes, problem = 0, ""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            size = memoryview(data).nbytes
+            self.lost_bytes, self.problem = self.lost_bytes + size, os.strerror(error.errno)
+            return size
+
+
 class Streams:
     """Standard output and error of this rank: every run begins with them, whatever the one before has left."""
 
     def __init__(self) -> None:
         self._own: list[TextIO] = []
+        self._files: list[LogFile] = []
 
     def renew(self) -> None:
         """Put them in their places; opened anew if somebody has closed them."""
         if not self._own or any(stream.closed for stream in self._own):
+            self._files = [LogFile(fd, "w", closefd=False) for fd in (1, 2)]
             self._own = [
-                open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-                for fd in (1, 2)
+                io.TextIOWrapper(io.BufferedWriter(file), "utf-8", "backslashreplace", line_buffering=True)
+                for file in self._files
             ]
         sys.stdout, sys.stderr = self._own
 
@@ -193,6 +221,14 @@ class Streams:
 
     def flush(self) -> None:
         flush_output(*self._own)
+
+    def lost(self) -> str:
+        """Say what could not be written since this was asked last; "" if there is nothing."""
+        size = sum(file.lost_bytes for file in self._files)
+        problem = next((file.problem for file in self._files if file.lost_bytes), "")
+        for file in self._files:
+            file.lost_bytes = 0
+        return f"{format_bytes(size)} ({problem})" if size else ""
 
 
 class Interrupts:

@@ -199,6 +199,9 @@ class Cluster:
         failure = self._failure(outcomes)
         if failure is not None:
             raise failure[0] from failure[1]
+        lost = [f"of rank {o.rank} {o.lost_output}" for o in outcomes if o.lost_output]
+        if lost:
+            warnings.warn(f"the logs lack output: {', '.join(lost)}.", stacklevel=user_level())
         return results
 
     def _outcomes(
