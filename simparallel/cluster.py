@@ -298,7 +298,9 @@ def _check_world_size(world_size: object) -> None:
     if world_size < 1:
         raise ClusterError(f"world_size={world_size}: a cluster needs at least 1 device.")
     if world_size > MAX_RANKS:
-        raise ClusterError(f"world_size={min(world_size, 10**300):.3g}: a cluster has at most {MAX_RANKS} devices.")
+        raise ClusterError(
+            f"world_size={min(world_size, 10**300):.3g}: a cluster has at most {MAX_RANKS} devices."
+        )
 
 
 def _even_nodes(world_size: int, count: int) -> tuple[tuple[int, ...], ...]:

@@ -25,7 +25,7 @@ import pytest
 from leaks import belongings, finish, marked, no_leaks, start_script, wait_for  # noqa: F401 (a fixture)
 
 import simparallel as sp
-from simparallel.errors import ClusterError, DeadlineError, InputError, LaunchError, RunFailedError
+from simparallel.errors import ClusterError, InputError, LaunchError, RunFailedError
 from simparallel.runtime import pool, run
 
 pytestmark = pytest.mark.process

@@ -43,7 +43,9 @@ def test_a_deadline_names_the_line_of_the_busy_rank() -> None:
         sp.launch(busy, world_size=3, timeout_s=0.5, echo=False)
     line = busy.__code__.co_firstlineno + 3
     assert isinstance(info.value.__cause__, DeadlineError)
-    assert re.search(rf"^rank 0 was at .*{Path(__file__).name}:{line} in busy$", str(info.value), re.MULTILINE)
+    assert re.search(
+        rf"^rank 0 was at .*{Path(__file__).name}:{line} in busy$", str(info.value), re.MULTILINE
+    )
     assert info.value.reports[0]["at"].endswith(f":{line} in busy")
 
 

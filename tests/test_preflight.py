@@ -175,7 +175,9 @@ def test_a_world_beyond_counting_is_refused(nodes: int) -> None:
             sp.launch(sp.get_rank, world_size=world_size, nodes=nodes)
 
 
-def test_doctor_counts_ranks_by_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_counts_ranks_by_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(doctor, "available_memory", lambda: needed_bytes(21))
     assert cli.main(["doctor"]) == 0
     memory = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("memory "))

@@ -21,7 +21,6 @@ from simparallel.runtime.folder import (
     unusable,
 )
 
-
 READ_BYTES = 1 << 20
 Apart = Callable[[], contextlib.AbstractContextManager[object]]
 
@@ -107,7 +106,9 @@ class LogFiles:
 
     def close(self) -> None:
         if self.fds and self.log_dir is not None and os.getpid() == self._owner:
-            with contextlib.suppress(OSError):  # a process that was forked from this one may hold the file for long
+            with contextlib.suppress(
+                OSError
+            ):  # a process that was forked from this one may hold the file for long
                 fcntl.flock(self.host_fd, fcntl.LOCK_UN)
         for fd in self.fds:
             os.close(fd)
