@@ -41,6 +41,7 @@ BAD = {
     "number for links": {"log_links": 3},
     "text for files": {"log_files": "trace.json"},
     "number for a file": {"log_files": [3]},
+    "number for a rank table": {"rank_table": 3},
     "a script": {"fn": "train.py"},
 }
 

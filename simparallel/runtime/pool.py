@@ -213,8 +213,8 @@ class Pool:
     def run(
         self, payload: bytes, cluster: ClusterSpec, *, timeout_s: float = DEFAULT_TIMEOUT_S,
         keep_events: bool = True, memory_bytes: int | None = None, algorithm: str = "direct",
-        check: str = "full", faults: list[Fault] | None = None, seed: int = 0, echo: bool = True, note: Note | None = None,
-        apart: Apart = contextlib.nullcontext,
+        check: str = "full", faults: list[Fault] | None = None, seed: int = 0, echo: bool = True,
+        note: Note | None = None, apart: Apart = contextlib.nullcontext,
     ) -> list[Outcome]:  # fmt: skip
         """Run a packed call on every rank; one outcome per rank, in order.
 
