@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ import simparallel as sp
 from simparallel import cli, world
 from simparallel.errors import InputError, LaunchError
 from simparallel.runtime.device import LogFile
-from simparallel.runtime.launch import _Bar
 from simparallel.runtime.logs import LogFiles, Tail, last_turn, printable
+from simparallel.runtime.notes import Bar, Notes
 from simparallel.runtime.pool import Pool
+from simparallel.view.shown import BACKEND, backend_for_ranks
 
 process = pytest.mark.process
 HOME = str(Path(sp.__file__).parents[1])
@@ -289,7 +291,7 @@ def test_a_bar_and_lines_of_ranks_do_not_share_a_line(
 ) -> None:
     console = Console()
     monkeypatch.setattr(sys, "stderr", console)
-    bar = _Bar()
+    bar = Bar()
     with open(tmp_path / "log", "a+b", buffering=0) as log:
         tail = Tail([log.fileno()], console, apart=bar.hidden)
         bar({"kind": "progress", "description": "train", "done": 1, "total": 3})
@@ -335,3 +337,58 @@ def test_other_errors_of_a_log_are_told() -> None:
             file.write(b"x")
     finally:
         os.close(write)
+
+
+# --- figures -----------------------------------------------------------------------------------------
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@process
+def test_figures_that_a_rank_shows_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the folder of logs, beside what is there; and pyplot has none left, as after a closed window."""
+
+    def draw() -> list[int]:
+        import multiprocessing
+
+        import matplotlib.pyplot as plt
+
+        plt.plot([1, 2])
+        plt.figure().show()
+        forked = multiprocessing.get_context("fork").Process(target=plt.show)  # it is no rank, and has no say
+        forked.start()
+        forked.join()
+        plt.show()
+        return plt.get_fignums()
+
+    (tmp_path / "rank0_figure1.png").write_text("mine")
+    assert sp.launch(draw, log_dir=tmp_path) == [[]]
+    pictures = {path.name: path.read_bytes() for path in tmp_path.glob("*.png")}
+    assert pictures.pop("rank0_figure1.png") == b"mine"
+    assert len(pictures) == 3
+    assert all(picture.startswith(PNG) for picture in pictures.values())
+    assert capsys.readouterr().out.count("[rank 0] plt.show(): ") == 3
+
+
+def test_figures_appear_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    displayed: list[bytes] = []
+    display = SimpleNamespace(display=displayed.append, Image=lambda data: data)
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell, display=display))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    Notes(str(tmp_path))({"kind": "figure", "rank": 0, "png": PNG})
+    assert displayed == [PNG]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_figure_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Notes(os.devnull)({"kind": "figure", "rank": 3, "png": PNG})
+    assert "[rank 3] plt.show(): the figure cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("named", "kept"),
+    [(None, False), ("", False), ("module://of.a.notebook", False), ("Agg", True), ("TkAgg", True)],
+)
+def test_a_backend_that_the_user_names_is_kept(named: str | None, kept: bool) -> None:
+    assert backend_for_ranks(named) == (named if kept else BACKEND)

@@ -35,6 +35,7 @@ from simparallel.runtime.rank import flush_output, play_rank
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.runtime.sources import Imported
 from simparallel.units import format_bytes
+from simparallel.view import shown
 
 PR_SET_PDEATHSIG = 1
 END_LIMIT_S = 1.0  # the host waits for twice as long
@@ -80,6 +81,7 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
         records.begin()
         os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
         mark_rank(rank)
+        os.environ["MPLBACKEND"] = shown.backend_for_ranks(os.environ.get("MPLBACKEND"))
         interrupts = Interrupts()
         signal.signal(signal.SIGINT, interrupts)
         _serve(rank, wiring, interrupts, streams)
@@ -112,7 +114,19 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
     arena = Arena(segment, rank)
     last: Communicator | None = None
     imported = Imported()
-    channel.send(connection, cloudpickle.dumps({"kind": "ready", "pid": os.getpid()}))
+    sending, pid = threading.Lock(), os.getpid()
+
+    def send(message: bytes) -> None:
+        """From any thread of this process, but not from one that it forked."""
+        if os.getpid() == pid:
+            with sending:
+                channel.send(connection, message)
+
+    def tell(note: dict[str, Any]) -> None:
+        send(cloudpickle.dumps(note))
+
+    shown.deliver = lambda png: tell({"kind": "figure", "rank": rank, "png": png})
+    tell({"kind": "ready", "pid": pid})
     while True:
         try:
             message = cloudpickle.loads(channel.receive(connection))
@@ -130,9 +144,6 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         transport.start()
         signal.signal(signal.SIGINT, interrupts)  # a function of an earlier run may have set its own
         streams.renew()
-
-        def tell(note: dict[str, Any]) -> None:
-            channel.send(connection, cloudpickle.dumps(note))
 
         def call(payload: bytes = message["payload"]) -> Any:
             interrupts.armed = True
@@ -157,8 +168,10 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         streams.flush()
         outcome.lost_output = streams.lost()
         records.flush()
-        for part in _packed(outcome):
-            channel.send(connection, part)
+        answer, value = _packed(outcome)
+        with sending:  # nothing may come between the two
+            channel.send(connection, answer)
+            channel.send(connection, value)
 
 
 def _packed(outcome: Outcome) -> tuple[bytes, bytes]:
