@@ -134,7 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.arguments = _passed_on(given, options)
     try:
         code = _code_of(options)
-        sys.stdout.flush()  # here, where it can be told what became of it
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where it can be told what became of it
         return code
     except BrokenPipeError:
         if not _reader_is_gone():

@@ -71,7 +71,7 @@ def foreign_launcher(environment: Mapping[str, str]) -> tuple[str, int] | None:
     The number is 0 where only MPI knows it, or a rank table.
     """
     for variable in (*_MPI_LAUNCHERS, *_OTHER_LAUNCHERS):
-        count = environment.get(variable, "1")
+        count = environment.get(variable, "1")[:20]  # Python reads no number of thousands of digits
         if count.isdecimal() and int(count) > 1:
             return variable, int(count)
     if "RANK_TABLE_FILE" in environment and not environment.keys().isdisjoint(_PLACES):

@@ -25,7 +25,7 @@ import pytest
 from leaks import belongings, finish, marked, no_leaks, start_script, wait_for  # noqa: F401 (a fixture)
 
 import simparallel as sp
-from simparallel.errors import ClusterError, DeadlineError, InputError, LaunchError, RunFailedError
+from simparallel.errors import ClusterError, InputError, LaunchError, RunFailedError
 from simparallel.runtime import pool, run
 
 pytestmark = pytest.mark.process
@@ -370,10 +370,21 @@ def test_a_stopped_rank_is_called_stopped() -> None:
         sp.barrier()
 
     error = failure(sp.launch, stop, world_size=2, echo=False, timeout_s=1, limit_s=8)
-    assert error.rank == 0
-    assert isinstance(error.__cause__, DeadlineError)
-    assert error.__cause__.missing == [1]
+    assert error.rank == 1
+    assert str(error).startswith("rank 1 of 2 failed: process is stopped (SIGSTOP)")
+    assert error.reports[0]["missing"] == [1]
     assert f"rank 1 (pid {error.reports[1]['pid']}) is stopped (SIGSTOP or a debugger)" in str(error)
+
+
+def test_a_stopped_rank_is_no_cause_of_another_error() -> None:
+    def stop() -> None:
+        if sp.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        raise ValueError("of its own")
+
+    error = failure(sp.launch, stop, world_size=2, echo=False, timeout_s=60, limit_s=8)
+    assert error.rank == 0
+    assert isinstance(error.__cause__, ValueError)
     assert "Stopped because of it: rank 1." in str(error)
 
 
@@ -686,7 +697,8 @@ def test_ctrl_c(tmp_path: Path, mode: str) -> None:
     os.killpg(script.pid, signal.SIGINT)  # as the terminal does
     _, err = finish(script)
     assert script.returncode == -signal.SIGINT
-    assert err.rstrip().endswith("KeyboardInterrupt")
+    _, _, told = err.partition("\nKeyboardInterrupt\n")
+    assert told.startswith("rank")  # where they were
     assert len(list(tmp_path.glob("finally?"))) == 2
     assert "[rank" not in err
 

@@ -15,7 +15,7 @@ from leaks import finish, no_leaks, start_script  # noqa: F401 (no_leaks is a fi
 import simparallel as sp
 from simparallel import cli, doctor
 from simparallel.comm import segment, unnamed
-from simparallel.errors import ClusterError, LaunchError, RunFailedError, SharedMemoryError
+from simparallel.errors import ClusterError, InputError, LaunchError, RunFailedError, SharedMemoryError
 from simparallel.runtime import preflight
 from simparallel.runtime.preflight import MAX_NESTED, RANK_MARK, needed_bytes, room_for_ranks
 
@@ -185,3 +185,13 @@ def test_doctor_counts_ranks_by_memory(
     monkeypatch.setattr(doctor, "available_memory", lambda: needed_bytes(3))
     found = {finding.name: finding.state for finding in doctor.findings()}
     assert found["memory"] == "fallback"
+
+
+def test_a_trace_that_names_too_many_ranks_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    sp.launch(sp.get_rank, world_size=2, transport="inline").trace.save(path)
+    text = path.read_text()
+    for nodes in ("[[0, 1]]", "[]"):
+        path.write_text(text.replace('"world_size": 2', '"world_size": 1000000000').replace("[[0, 1]]", nodes))
+        with pytest.raises(InputError, match="at most"):
+            sp.Trace.load(path)

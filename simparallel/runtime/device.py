@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
+import io
 import linecache
 import os
 import select
@@ -31,9 +33,12 @@ from simparallel.runtime.rank import flush_output, play_rank
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.runtime.sources import Imported
 from simparallel.runtime.title import set_program
+from simparallel.units import format_bytes
+from simparallel.view import shown
 
 PR_SET_PDEATHSIG = 1
 END_LIMIT_S = 1.0  # the host waits for twice as long
+_FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
 @dataclass
@@ -76,6 +81,7 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
         os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
         mark_rank(rank)
         set_program(rank, wiring.world_size)
+        os.environ["MPLBACKEND"] = shown.backend_for_ranks(os.environ.get("MPLBACKEND"))
         interrupts = Interrupts()
         signal.signal(signal.SIGINT, interrupts)
         _serve(rank, wiring, interrupts, streams)
@@ -108,7 +114,19 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
     arena = Arena(segment, rank)
     last: Communicator | None = None
     imported = Imported()
-    channel.send(connection, cloudpickle.dumps({"kind": "ready", "pid": os.getpid()}))
+    sending, pid = threading.Lock(), os.getpid()
+
+    def send(message: bytes) -> None:
+        """From any thread of this process, but not from one that it forked."""
+        if os.getpid() == pid:
+            with sending:
+                channel.send(connection, message)
+
+    def tell(note: dict[str, Any]) -> None:
+        send(cloudpickle.dumps(note))
+
+    shown.deliver = lambda png: tell({"kind": "figure", "rank": rank, "png": png})
+    tell({"kind": "ready", "pid": pid})
     while True:
         try:
             message = cloudpickle.loads(channel.receive(connection))
@@ -126,9 +144,6 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         transport.start()
         signal.signal(signal.SIGINT, interrupts)  # a function of an earlier run may have set its own
         streams.renew()
-
-        def tell(note: dict[str, Any]) -> None:
-            channel.send(connection, cloudpickle.dumps(note))
 
         def call(payload: bytes = message["payload"]) -> Any:
             interrupts.armed = True
@@ -150,9 +165,12 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         interrupts.armed = False
         outcome.modules = imported.new()
         streams.flush()
+        outcome.lost_output = streams.lost()
         records.flush()
-        for part in _packed(outcome):
-            channel.send(connection, part)
+        answer, value = _packed(outcome)
+        with sending:  # nothing may come between the two
+            channel.send(connection, answer)
+            channel.send(connection, value)
 
 
 def program_of(function: Any, args: tuple[Any, ...]) -> str:
@@ -178,18 +196,41 @@ def _packed(outcome: Outcome) -> tuple[bytes, bytes]:
     return cloudpickle.dumps({"kind": "outcome", "outcome": outcome}), packed_value
 
 
+class LogFile(io.FileIO):
+    """The log of a rank. A disk that is full costs lines of the log and not the training.
+
+    Attributes:
+        lost_bytes: how much could not be written.
+        problem: why.
+    """
+
+    lost_bytes, problem = 0, ""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            size = memoryview(data).nbytes
+            self.lost_bytes, self.problem = self.lost_bytes + size, os.strerror(error.errno)
+            return size
+
+
 class Streams:
     """Standard output and error of this rank: every run begins with them, whatever the one before has left."""
 
     def __init__(self) -> None:
         self._own: list[TextIO] = []
+        self._files: list[LogFile] = []
 
     def renew(self) -> None:
         """Put them in their places; opened anew if somebody has closed them."""
         if not self._own or any(stream.closed for stream in self._own):
+            self._files = [LogFile(fd, "w", closefd=False) for fd in (1, 2)]
             self._own = [
-                open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-                for fd in (1, 2)
+                io.TextIOWrapper(io.BufferedWriter(file), "utf-8", "backslashreplace", line_buffering=True)
+                for file in self._files
             ]
         sys.stdout, sys.stderr = self._own
 
@@ -199,6 +240,14 @@ class Streams:
 
     def flush(self) -> None:
         flush_output(*self._own)
+
+    def lost(self) -> str:
+        """Say what could not be written since this was asked last; "" if there is nothing."""
+        size = sum(file.lost_bytes for file in self._files)
+        problem = next((file.problem for file in self._files if file.lost_bytes), "")
+        for file in self._files:
+            file.lost_bytes = 0
+        return f"{format_bytes(size)} ({problem})" if size else ""
 
 
 class Interrupts:

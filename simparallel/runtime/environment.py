@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from simparallel.errors import InputError
 from simparallel.ranktable import RankTable, read_rank_table
 
 MASTER_ADDR, MASTER_PORT = "127.0.0.1", 29500
@@ -61,10 +62,13 @@ def places(
 
     Raises:
         RankTableError: the table breaks a rule.
+        InputError: it is neither a table nor the path of one.
         ClusterError: it is of another size than was asked for.
     """
     if rank_table is None:
         return Places(nodes, (), dict(environment or {}))
+    if not isinstance(rank_table, (RankTable, str, os.PathLike)):
+        raise InputError(f"rank_table={rank_table!r} is neither a RankTable nor the path of one.")
     table = rank_table if isinstance(rank_table, RankTable) else read_rank_table(rank_table)
     told = {"RANK_TABLE_FILE": table.path, **(environment or {})}
     return Places(table.nodes_for(world_size, nodes), table.device_ids, told)

@@ -189,6 +189,10 @@ def request(options: argparse.Namespace) -> Request:
         )
     if options.mpiexec is not None and options.transport != "mpi":
         raise InputError(f"--mpiexec {options.mpiexec!r} needs --transport mpi.")
+    try:
+        shlex.split(options.mpiexec or "")
+    except ValueError as error:
+        raise InputError(f"--mpiexec {options.mpiexec!r} is no command line: {error}.") from None
     if options.log_dir and options.output_filename and options.log_dir != options.output_filename:
         raise InputError(
             f"--log-dir {options.log_dir} and --output-filename {options.output_filename}: give one."

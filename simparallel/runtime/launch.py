@@ -7,11 +7,9 @@ import json
 import logging
 import os
 import reprlib
-import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -32,6 +30,7 @@ from simparallel.recording import check_record, join
 from simparallel.runtime import settings as checked
 from simparallel.runtime.environment import places
 from simparallel.runtime.folder import RANK_LINKS, forget_reports
+from simparallel.runtime.notes import Notes
 from simparallel.runtime.pool import START_LIMIT_S, Pool, pack
 from simparallel.runtime.preflight import check_memory, check_not_in_a_rank
 from simparallel.runtime.reports import Outcome, run_failed
@@ -218,6 +217,9 @@ class Cluster:
         failure = self._failure(outcomes)
         if failure is not None:
             raise failure[0] from failure[1]
+        lost = [f"of rank {o.rank} {o.lost_output}" for o in outcomes if o.lost_output]
+        if lost:
+            warnings.warn(f"the logs lack output: {', '.join(lost)}.", stacklevel=user_level())
         return results
 
     def _outcomes(
@@ -227,19 +229,21 @@ class Cluster:
         faults = parse(self._fault_text(), self.world_size, threads=is_inline)
         disabled()  # to be refused before anything begins
         settings = {**self._run_settings, "faults": faults, "seed": random_state.seed}
-        bar = _Bar()
+        notes = Notes(self.log_dir)
         try:
             if is_inline:
                 self._forget_reports()
                 call = partial(function, *args, **kwargs)
                 threads = self._pool_settings["blas_threads"]
-                return run_threads(call, self.spec, tell=bar, blas_threads=threads, **settings)  # type: ignore[arg-type]
+                return run_threads(call, self.spec, tell=notes, blas_threads=threads, **settings)  # type: ignore[arg-type]
             payload = pack(function, args, kwargs)
             pool = self._warm_pool()
             self._forget_reports()
-            return pool.run(payload, self.spec, echo=self.echo, note=bar, apart=bar.hidden, **settings)  # type: ignore[arg-type]
+            return pool.run(
+                payload, self.spec, echo=self.echo, note=notes, apart=notes.bar.hidden, **settings
+            )  # type: ignore[arg-type]
         finally:
-            bar.close()
+            notes.close()
             if self._pool is not None and not self._pool.usable:
                 self._pool.close()  # its processes may be in any state; the next run starts new ones
                 self._pool = None
@@ -346,48 +350,3 @@ def _with_settings(function: Callable[..., Any]) -> inspect.Signature:
 
 
 launch.__signature__ = _with_settings(launch)  # type: ignore[attr-defined]
-
-
-def _quiet_tqdm() -> type:
-    """tqdm without its monitor thread, and without its process lock.
-
-    The lock would fix the start method of the user's `multiprocessing`, the thread would stay.
-    """
-    from tqdm import tqdm
-
-    class QuietBar(tqdm):
-        monitor_interval = 0
-
-    QuietBar.set_lock(threading.RLock())
-    return QuietBar
-
-
-class _Bar:
-    """The progress bar of a run, drawn by the launcher from what rank 0 tells."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._description: str | None = None
-
-    def __call__(self, note: dict[str, Any]) -> None:
-        if self._bar is None or note["description"] != self._description or note["done"] <= self._bar.n:
-            self.close()
-            self._description = note["description"]
-            self._bar = _quiet_tqdm()(total=note["total"], desc=self._description or None, file=sys.stderr)
-        self._bar.update(note["done"] - self._bar.n)
-
-    @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Take the bar off its line of the console inside of the block: others print there."""
-        if self._bar is not None:
-            self._bar.clear()
-        try:
-            yield
-        finally:
-            if self._bar is not None:
-                self._bar.refresh()
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None

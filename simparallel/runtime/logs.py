@@ -92,6 +92,10 @@ class LogFiles:
         """What the host has written so far."""
         return os.pread(self.host_fd, 4000, len(self._head)).decode(errors="replace").strip()
 
+    def words_of_rank(self, rank: int) -> str:
+        """What a rank has written so far."""
+        return os.pread(self.rank_fds[rank], 4000, 0).decode(errors="replace").strip()
+
     def _open(self, name: str) -> int:
         if self.log_dir is None:
             fd, path = tempfile.mkstemp(prefix="simparallel-")
@@ -177,4 +181,5 @@ def printable(line: bytes) -> str:
 
 
 def console(echo: bool) -> TextIO | None:
-    return sys.stdout if echo else None
+    """Standard output, where lines are to be shown and it is open."""
+    return None if not echo or sys.stdout is None or sys.stdout.closed else sys.stdout

@@ -193,18 +193,19 @@ class Pool:
         pids = []
         for rank, connection in enumerate(self.connections):
             if not connection.poll(min(max(0.0, deadline - time.monotonic()), channel.LONGEST_WAIT_S)):
-                raise self._start_error(f"rank {rank} was not ready after {self._start_timeout_s:g} s")
+                raise self._start_error(rank, f"was not ready after {self._start_timeout_s:g} s")
             try:
                 pids.append(cloudpickle.loads(channel.receive(connection))["pid"])
             except (EOFError, OSError):
-                raise self._start_error(f"rank {rank} ended before it was ready") from None
+                raise self._start_error(rank, "ended before it was ready") from None
         return pids
 
-    def _start_error(self, what: str) -> LaunchError:
-        said = self.logs.words_of_host()
+    def _start_error(self, rank: int, what: str) -> LaunchError:
+        said, own = self.logs.words_of_host() or "(nothing)", self.logs.words_of_rank(rank)
         self.close()
+        own = f"\nRank {rank} said:\n{own}" if own else ""
         return LaunchError(
-            f"the device processes did not start: {what}. The host process said:\n{said or '(nothing)'}"
+            f"the device processes did not start: rank {rank} {what}. The host process said:\n{said}{own}"
         )
 
     # --- a run ------------------------------------------------------------------------------------
@@ -212,8 +213,8 @@ class Pool:
     def run(
         self, payload: bytes, cluster: ClusterSpec, *, timeout_s: float = DEFAULT_TIMEOUT_S,
         record: str = "summary", memory_bytes: int | None = None, algorithm: str = "direct",
-        check: str = "full", faults: list[Fault] | None = None, seed: int = 0, echo: bool = True, note: Note | None = None,
-        apart: Apart = contextlib.nullcontext,
+        check: str = "full", faults: list[Fault] | None = None, seed: int = 0, echo: bool = True,
+        note: Note | None = None, apart: Apart = contextlib.nullcontext,
     ) -> list[Outcome]:  # fmt: skip
         """Run a packed call on every rank; one outcome per rank, in order.
 

@@ -7,6 +7,7 @@ import signal
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from simparallel.cluster import ClusterSpec
 from simparallel.comm.progress import unreceived
 from simparallel.comm.segment import Segment
 from simparallel.comm.transport import LEFT
-from simparallel.errors import RankFailedError, RunFailedError, SimParallelError
+from simparallel.errors import DeadlineError, RankFailedError, RunFailedError, SimParallelError
 from simparallel.recording import Recorded
 from simparallel.runtime.sources import is_installed
 
@@ -31,11 +32,13 @@ class Outcome:
     Attributes:
         value: what its function returned.
         report: None, or why it failed: summary, traceback, places (the user's part of it), secondary, time_ns, pid,
-            exit_code, at (the user's line that was running, such as "train.py:7 in step"), exception (pickled, or None
-            where that fails; of a rank that is a thread the exception itself).
+            exit_code, at (the user's line that was running, such as "train.py:7 in step"), missing (ranks that it
+            waited for too long), was_stopped (only where it was, by a signal), exception (pickled, or None where that
+            fails; of a rank that is a thread the exception itself).
         cluster: the hardware that priced its work; None if it did not come so far.
         kept_letters: (sender, text) of messages that it never asked for by their tag.
         modules: files of the user's modules that its process has imported since the run before.
+        lost_output: what of its output is not in its log, and why; "" for nothing.
     """
 
     rank: int
@@ -47,6 +50,7 @@ class Outcome:
     cluster: ClusterSpec | None = None
     kept_letters: list[tuple[int, str]] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
+    lost_output: str = ""
 
 
 def failure_report(error: BaseException, *, keep: bool = False) -> dict[str, Any]:
@@ -72,6 +76,7 @@ def failure_report(error: BaseException, *, keep: bool = False) -> dict[str, Any
         "time_ns": time.monotonic_ns(),
         "pid": os.getpid(),
         "exit_code": exit_code,
+        "missing": list(error.facts.get("missing", ())) if isinstance(error, DeadlineError) else [],
         "exception": carried,
     }
 
@@ -118,6 +123,8 @@ def _innermost_line(error: BaseException) -> str:
         code = frame.f_code
         if not is_inside(code.co_filename) and not is_installed(code.co_filename):
             found = f"{place(code.co_filename, line)} in {code.co_name}"
+    with suppress(OSError):  # the working directory may be gone
+        found = found.removeprefix(os.getcwd() + os.sep)
     return found
 
 
@@ -169,14 +176,13 @@ def death_report(pid: int, exit_code: int | None, *, by_us: bool = False) -> dic
     return _report(pid, summary, code, secondary=by_us)
 
 
-def stop_report(pid: int, timeout_s: float) -> dict[str, Any]:
-    """A process that was stopped for too long, and killed for that."""
-    return _report(
-        pid,
+def stop_report(pid: int, timeout_s: float, *, secondary: bool = False) -> dict[str, Any]:
+    """A process that was stopped for too long, and killed for that; `secondary`: or after another rank's failure."""
+    summary = (
         f"process is stopped (SIGSTOP), and nobody continued it for {timeout_s:g} s (timeout_s), so it was killed. "
-        "Send SIGCONT in time, or raise timeout_s (--timeout).",
-        1,
+        "Send SIGCONT in time, or raise timeout_s (--timeout)."
     )
+    return {**_report(pid, summary, 1, secondary=secondary), "was_stopped": True}
 
 
 def _report(pid: int, summary: str, code: int, *, secondary: bool = False) -> dict[str, Any]:
@@ -196,10 +202,13 @@ def _report(pid: int, summary: str, code: int, *, secondary: bool = False) -> di
 def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedError, BaseException | None]:
     """The error for a run in which some rank failed, root cause first, and its original exception.
 
-    The root cause is the earliest failure that was not itself caused by another rank's.
+    The root cause is the earliest failure that was not itself caused by another rank's; where that is a wait for a
+    rank that was stopped by a signal, it is that rank.
     """
     reports = {outcome.rank: outcome.report for outcome in outcomes if outcome.report is not None}
     order = sorted(reports, key=lambda rank: (reports[rank]["secondary"], reports[rank]["time_ns"]))
+    missing = reports[order[0]].get("missing", ())
+    order.sort(key=lambda rank: not (rank in missing and reports[rank].get("was_stopped")))
     root, others = order[0], order[1:]
     cause = reports[root]
     lines = [f"rank {root} of {len(outcomes)} failed: {cause['summary']}"]

@@ -52,6 +52,7 @@ class Run:
         self._reading = False
         self._stopped_s: dict[int, float] = {}  # since the look that found it so, by rank
         self._given_up: set[int] = set()  # because they were stopped for too long
+        self._found_stopped: set[int] = set()  # when they were to be ended, because of another failure
         self._looked_at = time.monotonic()
 
     def collect(self) -> None:
@@ -157,8 +158,9 @@ class Run:
         if self.waiting.pop(connection, None) is not None:
             by_us = exit_code is not None and -exit_code in self._sent
             report = death_report(self.pool.pids[rank], exit_code, by_us=by_us)
-            if rank in self._given_up:
-                report = stop_report(self.pool.pids[rank], self.timeout_s)
+            if rank in self._given_up | self._found_stopped:
+                secondary = rank not in self._given_up
+                report = stop_report(self.pool.pids[rank], self.timeout_s, secondary=secondary)
             self.outcomes[rank].report = report
             self._first_failure_at = self._first_failure_at or time.monotonic()
 
@@ -172,6 +174,7 @@ class Run:
                 number = LADDER[self._asked][1]
                 if process_state(self.pool.pids[rank]) == "T":  # it would never see a milder one
                     number = signal.SIGKILL
+                    self._found_stopped.add(rank)
                 self.pool.signal_rank(rank, number)
                 self._sent.add(number)
             self._asked += 1

@@ -139,10 +139,9 @@ def check_function(who: str, function: object) -> None:
     """
     if callable(function):
         return
-    if isinstance(function, (str, os.PathLike)) and os.fspath(function).endswith(".py"):
-        way_out = f"a script is started with: simparallel run -n N {os.fspath(function)}"
-    else:
-        way_out = "pass it without calling it"
+    way_out = "pass it without calling it"
+    if isinstance(function, (str, os.PathLike)) and (script := os.fsdecode(function)).endswith(".py"):
+        way_out = f"a script is started with: simparallel run -n N {script}"
     raise InputError(f"{who} needs a function, got {type(function).__name__}; {way_out}.")
 
 
