@@ -261,7 +261,7 @@ def test_mpiexec_ends_with_a_killed_launcher(tmp_path: Path) -> None:
     words = ["-m", "simparallel", "run", "--transport", "mpi", "--mpiexec", str(mpiexec), "train.py"]
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
     with subprocess.Popen(
-        [sys.executable, *words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, *words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}
     ) as job:
         wait_for(lambda: (tmp_path / "pid").exists())
         job.kill()
