@@ -93,7 +93,7 @@ def _npy_header(source: Source, text: bytes) -> tuple[tuple[int, ...], bool, np.
             shape, fortran, dtype = np.lib.format.read_array_header_2_0(
                 stream, max_header_size=LARGEST_HEADER
             )
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, OverflowError):
+    except Exception:  # parsing any text may fail in any way
         shape, fortran, dtype = (), False, np.dtype(object)
     if dtype.kind not in "uifb" or dtype.itemsize not in (1, 2, 4, 8):
         shown = text.decode("latin1").strip()[:99]
