@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import pickle
 import random
 import struct
@@ -250,6 +251,49 @@ def test_png_and_jpeg_through_pillow(tmp_path):
         assert caught.value.path == str(tmp_path / "d.png")
 
 
+def test_a_png_that_is_cut_anywhere_is_refused(tmp_path):
+    image_module = pytest.importorskip("PIL.Image")
+    image_module.fromarray(IMAGES[0]).save(tmp_path / "a.png")
+    whole = (tmp_path / "a.png").read_bytes()
+    for size in (*range(0, len(whole) - 20, 19), *range(len(whole) - 20, len(whole))):
+        with pytest.raises(DataError):
+            data.read_image(write(tmp_path / "b.png", whole[:size]))
+    assert np.array_equal(data.read_image(write(tmp_path / "b.png", whole + b"more"))[..., 0], IMAGES[0])
+
+
+READERS = {
+    "idx": data.read_idx, "bin": cifar.read_cifar10, "tar.gz": lambda path: data.read_cifar10_archive(path, ["a"]),
+    **dict.fromkeys(("npy", "ppm", "png"), data.read_image),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_pipe_is_refused_at_once(tmp_path, kind):
+    if kind == "png":
+        pytest.importorskip("PIL.Image")
+    os.mkfifo(tmp_path / f"a.{kind}")
+    with pytest.raises(DataError, match="not a regular file"):
+        READERS[kind](tmp_path / f"a.{kind}")
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_disk_that_cannot_be_read(tmp_path, kind):
+    """Linux answers EIO where this file is read at its beginning."""
+    if kind == "png":
+        pytest.importorskip("PIL.Image")
+    (tmp_path / f"a.{kind}").symlink_to("/proc/self/mem")
+    with pytest.raises(DataError, match="Input/output error"):
+        READERS[kind](tmp_path / f"a.{kind}")
+
+
+def test_a_file_of_more_than_the_memory(tmp_path):
+    """One with holes takes no disk."""
+    path = write(tmp_path / "a.bin", b"")
+    os.truncate(path, cifar.RECORD_BYTES << 31)
+    with pytest.raises(DataError, match="this machine has"):
+        cifar.read_cifar10(path, num_records=None)
+
+
 def test_without_pillow_png_is_refused_with_a_way_out(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(DataError, match="pip install Pillow"):
@@ -393,7 +437,12 @@ CASES = {
     "npy long header": (image_case("a.npy", npy_bytes(" " * 20_000)), "header of 20000 bytes", 8),
     "npy cut header": (image_case("a.npy", npy_bytes(npy_header())[:30]), "ends inside the header", 30),
     "npy code": (image_case("a.npy", npy_bytes("__import__('os').abort()")), "not that of numbers", 10),
-    "npy strange dtype": (image_case("a.npy", npy_bytes(npy_header("'<f1'"))), "no dtype f1", 10),
+    "npy strange dtype": (image_case("a.npy", npy_bytes(npy_header("'<f1'"))), "not that of numbers", 10),
+    "npy records": (image_case("a.npy", npy_bytes(npy_header("[('a', '<f4')]"))), "not that of numbers", 10),
+    "npy negative": (image_case("a.npy", npy_bytes(npy_header(shape="(-1, 2, 3)"))), "not \\(-1, 2, 3\\)", 10),
+    "npy spaces": (image_case("a.npy", npy_bytes(npy_header(shape=("1" + " " * 30) * 8 + "X"))), "not that of num", 10),
+    "npy deep": (image_case("a.npy", npy_bytes("-" * 9000 + "1")), "not that of numbers", 10),
+    "npy brackets": (image_case("a.npy", npy_bytes("(" * 9000)), "not that of numbers", 10),
     "npy string": (image_case("a.npy", npy_bytes(npy_header("'<U4'"))), "not that of numbers", 10),
     "npy one dim": (image_case("a.npy", npy_bytes(npy_header(shape="(12,)"))), "has shape", 10),
     "npy no pixels": (image_case("a.npy", npy_bytes(npy_header(shape="(0, 2, 3)"))), "not \\(0, 2, 3\\)", 10),

@@ -10,13 +10,17 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import uuid
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from leaks import MARK, marked, wait_for
 
 import simparallel as sp
 from simparallel.bench.environments import PEERS
@@ -196,6 +200,72 @@ def test_a_rank_that_is_killed_ends_the_job(mpi: Mpi) -> None:
     done = mpi.run(2, text)
     assert done.returncode not in (0, 2)
     assert "no rank said why: one may have been killed" in done.stderr
+
+
+@pytest.fixture
+def no_named_memory() -> Iterator[None]:
+    """Nothing new may stay in /dev/shm; what other tests share meanwhile goes when they have started."""
+
+    def names() -> set[str]:
+        return {path.name for path in Path("/dev/shm").glob("mpich_shm_*")}
+
+    before = names()
+    yield
+    wait_for(lambda: not names() - before)
+
+
+@pytest.mark.parametrize("case", ["raises", "exits", "object"])
+def test_a_failed_job_leaves_no_memory(mpi: Mpi, case: str, no_named_memory: None) -> None:
+    body = FAILING[case][0]
+    text = f"import numpy as np, simparallel as sp\nsp.init()\nme = sp.get_rank()\n{body}\nsp.barrier()\n"
+    assert mpi.run(3, text).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [("launcher", signal.SIGHUP), ("launcher", signal.SIGKILL), ("mpiexec", signal.SIGKILL)],
+)
+def test_nothing_outlives_a_killed_job(
+    mpi: Mpi, victim: str, number: signal.Signals, no_named_memory: None
+) -> None:
+    text = "import pathlib, simparallel as sp\nsp.init()\nsp.barrier()\n"
+    text += "pathlib.Path(f'started_{sp.get_rank()}').touch()\nwhile True: sp.barrier()\n"
+    (mpi.folder / "train.py").write_text(text)
+    mpi.environment[MARK] = mark = uuid.uuid4().hex
+    words = [mpi.python, "-m", "simparallel", "run", "--transport", "mpi", "-n", "2", "train.py"]
+    with subprocess.Popen(
+        words, cwd=mpi.folder, env=mpi.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as launcher:
+        started = [mpi.folder / f"started_{rank}" for rank in range(2)]
+        wait_for(lambda: all(path.exists() for path in started) or launcher.poll() is not None, LIMIT_S)
+        assert len(marked(mark)) >= 4
+        if victim == "launcher":
+            launcher.send_signal(number)
+        else:
+            os.kill(children(launcher.pid)[0], number)
+        wait_for(lambda: not marked(mark))
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_mpiexec_ends_with_a_killed_launcher(tmp_path: Path) -> None:
+    """Of any MPI: it gets SIGTERM, and can end its ranks."""
+    mpiexec, told = tmp_path / "mpiexec", tmp_path / "told"
+    mpiexec.write_text(f"#!/bin/sh\ntrap 'echo ended > {told}; exit' TERM\necho $$ > {tmp_path}/pid\n"
+                       "while true; do sleep 0.01; done\n")  # fmt: skip
+    mpiexec.chmod(0o700)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "mpi4py").mkdir()  # to be found; the launcher does not import it
+    words = ["-m", "simparallel", "run", "--transport", "mpi", "--mpiexec", str(mpiexec), "train.py"]
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    with subprocess.Popen(
+        [sys.executable, *words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}
+    ) as job:
+        wait_for(lambda: (tmp_path / "pid").exists())
+        job.kill()
+        wait_for(told.exists)
 
 
 def test_without_what_it_needs(

@@ -15,6 +15,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -38,6 +40,7 @@ SLEEP_S = 0.0002
 HEALTH_S = 0.02
 GRACE_S = 1.0  # after a failure: for the others to say where it stopped them
 TAG = 1
+MPICH_MEMORY = "/dev/shm/mpich_shm_"
 # A message is words, then bytes. The words: index and new value of the word to set; what the bytes are (see below);
 # start and length of two blocks of words to copy; these words, `h.USED` at most.
 HEAD_WORDS, _COPIED_AT = 40, 7
@@ -49,11 +52,31 @@ def is_available() -> bool:
     return find_spec("mpi4py") is not None
 
 
+@cache
 def world() -> Any:
-    """The communicator of all processes that the launcher started. Starts MPI."""
+    """The communicator of all processes that the launcher started. Starts MPI.
+
+    Collective: over all of them, the first time.
+    """
     from mpi4py import MPI
 
+    _unname_memory(MPI.COMM_WORLD)
     return MPI.COMM_WORLD
+
+
+def _unname_memory(world: Any) -> None:
+    """Remove the name of the memory that MPICH shares on this machine; it would stay if the job is aborted or killed.
+
+    All ranks have it once MPI has started; MPICH does not mind at its own end. Open MPI attaches later, and its
+    launcher removes what is left.
+    """
+    paths: set[str] = set()
+    with suppress(OSError), open("/proc/self/maps") as maps:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in maps if MPICH_MEMORY in line}
+    world.Barrier()
+    for path in paths:
+        with suppress(OSError):  # another rank was quicker
+            os.unlink(path)
 
 
 def nodes_of(world: Any) -> tuple[tuple[int, ...], ...]:

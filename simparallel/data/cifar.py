@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simparallel.data.images import ImageArrays
-from simparallel.data.source import Source, find_root, open_source
+from simparallel.data.source import Source, find_root, open_file, open_source
 from simparallel.errors import DataError
 
 SIDE, CHANNELS, NUM_CLASSES = 32, 3, 10
@@ -122,7 +122,11 @@ def read_cifar10_archive(
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     size = num_records * RECORD_BYTES
     try:
-        with gzip.open(path, "rb") as unpacked, _open_tar(_Limited(unpacked, size)) as tar:
+        with (
+            open_file(path) as file,
+            gzip.GzipFile(fileobj=file) as unpacked,
+            _open_tar(_Limited(unpacked, size)) as tar,
+        ):
             for count, member in enumerate(tar):
                 if count >= LARGEST_MEMBERS:
                     raise _bad(path, member.offset, f"more than {LARGEST_MEMBERS} members")

@@ -6,13 +6,14 @@ import importlib
 import io
 import os
 import re
+import warnings
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from simparallel.data.source import Source, open_source
+from simparallel.data.source import Source, open_file, open_source
 from simparallel.errors import DataError
 
 LARGEST_PIXELS = 1 << 26
@@ -73,12 +74,6 @@ def read_encoded(image: EncodedImage, max_pixels: int = LARGEST_PIXELS) -> np.nd
 
 # --- npy -------------------------------------------------------------------------------------------
 
-# The header is a Python literal; what NumPy writes needs no more than this, and no evaluation.
-_HEADER = re.compile(
-    r"\{\s*'descr':\s*'([<>|=]?)([uifb])([1248])',\s*'fortran_order':\s*(True|False),\s*"
-    r"'shape':\s*\(\s*((?:\d{1,9}\s*,?\s*){0,8})\),?\s*\}\s*"
-)
-
 
 def read_npy(path: str | os.PathLike[str] | EncodedImage, max_pixels: int = LARGEST_PIXELS) -> np.ndarray:
     """An image from a `.npy` file: numbers only, never a pickle.
@@ -96,25 +91,35 @@ def read_npy(path: str | os.PathLike[str] | EncodedImage, max_pixels: int = LARG
         if length > LARGEST_HEADER:
             raise source.fail(f"a header of {length} bytes, at most {LARGEST_HEADER} are read.", 8)
         at = source.position
-        header = source.take(length, "the header").decode("latin1")
-        match = _HEADER.fullmatch(header)
-        if match is None:
-            raise source.fail(f"the header is not that of numbers: {header.strip()[:99]!r}.", at)
-        order, kind, itemsize, fortran, shape_text = match.groups()
-        try:
-            dtype = np.dtype(f"{order}{kind}{itemsize}")
-        except TypeError:
-            raise source.fail(f"no dtype {kind}{itemsize}.", at) from None
-        shape = tuple(int(size) for size in re.findall(r"\d+", shape_text))
-        if len(shape) not in (2, 3) or 0 in shape:
+        shape, fortran, dtype = _npy_header(source, source.take(length, "the header"))
+        if len(shape) not in (2, 3) or min(shape) < 1:
             raise source.fail(f"an image has shape (height, width, channels), not {shape}.", at)
         _check_pixels(source, prod(shape[:2]), max_pixels, at)
         if prod(shape[2:]) > 64:
             raise source.fail(f"{shape[2]} channels of shape {shape}, at most 64 are read.", at)
-        values = source.array(shape[::-1] if fortran == "True" else shape, dtype, "pixels")
-    values = values.T if fortran == "True" else values
+        values = source.array(shape[::-1] if fortran else shape, dtype, "pixels")
+    values = values.T if fortran else values
     values = np.ascontiguousarray(values.astype(dtype.newbyteorder("="), copy=False))
     return values[:, :, None] if values.ndim == 2 else values
+
+
+def _npy_header(source: Source, text: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """(shape, is Fortran's order, dtype) of numbers, as NumPy reads the header: a Python literal, never evaluated."""
+    at = source.position - len(text)
+    stream = io.BytesIO(len(text).to_bytes(4, "little") + text)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Python 2's numbers
+            # Version 3 differs in names of fields only.
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(
+                stream, max_header_size=LARGEST_HEADER
+            )
+    except Exception:  # parsing any text may fail in any way
+        shape, fortran, dtype = (), False, np.dtype(object)
+    if dtype.kind not in "uifb" or dtype.itemsize not in (1, 2, 4, 8):
+        shown = text.decode("latin1").strip()[:99]
+        raise source.fail(f"the header is not that of numbers: {shown!r}.", at)
+    return tuple(map(int, shape)), fortran, dtype
 
 
 # --- portable pixmaps --------------------------------------------------------------------------------
@@ -210,20 +215,32 @@ def _read_pillow(path: Path | EncodedImage, max_pixels: int) -> np.ndarray:
             "convert the images to .ppm or .npy.",
             path=str(path), offset=None,
         ) from None  # fmt: skip
-    with open_source(path) as source:  # the error of a missing file is everywhere the same
-        source.take(4, "the magic number")
-    try:
-        with module.open(path, formats=("PNG", "JPEG")) as image:
-            if image.width * image.height > max_pixels:
-                text = f"{image.height} x {image.width} pixels, at most {max_pixels} are read"
-                raise DataError(f"{path}, byte 0: {text}.", path=str(path), offset=0)
-            pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "I", "I;16") else "RGB"))
-    except DataError:
-        raise
-    except Exception as error:  # a decoder may raise anything over a broken file
-        text = f"cannot be decoded: {type(error).__name__}: {error}"
-        raise DataError(f"{path}, byte 0: {text}.", path=str(path), offset=0) from None
+    with open_file(path) as file:
+        try:
+            with module.open(file, formats=("PNG", "JPEG")) as image:
+                if image.width * image.height > max_pixels:
+                    text = f"{image.height} x {image.width} pixels, at most {max_pixels} are read"
+                    raise DataError(f"{path}, byte 0: {text}.", path=str(path), offset=0)
+                pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "I", "I;16") else "RGB"))
+                if image.format == "PNG":
+                    _check_end_of_png(file)
+        except DataError:
+            raise
+        except Exception as error:  # a decoder may raise anything over a broken file
+            text = f"cannot be decoded: {type(error).__name__}: {error}"
+            raise DataError(f"{path}, byte 0: {text}.", path=str(path), offset=0) from None
     return np.array(pixels[:, :, None] if pixels.ndim == 2 else pixels)
+
+
+def _check_end_of_png(file: IO[bytes]) -> None:
+    """Pillow takes a file that is cut after the last pixel: its chunks have to be whole, to the one that ends it."""
+    size, at, kind = os.fstat(file.fileno()).st_size, 8, b""
+    while kind != b"IEND":
+        file.seek(at)
+        head = file.read(8)
+        at, kind = at + 12 + int.from_bytes(head[:4], "big"), head[4:]
+        if len(head) < 8 or at > size:
+            raise ValueError(f"the file ends at byte {size}, inside its chunks: cut short")
 
 
 def _check_pixels(source: Source, count: int, max_pixels: int, at: int) -> None:

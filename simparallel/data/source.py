@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from simparallel.errors import DataError
+from simparallel.units import format_bytes
 
 CHUNK = 1 << 20  # bytes read at a time
 DEFLATE_RATIO = 1032  # zlib: no byte of a packed file stands for more
@@ -87,7 +89,7 @@ class Source:
             )
         if self._exact and need < left:
             raise self.fail(f"{what} of shape {shape} need {need} bytes, {left} follow.")
-        values = np.empty(shape, dtype)
+        values = self._room(shape, dtype, need, what)
         flat, start = values.reshape(-1).view(np.uint8), 0
         while start < need:
             part = self._read(min(CHUNK, need - start))
@@ -101,6 +103,18 @@ class Source:
             raise self.fail(f"more data follow the {what} of shape {shape}.", self.position - 1)
         return values
 
+    def _room(self, shape: tuple[int, ...], dtype: np.dtype, need: int, what: str) -> np.ndarray:
+        """An array for what the file says it holds, if this machine can: a sparse file takes no disk."""
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        try:
+            if need < memory:
+                return np.empty(shape, dtype)
+        except MemoryError:
+            pass
+        raise self.fail(
+            f"{what} of shape {shape} need {format_bytes(need)}, this machine has {format_bytes(memory)}."
+        )
+
     def _read(self, count: int) -> bytes:
         try:
             part = self._stream.read(count)
@@ -108,6 +122,29 @@ class Source:
             raise self.fail(f"cannot be read: {type(error).__name__}: {error}.") from None
         self.position += len(part)
         return part
+
+
+@contextmanager
+def open_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Open a regular file: opening or reading a pipe or a device may never end.
+
+    Raises:
+        DataError: it cannot be opened, or is something else.
+    """
+    path = Path(path)
+    try:
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (only its errors are caught)
+    except (OSError, ValueError) as error:
+        text = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{path}: cannot be opened: {text}.", path=str(path), offset=None) from None
+    with file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise DataError(f"{path}: not a regular file.", path=str(path), offset=None)
+        yield file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # for the writer of a pipe
 
 
 @contextmanager
@@ -122,17 +159,13 @@ def open_source(path: str | os.PathLike[str] | io.BytesIO) -> Iterator[Source]:
         path.seek(0)
         return
     path = Path(path)
-    try:
-        file = path.open("rb")
-    except (OSError, ValueError) as error:
-        text = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"{path}: cannot be opened: {text}.", path=str(path), offset=None) from None
-    with file:
+    with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
+        plain = Source(path, file, size, exact=True)
+        packed = plain._read(2) == b"\x1f\x8b"
+        plain.position = file.seek(0)
         if not packed:
-            yield Source(path, file, size, exact=True)
+            yield plain
             return
         with gzip.GzipFile(fileobj=file) as unpacked:
             capacity = size * DEFLATE_RATIO

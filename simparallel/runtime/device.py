@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import faulthandler
 import io
@@ -26,7 +25,7 @@ from simparallel.comm.segment import Segment
 from simparallel.comm.shm import ShmTransport
 from simparallel.errors import LaunchError
 from simparallel.runtime import channel, records
-from simparallel.runtime.ending import end_program, forget_the_hosts, run_program, write_out
+from simparallel.runtime.ending import end_program, end_with_parent, forget_the_hosts, run_program, write_out
 from simparallel.runtime.environment import variables
 from simparallel.runtime.preflight import mark_rank
 from simparallel.runtime.rank import flush_output, play_rank
@@ -36,7 +35,6 @@ from simparallel.runtime.title import set_program
 from simparallel.units import format_bytes
 from simparallel.view import shown
 
-PR_SET_PDEATHSIG = 1
 END_LIMIT_S = 1.0  # the host waits for twice as long
 _FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
@@ -274,8 +272,7 @@ def _take_own_descriptors(rank: int, wiring: Wiring, host_life: tuple[int, int])
 
 def _die_with_the_host(launcher_life: int, host_life: int, host_pid: int) -> None:
     """First line: end of file on a pipe, noticed by a thread. Second line: PR_SET_PDEATHSIG."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != host_pid:
         os._exit(1)
 

@@ -7,12 +7,14 @@ open reaches them. Everything has a limit: a device must not outlive its run bec
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import io
 import logging
 import multiprocessing
 import multiprocessing.util
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,7 +28,15 @@ from simparallel.errors import LaunchError
 from simparallel.runtime.channel import LONGEST_WAIT_S
 from simparallel.runtime.script import run_script
 
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _IN_MEMORY = io.BytesIO, io.StringIO
+
+
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the system send this process a signal when its parent ends, however it ends. Linux only; else nothing."""
+    if _libc is not None:
+        _libc.prctl(PR_SET_PDEATHSIG, number)
 
 
 def forget_the_hosts() -> None:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from simparallel.cluster import describe
@@ -24,6 +25,7 @@ from simparallel.errors import LaunchError, RunFailedError
 from simparallel.ranktable import RankTable
 from simparallel.recording import check_record
 from simparallel.runtime import mpi_rank
+from simparallel.runtime.ending import end_with_parent
 from simparallel.runtime.environment import places
 from simparallel.runtime.folder import RANK_LINKS, SCHEDULER_LOG, check_log_dir, forget_former_run, head
 from simparallel.runtime.launch import Results
@@ -103,7 +105,10 @@ class MpiJob:
         log = self._directory / SCHEDULER_LOG
         log.write_text(f"{self._head}{shlex.join(command)}\n")
         try:
-            job = subprocess.Popen(command, env={**OPEN_MPI, **os.environ})
+            # However this process ends, mpiexec is told, and ends the ranks.
+            job = subprocess.Popen(
+                command, env={**OPEN_MPI, **os.environ}, preexec_fn=partial(end_with_parent, signal.SIGTERM)
+            )
         except OSError as error:
             raise LaunchError(f"{self._mpiexec[0]} cannot be started: {error.strerror}.") from error
         code = _wait(job)

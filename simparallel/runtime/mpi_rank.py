@@ -21,6 +21,7 @@ from simparallel.comm.plain import decode, encode
 from simparallel.errors import LaunchError
 from simparallel.files import write_atomically
 from simparallel.recording import Recorded, Totals
+from simparallel.runtime.ending import end_with_parent
 from simparallel.runtime.environment import variables
 from simparallel.runtime.folder import link_logs
 from simparallel.runtime.logs import Tail
@@ -63,6 +64,7 @@ class Config:
 def main(config_text: str) -> None:
     """Entry point of each process."""
     config = Config(**json.loads(config_text))
+    end_with_parent()  # mpiexec, or its daemon on this machine, may be killed before it can end its ranks
     everyone = mpi.world()
     if everyone.size != config.world_size:
         raise LaunchError(

@@ -153,7 +153,8 @@ class _Watch:
             others = f"rank{'s' * (len(waiting) > 1)} {format_numbers(waiting)}"
             call.error = DeadlineError(
                 f"rank {rank} has kept the turn for {self._timeout_s:g} s, at {call.place()}, and {others} cannot go "
-                "on: ranks that are threads take turns, and hand them on where they communicate. Raise timeout_s (--timeout) if a rank legitimately works that long.",
+                "on: ranks that are threads take turns, and hand them on where they communicate. Raise timeout_s if a "
+                "rank legitimately works that long.",
                 rank=waiting[0], missing=[rank], timeout_s=self._timeout_s,
             )  # fmt: skip
         call.interrupt(late_s)

@@ -18,6 +18,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace, to_host
+from simparallel.data.source import open_file
 from simparallel.errors import DataError, InputError, StateDictError
 from simparallel.nn import Module
 
@@ -54,7 +55,10 @@ def load_directions(network: Module, parameters: Sequence[Tensor], settings: Map
     if settings["weight_load_dir"] is None:
         path = Path(settings["pca_mat_path"])
         try:
-            p = np.load(path, allow_pickle=False)
+            with open_file(path):
+                p = np.load(
+                    path, mmap_mode="r", allow_pickle=False
+                )  # no memory before its shape is known to fit
         except (OSError, ValueError) as error:
             raise DataError(
                 f"dim_reduce: {path} is no .npy file of directions: {error}", path=str(path), offset=None
