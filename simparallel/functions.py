@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from simparallel.autograd import functions as _functions
 from simparallel.autograd.functions import *
-from simparallel.collectives.differentiable import (
+from simparallel.collectives.differentiable import (  # type: ignore[no-redef, unused-ignore]
     all_gather,
     all_reduce,
     all_to_all,

@@ -24,11 +24,8 @@ from simparallel.errors import (
 from simparallel.events import COMPUTE
 from simparallel.nn import Linear, Module, ReLU, Sequential, Tanh
 from simparallel.parallel.buckets import make_buckets
-from simparallel.parallel.distributed import (
-    MIB,
-    DistributedDataParallel,
-    max_difference_between_ranks,
-)  # fmt: skip
+from simparallel.parallel.distributed import MIB, DistributedDataParallel
+from simparallel.parallel.shared_buffers import max_difference_between_ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -36,6 +36,8 @@ def one_call(op: str) -> None:
                 sp.new_group(range(size))
             elif op == "scatter":
                 sp.scatter(list(x) if me == 0 else None)
+            elif op == "all_to_all uneven":
+                sp.all_to_all(x, input_splits=[size - 1, 1, *[0] * (size - 2)])
             elif op == "adasum":
                 sp.all_reduce(x, "adasum", algorithm="ring")
             else:
@@ -47,11 +49,11 @@ def one_call(op: str) -> None:
 
 
 @pytest.mark.parametrize("word", range(h.COMPARED))
-@pytest.mark.parametrize("op", [*COLLECTIVES, "adasum"])
+@pytest.mark.parametrize("op", [*COLLECTIVES, "adasum", "scan", "exscan", "all_to_all uneven"])
 def test_a_wrong_header_is_found_by_all_before_data_is_changed(
     op: str, word: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SIMPARALLEL_FAULT", f"rank=1;op={op};seq=2;action=corrupt({word})")
+    monkeypatch.setenv("SIMPARALLEL_FAULT", f"rank=1;op={op.split()[0]};seq=2;action=corrupt({word})")
     with pytest.raises(RunFailedError) as caught:
         sp.launch(one_call, (op,), world_size=3, transport="inline")
     assert isinstance(caught.value.__cause__, CollectiveMismatchError)

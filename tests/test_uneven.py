@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from itertools import accumulate
 from typing import Any
 
@@ -12,6 +14,7 @@ from oracles import TRANSPORTS, World
 
 import simparallel as sp
 from simparallel import functions as F
+from simparallel.comm import current
 from simparallel.errors import (
     CollectiveMismatchError,
     CommError,
@@ -344,21 +347,38 @@ def test_local_groups_have_an_end():
     assert sp.launch(program, world_size=2, transport="inline") == [2 * (1 + 64 // 2)] * 2
 
 
-@pytest.mark.process
-def test_a_monitored_barrier_names_who_is_missing():
-    def program() -> None:
-        if sp.get_rank() != 1:
-            sp.monitored_barrier(timeout_s=0.3)
-        else:
-            sp.recv(np.ones(1), 1)  # from itself: not before the others have failed
+def come_late(done: Any, timeout_s: float) -> None:
+    """Rank 1 computes until the others have failed."""
+    if sp.get_rank() == 1:
+        deadline = time.monotonic() + 30
+        while not os.path.exists(done) and time.monotonic() < deadline:
+            pass
+        return
+    try:
+        sp.monitored_barrier(timeout_s=timeout_s)
+    finally:
+        if sp.get_rank() == 0:
+            open(done, "w").close()
 
+
+@pytest.mark.process
+def test_a_monitored_barrier_names_who_is_missing(tmp_path):
     with World("shm") as world:
-        error = failed(world, 3, program)
-        assert "for ranks 1" in str(error) or "rank 1" in str(error)
-        assert isinstance(error.__cause__, DeadlineError | DeadlockError)
-        assert list(world.run(2, sp.monitored_barrier)) == [None] * 2
-    with pytest.raises(InputError):
-        sp.monitored_barrier(timeout_s=0)
+        error = failed(world, 3, come_late, str(tmp_path / "done"), 0.3)
+        assert isinstance(error.__cause__, DeadlineError)
+        assert error.__cause__.facts["missing"] == [1]
+        assert error.__cause__.facts["timeout_s"] == 0.3
+
+
+def test_a_monitored_barrier_keeps_the_limit_of_the_run(world):
+    def program() -> float:
+        sp.monitored_barrier(timeout_s=7.0)
+        return current().transport.timeout_s
+
+    assert set(world.run(2, program)) == {20.0}
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(InputError):
+            sp.monitored_barrier(timeout_s=wrong)
 
 
 # --- on the tape ------------------------------------------------------------------------------------
@@ -378,3 +398,48 @@ def test_gradients_of_different_sizes(world):
 
     products = list(world.run(3, program))
     assert sum(a for a, _ in products) == sum(b for _, b in products)
+
+
+# --- what goes wrong --------------------------------------------------------------------------------
+
+
+def uneven_calls() -> None:
+    x = np.ones(1 + sp.get_rank())
+    sp.all_gather(x, uneven=True)
+    sp.gather(x, uneven=True)
+    sp.scatter(
+        [np.ones(1 + i) for i in range(sp.get_world_size())], uneven=True
+    ) if sp.get_rank() == 0 else sp.scatter()
+    sp.all_to_all(np.ones(sp.get_world_size()), output_splits=[1] * sp.get_world_size())
+    sp.scan(x[:1])
+    sp.exscan(x[:1])
+
+
+@pytest.mark.parametrize("phase", ["enter", "published", "reduce", "returned"])
+@pytest.mark.parametrize("op", ["all_gather", "gather", "scatter", "all_to_all", "scan", "exscan"])
+def test_a_rank_that_fails_in_the_middle_is_named(op, phase, monkeypatch):
+    monkeypatch.setenv("SIMPARALLEL_FAULT", f"rank=0;op={op};phase={phase};action=raise")
+    with pytest.raises(RunFailedError) as caught:
+        sp.launch(uneven_calls, world_size=3, transport="inline", echo=False)
+    assert caught.value.rank == 0
+    assert "InjectedFault" in str(caught.value)
+
+
+def alone_in(number: int) -> None:
+    calls = [
+        lambda: sp.all_gather(np.ones(2), uneven=True), lambda: sp.all_to_all(np.ones(2), input_splits=[1, 1]),
+        lambda: sp.scan(np.ones(2)), lambda: sp.new_group([0, 1], use_local_synchronization=True),
+    ]  # fmt: skip
+    if sp.get_rank():
+        calls[number]()
+    else:
+        sp.recv(np.ones(1), 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), list(enumerate(["all_gather", "all_to_all", "scan(sum)", "new_group([0, 1]"]))
+)
+def test_ranks_that_wait_for_each_other(world, number, name):
+    error = failed(world, 2, alone_in, number)
+    assert isinstance(error.__cause__, DeadlockError)
+    assert name in error.__cause__.facts["waiting"][1]

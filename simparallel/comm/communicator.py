@@ -349,8 +349,10 @@ class Communicator(Mailbox, Grouping, Composed):
 
     def release(self) -> None:
         """Give this run's staging memory back to the arena. Only when all ranks have ended."""
-        for owner in (*self._groups, *self._outboxes.values()):
-            owner.release()
+        for group in self._groups:
+            group.release()
+        for outbox in self._outboxes.values():
+            outbox.release()
 
     def _group(self, op: str, group: Group | None, algorithm: str | None = "direct") -> Any:
         """The group, or what runs this one collective of it by another algorithm than `direct`."""

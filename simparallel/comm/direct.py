@@ -233,10 +233,10 @@ def given(
         table, start = read_table(place)
         shape, rows = (table.sizes[group.position], *shape[1:]), sum(table.sizes[: group.position])
     if out is not None and (out.shape, out.dtype) != (shape, dtype):
-        place = group.transport.site_text(group.ranks[root], note[h.SITE - h.COMPARED])
+        site = group.transport.site_text(group.ranks[root], note[h.SITE - h.COMPARED])
         raise CollectiveMismatchError(
             f"rank {group.transport.rank}: {describe()}: out is {out.dtype} {out.shape}, but rank "
-            f"{group.ranks[root]} gives {dtype} {shape} to each at {place}. No data was changed.",
+            f"{group.ranks[root]} gives {dtype} {shape} to each at {site}. No data was changed.",
             group=group.name, seq=seq, calls={group.transport.rank: describe()},
         )  # fmt: skip
     return shape, dtype, start, rows

@@ -166,8 +166,8 @@ def describe(words: Sequence[int]) -> str:
 
 
 def _asker(words: Sequence[int]) -> str:
-    text = "" if words[OP] == OP_CODES["scatter"] else array("q", words[ASKED:USED]).tobytes()
-    name = text.rstrip(b"\0").decode(errors="ignore") if text else ""
+    text = b"" if words[OP] == OP_CODES["scatter"] else array("q", words[ASKED:USED]).tobytes()
+    name = text.rstrip(b"\0").decode(errors="ignore")
     return name or f"#{words[ASKER] & (1 << 64) - 1:016x}"
 
 

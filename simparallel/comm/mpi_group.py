@@ -92,7 +92,7 @@ class MpiUnevenCall(UnevenCall, MpiCall):
 
     def place_of(self, position: int) -> Place:
         group = self.group
-        if position == group.position:
+        if position == group.position and self._own is not None:
             return shown_in(self._own)
         return shown_in(group.transport.parcels[group._mark_of(position, ARRIVE + (self.seq & 1)), self.seq])
 

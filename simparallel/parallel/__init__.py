@@ -10,14 +10,11 @@ from simparallel.parallel.auto import (
     no_init_parameters,
     quick_redistribution,
 )
+from simparallel.parallel.averaging import PeriodicModelAverager, PostLocalSGDOptimizer, PostLocalSGDState
 from simparallel.parallel.buckets import GradBucket
 from simparallel.parallel.comm_hooks import PowerSGDState
 from simparallel.parallel.data_parallel import DataParallel
-from simparallel.parallel.distributed import (
-    DistributedDataParallel,
-    broadcast_parameters,
-    max_difference_between_ranks,
-)
+from simparallel.parallel.distributed import DistributedDataParallel
 from simparallel.parallel.grad_reducer import DistributedGradReducer
 from simparallel.parallel.join import Join
 from simparallel.parallel.layers import (
@@ -30,13 +27,15 @@ from simparallel.parallel.layers import (
 )
 from simparallel.parallel.replicas import parallel_apply, replicate
 from simparallel.parallel.scatter_gather import gather, scatter
+from simparallel.parallel.shared_buffers import broadcast_parameters, max_difference_between_ranks
 from simparallel.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
 from simparallel.parallel.tensors import distribute_module, distribute_tensor, from_local, shard
 
 __all__ = [
     "AdasumOptimizer", "AutoParallel", "ColumnParallelLinear", "DataParallel", "DistributedDataParallel",
     "DistributedGradReducer", "DistributedGradScaler", "GradBucket", "Join", "Nodes",
-    "ParallelTransformerBlock", "PowerSGDState", "RowParallelLinear", "SequenceParallelLayerNorm",
+    "ParallelTransformerBlock", "PeriodicModelAverager", "PostLocalSGDOptimizer", "PostLocalSGDState",
+    "PowerSGDState", "RowParallelLinear", "SequenceParallelLayerNorm",
     "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding", "broadcast_parameters",
     "comm_hooks", "convert_sync_batchnorm", "distribute_module", "distribute_tensor", "explicit_redistribution",
     "from_local", "gather", "implicit_redistributions", "implicit_replication", "max_difference_between_ranks",

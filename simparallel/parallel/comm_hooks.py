@@ -23,12 +23,13 @@ from simparallel.backend import Array
 from simparallel.comm import Work
 from simparallel.events import current_recorder
 from simparallel.parallel.adasum import adasum_hook
+from simparallel.parallel.averaging import PostLocalSGDState, post_localSGD_hook
 from simparallel.parallel.buckets import GradBucket
 from simparallel.parallel.powersgd import PowerSGDState, powerSGD_hook
 
 __all__ = [
-    "PowerSGDState", "adasum_hook", "allreduce_hook", "fp16_compress_hook", "fp16_compress_wrapper", "mean_hook",
-    "powerSGD_hook", "sum_hook",
+    "PostLocalSGDState", "PowerSGDState", "adasum_hook", "allreduce_hook", "fp16_compress_hook",
+    "fp16_compress_wrapper", "mean_hook", "post_localSGD_hook", "powerSGD_hook", "sum_hook",
 ]  # fmt: skip
 
 

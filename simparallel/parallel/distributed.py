@@ -12,28 +12,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from operator import is_not
 from typing import Any
 
-import numpy as np
-
-from simparallel import collectives
-from simparallel.autograd import Tensor
 from simparallel.autograd.tape import grad_mode
-from simparallel.backend import random_state, to_host
+from simparallel.backend import random_state
 from simparallel.comm import Group, current
 from simparallel.errors import InputError
 from simparallel.nn import Module
 from simparallel.parallel.agreement import check_same_tensors
-from simparallel.parallel.buckets import Bucket, by_dtype, make_buckets
+from simparallel.parallel.buckets import make_buckets
 from simparallel.parallel.join import Join, Turn
 from simparallel.parallel.passage import watched
 from simparallel.parallel.reducer import Hook, Reducer
+from simparallel.parallel.shared_buffers import (
+    POST_FORWARD,
+    PRE_FORWARD,
+    BufferHook,
+    SharedBuffers,
+    broadcast_parameters,
+)
 from simparallel.parallel.sync_batchnorm import SyncBatchNorm
 from simparallel.units import format_type_of
 
 MIB = 1 << 20
 DEFAULT_CAP_MB, DEFAULT_FIRST_CAP_MB = 25.0, 1.0  # a small first bucket leaves early
+_IGNORED = "_ddp_params_and_buffers_to_ignore"  # PyTorch's name of this attribute of a model
 _SETTINGS = (
     "device_ids", "output_device", "broadcast_buffers", "bucket_cap_mb", "find_unused_parameters",
     "gradient_as_bucket_view", "static_graph",
@@ -106,8 +109,10 @@ class DistributedDataParallel(Module):
             raise InputError("process_group and group are two names for one thing; give one of them.")
         if bucket_cap_mb is not None and not bucket_cap_mb > 0:
             raise InputError(f"bucket_cap_mb={bucket_cap_mb!r} must be more than 0.")
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        self._frozen = [p for p in module.parameters() if not p.requires_grad]
+        self._ignored = frozenset(getattr(module, _IGNORED, ()))
+        named = [(name, p) for name, p in module.named_parameters() if name not in self._ignored]
+        parameters = [p for _, p in named if p.requires_grad]
+        self._frozen = [p for _, p in named if not p.requires_grad]
         if not parameters:
             raise InputError("DistributedDataParallel: no parameter of the module requires a gradient.")
         self.module = module
@@ -129,14 +134,14 @@ class DistributedDataParallel(Module):
             cap_mb, first_cap_mb = DEFAULT_CAP_MB, DEFAULT_FIRST_CAP_MB * MIB
         self._reducer = Reducer(
             make_buckets(parameters, cap_mb * MIB, communicator, self.process_group, first_cap_mb),
-            {id(p): name for name, p in module.named_parameters()}, communicator, self.process_group,
+            {id(p): name for name, p in named}, communicator, self.process_group,
             as_view=self.gradient_as_bucket_view, find_unused=self.find_unused_parameters,
             static=self.static_graph, beside_others=any(isinstance(m, SyncBatchNorm) for m in module.modules()),
             asker=name,
         )  # fmt: skip
-        self._buffers_of = [m._buffers for m in module.modules()]
-        self._known_buffers: list[Tensor] = []
-        self._buffer_buckets: list[Bucket] | None = None
+        self._shared = SharedBuffers(
+            module, communicator, self.process_group, self._ignored, f"{name}, buffers"
+        )
         self._send_buffers = True  # as the last forward was one whose backward reduces
         self._join: Join | None = None
 
@@ -155,10 +160,14 @@ class DistributedDataParallel(Module):
         if not grad_mode.recomputing:
             self._before_forward(will_reduce)
         before, random_state.part = random_state.part, (self._share.rank or 0, self._share.size)
+        if will_reduce:
+            self._shared.run_hook(PRE_FORWARD)
         try:
             y = self.module(*inputs, **kwargs)
         finally:
             random_state.part = before
+        if will_reduce:
+            self._shared.run_hook(POST_FORWARD)
         return watched(y, self._reducer) if will_reduce else y
 
     def _before_forward(self, will_reduce: bool) -> None:
@@ -167,7 +176,7 @@ class DistributedDataParallel(Module):
         if self._join is not None:
             source = self._join.announce(Turn(will_reduce, self._send_buffers))
         if self._send_buffers and self.broadcast_buffers:
-            self._broadcast_buffers(source)
+            self._shared.broadcast(source)
         self._send_buffers = will_reduce
 
     @contextmanager
@@ -204,6 +213,56 @@ class DistributedDataParallel(Module):
             raise InputError("register_comm_hook: this model has a hook; only one can reduce its gradients.")
         self._reducer.hook = (hook, state)
 
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(
+        module: Module, params_and_buffers_to_ignore: Iterable[str]
+    ) -> None:
+        """Leave these parameters and buffers of a model to their rank: they are not compared, copied or reduced.
+
+        Args:
+            module: the model, before it is wrapped.
+            params_and_buffers_to_ignore: their names, as in `named_parameters` and `named_buffers`.
+
+        Raises:
+            InputError: no such name.
+        """
+        names = list(params_and_buffers_to_ignore)
+        known = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise InputError(f"the model has no parameter or buffer {', '.join(map(repr, unknown))}.")
+        setattr(module, _IGNORED, names)
+
+    def _set_static_graph(self) -> None:
+        """`static_graph=True` after construction: the next backward finds out what the loss uses. Every rank calls it.
+
+        Raises:
+            InputError: a backward is running.
+        """
+        self._reducer.set_static()
+        self.static_graph = True
+
+    def _register_buffer_comm_hook(
+        self, state: Any, hook: BufferHook, comm_hook_location: int = POST_FORWARD
+    ) -> None:
+        """Let `hook(state, buffers)` bring the buffers together, instead of copying those of the first rank.
+
+        Args:
+            state: handed to the hook.
+            hook: gets a dict of names and buffers, in every forward pass whose backward reduces. A Work or a list of
+                them that it returns is waited for.
+            comm_hook_location: PRE_FORWARD (0) or POST_FORWARD (1), of `simparallel.parallel.distributed`.
+
+        Raises:
+            InputError: not callable, or no such location.
+        """
+        if not callable(hook) or comm_hook_location not in (PRE_FORWARD, POST_FORWARD):
+            raise InputError(
+                f"_register_buffer_comm_hook: hook={hook!r} must be callable, and comm_hook_location="
+                f"{comm_hook_location!r} one of PRE_FORWARD and POST_FORWARD."
+            )
+        self._shared.hook = state, hook, comm_hook_location
+
     @property
     def comm_hook_state(self) -> Any:
         """The state of the communication hook; None without one."""
@@ -228,7 +287,7 @@ class DistributedDataParallel(Module):
         Collective: yes.
         """
         if self._send_buffers and self.broadcast_buffers:
-            self._broadcast_buffers(self._share.ranks[0])
+            self._shared.broadcast(self._share.ranks[0])
         self._send_buffers = False
 
     # --- the same model everywhere --------------------------------------------------------------------
@@ -237,8 +296,15 @@ class DistributedDataParallel(Module):
         """Compare the ranks' models, and number this one: the same on all of them, another than any before."""
         communicator = self._communicator
         tensors = [
-            *((n, p, "trained" if p.requires_grad else "frozen") for n, p in self.module.named_parameters()),
-            *((name, buffer, "a buffer") for name, buffer in self.module.named_buffers()),
+            (n, x, role)
+            for n, x, role in (
+                *(
+                    (n, p, "trained" if p.requires_grad else "frozen")
+                    for n, p in self.module.named_parameters()
+                ),
+                *((name, buffer, "a buffer") for name, buffer in self.module.named_buffers()),
+            )
+            if n not in self._ignored
         ]
         who = "DistributedDataParallel"
         kind, group = DistributedDataParallel, self.process_group
@@ -250,38 +316,9 @@ class DistributedDataParallel(Module):
 
     def _copy_from(self, source: int) -> None:
         """Parameters and buffers of rank `source` to all. Collective: yes."""
-        broadcast_parameters((*self.module.parameters(), *self.module.buffers()), self.process_group, source)
-
-    def _broadcast_buffers(self, source: int) -> None:
-        """All buffers of rank `source` to all ranks, those of one dtype together. Collective: yes."""
-        if self._share.size == 1:
-            return
-        for bucket in self._buckets_of_buffers():
-            if self._communicator.rank == source:
-                bucket.load()
-            with self._communicator.asked_by(f"{self._reducer.asker}, buffers"):
-                collectives.broadcast(bucket.flat, src=source, group=self.process_group)
-            if self._communicator.rank != source:
-                bucket.store()
-
-    def _buckets_of_buffers(self) -> list[Bucket]:
-        """Buckets with the buffers that the model has now: a forward pass may have put others in their places."""
-        buffers = [x for registry in self._buffers_of for x in registry.values() if x is not None]
-        known = self._buffer_buckets
-        if (
-            known is None
-            or len(buffers) != len(self._known_buffers)
-            or any(map(is_not, buffers, self._known_buffers))
-        ):
-            self._known_buffers = buffers
-            parts = by_dtype(list(dict.fromkeys(buffers)))
-            shapes = [[(x.data.shape, x.dtype) for x in part] for part in parts]
-            if known is not None and shapes == [[(x.data.shape, x.dtype) for x in b.tensors] for b in known]:
-                for bucket, part in zip(known, parts, strict=True):
-                    bucket.tensors = part
-            else:
-                known = self._buffer_buckets = [Bucket(part, self._communicator) for part in parts]
-        return known
+        named = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        tensors = [x for name, x in named.items() if name not in self._ignored]
+        broadcast_parameters(tensors, self.process_group, source)
 
     # --- copies ---------------------------------------------------------------------------------------
 
@@ -314,36 +351,9 @@ class DistributedDataParallel(Module):
     def _shadow(self, turn: Turn, source: int) -> None:
         """Make the communication of a forward and a backward that others make. Collective: yes."""
         if turn.sends_buffers and self.broadcast_buffers:
-            self._broadcast_buffers(source)
+            self._shared.broadcast(source)
         self._send_buffers = turn.reduces
         if turn.reduces:
+            for location in (PRE_FORWARD, POST_FORWARD):
+                self._shared.run_hook(location)
             self._reducer.shadow()
-
-
-def broadcast_parameters(
-    parameters: Iterable[Tensor], group: Group | None = None, src: int | None = None
-) -> None:
-    """Copy the tensors of rank `src` to all ranks of the group, in place.
-
-    Args:
-        parameters: the same shapes and dtypes on every rank.
-        group: by default all ranks.
-        src: a global rank; by default the group's first.
-
-    Collective: yes.
-    """
-    source = (group.ranks[0] if group else 0) if src is None else src
-    for tensor in parameters:
-        collectives.broadcast(tensor, src=source, group=group)
-
-
-def max_difference_between_ranks(module: Module, group: Group | None = None) -> float:
-    """The largest difference of any parameter element between any two ranks. Collective: yes."""
-    largest = 0.0
-    for parameter in module.parameters():
-        high, low = np.array(to_host(parameter.data)), np.array(to_host(parameter.data))
-        collectives.all_reduce(high, "max", group)
-        collectives.all_reduce(low, "min", group)
-        if high.size:
-            largest = max(largest, float((high - low).max()))
-    return largest

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -99,6 +100,12 @@ class Reducer:
         for hook in tuple(parameter._hooks or ()):
             if isinstance(hook.function, _Arrival):
                 hook.function.reducer.detach()
+
+    def set_static(self) -> None:
+        """From the next backward on, parameters without a gradient are those of that one."""
+        if self.backward is not None:
+            raise InputError("_set_static_graph: a backward is running; call it before.")
+        self._find_unused, self._static, self._graphs_differ = False, True, False
 
     def detach(self) -> None:
         """Listen no longer."""
@@ -221,7 +228,7 @@ class Reducer:
         if self.num_active is None:
             return collectives.all_reduce(bucket.flat, "mean", group=self._group, async_op=True)
         work = collectives.all_reduce(bucket.flat, "sum", group=self._group, async_op=True)
-        return work.then(_Divide(self.num_active))
+        return work.then(partial(_divided, self.num_active))
 
     # --- the end of backward --------------------------------------------------------------------------
 
@@ -379,15 +386,10 @@ class _Arrival:
         reducer.communicator.progress()
 
 
-class _Divide:
+def _divided(count: int, x: Array) -> Array:
     """x / count, in place."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __call__(self, x: Array) -> Array:
-        x /= self._count
-        return x
+    x /= count
+    return x
 
 
 def _set_grad(parameter: Tensor, array: Array) -> None:
