@@ -106,7 +106,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
         help="how long a rank waits for another one, and is waited for at its end (default %(default)g s)")  # fmt: skip
     add("--record", choices=RECORD, default="summary",
-        help="of a long run's trace: exact totals and the events of some steps (default), all events, or off")  # fmt: skip
+        help="of a long run: exact totals and the events of some steps (default), all events, or off")  # fmt: skip
     add("--cluster-time-out", type=float, default=START_LIMIT_S, metavar="S", dest="start_timeout",
         help="how long the devices may take to start (default %(default)g s)")  # fmt: skip
 
