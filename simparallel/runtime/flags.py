@@ -137,7 +137,7 @@ def add_arguments(command: argparse.ArgumentParser, world_size: int | None = Non
     add("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
         help="how long a rank waits for another one, and is waited for at its end (default %(default)g s)")  # fmt: skip
     add("--record", choices=RECORD, default="summary",
-        help="of a long run's trace: exact totals and the events of some steps (default), all events, or off")  # fmt: skip
+        help="of a long run: exact totals and the events of some steps (default), all events, or off")  # fmt: skip
     add("--cluster-time-out", type=float, metavar="S", dest="start_timeout",
         help=f"how long the devices may take to start (default {START_LIMIT_S:g} s), or with --node-rank the other nodes "
              f"({MEET_LIMIT_S:g} s)")  # fmt: skip

@@ -47,8 +47,8 @@ class MpiJob:
 
     Args:
         world_size: number of ranks.
-        device, nodes, rank_table, environment, log_links, log_files, timeout_s, record: see `Cluster`; one node stands for
-            as many as there are machines.
+        device, nodes, rank_table, environment, log_links, log_files, timeout_s, record: see `Cluster`; one node
+            stands for as many as there are machines.
         log_dir: directory for `scheduler.log`, and on the machine of each rank for its `worker_N.log`.
         mpiexec: the command, with its own options; by default that of this Python's environment.
 

@@ -1,8 +1,8 @@
 """Traces as `torch.profiler` writes them, a file a rank, for tools that read those.
 
-Each operation is a kernel on a numbered stream, each step a `ProfilerStep#n`, each mark an annotation. Tools such
-as HolisticTraceAnalysis know communication by names that begin with "nccl", and copies by "Memcpy": here these say
-what kind of kernel it is, not which library ran it.
+Each operation is a launch and a kernel on a numbered stream, each step a `ProfilerStep#n`, each mark an annotation.
+Tools such as HolisticTraceAnalysis know communication by names such as "ncclKernel:…", and copies by "Memcpy": here
+these say what kind of kernel it is, not which library ran it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def dumps(events: Sequence[Event], cluster: ClusterSpec, rank: int) -> str:
     pid = cluster.world_size + rank  # kernels have the number of their device as pid
     rows = [
         _row("process_name", "M", pid, 0, args={"name": f"rank {rank}"}),
-        *(_kernels(events)),
+        *(_kernels(events, pid)),
         *(_annotations(events, pid)),
     ]
     spec = cluster.device
@@ -48,7 +48,8 @@ def _row(name: str, phase: str, pid: int, tid: int, **more: Any) -> dict[str, An
     return {"ph": phase, "name": name, "pid": pid, "tid": tid, **more}
 
 
-def _kernels(events: Iterable[Event]) -> Iterable[dict[str, Any]]:
+def _kernels(events: Iterable[Event], pid: int) -> Iterable[dict[str, Any]]:
+    """Each operation as a kernel, and the call that launches it; the launch has no time here but in the kernel's."""
     found = sorted((e for e in events if e.kind != RANGE), key=lambda e: (e.sim_start_ps, e.sim_end_ps))
     lanes = sorted({(e.device, e.stream) for e in found}, key=lambda lane: (lane[0], stream_order(lane[1])))
     streams = {lane: 7 + number for number, lane in enumerate(lanes)}  # CUDA's first stream of its own is 7
@@ -58,13 +59,15 @@ def _kernels(events: Iterable[Event]) -> Iterable[dict[str, Any]]:
                 "bytes": event.size_bytes, "step": event.step, "stream name": event.stream}  # fmt: skip
         if event.group:
             args |= {"Process Group Ranks": list(event.group), "seq": event.seq}
+        launch = {"ts": event.sim_start_ps / PS_PER_US, "dur": 0.0, "args": {"correlation": number + 1}}
+        yield _row("cudaLaunchKernel", "X", pid, _CPU_TID, cat="cuda_runtime", **launch)
         yield _row(_name(event), "X", event.device, stream, cat="kernel", args=args, **_times(event))
 
 
 def _name(event: Event) -> str:
     if event.kind == "copy":
         return f"Memcpy DtoD ({event.name})"
-    return event.name if event.stream == COMPUTE else f"nccl:{event.name}"
+    return event.name if event.stream == COMPUTE else f"ncclKernel:{event.name}"
 
 
 def _annotations(events: Iterable[Event], pid: int) -> Iterable[dict[str, Any]]:

@@ -201,8 +201,8 @@ class Trace:
     def save_profiler(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write a file for each rank as `torch.profiler` does, for tools such as HolisticTraceAnalysis.
 
-        Times are simulated. Operations are kernels on numbered streams; communication has names that begin with
-        "nccl:", by which such tools know it. `Trace.load` does not read these files.
+        Times are simulated. Operations are kernels on numbered streams; communication has names such as
+        "ncclKernel:all_reduce", by which such tools know it. `Trace.load` does not read these files.
 
         Args:
             directory: for `rank_N.pt.trace.json`; made if it is missing.

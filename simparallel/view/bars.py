@@ -69,14 +69,12 @@ def draw_bars(
 
 
 def draw_steps(ax: Axes, events: Sequence[Event], bars: Sequence[Bar], rows: dict[Lane, float]) -> None:
-    """White lines where the steps of a collective by messages end, inside its bar."""
+    """Marks like those of a ruler where the steps of a collective by messages end, inside its bar."""
     for event, (start, width) in zip(events, bars, strict=True):
         if event.step_ps and width:
             ends = np.cumsum(event.step_ps[:-1]) / sum(event.step_ps) * width + start
-            row = rows[event.rank, event.device, event.stream]
-            ax.vlines(
-                ends, row - LANE_HEIGHT / 2, row + LANE_HEIGHT / 2, color="white", linewidth=1.6, zorder=3
-            )
+            low = rows[event.rank, event.device, event.stream] + LANE_HEIGHT / 2
+            ax.vlines(ends, low - LANE_HEIGHT / 3, low, color="black", linewidth=1.2, zorder=3)
 
 
 def steps_per_bar(widths: Sequence[float], points_per_unit: float) -> int:
