@@ -17,6 +17,7 @@ from simparallel.comm import Group, Work
 from simparallel.events import current_recorder
 from simparallel.memory import GRADIENTS
 
+BEFORE_OTHERS = -1  # in the order of callbacks: some of them want all gradients
 CAP_BYTES = 25 << 20  # of one collective, as of a bucket of DistributedDataParallel
 
 
@@ -54,7 +55,7 @@ class GradientSums:
         self.backward = backward
         self._filling = Filling()
         self._started: list[tuple[list[tuple[Tensor, Array]], Work]] = []
-        backward.at_end(self._finish)
+        backward.at_end(self._finish, BEFORE_OTHERS)
 
     def add(self, leaf: Tensor, gradient: Array, group: Group) -> None:
         gradient = gradient.astype(leaf.dtype, copy=False)
