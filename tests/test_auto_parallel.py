@@ -293,6 +293,27 @@ def test_movement_that_no_strategy_asked_for_is_told(monkeypatch):
     assert "12.3 kB" in text  # 3/4 of 64 x 64 float32
 
 
+ASKERS = {
+    "a scalar": lambda x, w, mean: (x * w).mean() if mean else (x * w).sum(),
+    "a sum that waits": lambda x, w, mean: (x * w).mean(0).exp() if mean else (x * w).sum(0).exp(),
+    "whole at the end": lambda x, w, mean: (x * w).mean(0) if mean else (x * w).sum(0),
+}
+
+
+@pytest.mark.parametrize("network", ASKERS.values(), ids=ASKERS)
+def test_collectives_of_other_ops_do_not_mix(network):
+    """Sum on some ranks and Mean on one exchange arrays alike; what they are for is compared, too."""
+
+    def program(differs):
+        w = sp.Tensor(np.ones((8, 2)), requires_grad=True)
+        run = AutoParallel(lambda x: network(x, w, differs and sp.get_rank() == 1))
+        return run(np.ones((8, 2))).numpy()
+
+    with pytest.raises(RunFailedError, match="for .*Sum(.|\n)*for .*Mean(.|\n)*differ in: purpose"):
+        sp.launch(program, (True,), world_size=2, transport="inline")
+    np.testing.assert_array_equal(*sp.launch(program, (False,), world_size=2, transport="inline"))
+
+
 def test_implicit_redistributions_are_listed_and_may_be_refused():
     def program():
         net = Network()

@@ -13,7 +13,7 @@ from typing import Any
 from simparallel import collectives
 from simparallel.autograd import Backward, Tensor, running_backward
 from simparallel.backend import Array, get_namespace
-from simparallel.comm import Group, Work
+from simparallel.comm import Group, Work, current
 from simparallel.events import current_recorder
 from simparallel.memory import GRADIENTS
 
@@ -68,7 +68,8 @@ class GradientSums:
     def _start(self, part: list[tuple[Tensor, Array, Group]]) -> None:
         if part:
             arrays, group = [gradient for _, gradient, _ in part], part[0][2]
-            work = collectives.all_reduce(arrays, "sum", group, async_op=True)
+            with current().asked_by("gradients of parameters"):
+                work = collectives.all_reduce(arrays, "sum", group, async_op=True)
             self._started.append(([(leaf, gradient) for leaf, gradient, _ in part], work))
 
     def _finish(self) -> None:
