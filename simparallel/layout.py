@@ -58,8 +58,8 @@ class Layout:
         self, device_matrix: tuple[int, ...], alias_name: tuple[str, ...],
         rank_list: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        names = {"sizes_name": "device_matrix", "names_name": "alias_name"}
-        check_axes("Layout", device_matrix, alias_name, **names)
+        called = {"sizes_name": "device_matrix", "names_name": "alias_name"}
+        check_axes("Layout", device_matrix, alias_name, **called)
         if INTERLEAVED in alias_name[:-1]:
             raise LayoutError(f"Layout: alias_name={alias_name!r}: {INTERLEAVED!r} must be the last alias.")
         sizes, names = _real(device_matrix, alias_name), _real(alias_name, alias_name)
@@ -71,6 +71,14 @@ class Layout:
             raise LayoutError(f"Layout: rank_list={rank_list!r} must be a list of integers.")
         self._set(device_matrix, alias_name, mesh.ranks, None, ())
         self.__dict__["mesh"] = mesh
+
+    @classmethod
+    def of_mesh(cls, mesh: Mesh) -> Layout:
+        """The Layout of a mesh, not yet called; it shares the mesh and its groups."""
+        new = cls.__new__(cls)
+        new._set(mesh.shape, mesh.axis_names, mesh.ranks, None, ())
+        new.__dict__["mesh"] = mesh
+        return new
 
     def _set(self, *values: Any) -> None:
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
@@ -203,6 +211,11 @@ class Layout:
         for axis in _real(axes, axes):  # a mixed-radix number, first axis outermost
             number = number * mesh.axis_size(axis) + coordinate[mesh.axis_names.index(axis)]
         return number
+
+    def all_chunks(self) -> list[tuple[int, ...]]:
+        """For each rank, in the order of the mesh, its chunk of every dim; much faster than one by one."""
+        by_dim = [self.mesh.chunks(_real(axes, axes)) for axes in self.axes_by_dim]
+        return list(zip(*by_dim, strict=True)) if by_dim else [()] * self.mesh.size
 
     def slices(self, rank: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
         """The rank's part of a tensor of global `shape`: `x[layout.slices(rank, x.shape)]`.

@@ -149,7 +149,7 @@ class Sharding:
 @lru_cache(maxsize=4096)
 def layout_of(mesh: Mesh) -> Layout:
     """The Layout of the mesh, not yet called."""
-    return Layout(mesh.shape, mesh.axis_names, mesh.ranks)
+    return Layout.of_mesh(mesh)
 
 
 @dataclass(frozen=True, eq=False)

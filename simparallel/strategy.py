@@ -32,7 +32,7 @@ Strategy = tuple[Any, ...]  # for each input a tuple of cuts, or a called Layout
 
 def from_strategy(
     rule: str, shapes: tuple[Shape, ...], strategy: Strategy, device_num: int, repeat: str = "right",
-    order: tuple[str, ...] = (),
+    order: tuple[str, ...] = (), out_strategy: Any = None,
 ) -> Sharding:  # fmt: skip
     """The cuts that a user's strategy stands for.
 
@@ -43,6 +43,7 @@ def from_strategy(
         device_num: number of devices.
         repeat: where left-over devices go: "right" (neighbours hold the same slices) or "left".
         order: named dims that come last in the device matrix, in this order; others come as the rule names them.
+        out_strategy: tuple of cuts or Layout of the output; of it counts what it says of dims that no input has.
 
     Raises:
         StrategyError: it is malformed or not legal; says the rule broken and the nearest legal ones.
@@ -61,8 +62,8 @@ def from_strategy(
 
     def read(entries: Strategy) -> Sharding:
         if is_layouts:
-            return _from_layouts(rule, shapes, entries)
-        return _from_tuples(rule, shapes, entries, device_num, repeat, order)
+            return _from_layouts(rule, shapes, entries, out_entry(out_strategy))
+        return _from_tuples(rule, shapes, entries, device_num, repeat, order, out_entry(out_strategy))
 
     def is_legal(entries: Strategy) -> bool:
         try:
@@ -88,7 +89,7 @@ def from_strategy(
 
 def _from_tuples(
     rule: str, shapes: tuple[Shape, ...], strategy: Sequence[tuple[int, ...]], device_num: int, repeat: str,
-    order: tuple[str, ...],
+    order: tuple[str, ...], out: Any,
 ) -> Sharding:  # fmt: skip
     _check_tuples(strategy, shapes, device_num)
     cuts, problem = _names_of(rule, shapes, strategy)
@@ -96,6 +97,16 @@ def _from_tuples(
         raise StrategyError(problem)
     names = [name for name in input_names(rule, shapes) if name in cuts]
     names.sort(key=lambda name: order.index(name) if name in order else -1)
+    new = _new_dims(rule, shapes)
+    if isinstance(out, tuple) and len(out) == len(new) and all(is_int(cut) and cut > 0 for cut in out):
+        made = {n: part for cut, (place, own) in zip(out, new, strict=True)
+                for n, part in _factors(place, cut).items() if n in own}  # fmt: skip
+        if made:  # in the order of the output
+            cuts |= made
+            all_names = [n for place, _ in new for n in place.names]
+            names = sorted(
+                [*names, *made], key=lambda name: all_names.index(name) if name in all_names else -1
+            )
     cuts = {name: cuts[name] for name in names}
     count = prod(cuts.values())
     if count > device_num or device_num % count:
@@ -110,6 +121,19 @@ def _from_tuples(
         axes = (*axes, REPEAT) if right else (REPEAT, *axes)
     owners = {name: (axis_name(name),) for name, cut in cuts.items() if cut > 1}
     return Sharding(rule, shapes, shared_mesh(sizes, axes), owners)
+
+
+def out_entry(out_strategy: Any) -> Any:
+    """The tuple of cuts or Layout of the output, which may stand in a tuple by itself."""
+    is_nested = isinstance(out_strategy, tuple) and len(out_strategy) == 1 and not is_int(out_strategy[0])
+    return out_strategy[0] if is_nested else out_strategy
+
+
+def _new_dims(rule: str, shapes: tuple[Shape, ...]) -> list[tuple[Place, set[str]]]:
+    """Each dim of the output, and which of its names no input has."""
+    inputs, output = places(rule, shapes)
+    known = {name for tensor in inputs for place in tensor for name in place.names}
+    return [(place, set(place.names) - known) for place in output]
 
 
 def check_form(op: str, in_strategy: Any, out_strategy: Any) -> tuple[Strategy, Any]:
@@ -138,11 +162,7 @@ def out_layout(out_strategy: Any, made: Layout, shape: Shape, who: str) -> Layou
     Raises:
         StrategyError: anything else.
     """
-    given = (
-        out_strategy[0]
-        if isinstance(out_strategy, tuple) and len(out_strategy) == 1 and not is_int(out_strategy[0])
-        else out_strategy
-    )
+    given = out_entry(out_strategy)
     whole = made.with_partial(())
     choices = [whole]
     for count in range(1, len(made.partial) + 1):
@@ -336,7 +356,7 @@ def _check_layouts(layouts: Sequence[Layout], shapes: tuple[Shape, ...], device_
         raise StrategyError(f"{first!r} has {first.mesh.size} devices, there are {device_num}.")
 
 
-def _from_layouts(rule: str, shapes: tuple[Shape, ...], layouts: Sequence[Layout]) -> Sharding:
+def _from_layouts(rule: str, shapes: tuple[Shape, ...], layouts: Sequence[Layout], out: Any) -> Sharding:
     """Axes per dim of every input; all of one device matrix."""
     for i, (layout, shape) in enumerate(zip(layouts, shapes, strict=True)):
         if layout.partial:
@@ -368,4 +388,9 @@ def _from_layouts(rule: str, shapes: tuple[Shape, ...], layouts: Sequence[Layout
                 seen.setdefault(name, (i, d))
                 if own:
                     cuts[name] = own
+    new = _new_dims(rule, shapes)
+    if isinstance(out, Layout) and out.tensor_map is not None and len(out.tensor_map) == len(new):
+        for (place, own_names), axes in zip(new, out.axes_by_dim, strict=True):
+            wanted = spread(place, axes, mesh) if own_names and out.mesh == mesh else None
+            cuts |= {name: own for name, own in (wanted or {}).items() if name in own_names}
     return Sharding(rule, shapes, mesh, cuts)

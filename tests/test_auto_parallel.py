@@ -293,6 +293,27 @@ def test_movement_that_no_strategy_asked_for_is_told(monkeypatch):
     assert "12.3 kB" in text  # 3/4 of 64 x 64 float32
 
 
+ASKERS = {
+    "a scalar": lambda x, w, mean: (x * w).mean() if mean else (x * w).sum(),
+    "a sum that waits": lambda x, w, mean: (x * w).mean(0).exp() if mean else (x * w).sum(0).exp(),
+    "whole at the end": lambda x, w, mean: (x * w).mean(0) if mean else (x * w).sum(0),
+}
+
+
+@pytest.mark.parametrize("network", ASKERS.values(), ids=ASKERS)
+def test_collectives_of_other_ops_do_not_mix(network):
+    """Sum on some ranks and Mean on one exchange arrays alike; what they are for is compared, too."""
+
+    def program(differs):
+        w = sp.Tensor(np.ones((8, 2)), requires_grad=True)
+        run = AutoParallel(lambda x: network(x, w, differs and sp.get_rank() == 1))
+        return run(np.ones((8, 2))).numpy()
+
+    with pytest.raises(RunFailedError, match="for .*Sum(.|\n)*for .*Mean(.|\n)*differ in: purpose"):
+        sp.launch(program, (True,), world_size=2, transport="inline")
+    np.testing.assert_array_equal(*sp.launch(program, (False,), world_size=2, transport="inline"))
+
+
 def test_implicit_redistributions_are_listed_and_may_be_refused():
     def program():
         net = Network()
@@ -565,3 +586,32 @@ def test_a_last_batch_of_another_size_on_some_ranks_is_told():
         RunFailedError, match=r"the arguments of rank 0 have shapes \(3, 4\)\. .*drop_last=True"
     ):
         sp.launch(program, world_size=2, transport="inline")
+
+
+@pytest.mark.parametrize("dataset", ["full_batch", "data_parallel"])
+def test_what_is_explained_of_a_transformer_is_what_is_sent(dataset):
+    """Integer inputs, tied weights, a table of positions: one collective for all parameters that are used once."""
+    explained = sp.models.gpt(num_layers=1, width=16).explain(
+        (8, 4), device_num=4, dtype=np.int64, dataset_strategy=dataset
+    )
+
+    def program():
+        net, tokens = sp.models.gpt(num_layers=1, width=16), np.arange(32).reshape(8, 4)
+        if dataset == "data_parallel":
+            tokens = np.split(tokens, 4)[sp.get_rank()]
+
+        def step(tokens):
+            y = net(tokens)
+            y.backward(np.ones(y.shape, np.float32))
+
+        run = AutoParallel(step, dataset_strategy=dataset)
+        run(tokens)
+        recorder = sp.events.current_recorder()
+        before = len(recorder.events)
+        run(tokens)
+        events = [e for e in recorder.events[before:] if len(e.group) > 1]
+        return sorted((e.name, e.sent_bytes) for e in events if e.kind == "collective" and e.sent_bytes)
+
+    expected = sorted((row.exchange.collective, row.exchange.bytes_per_rank) for row in explained.rows)
+    assert sp.launch(program, world_size=4, transport="inline") == [expected] * 4
+    assert len(expected) == 4  # the tied table twice, the positions' sum over the batch, all others

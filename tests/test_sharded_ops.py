@@ -154,3 +154,46 @@ def layouts_of(draw: Any, mesh: Mesh, shape: tuple[int, ...]) -> Layout:
             if shape[dim] % cut == 0:
                 dims[dim].append(axis)
     return Layout(mesh.shape, mesh.axis_names)(*(tuple(axes) or "None" for axes in dims))
+
+
+GRID = Layout((2, 2), ("a", "b"))
+NEW_DIMS = {
+    "classes": (lambda: sp.ops.OneHot(6), (4,), ((2,),), (2, 2)),
+    "classes of two dims": (lambda: sp.ops.OneHot(4), (2, 3), ((2, 1),), ((2, 1, 2),)),
+    "classes, layouts": (lambda: sp.ops.OneHot(8), (4,), (GRID("b"),), GRID("b", "a")),
+    "repeats": (lambda: sp.ops.Tile((4, 1)), (3, 4), ((1, 2),), (2, 2)),
+    "repeats of a new dim": (lambda: sp.ops.Tile((2, 1, 3)), (4, 2), ((2, 1),), (2, 2, 1)),
+    "repeats, layouts": (lambda: sp.ops.Tile((4, 1)), (3, 2), (GRID("None", "b"),), GRID("a", "b")),
+    "broadcast": (lambda: sp.ops.BroadcastTo((4, 6, 2)), (6, 1), ((2, 1),), (2, 2, 1)),
+    "broadcast of size 1": (lambda: sp.ops.BroadcastTo((6, 4)), (6, 1), ((2, 1),), (2, 2)),
+}
+
+
+@pytest.mark.parametrize(("make", "shape", "cuts", "out"), NEW_DIMS.values(), ids=NEW_DIMS)
+def test_new_dims_are_cut_by_the_strategy_of_the_output(make, shape, cuts, out):
+    """Each rank makes its part of them, and the gradient of what was repeated is summed."""
+    rng = np.random.default_rng(0)
+    is_ids = make().name == "OneHot"
+    x = rng.integers(0, 4, shape) if is_ids else rng.integers(-4, 5, shape).astype(np.float64)
+    leaf = Tensor(x, requires_grad=not is_ids)
+    y = make()(leaf)
+    dy = rng.integers(-4, 5, y.shape).astype(y.dtype)
+
+    def program():
+        lies = Layout((4,), ("all",))(*["None"] * x.ndim)
+        whole = distribute_tensor(x, lies, requires_grad=not is_ids)
+        op = make().shard(cuts, out)
+        cut = op(whole)
+        assert cut.layout.cuts == op.plan(shape, device_num=4, dtype=x.dtype).layouts["output"].cuts
+        assert np.prod(cut.layout.cuts) == 4
+        found = cut.full_tensor()
+        if not is_ids:
+            found.backward(dy)
+        return found.numpy(), None if is_ids else whole.grad.full_tensor().numpy()
+
+    if not is_ids:
+        y.backward(dy)
+    for found, gradient in sp.launch(program, world_size=4, transport="inline"):
+        np.testing.assert_array_equal(found, y.numpy())
+        if not is_ids:
+            np.testing.assert_array_equal(gradient, leaf.grad.numpy())

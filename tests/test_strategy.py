@@ -278,3 +278,43 @@ def test_an_op_without_strategy_has_the_default():
     assert tuple(p.device_matrix) == (8,)
     assert p.slice_shapes["inputs"] == [(4, 512), (512, 10)]
     assert sp.ops.ReLU().plan((6, 4), device_num=8).slice_shapes["output"] == (3, 4)  # gcd(6, 8)
+
+
+FACTORS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+
+
+def merged(factors, marks):
+    """Factors multiplied together in runs, ended where a mark says so."""
+    shape = [1]
+    for factor, mark in zip(factors, marks, strict=False):
+        shape[-1] *= factor
+        shape += [1] * mark
+    return tuple(shape)
+
+
+@given(factors=FACTORS, data=st.data())
+def test_a_cut_reshape_moves_nothing(factors, data):
+    """Merged, split or both: each rank's slice, reshaped, is its slice of the result, whatever cuts are legal."""
+    marks = st.lists(st.booleans(), min_size=len(factors), max_size=len(factors))
+    shape, target = merged(factors, data.draw(marks)), merged(factors, data.draw(marks))
+    cuts = tuple(data.draw(st.sampled_from([c for c in range(1, n + 1) if n % c == 0])) for n in shape)
+    count = int(np.prod(cuts))
+    op, x = ops.Reshape(target), np.arange(int(np.prod(shape))).reshape(shape)
+    try:
+        p = plan((cuts,), shape, op=op, device_num=count * 3 if count % 2 else count)
+    except StrategyError:
+        return
+    assert p.total_bytes == 0
+    for rank in range(p.sharding.mesh.size):
+        slices = p.slices(rank)
+        np.testing.assert_array_equal(
+            x[slices["inputs"][0]].reshape(p.slice_shapes["output"]), x.reshape(target)[slices["output"]]
+        )
+
+
+@pytest.mark.parametrize("cut", [2, 6])
+def test_a_reshape_that_merges_and_splits_is_cut(cut):
+    p = plan(((cut, 1),), (6, 128), op=ops.Reshape((2, 384)), device_num=cut)
+    assert p.layouts["output"].cuts == (2, cut // 2)
+    with pytest.raises(StrategyError, match="may not be cut"):
+        plan(((2, 1),), (4, 6), op=ops.Reshape((6, 4)), device_num=2)

@@ -5,7 +5,6 @@ Ops and the tape read the slots behind: a property costs them ten times as much.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -37,9 +36,9 @@ class TensorAttributes:
     __slots__ = ("_data", "_grad", "_requires_grad")
 
     # Cuts this rank's slice out of a whole array; set by who knows the rank.
-    slicer: ClassVar[Callable[[Array, Placement], Array] | None] = None
+    slicer: ClassVar[Any] = None
     # Makes a plain tensor of this rank's slice of a sharded one; set likewise.
-    localizer: ClassVar[Callable[[Any, Layout | None], Any] | None] = None
+    localizer: ClassVar[Any] = None
 
     if TYPE_CHECKING:
         placement: Placement | None

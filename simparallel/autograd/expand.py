@@ -118,6 +118,14 @@ class Tile(Op):
         repeats = (1,) * (ndim - len(self.repeats)) + self.repeats
         return list(zip(repeats, (1,) * (ndim - len(shape)) + shape, strict=True))
 
+    def _local_pairs(self, ctx: Context) -> list[tuple[int, int]]:
+        """The same of the slices at hand: where the repeats are cut, this rank makes some of them."""
+        pairs = self._pairs(ctx.plan.inputs[0].shape)
+        sizes = ctx.plan.output.shape
+        return [
+            (own // size if size else count, size) for (count, size), own in zip(pairs, sizes, strict=True)
+        ]
+
     def rule_for(self, shape: tuple[int, ...]) -> str:
         names = dim_names(len(shape))
         pairs = self._pairs(shape)
@@ -133,11 +141,11 @@ class Tile(Op):
         return f"{' '.join(left)} -> {' '.join(right)}"
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        return ctx.xp.tile(x, self.repeats)
+        return ctx.xp.tile(x, [count for count, _ in self._local_pairs(ctx)])
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         shape = ctx.plan.inputs[0].shape
-        pairs = self._pairs(shape)
+        pairs = self._local_pairs(ctx)
         flat = tuple(size for pair in pairs for size in pair)
         wholes = tuple(range(0, len(flat), 2))
         return (dy.reshape(flat).sum(axis=wholes, dtype=wider(dy.dtype)).astype(dy.dtype).reshape(shape),)

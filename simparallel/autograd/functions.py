@@ -281,6 +281,12 @@ def redistribute(x: Any, layout: Layout | None) -> Tensor:
     return op.instance(_shape.Redistribute, layout)(as_tensor(x))
 
 
+def to_local(x: Any, grad_layout: Layout | None = None) -> Tensor:
+    """This rank's slice of the sharded tensor x as a plain one: see `Tensor.to_local`."""
+    tensor = as_tensor(x)
+    return tensor if tensor.placement is None else tensor.localizer(tensor, grad_layout)
+
+
 operators._functions = sys.modules[__name__]
 
 

@@ -149,7 +149,7 @@ class TensorOperators:
             LayoutError: grad_layout gives slices of another shape, or inside of `AutoParallel`, where a plain tensor is
                 one that every rank holds whole.
         """
-        return self if self.placement is None or self.localizer is None else self.localizer(self, grad_layout)
+        return _functions.to_local(self, grad_layout)
 
     def __getitem__(self, items: Any) -> Tensor:
         return _functions.getitem(self, items)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from math import prod
+from operator import mul
 
 from simparallel.autograd.op import Context, Op, Spec, Work, as_dims
 from simparallel.backend import Array
@@ -31,8 +33,9 @@ class Reshape(AbstractView):
     """y = x in another shape, row-major; one size may be -1.
 
     The rule says which dims survive: both shapes are split into the smallest runs of equal
-    product. One dim on each side is the same dim; a run that merges or splits dims is a factored
-    one; a run that does both mixes elements, and its dims may not be cut.
+    product. One dim on each side is the same dim. Dims that are merged, split or both, as in
+    (6, 128) -> (2, 384), have factors in common, 2 * 3 * 128, and are cut along the outermost ones; where
+    they have none, as in (4, 6) -> (6, 4), no dim of the run may be cut.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -68,6 +71,10 @@ class Reshape(AbstractView):
             elif run and len(sizes) == 1 and 0 not in shape:
                 left += run
                 right.append(run[0] if len(run) == 1 else f"({' '.join(run)})")
+            elif run and sizes and (common := _common_factors([shape[i] for i in sources], sizes)):
+                factors = {bound: f"{run[0]}_{i}" for i, bound in enumerate(common)}
+                left += _in_factors([shape[i] for i in sources], common, factors, sized=True)
+                right += _in_factors(sizes, common, factors, sized=False)
             else:
                 left += [f"{{{name}}}" for name in run]
                 right += map(str, sizes)
@@ -113,6 +120,29 @@ class Redistribute(Op):
 
     def work(self, x: Spec) -> Work:
         return Work(0, 0)
+
+
+def _common_factors(a: Sequence[int], b: Sequence[int]) -> dict[int, int]:
+    """Factors of which the dims of both are products, outermost first, each by the product of all up to it; or {}."""
+    bounds = sorted({*accumulate(a, mul), *accumulate(b, mul)} - {1})
+    if 0 in bounds or any(high % low for low, high in pairwise(bounds)):
+        return {}
+    return {high: high // low for low, high in pairwise([1, *bounds])}
+
+
+def _in_factors(
+    sizes: Sequence[int], common: dict[int, int], names: dict[int, str], sized: bool
+) -> list[str]:  # fmt: skip
+    """Each dim in the words of a rule, with the sizes of its factors if it has several and they are to be said."""
+    words, start = [], 1
+    for stop in accumulate(sizes, mul):
+        own = [bound for bound in common if start < bound <= stop]
+        parts = [
+            f"{names[bound]}={common[bound]}" if sized and len(own) > 1 else names[bound] for bound in own
+        ]
+        words.append(f"({' '.join(parts)})" if len(own) > 1 else parts[0] if parts else "1")
+        start = stop
+    return words
 
 
 def _runs(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:

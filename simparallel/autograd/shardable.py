@@ -22,8 +22,10 @@ class Shardable:
 
         Args:
             in_strategy: for each input a tuple with the number of slices of each dim, or a called `Layout`.
-            out_strategy: how the output shall lie, where a cut dim is summed; a tuple of cuts or a `Layout`. By
-                default the sum is all-reduced; with the summed axes on a dim it is reduce-scattered.
+            out_strategy: how the output shall lie, where a cut dim is summed or the output has a dim that no input has;
+                a tuple of cuts or a `Layout`. By default the sum is all-reduced; with the summed axes on a dim it is
+                reduce-scattered. A new dim, such as the classes of `OneHot`, is whole by default; cut, each rank
+                makes its part of it.
 
         Returns:
             The op itself.

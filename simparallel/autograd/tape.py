@@ -183,8 +183,9 @@ def run_backward(
                         deliver(tensor, grads.pop(key))
                     else:
                         heapq.heappush(heap, (-source.number, source))
-        for _, callback in sorted(running.callbacks, key=itemgetter(0)):
-            callback()
+        while running.callbacks:  # one that delivers a gradient may make its listeners add others
+            running.callbacks.remove(first := min(running.callbacks, key=itemgetter(0)))
+            first[1]()
     finally:
         _running.backward, running.is_over = outer, True
 

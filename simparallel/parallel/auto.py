@@ -164,7 +164,8 @@ class AutoParallel:
         if shapes in self._known:
             return False
         communicator = current()
-        each = communicator.all_gather_object(shapes) if communicator.world_size > 1 else [shapes]
+        with communicator.asked_by("AutoParallel: shapes of arguments"):
+            each = communicator.all_gather_object(shapes) if communicator.world_size > 1 else [shapes]
         for rank, others in enumerate(each):
             if others != each[0]:
                 which = [i for i, (a, b) in enumerate(zip(each[0], others, strict=False)) if a != b][:1]

@@ -143,7 +143,9 @@ def decide(op: Op, inputs: Sequence[Any], device_num: int, parameters: Sequence[
     rule = op.rule_for(*shapes)
     try:
         if op.in_strategy is not None:
-            return strategy.from_strategy(rule, shapes, op.in_strategy, device_num, op.repeat, op.axis_order)
+            return strategy.from_strategy(
+                rule, shapes, op.in_strategy, device_num, op.repeat, op.axis_order, op.out_strategy
+            )
         layouts = [x.layout for x in inputs]
         is_cut = any(layout is not None and any(cut > 1 for cut in layout.cuts) for layout in layouts)
         is_plain = all(layout is None for layout in layouts)
@@ -198,6 +200,12 @@ def _common_partial(op: Op, inputs: Sequence[Any]) -> tuple[str, ...]:
 def slice_plan(whole: Plan, sharding: Sharding) -> Plan:
     """The plan of the op on slices: sizes divided by the cuts, and the work by all of them."""
     sizes = {name: size // sharding.cut(name) for name, size in whole.sizes.items() if name != "..."}
+    sizes |= {  # of dims that the output alone has
+        name: size // sharding.cut(name)
+        for place in sharding.output
+        for name, size in zip(place.names, place.sizes, strict=True)
+        if name not in whole.sizes
+    }
     sizes["..."] = prod(size for name, size in sizes.items() if name.startswith("..."))
     inputs = tuple(
         Spec(sharding.local_shape(tensor), spec.dtype)

@@ -13,10 +13,11 @@ from typing import Any
 from simparallel import collectives
 from simparallel.autograd import Backward, Tensor, running_backward
 from simparallel.backend import Array, get_namespace
-from simparallel.comm import Group, Work
+from simparallel.comm import Group, Work, current
 from simparallel.events import current_recorder
 from simparallel.memory import GRADIENTS
 
+BEFORE_OTHERS = -1  # in the order of callbacks: some of them want all gradients
 CAP_BYTES = 25 << 20  # of one collective, as of a bucket of DistributedDataParallel
 
 
@@ -54,7 +55,7 @@ class GradientSums:
         self.backward = backward
         self._filling = Filling()
         self._started: list[tuple[list[tuple[Tensor, Array]], Work]] = []
-        backward.at_end(self._finish)
+        backward.at_end(self._finish, BEFORE_OTHERS)
 
     def add(self, leaf: Tensor, gradient: Array, group: Group) -> None:
         gradient = gradient.astype(leaf.dtype, copy=False)
@@ -67,7 +68,8 @@ class GradientSums:
     def _start(self, part: list[tuple[Tensor, Array, Group]]) -> None:
         if part:
             arrays, group = [gradient for _, gradient, _ in part], part[0][2]
-            work = collectives.all_reduce(arrays, "sum", group, async_op=True)
+            with current().asked_by("gradients of parameters"):
+                work = collectives.all_reduce(arrays, "sum", group, async_op=True)
             self._started.append(([(leaf, gradient) for leaf, gradient, _ in part], work))
 
     def _finish(self) -> None:

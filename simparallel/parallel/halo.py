@@ -13,6 +13,7 @@ neighbour's slice, then it comes from several ranks; it may be empty, then nothi
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 from simparallel.autograd import Plan, Spec
@@ -20,7 +21,7 @@ from simparallel.autograd.windows import Windows
 from simparallel.backend import Array, get_namespace
 from simparallel.parallel.mover import Move, swap
 from simparallel.plan import plan_halo
-from simparallel.plan.boxes import Box, box_of, meet, shape_of, within
+from simparallel.plan.boxes import Box, box_of, boxes_of, meet, shape_of, within
 from simparallel.sharding import Sharding
 
 
@@ -44,11 +45,12 @@ class WindowCut:
         height, width = (n // sharding.cut(name) for n, name in zip(windows.out, dims.values(), strict=True))
         self._windows: dict[int, Windows] = {}
         needs: dict[int, Box] = {}
-        for rank in sharding.mesh.ranks:
-            row, column = (sharding.chunk(name, rank) for name in dims.values())
-            spans, self._windows[rank] = windows.part((row * height, column * width), (height, width))
+        rows, columns = (sharding.mesh.chunks(sharding.cuts.get(name, ())) for name in dims.values())
+        part = cache(lambda row, column: windows.part((row * height, column * width), (height, width)))
+        for (rank, box), row, column in zip(boxes_of(layout, shape).items(), rows, columns, strict=True):
+            spans, self._windows[rank] = part(row, column)
             reach = dict(zip(dims, spans, strict=True))
-            needs[rank] = tuple(reach.get(d, part) for d, part in enumerate(box_of(layout, rank, shape)))
+            needs[rank] = tuple([reach.get(d, own) for d, own in enumerate(box)])
         self.halo = plan_halo(layout, needs, shape)
 
     def local(self, plan: Plan, rank: int) -> Plan:

@@ -45,6 +45,7 @@ class Sharder:
     """What one rank remembers: its groups, its moves, its calls."""
 
     def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
         self.rank, self.world_size = communicator.rank, communicator.world_size
         self.groups = Groups(communicator)
         self._ways: dict[tuple[Placement, Placement, int], Way] = {}
@@ -74,7 +75,8 @@ class Way(Reversible):
 
     def __init__(self, sharder: Sharder, source: Placement, target: Placement, plan: Redistribution) -> None:
         self._sharder, self._source, self._target = sharder, source, target
-        self._finishes = bool(source.layout.partial) and target is source.gradient
+        self.finishes = bool(source.layout.partial)
+        self._only_finishes = self.finishes and target is source.gradient
         self._moves = compile_moves(plan, sharder.rank, sharder.groups)
         # Finishing a sum is a collective, and no more.
         self._is_shown = any(step.exchange is not None for step in plan.steps)
@@ -99,7 +101,7 @@ class Way(Reversible):
         """x laid out otherwise, on the tape. Only finishing a sum leaves x the same tensor, which whoever uses it
         next finds whole."""
         data = self(x.data, "forward")
-        if self._finishes:
+        if self._only_finishes:
             x.data, x.placement = data, self._target
             return x
         on_tape = grad_mode.enabled and x.requires_grad
@@ -148,7 +150,15 @@ def move_tensor(x: Tensor, target: Placement, source: Placement | None = None) -
     assert origin is not None
     if origin is target and x.placement is not None:
         return x
-    return sharder().way(origin, target, x.data.dtype.itemsize).bring(x)
+    own = sharder()
+    way = own.way(origin, target, x.data.dtype.itemsize)
+    with own.communicator.asked_by(f"redistribution of {_maker(x)}"):
+        return way.bring(x)
+
+
+def _maker(x: Tensor) -> str:
+    """The op that left x, where that is known."""
+    return x._node.op.asker if x._node is not None and isinstance(x._node.op, Runner) else "a tensor"
 
 
 # --- running an op -------------------------------------------------------------------------------------
@@ -194,8 +204,19 @@ class Runner(Reversible):
         cut = call.window_cut
         self._halo = None if cut is None else compile_halo(cut, self.rank)
         self.is_product = call.op.is_product
+        # What ranks compare of the collectives made here. Not the op's settings: a seed is another one in every step.
+        self.asker = f"{call.op.name} {sharding.rule}"
+        self._backward_asker = f"backward of {self.asker}"
 
     def __call__(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        communicator = self._sharder.communicator
+        before, communicator.asker = communicator.asker, self.asker
+        try:
+            return self._run(inputs)
+        finally:
+            communicator.asker = before
+
+    def _run(self, inputs: tuple[Tensor, ...]) -> Tensor:
         moved = inputs
         for x, target in zip(inputs, self.call.inputs, strict=True):
             if x.placement is not target and target is not None:  # most inputs lie as they shall
@@ -235,10 +256,21 @@ class Runner(Reversible):
         if way is None:
             source = source or self.call.whole[i]
             way = self._ways[i] = self._sharder.way(source, target, x.data.dtype.itemsize)
-        return way.bring(x)
+        if not way.finishes:
+            return way.bring(x)
+        with self._sharder.communicator.asked_by(f"{self.asker}, of {_maker(x)}"):
+            return way.bring(x)
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """Gradients of the inputs, halos given back, summed along the axes that cut dims which they lack."""
+        communicator = self._sharder.communicator
+        before, communicator.asker = communicator.asker, self._backward_asker
+        try:
+            return self._run_backward(ctx, dy)
+        finally:
+            communicator.asker = before
+
+    def _run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         grads = list(self.op.run_backward(ctx, dy))
         halo = self._halo
         if halo is not None and (gradient := grads[halo.input]) is not None:

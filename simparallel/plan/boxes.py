@@ -41,6 +41,18 @@ def box_of(layout: Layout, rank: int, shape: tuple[int, ...]) -> Box:
     return tuple((part.start, part.stop) for part in layout.slices(rank, shape))
 
 
+def boxes_of(layout: Layout, shape: tuple[int, ...]) -> dict[int, Box]:
+    """What each rank holds."""
+    sizes = layout.local_shape(shape)
+    spans = [
+        [(i * size, (i + 1) * size) for i in range(cut)] for size, cut in zip(sizes, layout.cuts, strict=True)
+    ]
+    return {
+        rank: tuple([span[i] for span, i in zip(spans, chunk, strict=True)])
+        for rank, chunk in zip(layout.mesh.ranks, layout.all_chunks(), strict=True)
+    }
+
+
 def size_of(box: Box) -> int:
     """Number of elements."""
     return prod(stop - start for start, stop in box)
@@ -76,8 +88,8 @@ class Moves:
         self._holders: dict[Chunk, list[int]] = {}
         self._number: dict[int, int] = {}  # of a rank among its replicas: its line
         self._chunk: dict[int, Chunk] = {}
-        for rank in source.mesh.ranks:
-            chunk = tuple(source.chunk(rank, dim) for dim in range(len(shape)))
+        self._kinds: dict[tuple[Box, int], Counter[int]] = {}
+        for rank, chunk in zip(source.mesh.ranks, source.all_chunks(), strict=True):
             holders = self._holders.setdefault(chunk, [])
             self._chunk[rank], self._number[rank] = chunk, len(holders)
             holders.append(rank)
@@ -113,10 +125,24 @@ class Moves:
     @cached_property
     def received(self) -> dict[int, int]:
         """For each rank that needs something, the number of elements that it receives from others."""
-        counts = {}
+        return {rank: size_of(need) - self._own(rank, need) for rank, need in self.needs.items()}
+
+    @cached_property
+    def given(self) -> dict[int, int]:
+        """For each rank of the source, the number of elements that it gives to others."""
+        counts = dict.fromkeys(self._chunk, 0)
         for rank, need in self.needs.items():
-            have = self.have(rank)
-            counts[rank] = size_of(need) - (0 if have is None else size_of(meet(need, have)))
+            if not self.received[rank]:
+                continue
+            number = self._number[rank]
+            parts = [
+                [(i, min(stop, (i + 1) * size) - max(start, i * size)) for i in span]
+                for (start, stop), size, span in zip(need, self.cut, self._spans(need), strict=True)
+            ]
+            for part in product(*parts):
+                source = self._holders[tuple([i for i, _ in part])][number]
+                if source != rank:
+                    counts[source] += prod(length for _, length in part)
         return counts
 
     @cached_property
@@ -161,16 +187,31 @@ class Moves:
 
     def _counts(self, rank: int, need: Box) -> Counter[int]:
         """Size of a part -> how many of that size it gets from others."""
-        counts = Counter({1: 1})
-        for (start, stop), size, span in zip(need, self.cut, self._spans(need), strict=True):
-            lengths = Counter(min(stop, (i + 1) * size) - max(start, i * size) for i in _ends(span))
-            if len(span) > 2:
-                lengths[size] += len(span) - 2  # those between the ends are needed whole
-            counts = _products(counts, lengths)
-        have = self.have(rank)
-        if have is not None and size_of(own := meet(need, have)):
-            counts[size_of(own)] -= 1
+        # Ranks whose boxes lie alike in the grid get as many parts of the same sizes: mostly there are few kinds.
+        own = self._own(rank, need)
+        lies = tuple([_lies(start, stop, size) for (start, stop), size in zip(need, self.cut, strict=True)])
+        counts = self._kinds.get((lies, own))
+        if counts is None:
+            counts = Counter({1: 1})
+            for (start, stop), size, span in zip(need, self.cut, self._spans(need), strict=True):
+                lengths = Counter(min(stop, (i + 1) * size) - max(start, i * size) for i in _ends(span))
+                if len(span) > 2:
+                    lengths[size] += len(span) - 2  # those between the ends are needed whole
+                counts = _products(counts, lengths)
+            if own:
+                counts[own] -= 1
+            self._kinds[lies, own] = counts
         return counts
+
+    def _own(self, rank: int, need: Box) -> int:
+        """Number of elements that the rank needs and has."""
+        chunk = self._chunk.get(rank)
+        if chunk is None:
+            return 0
+        count = 1
+        for (start, stop), size, i in zip(need, self.cut, chunk, strict=True):
+            count *= max(0, min(stop, (i + 1) * size) - max(start, i * size))
+        return count
 
     def _gets(self, rank: int) -> list[Transfer]:
         need = self.needs.get(rank)
@@ -191,6 +232,12 @@ class Moves:
 
     def _box(self, chunk: Chunk) -> Box:
         return tuple((i * size, (i + 1) * size) for i, size in zip(chunk, self.cut, strict=True))
+
+
+def _lies(start: int, stop: int, size: int) -> tuple[int, int]:
+    """How far behind the beginning of a chunk, 0 where that makes no difference, and how long."""
+    offset = start % size if size else 0
+    return (offset if offset + stop - start > size else 0), stop - start
 
 
 def _ends(span: range) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from simparallel.layout import Layout
 from simparallel.mesh import Group
-from simparallel.plan.boxes import Box, Moves, size_of
+from simparallel.plan.boxes import Box, Moves
 
 
 class Halo:
@@ -41,11 +41,7 @@ class Halo:
 
     def returned_bytes(self, itemsize: int) -> tuple[int, ...]:
         """Bytes that each rank receives in backward: as many as it gave."""
-        counts = dict.fromkeys(self.layout.mesh.ranks, 0)
-        for move in self.moves.all():
-            if move.source != move.target:
-                counts[move.source] += size_of(move.box)
-        return tuple(count * itemsize for count in counts.values())
+        return tuple(self.moves.given[rank] * itemsize for rank in self.layout.mesh.ranks)
 
 
 def plan_halo(layout: Layout, needs: Mapping[int, Box], shape: tuple[int, ...]) -> Halo:

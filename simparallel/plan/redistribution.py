@@ -24,7 +24,7 @@ from math import prod
 from simparallel.errors import LayoutError
 from simparallel.layout import Layout
 from simparallel.mesh import Group, groups_text
-from simparallel.plan.boxes import Box, Moves, Transfer, box_of, size_of
+from simparallel.plan.boxes import Box, Moves, Transfer, box_of, boxes_of, size_of
 from simparallel.prices import price
 
 
@@ -202,9 +202,9 @@ def _leads_to(
     if cut % parts or not cut:
         return False
     further = _cut_further(layout, dim, axes, ())
+    now, then, need = boxes_of(layout, shape), boxes_of(further, shape), boxes_of(target, shape)
     for rank in layout.mesh.ranks:
-        (low, high), (start, stop) = box_of(layout, rank, shape)[dim], box_of(further, rank, shape)[dim]
-        need_start, need_stop = box_of(target, rank, shape)[dim]
+        (low, high), (start, stop), (need_start, need_stop) = now[rank][dim], then[rank][dim], need[rank][dim]
         if not (start <= max(low, need_start) and min(high, need_stop) <= stop):
             return False
     return True
@@ -219,8 +219,7 @@ def _cut_further(layout: Layout, dim: int, axes: tuple[str, ...], partial: tuple
 
 
 def _move(source: Layout, target: Layout, shape: tuple[int, ...]) -> Step | None:
-    have = {rank: box_of(source, rank, shape) for rank in source.mesh.ranks}
-    need = {rank: box_of(target, rank, shape) for rank in target.mesh.ranks}
+    have, need = boxes_of(source, shape), boxes_of(target, shape)
     moves = Moves(source, need, shape)
     counts = tuple(moves.received.get(rank, 0) for rank in _all_ranks(source, target))
     if not any(counts):
