@@ -2,7 +2,7 @@
 
 The processes find each other (`rendezvous`) and then talk through the same shared memory, by the same code, as those
 that `simparallel run` starts. What the host and the launcher do for those, each process does here for itself: it
-watches the ends of the others, stops where one has failed, and at its own end it says how it ended, and waits for theirs.
+watches the ends of the others, stops where one has failed, and at its own end it says how, and waits for theirs.
 """
 
 from __future__ import annotations
