@@ -154,7 +154,7 @@ class _Later:
 
 
 ops.Op.planner = _Later("parallel.explain_network")
-world.joiner = _Later("runtime.joined")  # type: ignore[assignment]
+world.joiner = _Later("runtime.joined")
 
 
 def __getattr__(name: str) -> Any:

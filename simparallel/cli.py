@@ -95,7 +95,9 @@ def parser() -> argparse.ArgumentParser:
                        help="of the picture: only these steps (default: two from the middle)")  # fmt: skip
     shown.add_argument("--all-steps", action="store_true", help="of the picture: all steps")
 
-    rank_table.add_arguments(commands.add_parser("rank-table", help="check, convert or make a rank table"))
+    rank_table.add_arguments(
+        commands.add_parser("rank-table", help="check, convert, merge or make a rank table")
+    )
 
     commands.add_parser(
         "doctor", help="say what this machine gives, and what is used instead of what it lacks"
@@ -164,8 +166,8 @@ def _reader_is_gone() -> bool:
 def _code_of(options: argparse.Namespace) -> int:
     """Run a command and tell its errors; returns the exit code."""
     commands = {
-        "demo": _demo, **dict.fromkeys(RUN_COMMANDS, _run), "bench": _bench, "trace": _trace, "rank-table": rank_table.main,
-        "doctor": _doctor,
+        "demo": _demo, **dict.fromkeys(RUN_COMMANDS, _run), "bench": _bench, "trace": _trace,
+        "rank-table": rank_table.main, "doctor": _doctor,
     }  # fmt: skip
     return exit_code(partial(commands[options.command], options))
 

@@ -27,7 +27,7 @@ class Joiner(Protocol):
     def join(self, timeout_s: float | None = None, start_timeout_s: float | None = None) -> bool: ...
 
 
-joiner: Joiner  # given by the package, which may import it
+joiner: Joiner | None = None  # given by the package, which may import it
 
 
 def init(
@@ -83,6 +83,7 @@ def foreign_launcher(environment: Mapping[str, str]) -> tuple[str, int] | None:
 def _join(variable: str, count: int, timeout_s: float | None, start_timeout_s: float | None) -> bool:
     """Become one of the ranks; False if this process is the only one."""
     if variable in (*_OTHER_LAUNCHERS, "RANK_TABLE_FILE"):
+        assert joiner is not None
         return joiner.join(timeout_s, start_timeout_s)
     return _join_over_mpi(variable, count, timeout_s)
 

@@ -56,7 +56,7 @@ class Leaving:
         self._pid = os.getpid()
         self._exit_code: object = None  # the program's own, as far as it told `sys.exit`
         self._show, self._exit = sys.excepthook, sys.exit
-        sys.excepthook, sys.exit = self.failed, self.exit  # type: ignore[assignment]
+        sys.excepthook, sys.exit = self.failed, self.exit
         atexit.register(self.left)
 
     def failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from simparallel.ranktable.reading import RankTableWarning, load, parse_rank_table, read_rank_table
-from simparallel.ranktable.table import FORMS, Device, RankTable, Server, make_rank_table
+from simparallel.ranktable.table import FORMS, Device, RankTable, Server, make_rank_table, merge_rank_tables
 from simparallel.ranktable.writing import format_rank_table
 
 __all__ = [
     "FORMS", "Device", "RankTable", "RankTableWarning", "Server", "format_rank_table", "load", "make_rank_table",
-    "parse_rank_table", "read_rank_table",
+    "merge_rank_tables", "parse_rank_table", "read_rank_table",
 ]  # fmt: skip

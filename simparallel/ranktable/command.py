@@ -1,4 +1,4 @@
-"""`simparallel rank-table check | convert | make`."""
+"""`simparallel rank-table check | convert | merge | make`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simparallel.errors import InputError
 from simparallel.files import write_atomically
 from simparallel.options import at_least_one
 from simparallel.ranktable.reading import load
-from simparallel.ranktable.table import FORMS, RankTable, make_rank_table
+from simparallel.ranktable.table import FORMS, RankTable, make_rank_table, merge_rank_tables
 from simparallel.ranktable.writing import format_rank_table
 
 
@@ -25,7 +25,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     convert.add_argument("file")
     convert.add_argument("--to", choices=FORMS, help="by default the form that it does not have")
 
-    for reading in (check, convert):
+    merge = actions.add_parser("merge", help="join the tables of several servers; ranks are numbered anew")
+    merge.add_argument("files", nargs="+", metavar="FILE", help="in the order of their ranks")
+    merge.add_argument("--form", choices=FORMS, help="by default that of the first")
+
+    for reading in (check, convert, merge):
         reading.add_argument(
             "--strict", action="store_true", help="an error where otherwise there is a warning"
         )
@@ -41,7 +45,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
                       help="address of a server; once for each (default 10.0.0.1, 10.0.0.2, …)")  # fmt: skip
     make.add_argument("--form", choices=FORMS, default="1.0", help="default %(default)s")
 
-    for writing in (convert, make):
+    for writing in (convert, merge, make):
         writing.add_argument("-o", "--out", metavar="FILE", help="write to this file (default: print)")
 
 
@@ -59,6 +63,9 @@ def main(options: argparse.Namespace) -> int:
     if options.action == "convert":
         table = warned(load(options.file, strict=options.strict))
         form = options.to or next(form for form in FORMS if form != table.form)
+    elif options.action == "merge":
+        table = merge_rank_tables([warned(load(file, strict=options.strict)) for file in options.files])
+        form = options.form or table.form
     else:
         at_least_one(servers=options.servers, devices=options.devices)
         table, form = make_rank_table(options.servers, options.devices, options.server_id), options.form

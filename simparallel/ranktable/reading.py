@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from simparallel.errors import RankTableError
 from simparallel.ranktable.jsontext import MAX_BYTES, JsonError, Node, Problem, parse
-from simparallel.ranktable.table import MAX_DEVICES, Device, RankTable, Server, in_order
+from simparallel.ranktable.table import MAX_DEVICES, Device, RankTable, Server, hides, in_order
 
 MAX_WARNINGS = 20
 _USUAL_COUNTS = (1, 2, 4, 8)
@@ -267,7 +267,7 @@ class _Reader:
         for server_id, device, item, where in instances:
             number = last.get(server_id)
             if number is not None and device.device_id in groups[number][1]:
-                if not _hides(server_id):
+                if not hides(server_id):
                     line = groups[number][1][device.device_id]
                     self.fail(
                         item.line,
@@ -333,11 +333,6 @@ class _Reader:
         if address in self._addresses:
             self.fail(line, where, f"{address} is in line {self._addresses[address]} too")
         self._addresses[address] = line
-
-
-def _hides(server_id: str) -> bool:
-    """May an address stand for several servers?"""
-    return "*" in server_id or server_id == "0.0.0.0"
 
 
 def _shown(value: Any) -> str:

@@ -123,6 +123,49 @@ def make_rank_table(
     return RankTable(tuple(servers), path=path)
 
 
+def merge_rank_tables(tables: Sequence[RankTable], path: str = "rank_table.json") -> RankTable:
+    """One table of all servers, in the order of the tables; ranks follow it, from 0.
+
+    Args:
+        tables: at least one, in any forms; the result has the form of the first.
+        path: for messages.
+
+    Raises:
+        InputError: two of them have the same server or the same device address, or they are too many devices.
+    """
+    if not tables:
+        raise InputError("no tables to merge; name at least one.")
+    total = sum(table.world_size for table in tables)
+    if total > MAX_DEVICES:
+        raise InputError(f"{total} devices: a table has at most {MAX_DEVICES}.")
+    seen: dict[str, str] = {}
+    servers: list[Server] = []
+    rank = 0
+    for table in tables:
+        own: dict[str, str] = {}  # inside of a table servers may share a masked address
+        for server in table.servers:
+            devices = []
+            if not hides(server.server_id):
+                own[f"server {server.server_id}"] = table.path
+            for device in server.devices:
+                if device.device_ip and "*" not in device.device_ip:
+                    own[f"device_ip {device.device_ip}"] = table.path
+                devices.append(replace(device, rank_id=rank))
+                rank += 1
+            servers.append(replace(server, devices=tuple(devices)))
+        for what in own.keys() & seen.keys():
+            raise InputError(
+                f"{what} is in {seen[what]} and in {table.path}: each server goes into one table only."
+            )
+        seen |= own
+    return RankTable(tuple(servers), tables[0].form, path)
+
+
+def hides(server_id: str) -> bool:
+    """May an address stand for several servers?"""
+    return "*" in server_id or server_id == "0.0.0.0"
+
+
 def _address(server: int, device: int, devices_per_server: int) -> str:
     """As published tables have them: device d is on network d % 4, where each server has a number for every four."""
     number = server * -(-devices_per_server // 4) + device // 4

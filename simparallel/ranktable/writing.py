@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from simparallel.errors import InputError
-from simparallel.ranktable.table import FORMS, RankTable, Server
+from simparallel.ranktable.table import FORMS, RankTable, Server, hides
 
 
 def format_rank_table(table: RankTable, form: str = "1.0") -> str:
@@ -75,10 +75,9 @@ def _check_apart(servers: tuple[Server, ...]) -> None:
         same = [server for server in servers if server.server_id == server_id]
         if len(same) == 1:
             continue
-        hides = "*" in server_id or server_id == "0.0.0.0"
         numbers = [[device.device_id for device in server.devices] for server in same]
         apart = all(after[0] in before for before, after in zip(numbers, numbers[1:], strict=False))
-        if not (hides and apart):
+        if not (hides(server_id) and apart):
             raise InputError(
                 f"{len(same)} servers have the address {server_id}; form lab could not tell them apart. Give each "
                 "its own address."

@@ -108,7 +108,7 @@ def add_arguments(command: argparse.ArgumentParser, world_size: int | None = Non
         "--master-port",
         type=int,
         metavar="PORT",
-        help=f"MASTER_PORT of every rank (default {MASTER_PORT}); with --node-rank the nodes of one job have one in common",
+        help=f"MASTER_PORT of every rank (default {MASTER_PORT}); the same for all nodes of a job",
     )
     add("--rank-table", "--rank-table-file", metavar="FILE", help="a rank table: its servers are the nodes")
     add("--log-dir", help="directory for logs, trace and pictures (default runs/SCRIPT)")
@@ -139,8 +139,8 @@ def add_arguments(command: argparse.ArgumentParser, world_size: int | None = Non
     add("--record", choices=RECORD, default="summary",
         help="of a long run: exact totals and the events of some steps (default), all events, or off")  # fmt: skip
     add("--cluster-time-out", type=float, metavar="S", dest="start_timeout",
-        help=f"how long the devices may take to start (default {START_LIMIT_S:g} s), or with --node-rank the other nodes "
-             f"({MEET_LIMIT_S:g} s)")  # fmt: skip
+        help=f"how long the devices may take to start (default {START_LIMIT_S:g} s), or the other nodes, with "
+             f"--node-rank ({MEET_LIMIT_S:g} s)")  # fmt: skip
 
 
 def _nodes(text: str) -> int:

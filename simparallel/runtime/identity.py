@@ -127,9 +127,9 @@ def identify(environment: Mapping[str, str]) -> Identity:
         path, notes = _found(given["RANK_TABLE_FILE"])
         table = load(path)
         check_servers(table)
-        rank, node = _place_in(table, numbers)
+        place, node = _place_in(table, numbers)
         return Identity(
-            rank, table.world_size, node, table.device_ids[rank], port, table, job, given, (*notes, *table.warnings)
+            place, table.world_size, node, table.device_ids[place], port, table, job, given, (*notes, *table.warnings)
         )  # fmt: skip
     rank, world_size = _same(numbers, "RANK", "RANK_ID"), _same(numbers, "WORLD_SIZE", "RANK_SIZE")
     size_name = "WORLD_SIZE" if "WORLD_SIZE" in numbers else "RANK_SIZE"
@@ -249,8 +249,8 @@ def check_servers(table: RankTable) -> None:
     if away:
         here = ", ".join(f"127.0.0.{number + 1}" for number in range(len(table.servers)))
         raise LaunchError(
-            f"init: {table.path} has server {away[0]}, which is not this machine. {_OVER_MPI} To simulate its servers on "
-            f"this one, give them addresses of it, such as {here}."
+            f"init: {table.path} has server {away[0]}, which is not this machine. {_OVER_MPI} To simulate its "
+            f"servers on this one, give them addresses of it, such as {here}."
         )
 
 
@@ -260,7 +260,8 @@ def _may_be_here(server_id: str) -> bool:
         address = ipaddress.ip_address(server_id)
     except ValueError:
         return True
-    return any(address in ipaddress.ip_network(block) for block in _PLACEHOLDERS) or is_here(server_id)
+    blocks = map(ipaddress.ip_network, _PLACEHOLDERS)
+    return any(address in block for block in blocks) or is_here(server_id)
 
 
 def is_here(address: str) -> bool:
@@ -288,7 +289,7 @@ def _check_not_a_child(environment: Mapping[str, str], given: Mapping[str, str])
     pid, _, mark = environment.get(CHILD_VARIABLE, "").partition(" ")
     if pid.isdecimal() and int(pid) != os.getpid() and mark == mark_of(given):
         raise LaunchError(
-            f"init: this process was started by rank {given.get('RANK')} (pid {pid}), whose variables it inherited, and "
-            f"is none of the ranks itself. If it is to be alone, start it without RANK and WORLD_SIZE, RANK_ID and "
-            f"RANK_SIZE."
+            f"init: this process was started by rank {given.get('RANK')} (pid {pid}), whose variables it inherited, "
+            "and is none of the ranks itself. If it is to be alone, start it without RANK and WORLD_SIZE, RANK_ID and "
+            "RANK_SIZE."
         )

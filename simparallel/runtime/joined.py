@@ -1,8 +1,8 @@
 """Being a rank in a process that was started by itself: `python train.py` eight times, `pytest` eight times, torchrun.
 
-The processes find each other (`rendezvous`) and then talk through the same shared memory, by the same code, as those that
-`simparallel run` starts. What the host and the launcher do for those, each process does here for itself: it watches
-the ends of the others, stops where one has failed, and at its own end it tells how that is, and waits for theirs.
+The processes find each other (`rendezvous`) and then talk through the same shared memory, by the same code, as those
+that `simparallel run` starts. What the host and the launcher do for those, each process does here for itself: it
+watches the ends of the others, stops where one has failed, and at its own end it says how, and waits for theirs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One node of several, each started by a command of its own: `simparallel run --nnodes 2 --node_rank 0`, then 1.
 
-The commands of all nodes run on this machine, in any order. Each starts a process for each of its ranks; these find those
-of the other nodes by themselves (`rendezvous`). A command tells of its own ranks.
+The commands of all nodes run on this machine, in any order. Each starts a process for each of its ranks; these find
+those of the other nodes by themselves (`rendezvous`). A command tells of its own ranks.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class NodeJob:
         self._settings = {
             "world_size": world_size, "node": node, "port": int(where.environment.get("MASTER_PORT", MASTER_PORT)),
             "rank_table": os.path.abspath(rank_table.path) if rank_table else "",
-            "job": [os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)], "given": {"LOCAL_WORLD_SIZE": str(len(self.ranks))},
+            "job": [os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)],
+            "given": {"LOCAL_WORLD_SIZE": str(len(self.ranks))},
             "command": _command(), "environment": where.environment, "device": device, "timeout_s": timeout_s,
             "start_timeout_s": start_timeout_s, "directory": str(self.directory), "launcher": os.getpid(),
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A process of one node of several (`node.NodeJob`): finds the other ranks, plays its own on a script, writes how it ended."""
+"""A process of one node of several, see `node`: finds the other ranks, plays its own, writes how it ended."""
 
 from __future__ import annotations
 

@@ -1,47 +1,47 @@
 """Processes that were started one by one find each other, and get one shared memory.
 
-The first process that comes leads: it holds a lock file, listens on a Unix socket beside it, and gathers the others.
-Both are in a folder of the temporary directory that belongs to this user alone, and each side asks the kernel
-whether the other one is of the same user. Messages are JSON; descriptors travel as SCM_RIGHTS.
+The first process that comes leads: it holds a lock, listens on a Unix socket, and gathers the others (`sockets`).
 
     rank -> leader    who it is, with a descriptor that shows its end to whoever polls it
     leader -> rank    {"leader": rank}, at once; or {"refused": why}
     leader -> rank    {"nodes", "device_ids"} with the descriptor of the memory, when all have come,
                       then the descriptors that show the ends of the others; or {"failed": why}
 
-Nothing depends on a process tidying up: the kernel drops the lock of a dead leader, and the next one removes its socket.
+Nothing depends on a process tidying up: the kernel drops the lock of a dead leader, and the next one removes its
+socket.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
-import json
 import os
 import select
 import socket
-import stat
-import struct
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from simparallel.comm.segment import ControlMap, Segment
-from simparallel.comm.unnamed import is_disabled
 from simparallel.errors import LaunchError
 from simparallel.runtime.identity import Identity
+from simparallel.runtime.sockets import (
+    FDS_AT_ONCE,
+    Folder,
+    close_all,
+    hold_lock,
+    open_folder,
+    own_life,
+    peer_of,
+    receive,
+    send,
+)
 
 PROTOCOL = 1
-MESSAGE_BYTES = 1 << 17
-FDS_AT_ONCE = 128  # the kernel takes 253
 RETRY_S = 0.01
 TELL_AFTER_S = 5.0  # who waits for longer is told for whom
 LATE_S = 5.0  # after the leader's time limit, for its word
-_CREDENTIALS = struct.Struct("3i")
 Tell = Callable[[str], None]
 
 
@@ -98,14 +98,14 @@ def meet(identity: Identity, limit_s: float, tell: Tell) -> Meeting:
         identity.node, identity.device_id,
     )  # fmt: skip
     deadline = time.monotonic() + limit_s
-    life = _own_life()
+    life = own_life()
     try:
         while True:
             with (
                 contextlib.suppress(FileNotFoundError),
-                _folder() as folder,
+                open_folder() as folder,
             ):  # another job has removed it meanwhile
-                with _lock(folder, identity.key) as is_leader:
+                with hold_lock(folder, identity.key) as is_leader:
                     if is_leader:
                         return _Leader(identity, hello, folder, limit_s, tell).gather(deadline, life)
                 found = _follow(identity, hello, folder, deadline, life)
@@ -118,136 +118,6 @@ def meet(identity: Identity, limit_s: float, tell: Tell) -> Meeting:
             time.sleep(RETRY_S)
     finally:
         os.close(life)
-
-
-# --- files -------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Folder:
-    """The folder of this user's sockets, open."""
-
-    path: str
-    fd: int
-
-    def address_of(self, name: str) -> str:
-        path = os.path.join(self.path, name)
-        return path if len(os.fsencode(path)) < 100 else f"/proc/self/fd/{self.fd}/{name}"
-
-    def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self.fd)
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Folder]:
-    """Make and open it.
-
-    Raises:
-        LaunchError: it is somebody else's, or others could write to it.
-    """
-    path = os.path.join(tempfile.gettempdir(), f"simparallel-{os.getuid()}")
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise LaunchError(f"{path}, where ranks meet, cannot be used: {error.strerror}.") from error
-    try:
-        found = os.fstat(fd)
-        if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-            raise LaunchError(
-                f"{path}, where ranks meet, must belong to user {os.getuid()} alone, but it belongs to user "
-                f"{found.st_uid} with mode {stat.S_IMODE(found.st_mode):03o}. Remove it, or set TMPDIR to another folder."
-            )
-        yield Folder(path, fd)
-        with contextlib.suppress(OSError):  # another job needs it
-            os.rmdir(path)
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def _lock(folder: Folder, key: str) -> Iterator[bool]:
-    """Hold the lock of the job in the block; False if another process has it."""
-    name = f"{key}.lock"
-    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=folder.fd)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        # The one that had it may have removed the file since we opened it: the lock is on nothing then.
-        if os.stat(name, dir_fd=folder.fd).st_ino != os.fstat(fd).st_ino:
-            raise FileNotFoundError(name)
-        try:
-            yield True
-        finally:
-            folder.remove(f"{key}.sock")
-            folder.remove(name)
-    finally:
-        os.close(fd)
-
-
-# --- messages ----------------------------------------------------------------------------------------------
-
-
-def _send(connection: socket.socket, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    connection.sendmsg([json.dumps(message).encode()], rights, socket.MSG_NOSIGNAL)
-
-
-def _receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """(message, descriptors); None at the end of file.
-
-    Raises:
-        ValueError: it is no message.
-    """
-    room = socket.CMSG_LEN(FDS_AT_ONCE * array.array("i").itemsize)
-    data, rights, flags, _ = connection.recvmsg(MESSAGE_BYTES, room)
-    fds = array.array("i")
-    for level, kind, content in rights:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    for fd in fds:
-        os.set_inheritable(fd, False)
-    try:
-        if not data:
-            _close(fds)
-            return None, []
-        message = json.loads(data)
-        if not isinstance(message, dict) or flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
-            raise ValueError("cut off, or not an object")
-    except (ValueError, RecursionError) as error:
-        _close(fds)
-        raise ValueError(str(error)) from None
-    return message, list(fds)
-
-
-def _close(fds: Any) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """(pid, user) of the process at the other end, from the kernel."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _ = _CREDENTIALS.unpack(raw)
-    return pid, user
-
-
-def _own_life() -> int:
-    """A descriptor that becomes readable, for whoever has a copy of it, when this process ends."""
-    if hasattr(os, "pidfd_open") and not is_disabled("pidfd"):
-        with contextlib.suppress(OSError):
-            return os.pidfd_open(os.getpid())
-    end, own = os.pipe()
-    # A process that is forked from this one must not keep it alive. Closed by the kernel when this process ends.
-    os.register_at_fork(after_in_child=lambda: os.close(own))
-    return end
 
 
 # --- the one that gathers ----------------------------------------------------------------------------------
@@ -282,11 +152,12 @@ class _Leader:
         except BaseException as error:
             what = str(error) or type(error).__name__
             if not isinstance(error, LaunchError):
-                what = f"rank {self._identity.rank}, which gathers the ranks, failed with {type(error).__name__}: {what}"
+                who = f"rank {self._identity.rank}, which gathers the ranks,"
+                what = f"{who} failed with {type(error).__name__}: {what}"
             for connection in self._connections.values():
                 with contextlib.suppress(OSError):
-                    _send(connection, {"failed": what, "facts": getattr(error, "facts", {})})
-            _close(self._lives.values())
+                    send(connection, {"failed": what, "facts": getattr(error, "facts", {})})
+            close_all(self._lives.values())
             raise
         finally:
             for connection in (*self._connections.values(), *self._new.values()):
@@ -328,17 +199,17 @@ class _Leader:
         self._poll.unregister(fd)
         fds: list[int] = []
         try:
-            pid, user = _peer(connection)
-            message, fds = _receive(connection)
+            pid, user = peer_of(connection)
+            message, fds = receive(connection)
             if message is None:
                 connection.close()
                 return
             why, hello = self._refusal(message, user, len(fds))
             if hello is None:
-                _send(connection, {"refused": why})
+                send(connection, {"refused": why})
                 self._tell(f"refused process {pid}: {why}")
             else:
-                _send(connection, {"leader": self._identity.rank})
+                send(connection, {"leader": self._identity.rank})
                 self._hellos[hello.rank], self._pids[hello.rank] = hello, pid
                 self._connections[hello.rank], self._lives[hello.rank] = connection, fds.pop()
                 for own in (connection.fileno(), self._lives[hello.rank]):
@@ -347,7 +218,7 @@ class _Leader:
                 return
         except (OSError, ValueError) as error:  # it has gone, or it speaks another language
             self._tell(f"refused a process that said nothing of use: {error}")
-        _close(fds)
+        close_all(fds)
         connection.close()
 
     def _refusal(self, message: dict[str, Any], user: int, num_fds: int) -> tuple[str, Hello | None]:
@@ -375,8 +246,8 @@ class _Leader:
             return f"there is no rank {hello.rank} of {own.world_size}", None
         if hello.rank in self._hellos:
             return (
-                f"rank {hello.rank} of {self._identity.where()} is process {self._pids[hello.rank]} already; each process "
-                "needs a rank of its own, and each job a MASTER_PORT or SIMPARALLEL_JOB_ID of its own",
+                f"rank {hello.rank} of {self._identity.where()} is process {self._pids[hello.rank]} already; each "
+                "process needs a rank of its own, and each job a MASTER_PORT or SIMPARALLEL_JOB_ID of its own",
                 None,
             )
         return "", hello
@@ -384,8 +255,8 @@ class _Leader:
     def _never_came(self, missing: list[int]) -> LaunchError:
         came = sorted(self._hellos)
         return LaunchError(
-            f"rank{_ranks(missing)} never came: {self._identity.where()} is a job of {self._identity.world_size} ranks, "
-            f"and in {self._limit_s:g} s came rank{_ranks(came)}. Start rank {missing[0]} like this one:\n"
+            f"rank{_ranks(missing)} never came: {self._identity.where()} is a job of {self._identity.world_size} "
+            f"ranks, and in {self._limit_s:g} s came rank{_ranks(came)}. Start rank {missing[0]} like this one:\n"
             f"    {self._identity.command_of(missing[0])}\n"
             "or all of them with one command: simparallel run.",
             missing=missing,
@@ -413,10 +284,10 @@ class _Leader:
             connection.setblocking(True)
             connection.settimeout(LATE_S)
             try:
-                _send(connection, {"nodes": nodes, "device_ids": device_ids}, [segment.fd])
+                send(connection, {"nodes": nodes, "device_ids": device_ids}, [segment.fd])
                 others = [other for other in range(size) if other != rank]
                 for some in (others[i : i + FDS_AT_ONCE] for i in range(0, len(others), FDS_AT_ONCE)):
-                    _send(connection, {"lives": some}, [lives[other] for other in some])
+                    send(connection, {"lives": some}, [lives[other] for other in some])
             except OSError:
                 raise self._ended(rank) from None
         return Meeting(segment, self._lives, nodes, device_ids)
@@ -441,12 +312,12 @@ def _follow(identity: Identity, hello: Hello, folder: Folder, deadline: float, l
         try:
             connection.settimeout(LATE_S)
             connection.connect(folder.address_of(f"{identity.key}.sock"))
-            pid, user = _peer(connection)
+            pid, user = peer_of(connection)
             if user != os.getuid():
                 raise LaunchError(
                     f"the ranks of {identity.where()} are gathered by user {user}, not {os.getuid()}."
                 )
-            _send(connection, asdict(hello), [life])
+            send(connection, asdict(hello), [life])
         except (FileNotFoundError, ConnectionError, BlockingIOError, TimeoutError):
             return None  # it does not listen yet, it is gone, or all have come without us
         answer, _ = _next(connection, identity, deadline, f"the process that gathers the ranks (pid {pid})")
@@ -471,7 +342,7 @@ def _follow(identity: Identity, hello: Hello, folder: Folder, deadline: float, l
                     )
                 lives.update(zip(some["lives"], fds, strict=True))
         except BaseException:
-            _close(lives.values())
+            close_all(lives.values())
             raise
         return Meeting(segment, lives, told["nodes"], told["device_ids"])
 
@@ -486,7 +357,7 @@ def _next(
     """
     connection.settimeout(max(0.0, deadline - time.monotonic()) + LATE_S)
     try:
-        message, fds = _receive(connection)
+        message, fds = receive(connection)
     except ConnectionError:
         return None, []
     except TimeoutError:
