@@ -91,7 +91,9 @@ def test_pytest_processes_tree(bash, data, tmp_path):
 
 def test_adasum_tree(bash, data, tmp_path):
     """Two nodes are started by a script each; their ranks meet by the rank table."""
-    settings = "--batch_size 4 --image_size 8 --num_classes 11 --blocks 1 1 1 1 --width 2 --epochs 2 --device_num 4"
+    settings = (
+        "--batch_size 4 --image_size 8 --num_classes 11 --blocks 1 1 1 1 --width 2 --epochs 2 --device_num 4"
+    )
     nodes = [f"bash {EXAMPLES}/adasum/run_node{i}.sh {data / 'imagenet'} {settings}" for i in (1, 2)]
     bash(
         "simparallel rank-table make --servers 2 --devices 2 --server-id 127.0.0.1 --server-id 127.0.0.2 -o rank_table.json",
@@ -107,14 +109,20 @@ def test_adasum_tree(bash, data, tmp_path):
 
 def test_torch_tree(bash):
     printed = bash(f"bash {EXAMPLES}/torch_distributed/run.sh --epochs 2")
-    found = [float(line.rpartition(" ")[2]) for line in printed.splitlines() if line.startswith("[rank 0] epoch")]
+    found = [
+        float(line.rpartition(" ")[2]) for line in printed.splitlines() if line.startswith("[rank 0] epoch")
+    ]
     assert falls(found)
 
 
 def test_make_data(bash, tmp_path):
     """All digits in the three formats."""
     bash(f"python {EXAMPLES}/make_data.py data --samples 20")
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["MNIST", "cifar-10-batches-bin", "imagenet"]
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
+        "MNIST",
+        "cifar-10-batches-bin",
+        "imagenet",
+    ]
 
 
 def test_printed_shell_script(bash, data, tmp_path):

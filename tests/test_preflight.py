@@ -192,6 +192,8 @@ def test_a_trace_that_names_too_many_ranks_is_refused(tmp_path: Path) -> None:
     sp.launch(sp.get_rank, world_size=2, transport="inline").trace.save(path)
     text = path.read_text()
     for nodes in ("[[0, 1]]", "[]"):
-        path.write_text(text.replace('"world_size": 2', '"world_size": 1000000000').replace("[[0, 1]]", nodes))
+        path.write_text(
+            text.replace('"world_size": 2', '"world_size": 1000000000').replace("[[0, 1]]", nodes)
+        )
         with pytest.raises(InputError, match="at most"):
             sp.Trace.load(path)
