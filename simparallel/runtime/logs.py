@@ -182,4 +182,4 @@ def printable(line: bytes) -> str:
 
 def console(echo: bool) -> TextIO | None:
     """Standard output, where lines are to be shown and it is open."""
-    return None if not echo or sys.stdout is None or sys.stdout.closed else sys.stdout
+    return None if not echo or sys.stdout is None or getattr(sys.stdout, "closed", False) else sys.stdout

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import os
 import random
-import signal
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +19,7 @@ from simparallel.comm.faults import VARIABLE, faults_of, parse
 from simparallel.errors import CommError, SimParallelError
 from simparallel.files import write_atomically
 from simparallel.ranktable import load
-from simparallel.runtime.device import PR_SET_PDEATHSIG
-from simparallel.runtime.ending import run_program, write_out
+from simparallel.runtime.ending import end_with_parent, run_program, write_out
 from simparallel.runtime.environment import variables
 from simparallel.runtime.identity import Identity
 from simparallel.runtime.joined import JoinedTransport
@@ -89,8 +86,7 @@ def main(config_text: str) -> None:
 
 
 def _die_with_the_launcher(pid: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != pid:
         os._exit(1)
 
