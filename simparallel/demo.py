@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from simparallel.errors import InputError
 from simparallel.parallel import max_difference_between_ranks
 from simparallel.runtime.launch import Results
 
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)  # the merged log shows what each rank says
 BUCKET_CAP_MB = 0.034  # two buckets for this small model, so that the timeline shows their overlap
 
 
@@ -41,7 +44,7 @@ def train(epochs: int, global_batch_size: int, label: str) -> dict[str, Any]:
             loss.backward()
             optimizer.step()
             num_samples += len(labels)
-        print(f"epoch {epoch}: loss {loss:.4f} after {num_samples} samples")
+        logger.info("epoch %d: loss %.4f after %d samples", epoch, loss, num_samples)
 
     return {
         "samples": num_samples,
