@@ -44,7 +44,8 @@ def train(epochs: int, global_batch_size: int, label: str) -> dict[str, Any]:
             loss.backward()
             optimizer.step()
             num_samples += len(labels)
-        logger.info("epoch %d: loss %.4f after %d samples", epoch, loss, num_samples)
+        print(f"epoch {epoch}: loss {loss:.4f} after {num_samples} samples")
+    logger.info("trained on %d samples", num_samples)
 
     return {
         "samples": num_samples,
