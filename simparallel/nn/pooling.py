@@ -12,10 +12,10 @@ from simparallel.autograd import (
     functions,
 )
 from simparallel.autograd.windows import Pair
-from simparallel.nn.module import Module
+from simparallel.nn.module import TensorModule
 
 
-class MaxPool2d(Module):
+class MaxPool2d(TensorModule):
     """Maximum over windows.   x: (N, C, H, W)   y: (N, C, P, Q)
 
     Args:
@@ -41,7 +41,7 @@ class MaxPool2d(Module):
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
-class AvgPool2d(Module):
+class AvgPool2d(TensorModule):
     """Mean over windows.   x: (N, C, H, W)   y: (N, C, P, Q)
 
     Args:
@@ -71,7 +71,7 @@ class AvgPool2d(Module):
         return text if self.count_include_pad else f"{text}, count_include_pad=False"
 
 
-class AdaptiveAvgPool2d(Module):
+class AdaptiveAvgPool2d(TensorModule):
     """Mean over as many windows as `output_size` says.   x: (N, C, H, W)   y: (N, C, *output_size)
 
     Raises:
