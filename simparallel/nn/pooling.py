@@ -22,23 +22,31 @@ class MaxPool2d(TensorModule):
         kernel_size: of the windows, integer or (height, width).
         stride: between windows, likewise; None means `kernel_size`.
         padding: at each side, likewise; at most half of the kernel.
+        dilation: between the pixels of a window, likewise.
+        ceil_mode: whether a last window may reach out of the image.
 
     Raises:
         InputError: a setting out of range.
     """
 
     def __init__(
-        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0
-    ) -> None:
+        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
+        dilation: int | Pair = 1, ceil_mode: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        op = MaxPool2dOp(kernel_size, stride, padding)
+        op = MaxPool2dOp(kernel_size, stride, padding, ceil_mode, dilation)
         self.kernel_size, self.stride, self.padding = op.kernel_size, op.stride, op.padding
+        self.dilation, self.ceil_mode = op.dilation, op.ceil_mode
 
     def forward(self, x: Any) -> Tensor:
-        return functions.max_pool2d(x, self.kernel_size, self.stride, self.padding)
+        return functions.max_pool2d(
+            x, self.kernel_size, self.stride, self.padding, dilation=self.dilation, ceil_mode=self.ceil_mode
+        )
 
     def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        text = f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        more = f", dilation={self.dilation}" * (self.dilation != (1, 1)) + ", ceil_mode=True" * self.ceil_mode
+        return text + more
 
 
 class AvgPool2d(TensorModule):
@@ -47,6 +55,7 @@ class AvgPool2d(TensorModule):
     Args:
         kernel_size, stride, padding: as for `MaxPool2d`.
         count_include_pad: whether pixels of the padding count; by name, as PyTorch has `ceil_mode` in its place.
+        ceil_mode: as for `MaxPool2d`.
 
     Raises:
         InputError: a setting out of range.
@@ -54,21 +63,23 @@ class AvgPool2d(TensorModule):
 
     def __init__(
         self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
-        count_include_pad: bool = True,
+        count_include_pad: bool = True, ceil_mode: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        op = AvgPool2dOp(kernel_size, stride, padding, count_include_pad)
+        op = AvgPool2dOp(kernel_size, stride, padding, count_include_pad, ceil_mode)
         self.kernel_size, self.stride, self.padding = op.kernel_size, op.stride, op.padding
-        self.count_include_pad = op.count_include_pad
+        self.count_include_pad, self.ceil_mode = op.count_include_pad, op.ceil_mode
 
     def forward(self, x: Any) -> Tensor:
         return functions.avg_pool2d(
-            x, self.kernel_size, self.stride, self.padding, count_include_pad=self.count_include_pad
-        )
+            x, self.kernel_size, self.stride, self.padding,
+            count_include_pad=self.count_include_pad, ceil_mode=self.ceil_mode,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         text = f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
-        return text if self.count_include_pad else f"{text}, count_include_pad=False"
+        text += "" if self.count_include_pad else ", count_include_pad=False"
+        return text + ", ceil_mode=True" * self.ceil_mode
 
 
 class AdaptiveAvgPool2d(TensorModule):
