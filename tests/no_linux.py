@@ -7,6 +7,7 @@ import mmap
 import os
 import signal
 import sys
+import sysconfig
 
 WINDOWS = "--windows" in sys.argv
 # Modules and names that macOS lacks; and those that Windows lacks, too.
@@ -54,6 +55,10 @@ if WINDOWS:
     ctypes.CDLL = NoLibrary  # type: ignore[misc]
 
 import numpy as np  # noqa: E402
+
+sysconfig.get_config_vars()  # before the name changes
+if not WINDOWS:  # whose name would make the standard library look for Windows itself
+    sys.platform = "darwin"
 
 import simparallel as sp  # noqa: E402
 

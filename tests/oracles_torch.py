@@ -65,7 +65,7 @@ def getattr_of_torch(name):
 
 
 def prod(op, x):
-    for dim in sorted(dims(op, x.detach()), key=lambda dim: dim % max(x.ndim, 1), reverse=True):
+    for dim in sorted((dim % x.ndim for dim in dims(op, x)), reverse=True):
         x = torch.prod(x, dim, keepdim=op.keepdim)
     return x
 

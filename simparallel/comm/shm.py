@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +30,8 @@ SPINS = 20  # looks before the first yield: two ranks may share a core in spite 
 YIELDS = 300
 YIELD_S = 0.005  # no longer than this: where many programs want the cores, one yield may take a hundred times as long
 SLEEP_S = 0.02
-_SYS_FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
+_NUMBERS = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}
+_SYS_FUTEX = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # not "private": the word is shared between processes
 _STATES = {"T": "is stopped (SIGSTOP or a debugger)", "t": "is stopped by a debugger",
            "D": "waits for a disk or device", "Z": "has ended", "R": "is running user code"}  # fmt: skip
