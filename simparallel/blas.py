@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy  # noqa: F401 (only a BLAS that is loaded is found)
 
+from simparallel.system import usable_cores
+
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
@@ -43,7 +45,7 @@ def default_threads(world_size: int) -> int:
     for variable in THREAD_VARIABLES:
         if os.environ.get(variable, "").isdigit():
             return max(1, int(os.environ[variable]))
-    return max(1, len(os.sched_getaffinity(0)) // world_size)
+    return max(1, usable_cores() // world_size)
 
 
 _limits: list[int] = []  # of the blocks that are open, in any thread

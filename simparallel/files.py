@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from simparallel.system import BINARY, CLOSE_ON_EXEC, NO_FOLLOW, NO_WAITING
+
 WRITE_BYTES = 4 << 20  # handed to one system call
 DIRECTORY_MODE = 0o700
 
@@ -37,7 +39,7 @@ class Files:
 
     def create(self, path: Path) -> int:
         """A descriptor of a new file. What has that name already, a link too, is an error."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY | CLOSE_ON_EXEC, 0o666)
 
     def write(self, descriptor: int, data: Any) -> int:
         """Append bytes; returns how many were taken."""
@@ -61,6 +63,8 @@ class Files:
 
     def sync_directory(self, path: Path) -> None:
         """Wait until the names in the directory are on the disk."""
+        if not hasattr(os, "O_DIRECTORY"):  # Windows opens no directories, and keeps names by itself
+            return
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -192,7 +196,7 @@ def open_regular(path: Path) -> tuple[int, int]:
         OSError: there is none, it cannot be read, or it is not a regular file.
     """
     # Not to wait for the writer of a pipe that somebody put there.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | BINARY | NO_FOLLOW | NO_WAITING | CLOSE_ON_EXEC)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)

@@ -28,7 +28,15 @@ def max_pool2d(op, x):
 
 def avg_pool2d(op, x):
     at = op.windows(x.shape)
-    counted = windows_of(np.ones_like(x), at, 1 if op.count_include_pad else 0)
+    pads = [(0, 0), (0, 0), *((p if op.count_include_pad else 0,) * 2 for p in op.padding)]
+    counted = np.pad(np.ones_like(x), pads, constant_values=1)
+    missing = [(0, 0), (0, 0)]
+    for before, after, (low, high) in zip(at.before, at.after, pads[2:], strict=True):
+        missing.append((before - low, after - high))
+    counted = np.pad(counted, [(low, max(high, 0)) for low, high in missing])
+    counted = windows_of(
+        counted[:, :, : at.padded[0], : at.padded[1]], at._replace(before=(0, 0), after=(0, 0))
+    )
     return windows_of(x, at).sum(axis=(4, 5)) / counted.sum(axis=(4, 5))
 
 
@@ -40,11 +48,25 @@ def adaptive_avg_pool2d(op, x):
     return np.stack(cells, -1).reshape(*x.shape[:2], rows, columns)
 
 
+def conv_transpose2d(op, x, w, b=0):
+    """Each pixel of x adds its multiple of the kernel to y."""
+    at = op._windows(x.shape, w.shape)
+    y = np.zeros((x.shape[0], op.groups * w.shape[1], *at.padded))
+    each = x.shape[1] // op.groups
+    for g in range(op.groups):
+        inputs, outputs = slice(g * each, (g + 1) * each), slice(g * w.shape[1], (g + 1) * w.shape[1])
+        for i, j in at.taps():
+            y[:, outputs, *at.slices(i, j)] += np.einsum("nchw,co->nohw", x[:, inputs], w[inputs, :, i, j])
+    (top, left), (height, width) = at.before, at.image
+    return y[:, :, top : top + height, left : left + width] + np.reshape(b, (-1, 1, 1))
+
+
 ORACLES = {
     "AdaptiveAvgPool2d": adaptive_avg_pool2d,
     "AvgPool2d": avg_pool2d,
     "Conv2d": conv2d,
+    "ConvTranspose2d": conv_transpose2d,
     "MaxPool2d": max_pool2d,
 }
-EXACT = {"Conv2d", "MaxPool2d"}
+EXACT = {"Conv2d", "ConvTranspose2d", "MaxPool2d"}
 NO_FLOPS: set[str] = set()

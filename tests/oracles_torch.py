@@ -65,7 +65,7 @@ def getattr_of_torch(name):
 
 
 def prod(op, x):
-    for dim in sorted(dims(op, x.detach()), key=lambda dim: dim % max(x.ndim, 1), reverse=True):
+    for dim in sorted((dim % x.ndim for dim in dims(op, x)), reverse=True):
         x = torch.prod(x, dim, keepdim=op.keepdim)
     return x
 
@@ -171,7 +171,7 @@ TORCH = {
     "ArgMax": lambda op, x: torch.argmax(x, op.dim, op.keepdim),
     "ArgMin": lambda op, x: torch.argmin(x, op.dim, op.keepdim),
     "AvgPool2d": lambda op, x: TF.avg_pool2d(
-        x, op.kernel_size, op.stride, op.padding, count_include_pad=op.count_include_pad
+        x, op.kernel_size, op.stride, op.padding, op.ceil_mode, op.count_include_pad
     ),
     "BatchNorm": batch_norm,
     "BatchNormInference": batch_norm_inference,
@@ -216,7 +216,12 @@ TORCH = {
     "MSE": element_loss(TF.mse_loss),
     "MatMul": lambda op, x, w: torch.matmul(x, w),
     "Max": reduce_with(torch.amax),
-    "MaxPool2d": lambda op, x: TF.max_pool2d(x, op.kernel_size, op.stride, op.padding),
+    "MaxPool2d": lambda op, x: TF.max_pool2d(
+        x, op.kernel_size, op.stride, op.padding, op.dilation, op.ceil_mode
+    ),
+    "ConvTranspose2d": lambda op, x, w, b=None: TF.conv_transpose2d(
+        x, w, b, op.stride, op.padding, op.output_padding, op.groups, op.dilation
+    ),
     "Maximum": lambda op, a, b: torch.maximum(a, b),
     "Mean": reduce_with(torch.mean),
     "Min": reduce_with(torch.amin),

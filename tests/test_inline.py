@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -228,3 +229,12 @@ def test_the_others_go_on_whatever_a_rank_raises(monkeypatch: pytest.MonkeyPatch
         sp.launch(lambda: sp.all_reduce(np.ones(1)), world_size=3, transport="inline")
     assert "rank 1: KeyboardInterrupt was raised while its end was noted" in str(caught.value)
     assert "Stopped because of it: ranks 0, 2." in str(caught.value)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("flags", [[], ["--windows"]], ids=["macos", "windows"])
+def test_ranks_run_without_calls_of_linux(flags: list[str]) -> None:
+    script = Path(__file__).parent / "no_linux.py"
+    done = subprocess.run([sys.executable, "-W", "ignore", script, *flags], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "trained inline" in done.stdout

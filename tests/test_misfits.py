@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "labels of two dims": (
         lambda: F.cross_entropy(zeros(4, 9), np.zeros((4, 1), int)), r"shape \(4,\); labels.reshape\(-1\) has it"
     ),
-    "one-hot labels": (lambda: F.cross_entropy(zeros(4, 9), zeros(4, 9)), r"labels.argmax\(1\)"),
+    "one-hot labels": (lambda: F.cross_entropy(zeros(4, 9), np.zeros((4, 9), int)), r"labels.argmax\(1\)"),
     "scores of one row": (lambda: F.nll_loss(zeros(9), np.zeros(9, int)), r"have shape \(9,\), need \(n, classes\)"),
     "weights": (
         lambda: F.cross_entropy(zeros(4, 9), np.zeros(4, int), weight=zeros(8)), r"each of the 9 classes: \(9,\)"

@@ -9,6 +9,7 @@ from simparallel.autograd.bitwise import BitwiseAnd, BitwiseNot, BitwiseOr, Bitw
 from simparallel.autograd.cast import Cast
 from simparallel.autograd.compare import Equal, Greater, GreaterEqual, Less, LessEqual, NotEqual
 from simparallel.autograd.conv import Conv2d
+from simparallel.autograd.conv_transpose import ConvTranspose2d
 from simparallel.autograd.dense_loss import (
     L1,
     MSE,
@@ -83,9 +84,9 @@ __all__ = [
     "Abs", "Acos", "AdaptiveAvgPool2d", "Add", "ArgMax", "ArgMin", "Asin", "Atan", "AvgPool2d", "Backward",
     "BatchNorm", "BatchNormInference", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "BitwiseAnd",
     "BitwiseNot", "BitwiseOr", "BitwiseXor", "BroadcastTo", "Cast", "Ceil", "Clip", "Clone", "Coalesce",
-    "Concat", "Context", "Conv2d", "Cos", "Cosh", "CrossEntropy", "CumSum", "Div", "Dropout", "Einsum",
-    "Embedding", "Equal", "Exp", "Expm1", "Flatten", "Flip", "Floor", "FloorDivide", "Function", "GELU", "GatherD",
-    "Greater", "GreaterEqual", "GroupNorm", "Huber", "Index", "L1", "LayerNorm", "LeakyReLU", "Less",
+    "Concat", "Context", "Conv2d", "ConvTranspose2d", "Cos", "Cosh", "CrossEntropy", "CumSum", "Div", "Dropout",
+    "Einsum", "Embedding", "Equal", "Exp", "Expm1", "Flatten", "Flip", "Floor", "FloorDivide", "Function", "GELU",
+    "GatherD", "Greater", "GreaterEqual", "GroupNorm", "Huber", "Index", "L1", "LayerNorm", "LeakyReLU", "Less",
     "LessEqual", "Linear", "Log", "Log10", "Log1p", "Log2", "LogSoftmax", "LogSumExp", "MSE", "MatMul", "Max",
     "MaxPool2d", "Maximum", "Mean", "Min", "Minimum", "Mul", "NLL", "Neg", "NotEqual", "OneHot", "Op", "Pad",
     "Permute", "Plan", "Pow", "Prod", "RMSNorm", "ReLU", "Redistribute", "Remainder", "Replicate", "Reshape",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from simparallel.devices import FIRST
 from simparallel.errors import ShapeError
 
 if TYPE_CHECKING:
+    from simparallel.autograd.functions_shape import Largest
+    from simparallel.autograd.operators import Dims
     from simparallel.autograd.tensor import Tensor
 
 
@@ -68,6 +71,57 @@ class TensorAliases:
         """Move to the device that this rank begins with, sim:0."""
         return operators._functions.to(self, FIRST)
 
+    def masked_fill(self, mask: Any, value: Any) -> Tensor:
+        """This tensor with `value` where the mask is True."""
+        return operators._functions.masked_fill(self, mask, value)
+
+    def gather(self, dim: int, index: Any) -> Tensor:
+        """The elements at the positions `index` along `dim`."""
+        return operators._functions.gather(self, dim, index)
+
+    def scatter(self, dim: int, index: Any, src: Any, reduce: str | None = None) -> Tensor:
+        """This tensor with elements of `src` at the positions `index` along `dim`."""
+        return operators._functions.scatter(self, dim, index, src, reduce)
+
+    def scatter_add(self, dim: int, index: Any, src: Any) -> Tensor:
+        """This tensor with elements of `src` added at the positions `index` along `dim`."""
+        return operators._functions.scatter(self, dim, index, src, "add")
+
+    def topk(self, k: int, dim: int = -1, largest: bool = True) -> Largest:
+        """The k largest (or smallest) elements along `dim`, and where they are."""
+        return operators._functions.topk(self, k, dim, largest)
+
+    def sort(self, dim: int = -1, descending: bool = False) -> Largest:
+        """The elements along `dim` in order, and where they were."""
+        return operators._functions.sort(self, dim, descending)
+
+    def cumsum(self, dim: int) -> Tensor:
+        """Running sum along `dim`."""
+        return operators._functions.cumsum(self, dim)
+
+    def flip(self, *dims: int) -> Tensor:
+        """This tensor in reverse order along `dims`."""
+        return operators._functions.flip(self, operators._functions.spread("flip: dims", dims))
+
+    def prod(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        """Product over `dim` (all dims by default)."""
+        return operators._functions.prod(self, dim, keepdim)
+
+    def div(self, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+        """This tensor / other, maybe rounded: see `functions.div`."""
+        return operators._functions.div(self, other, rounding_mode=rounding_mode)
+
+    def round(self, decimals: int = 0) -> Tensor:
+        """This tensor rounded to `decimals` digits behind the point."""
+        return operators._functions.round(self, decimals)
+
+    if TYPE_CHECKING:
+
+        def _unary(self) -> Tensor: ...
+
+        acos = asin = atan = ceil = cos = cosh = expm1 = floor = log10 = log1p = log2 = _unary
+        rsqrt = sign = sin = sinh = square = tan = trunc = _unary
+
     def half(self) -> Tensor:
         """In float16; itself where it is so already."""
         return operators._functions.cast(self, np.float16)
@@ -79,3 +133,36 @@ class TensorAliases:
     def double(self) -> Tensor:
         """In float64; itself where it is so already."""
         return operators._functions.cast(self, np.float64)
+
+
+def _method(name: str) -> Callable[[Any], Tensor]:
+    def method(self: Any) -> Tensor:
+        return getattr(operators._functions, name)(self)
+
+    method.__name__, method.__qualname__ = name, f"Tensor.{name}"
+    method.__doc__ = f"`functions.{name}` of this tensor."
+    return method
+
+
+# Methods without arguments that are nothing but the function of their name.
+for _name in [
+    "acos",
+    "asin",
+    "atan",
+    "ceil",
+    "cos",
+    "cosh",
+    "expm1",
+    "floor",
+    "log10",
+    "log1p",
+    "log2",
+    "rsqrt",
+    "sign",
+    "sin",
+    "sinh",
+    "square",
+    "tan",
+    "trunc",
+]:
+    setattr(TensorAliases, _name, _method(_name))

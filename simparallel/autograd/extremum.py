@@ -116,7 +116,7 @@ class ArgMax(AbstractCompleted, AbstractConstant):
     def forward(self, ctx: Context, x: Array) -> Array:
         xp, dims, names = ctx.xp, self._dims(x.ndim), self._names(ctx)
         wide = tuple(1 if i in dims else size for i, size in enumerate(x.shape))
-        axis = None if self.dim is None else dims[0]
+        axis = dims[0] if self.dim is not None and dims else None
         local = xp.argmax(x, axis=axis).reshape(wide)
         position = self._global(ctx, local, x.shape)
 

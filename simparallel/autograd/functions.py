@@ -16,6 +16,7 @@ from simparallel.autograd import (
 from simparallel.autograd.cast import cast
 from simparallel.autograd.conv import conv2d
 from simparallel.autograd.conv1d import conv1d
+from simparallel.autograd.conv_transpose import conv_transpose2d
 from simparallel.autograd.einsum import einsum
 from simparallel.autograd.functions_math import (
     abs,
@@ -80,6 +81,7 @@ from simparallel.autograd.functions_nn import (
     binary_cross_entropy_with_logits,
     cross_entropy,
     cross_entropy_expand,
+    dropout,
     embedding,
     group_norm,
     l1_loss,
@@ -115,6 +117,7 @@ from simparallel.autograd.functions_shape import (
     topk,
     unsqueeze,
 )
+from simparallel.autograd.interpolate import interpolate
 from simparallel.autograd.leaky import leaky_relu
 from simparallel.autograd.op import as_dims
 from simparallel.autograd.operands import floating, operands, spread
@@ -133,16 +136,17 @@ __all__ = [
     "abs", "acos", "adaptive_avg_pool2d", "add", "all", "any", "argmax", "argmin", "asin", "atan",
     "avg_pool2d", "batch_norm", "binary_cross_entropy", "binary_cross_entropy_with_logits", "bitwise_and",
     "bitwise_not", "bitwise_or", "bitwise_xor", "broadcast_to", "cast", "cat", "ceil", "chunk", "clamp",
-    "clip", "clone", "concat", "conv1d", "conv2d", "cos", "cosh", "cross_entropy", "cross_entropy_expand",
-    "cumsum", "div", "einsum", "embedding", "eq", "exp", "expand", "expm1", "flatten", "flip", "floor",
-    "floor_divide", "gather", "ge", "gelu", "getitem", "group_norm", "gt", "huber_loss", "l1_loss",
-    "layer_norm", "le", "leaky_relu", "linear", "log", "log10", "log1p", "log2", "log_softmax", "logsumexp",
-    "lt", "masked_fill", "matmul", "max", "max_pool2d", "maximum", "mean", "min", "minimum", "mse_loss",
-    "mul", "ne", "neg", "nll_loss", "one_hot", "pad", "permute", "pow", "prod", "redistribute", "relu",
-    "remainder", "reshape", "rms_norm", "round", "rsqrt", "scaled_dot_product_attention", "scatter",
-    "scatter_add", "sigmoid", "sign", "silu", "sin", "sinh", "smooth_l1_loss", "softmax",
-    "softmax_cross_entropy_with_logits", "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "sub",
-    "sum", "take", "tan", "tanh", "tile", "to", "topk", "transpose", "trunc", "unsqueeze", "var", "where",
+    "clip", "clone", "concat", "conv1d", "conv2d", "conv_transpose2d", "cos", "cosh", "cross_entropy",
+    "cross_entropy_expand", "cumsum", "div", "dropout", "einsum", "embedding", "eq", "exp", "expand", "expm1",
+    "flatten", "flip", "floor", "floor_divide", "gather", "ge", "gelu", "getitem", "group_norm", "gt",
+    "huber_loss", "interpolate", "l1_loss", "layer_norm", "le", "leaky_relu", "linear", "log", "log10",
+    "log1p", "log2", "log_softmax", "logsumexp", "lt", "masked_fill", "matmul", "max", "max_pool2d",
+    "maximum", "mean", "min", "minimum", "mse_loss", "mul", "ne", "neg", "nll_loss", "one_hot", "pad",
+    "permute", "pow", "prod", "redistribute", "relu", "remainder", "reshape", "rms_norm", "round", "rsqrt",
+    "scaled_dot_product_attention", "scatter", "scatter_add", "sigmoid", "sign", "silu", "sin", "sinh",
+    "smooth_l1_loss", "softmax", "softmax_cross_entropy_with_logits", "sort", "split", "sqrt", "square",
+    "squeeze", "stack", "std", "sub", "sum", "take", "tan", "tanh", "tile", "to", "topk", "transpose",
+    "trunc", "unsqueeze", "var", "where",
 ]  # fmt: skip
 
 _ADD, _SUB, _MUL, _DIV = elementwise.Add(), elementwise.Sub(), elementwise.Mul(), elementwise.Div()

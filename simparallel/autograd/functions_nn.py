@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from math import prod
 from typing import Any
+
+import numpy as np
 
 from simparallel.autograd import (
     attention,
     batch_norm as batch_norms,
     dense_loss,
+    dropout as dropouts,
     embedding as embeddings,
     loss,
     norm,
@@ -19,6 +23,7 @@ from simparallel.autograd.functions_shape import broadcast_to
 from simparallel.autograd.op import as_int, instance
 from simparallel.autograd.operands import at_least_1d
 from simparallel.autograd.tensor import Tensor, as_tensor
+from simparallel.backend import get_namespace, random_state
 from simparallel.errors import InputError, ShapeError
 
 
@@ -79,9 +84,12 @@ def cross_entropy(
 ) -> Tensor:  # fmt: skip
     """-log softmax(logits)[label].   logits: (n, v) or (n, v, ...)   labels: (n,) or (n, ...) integers in 0 … v-1
 
+    Labels of the shape of the logits, in floating point, are probabilities of the classes p:
+    -sum of p log softmax(logits) over the classes.
+
     Args:
         logits: floating point.
-        labels: integers.
+        labels: integers, or probabilities.
         reduction: "mean", "sum" or "none".
         weight: (v,), what a label of each class counts for.
         ignore_index: rows with this label count for nothing (PyTorch's default is -100, here it is None:
@@ -89,7 +97,24 @@ def cross_entropy(
         label_smoothing: this much of the target is spread evenly over all classes.
     """
     op = _reducing(loss.CrossEntropy, reduction, ignore_index, label_smoothing)
-    return _label_loss(op, logits, labels, weight)
+    x, target = as_tensor(logits), as_tensor(labels)
+    if target.dtype.kind == "f" and x.ndim > 1 and target.shape == x.shape:
+        return _probability_loss(x, target, op, weight)
+    return _label_loss(op, x, target, weight)
+
+
+def _probability_loss(x: Tensor, target: Tensor, op: Any, weight: Any) -> Tensor:
+    """Cross-entropy with the probabilities of the classes; the mean is one over all rows, as in PyTorch."""
+    if op.ignore_index is not None:
+        raise InputError("cross_entropy: ignore_index is for labels, the target holds probabilities.")
+    inner = (x.shape[0], *x.shape[2:])
+    logits, p = _classes_last(x), _classes_last(target)
+    if op.label_smoothing:
+        p = p * (1 - op.label_smoothing) + op.label_smoothing / x.shape[1]
+    if weight is not None:
+        p = p * as_tensor(weight).detach()
+    losses = _reducing(dense_loss.SoftmaxCrossEntropyWithLogits, op.reduction)(logits, p)
+    return losses.reshape(*inner) if op.reduction == "none" and len(inner) > 1 else losses
 
 
 def nll_loss(
@@ -219,9 +244,46 @@ def one_hot(ids: Any, num_classes: int, on: float = 1.0, off: float = 0.0, dtype
     return instance(embeddings.OneHot, num_classes, on, off, str(dtype))(as_tensor(ids))
 
 
-def scaled_dot_product_attention(
-    q: Any, k: Any, v: Any, attn_mask: Any = None, *, is_causal: bool = False, scale: float | None = None
+def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
+    """x with elements set to 0 with probability p and the others divided by 1 - p; x itself if not `training`.
+
+    Each call draws another mask; under a strategy it is that of the whole tensor.
+    """
+    x = as_tensor(x)
+    if not training or p == 0:
+        return x
+    stream, part = "functions.dropout", random_state.part if x.placement is None else (0, 1)
+    call = as_tensor(np.array(random_state.next_call(stream), np.int64))
+    return instance(dropouts.Dropout, p, random_state.seed, stream, part)(x, call)
+
+
+def _attention_with_dropout(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, p: float
 ) -> Tensor:
+    """Attention in single steps, with elements of the softmax dropped."""
+    from simparallel.autograd import functions as F
+
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = F.matmul(F.mul(q, scale), F.transpose(k, -1, -2))
+    unseen = None if mask is None or mask.dtype.kind != "b" else F.bitwise_not(mask)
+    if mask is not None and unseen is None:
+        scores = F.add(scores, mask)
+    if is_causal:
+        xp = get_namespace(q._data)
+        later = as_tensor(xp.triu(xp.ones(scores.shape[-2:], bool), 1))
+        unseen = later if unseen is None else F.bitwise_or(unseen, later)
+    if unseen is not None:
+        scores = F.masked_fill(scores, unseen, -math.inf)
+    weights = F.exp(F.sub(scores, F.logsumexp(scores, -1, keepdim=True)))
+    if unseen is not None:  # a query that sees no key gives 0
+        weights = F.masked_fill(weights, unseen, 0.0)
+    return F.matmul(dropout(weights, p), v)
+
+
+def scaled_dot_product_attention(
+    q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, *, is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:  # fmt: skip
     """softmax(q k.T * scale + attn_mask) v.   q: (..., t, d)   k: (..., s, d)   v: (..., s, e)
 
     Args:
@@ -230,10 +292,14 @@ def scaled_dot_product_attention(
         v: values.
         attn_mask: (..., t, s), added to the scores; or bool, True where a query sees a key. It broadcasts: that of
             padded keys may be (batch, 1, 1, s).
+        dropout_p: probability with which elements of the softmax are dropped, always: pass 0 in evaluation.
         is_causal: query i sees the keys 0 … i only.
         scale: None for 1 / sqrt(d).
     """
     q, k, v = as_tensor(q), as_tensor(k), as_tensor(v)
+    if dropout_p:
+        mask = None if attn_mask is None else as_tensor(attn_mask)
+        return _attention_with_dropout(q, k, v, mask, is_causal, scale, dropout_p)
     op = instance(attention.ScaledDotProductAttention, is_causal, scale)
     if attn_mask is None:
         return op(q, k, v)

@@ -257,14 +257,14 @@ class TensorOperators:
         return _functions.min(self, *_dims("min", dim, keepdim, numpys))
 
     def var(self, dim: Dims = None, correction: int = 1, keepdim: bool = False, **numpys: Any) -> Tensor:
-        """The variance; with NumPy's name for the correction, `ddof`, np.var(x) gives what NumPy's does."""
-        correction = numpys.pop("ddof", correction)
+        """The variance; the correction also by NumPy's name, `ddof`, or as PyTorch's older `unbiased`, a bool."""
+        correction = int(numpys.pop("unbiased", numpys.pop("ddof", correction)))
         dim, keepdim = _dims("var", dim, keepdim, numpys)
         return _functions.var(self, dim, correction, keepdim)
 
     def std(self, dim: Dims = None, correction: int = 1, keepdim: bool = False, **numpys: Any) -> Tensor:
         """The standard deviation; see `var`."""
-        correction = numpys.pop("ddof", correction)
+        correction = int(numpys.pop("unbiased", numpys.pop("ddof", correction)))
         dim, keepdim = _dims("std", dim, keepdim, numpys)
         return _functions.std(self, dim, correction, keepdim)
 

@@ -28,16 +28,20 @@ class AbstractPool(Op):
         stride: between windows, likewise; None means `kernel_size`.
         padding: at each side, likewise; at most half of the kernel, as PyTorch has it. "same" gives ceil(size / stride)
             windows, the odd pixel at the end; "valid" pads nothing.
+        ceil_mode: whether a last window may reach out of the image.
     """
 
     rule = "n c <h> <w> -> n c <h> <w>"
+    dilation: Pair = (1, 1)
 
     def __init__(
-        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair | str = 0
-    ) -> None:
+        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair | str = 0,
+        ceil_mode: bool = False,
+    ) -> None:  # fmt: skip
         self.kernel_size = as_pair(self.name, "kernel_size", kernel_size, 1)
         self.stride = self.kernel_size if stride is None else as_pair(self.name, "stride", stride, 1)
         self.padding = padding if padding in ("same", "valid") else as_pair(self.name, "padding", padding, 0)
+        self.ceil_mode = bool(ceil_mode)
         if padding not in ("same", "valid") and any(
             2 * pad > size for pad, size in zip(self.padding, self.kernel_size, strict=True)
         ):
@@ -47,7 +51,8 @@ class AbstractPool(Op):
 
     def windows(self, shape: tuple[int, ...]) -> Windows:
         """Where the windows lie for this shape of x."""
-        return windows((shape[2], shape[3]), self.kernel_size, self.stride, self.padding, (1, 1))
+        image = shape[2], shape[3]
+        return windows(image, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
     def rule_for(self, shape: tuple[int, ...]) -> str:
         _check_image(shape)
@@ -60,7 +65,19 @@ class AbstractPool(Op):
 
 
 class MaxPool2d(AbstractPool):
-    """y = maximum over each window; the gradient goes to the first maximum of a window, row by row"""
+    """y = maximum over each window; the gradient goes to the first maximum of a window, row by row
+
+    Args:
+        kernel_size, stride, padding, ceil_mode: as for every pooling.
+        dilation: between the pixels of a window, integer or (height, width).
+    """
+
+    def __init__(
+        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair | str = 0,
+        ceil_mode: bool = False, dilation: int | Pair = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(kernel_size, stride, padding, ceil_mode)
+        self.dilation = as_pair(self.name, "dilation", dilation, 1)
 
     def forward(self, ctx: Context, x: Array) -> Array:
         xp, at = ctx.xp, ctx.windows
@@ -76,7 +93,7 @@ class MaxPool2d(AbstractPool):
         xp, x, y, at = ctx.xp, ctx.x, ctx.y, ctx.windows
         padded = _pad(xp, x, at, _lowest(x.dtype))
         dy = _in_order_of(xp, dy, y)
-        is_apart = at.stride == at.kernel  # no pixel is in two windows
+        is_apart = at.stride == at.kernel and at.dilation == (1, 1)  # no pixel is in two windows
         is_tiled = is_apart and padded.shape[2:] == (at.out[0] * at.kernel[0], at.out[1] * at.kernel[1])
         dx = (xp.empty_like if is_tiled else xp.zeros_like)(padded)
         is_free = xp.ones_like(y, dtype=bool)  # windows whose maximum was not met yet
@@ -98,15 +115,15 @@ class AvgPool2d(AbstractPool):
     """y = sum over each window / number of its pixels
 
     Args:
-        kernel_size, stride, padding: as for every pooling.
-        count_include_pad: whether pixels of the padding count.
+        kernel_size, stride, padding, ceil_mode: as for every pooling.
+        count_include_pad: whether pixels of the padding count; what lies beyond it never does.
     """
 
     def __init__(
-        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0,
-        count_include_pad: bool = True,
+        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair | str = 0,
+        count_include_pad: bool = True, ceil_mode: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(kernel_size, stride, padding)
+        super().__init__(kernel_size, stride, padding, ceil_mode)
         self.count_include_pad = bool(count_include_pad)
 
     def infer(self, x: Spec) -> Spec:
@@ -114,11 +131,17 @@ class AvgPool2d(AbstractPool):
 
     def _scale(self, ctx: Context, at: Windows, dtype: np.dtype) -> Any:
         """1 / number of pixels, for all windows or for each."""
-        if self.count_include_pad or at.padded == at.image:
+        if at.padded == at.image or (
+            self.count_include_pad and (not self.ceil_mode or self.padding == "same")
+        ):
             return 1.0 / prod(at.kernel)
+        counts_pad = self.count_include_pad and isinstance(self.padding, tuple)
+        pads: Pair = self.padding if counts_pad else (0, 0)
         sizes = [
-            [min(p * s - b + k, size) - max(p * s - b, 0) for p in range(out)]
-            for size, k, s, b, out in zip(at.image, at.kernel, at.stride, at.before, at.out, strict=True)
+            [min(p * s - b + k, size + pad) - max(p * s - b, -pad) for p in range(out)]
+            for size, k, s, b, out, pad in zip(
+                at.image, at.kernel, at.stride, at.before, at.out, pads, strict=True
+            )
         ]
         counts = ctx.xp.asarray(sizes[0])[:, None] * ctx.xp.asarray(sizes[1])
         return (1.0 / counts).astype(dtype)
@@ -276,23 +299,30 @@ def _crop(xp: Any, padded: Array, at: Windows) -> Array:
     return padded if at.padded == at.image else _crop_view(padded, at).copy(order="K")
 
 
+def _pooled(op: Op, x: Any) -> Tensor:
+    """`op` of images (N, C, H, W), or of a single one (C, H, W)."""
+    x = as_tensor(x)
+    return op(x.unsqueeze(0)).squeeze(0) if x.ndim == 3 else op(x)
+
+
 def max_pool2d(
-    x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0
-) -> Tensor:
-    """Maximum over windows; see `MaxPool2d`."""
-    settings = (hashable(value) for value in (kernel_size, stride, padding))
-    return instance(MaxPool2d, *settings)(as_tensor(x))
+    x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
+    dilation: int | Pair = 1, ceil_mode: bool = False,
+) -> Tensor:  # fmt: skip
+    """Maximum over windows of x (N, C, H, W) or (C, H, W); see `MaxPool2d`."""
+    settings = (hashable(value) for value in (kernel_size, stride, padding, ceil_mode, dilation))
+    return _pooled(instance(MaxPool2d, *settings), x)
 
 
 def avg_pool2d(
     x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
-    count_include_pad: bool = True,
+    count_include_pad: bool = True, ceil_mode: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Mean over windows; see `AvgPool2d`. (PyTorch's next argument by position would be `ceil_mode`.)"""
-    settings = (hashable(value) for value in (kernel_size, stride, padding, count_include_pad))
-    return instance(AvgPool2d, *settings)(as_tensor(x))
+    """Mean over windows of x (N, C, H, W) or (C, H, W); see `AvgPool2d`."""
+    settings = (hashable(value) for value in (kernel_size, stride, padding, count_include_pad, ceil_mode))
+    return _pooled(instance(AvgPool2d, *settings), x)
 
 
 def adaptive_avg_pool2d(x: Any, output_size: int | Pair) -> Tensor:
-    """Mean over as many windows as asked for; see `AdaptiveAvgPool2d`."""
-    return instance(AdaptiveAvgPool2d, hashable(output_size))(as_tensor(x))
+    """Mean over as many windows as asked for, of x (N, C, H, W) or (C, H, W); see `AdaptiveAvgPool2d`."""
+    return _pooled(instance(AdaptiveAvgPool2d, hashable(output_size)), x)

@@ -82,8 +82,12 @@ class Windows(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def windows(image: Pair, kernel: Pair, stride: Pair, padding: Pair | str, dilation: Pair) -> Windows:
+def windows(
+    image: Pair, kernel: Pair, stride: Pair, padding: Pair | str, dilation: Pair, ceil: bool = False
+) -> Windows:
     """Place the windows; "same" pads so that out = ceil(image / stride), the odd pixel at the end.
+
+    With `ceil` a last window may reach beyond the padding, if it begins before the image ends.
 
     Raises:
         ShapeError: no window fits.
@@ -105,6 +109,14 @@ def windows(image: Pair, kernel: Pair, stride: Pair, padding: Pair | str, dilati
             f"with padding {before} and {after}"
         )
     out = room[0] // stride[0] + 1, room[1] // stride[1] + 1
+    if ceil:
+        begins = tuple(-(-r // s) + 1 for r, s in zip(room, stride, strict=True))
+        more = [
+            n - ((n - 1) * s >= size + b) for n, s, size, b in zip(begins, stride, image, before, strict=True)
+        ]
+        out = more[0], more[1]
+        reaches = [(n - 1) * s - r for n, s, r in zip(out, stride, room, strict=True)]
+        after = after[0] + max(reaches[0], 0), after[1] + max(reaches[1], 0)
     return Windows(image, kernel, stride, dilation, before, after, out)
 
 

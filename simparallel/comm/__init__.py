@@ -126,4 +126,5 @@ def _after_fork() -> None:
             communicator.abandon(CommError(why))
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

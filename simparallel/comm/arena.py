@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import weakref
 from collections import deque
@@ -13,6 +12,7 @@ import numpy as np
 from simparallel.comm.segment import LINE, SLOT_BYTES, Segment, round_up
 from simparallel.comm.unnamed import free_of
 from simparallel.errors import SharedMemoryError
+from simparallel.system import reserve
 
 
 class Arena:
@@ -117,7 +117,7 @@ class Arena:
         if self.segment.is_private:  # it comes page by page, like any other memory of a process
             return
         try:
-            os.posix_fallocate(self.segment.fd, self.segment.arena_at(self.rank) + start, length)
+            reserve(self.segment.fd, self.segment.arena_at(self.rank) + start, length)
         except OSError as error:
             free = free_of(self.segment.fd)
             raise SharedMemoryError(

@@ -96,10 +96,11 @@ _TIMED_ACTIONS: dict[str, Callable[[float], None]] = {
     "hold_gil": _hold_gil,
 }
 _ACTIONS: dict[str, Callable[[], None]] = {
-    "SIGKILL": _signal(signal.SIGKILL),
-    "SIGSTOP": _signal(signal.SIGSTOP),
-    "SIGTERM": _signal(signal.SIGTERM),
-    "SIGINT": _signal(signal.SIGINT),
+    **{
+        name: _signal(getattr(signal, name))
+        for name in ("SIGKILL", "SIGSTOP", "SIGTERM", "SIGINT")
+        if hasattr(signal, name)  # not every system has them all
+    },
     "SIGSEGV": lambda: _crash(),
     "raise": lambda: _raise(InjectedFault),
     "MemoryError": lambda: _raise(MemoryError),

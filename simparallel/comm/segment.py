@@ -29,6 +29,7 @@ import numpy as np
 
 from simparallel.comm.unnamed import available_memory, free_of, open_unnamed
 from simparallel.errors import SharedMemoryError
+from simparallel.system import reserve
 
 PAGE = 4096
 LINE = 64  # bytes in a cache line
@@ -220,7 +221,7 @@ class Segment:
                 fd = open_unnamed(total, at_once + self.world_size * 2 * SLOT_BYTES)
                 if 0 < free_of(fd) < at_once:  # a memfd would take all memory there is, and then fail
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.posix_fallocate(fd, 0, at_once)
+                reserve(fd, 0, at_once)
                 mmap.mmap(fd, total).close()
                 return fd
             except (OSError, ValueError, OverflowError) as error:
@@ -233,6 +234,8 @@ class Segment:
 
     def _map_private(self, total: int) -> mmap.mmap:
         try:
+            if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+                return mmap.mmap(-1, total)
             return mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError, OverflowError) as error:
             raise self._refusal(total, available_memory(), error) from error

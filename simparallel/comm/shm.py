@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,12 +24,14 @@ from simparallel.comm.segment import ABORT_INTERRUPT, WORD, Segment, fence
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.comm.unnamed import is_disabled
 from simparallel.errors import DeadlineError, DeadlockError
+from simparallel.system import usable_cores
 
 SPINS = 20  # looks before the first yield: two ranks may share a core in spite of free ones
 YIELDS = 300
 YIELD_S = 0.005  # no longer than this: where many programs want the cores, one yield may take a hundred times as long
 SLEEP_S = 0.02
-_SYS_FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
+_NUMBERS = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}
+_SYS_FUTEX = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # not "private": the word is shared between processes
 _STATES = {"T": "is stopped (SIGSTOP or a debugger)", "t": "is stopped by a debugger",
            "D": "waits for a disk or device", "Z": "has ended", "R": "is running user code"}  # fmt: skip
@@ -52,6 +55,8 @@ def spread(rank: int, world_size: int) -> None:
     Ranks that are woken for a run one after the other may begin five on one core and three on the other; while
     they yield to each other all the time, nothing shows the system that this is not even.
     """
+    if not hasattr(os, "sched_setaffinity"):
+        return
     cores = os.sched_getaffinity(0)
     if world_size > 1 and len(cores) > 1:
         with contextlib.suppress(OSError):  # a system that forbids it places them itself
@@ -102,7 +107,7 @@ class ShmTransport(AbstractTransport):
         start = WORD * segment.map.sleeping(0)
         self._sleepers = slice(start, start + WORD * self.world_size)
         self._all_awake = bytes(WORD * self.world_size)
-        self._spins = SPINS if self.world_size <= len(os.sched_getaffinity(0)) else 0
+        self._spins = SPINS if self.world_size <= usable_cores() else 0
 
     def start(self) -> None:
         super().start()

@@ -7,7 +7,6 @@ small or read-only, in the temporary directory. `SIMPARALLEL_DISABLE=memfd,futex
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -78,6 +77,8 @@ def _truncate(fd: int, size_bytes: int) -> None:
 
 def seal(fd: int) -> None:
     """Nobody may truncate it any more: that would be a SIGBUS for everyone else."""
+    import fcntl  # Windows has none; ranks that are threads need none
+
     fcntl.fcntl(fd, _ADD_SEALS, _SHRINK_AND_GROW)
 
 

@@ -5,7 +5,6 @@ Only ever called where a user says `download=True`.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import http.client
 import os
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 
 from simparallel.errors import DataError, InputError
 from simparallel.files import FILES
+from simparallel.system import try_lock
 
 CHUNK = 1 << 16
 LARGEST_BYTES = 512 << 20
@@ -156,7 +156,7 @@ def _lock(path: Path, until: float, urls: Sequence[str]) -> Iterator[None]:
     with file:
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try_lock(file)
                 break
             except BlockingIOError:
                 if time.monotonic() > until:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from simparallel.nn import init
-from simparallel.nn.module import Module, Parameter
+from simparallel.nn.module import Parameter, TensorModule
 
 
-class Affine(Module):
+class Affine(TensorModule):
     """A weight and a bias that begin as `weight_init` and `bias_init` say, or as the subclass does.
 
     Each may be a name, an `Initializer`, a function that fills a tensor, a number, an array or a Tensor, see

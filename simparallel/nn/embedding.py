@@ -14,7 +14,7 @@ from simparallel.errors import InputError
 from simparallel.nn import init
 from simparallel.nn.affine import Affine
 from simparallel.nn.deferred import zero_row
-from simparallel.nn.module import Module, Parameter
+from simparallel.nn.module import Parameter, TensorModule
 from simparallel.nn.normalization import check_size
 
 
@@ -70,7 +70,7 @@ class Embedding(Affine):
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
 
 
-class Dropout(Module):
+class Dropout(TensorModule):
     """In training, 0 with probability p and x / (1 - p) else; after `eval()`, x itself.
 
     Which elements are dropped depends on the seed of `manual_seed`, on the place of this layer among

@@ -11,7 +11,7 @@ from simparallel.autograd import GELU as GELUOp, LeakyReLU as LeakyReLUOp, Tenso
 from simparallel.errors import DTypeError, InputError
 from simparallel.nn import init
 from simparallel.nn.affine import Affine
-from simparallel.nn.module import Module, Parameter
+from simparallel.nn.module import Module, Parameter, TensorModule
 
 
 class Linear(Affine):
@@ -64,7 +64,7 @@ class Linear(Affine):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={has_bias}"
 
 
-class _Inplace(Module):
+class _Inplace(TensorModule):
     """
     Args:
         inplace: accepted as PyTorch spells it, and without effect: the values are the same, and x stays as it is.
@@ -109,21 +109,21 @@ class LeakyReLU(_Inplace):
         return ", ".join(filter(None, (f"negative_slope={self.negative_slope}", super().extra_repr())))
 
 
-class Tanh(Module):
+class Tanh(TensorModule):
     """y = tanh x, any shape."""
 
     def forward(self, x: Any) -> Tensor:
         return functions.tanh(x)
 
 
-class Sigmoid(Module):
+class Sigmoid(TensorModule):
     """y = 1 / (1 + e ** -x), any shape."""
 
     def forward(self, x: Any) -> Tensor:
         return functions.sigmoid(x)
 
 
-class GELU(Module):
+class GELU(TensorModule):
     """x * P(standard normal < x), any shape.
 
     Args:
@@ -148,7 +148,7 @@ class SiLU(_Inplace):
         return functions.silu(x)
 
 
-class Softmax(Module):
+class Softmax(TensorModule):
     """e ** x over its sum along `dim`, any shape."""
 
     def __init__(self, dim: int = -1) -> None:
@@ -176,7 +176,7 @@ class Identity(Module):
         return x
 
 
-class Flatten(Module):
+class Flatten(TensorModule):
     """Merge the dims `start_dim … end_dim` into one; by default all but the first, the batch."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:

@@ -8,10 +8,10 @@ from simparallel.autograd import NLL, CrossEntropy, Huber, SmoothL1, Tensor, fun
 from simparallel.autograd.loss import check_reduction
 from simparallel.autograd.tensor import as_tensor
 from simparallel.errors import InputError, ShapeError
-from simparallel.nn.module import Module
+from simparallel.nn.module import TensorModule
 
 
-class _Loss(Module):
+class _Loss(TensorModule):
     """Args:
         reduction: "mean", "sum", or "none" for the losses one by one.
 
@@ -131,7 +131,7 @@ class SoftmaxCrossEntropyWithLogits(_Loss):
         return functions.softmax_cross_entropy_with_logits(logits, labels, self.reduction)
 
 
-class SoftmaxCrossEntropyExpand(Module):
+class SoftmaxCrossEntropyExpand(TensorModule):
     """The mean cross-entropy as a chain of small ops, of which each may be cut as it likes.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -348,3 +348,11 @@ class Module(ModuleTree):
             return f"{type(self).__name__}({extra})"
         lines = ([extra] if extra else []) + [f"({name}): {child!r}" for name, child in children]
         return f"{type(self).__name__}(\n{textwrap.indent(chr(10).join(lines), '  ')}\n)"
+
+
+class TensorModule(Module):
+    """Base of the layers and losses whose `forward` gives one Tensor; only type checkers see a difference."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *inputs: Any, **kwargs: Any) -> Tensor: ...

@@ -12,41 +12,18 @@ from simparallel.autograd import (
     functions,
 )
 from simparallel.autograd.windows import Pair
-from simparallel.nn.module import Module
+from simparallel.nn.module import TensorModule
 
 
-class MaxPool2d(Module):
+class MaxPool2d(TensorModule):
     """Maximum over windows.   x: (N, C, H, W)   y: (N, C, P, Q)
 
     Args:
         kernel_size: of the windows, integer or (height, width).
         stride: between windows, likewise; None means `kernel_size`.
         padding: at each side, likewise; at most half of the kernel.
-
-    Raises:
-        InputError: a setting out of range.
-    """
-
-    def __init__(
-        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0
-    ) -> None:
-        super().__init__()
-        op = MaxPool2dOp(kernel_size, stride, padding)
-        self.kernel_size, self.stride, self.padding = op.kernel_size, op.stride, op.padding
-
-    def forward(self, x: Any) -> Tensor:
-        return functions.max_pool2d(x, self.kernel_size, self.stride, self.padding)
-
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
-
-
-class AvgPool2d(Module):
-    """Mean over windows.   x: (N, C, H, W)   y: (N, C, P, Q)
-
-    Args:
-        kernel_size, stride, padding: as for `MaxPool2d`.
-        count_include_pad: whether pixels of the padding count; by name, as PyTorch has `ceil_mode` in its place.
+        dilation: between the pixels of a window, likewise.
+        ceil_mode: whether a last window may reach out of the image.
 
     Raises:
         InputError: a setting out of range.
@@ -54,24 +31,58 @@ class AvgPool2d(Module):
 
     def __init__(
         self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
-        count_include_pad: bool = True,
+        dilation: int | Pair = 1, ceil_mode: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        op = AvgPool2dOp(kernel_size, stride, padding, count_include_pad)
+        op = MaxPool2dOp(kernel_size, stride, padding, ceil_mode, dilation)
         self.kernel_size, self.stride, self.padding = op.kernel_size, op.stride, op.padding
-        self.count_include_pad = op.count_include_pad
+        self.dilation, self.ceil_mode = op.dilation, op.ceil_mode
 
     def forward(self, x: Any) -> Tensor:
-        return functions.avg_pool2d(
-            x, self.kernel_size, self.stride, self.padding, count_include_pad=self.count_include_pad
+        return functions.max_pool2d(
+            x, self.kernel_size, self.stride, self.padding, dilation=self.dilation, ceil_mode=self.ceil_mode
         )
 
     def extra_repr(self) -> str:
         text = f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
-        return text if self.count_include_pad else f"{text}, count_include_pad=False"
+        more = f", dilation={self.dilation}" * (self.dilation != (1, 1)) + ", ceil_mode=True" * self.ceil_mode
+        return text + more
 
 
-class AdaptiveAvgPool2d(Module):
+class AvgPool2d(TensorModule):
+    """Mean over windows.   x: (N, C, H, W)   y: (N, C, P, Q)
+
+    Args:
+        kernel_size, stride, padding: as for `MaxPool2d`.
+        count_include_pad: whether pixels of the padding count; by name, as PyTorch has `ceil_mode` in its place.
+        ceil_mode: as for `MaxPool2d`.
+
+    Raises:
+        InputError: a setting out of range.
+    """
+
+    def __init__(
+        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
+        count_include_pad: bool = True, ceil_mode: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        op = AvgPool2dOp(kernel_size, stride, padding, count_include_pad, ceil_mode)
+        self.kernel_size, self.stride, self.padding = op.kernel_size, op.stride, op.padding
+        self.count_include_pad, self.ceil_mode = op.count_include_pad, op.ceil_mode
+
+    def forward(self, x: Any) -> Tensor:
+        return functions.avg_pool2d(
+            x, self.kernel_size, self.stride, self.padding,
+            count_include_pad=self.count_include_pad, ceil_mode=self.ceil_mode,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        text = f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        text += "" if self.count_include_pad else ", count_include_pad=False"
+        return text + ", ceil_mode=True" * self.ceil_mode
+
+
+class AdaptiveAvgPool2d(TensorModule):
     """Mean over as many windows as `output_size` says.   x: (N, C, H, W)   y: (N, C, *output_size)
 
     Raises:

@@ -29,6 +29,7 @@ from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT
 from simparallel.runtime.folder import MPIRUN_LINKS, RANK_LINKS
 from simparallel.runtime.joined import MEET_LIMIT_S
 from simparallel.runtime.pool import START_LIMIT_S
+from simparallel.system import usable_cores
 
 _PYTHON = re.compile(r"python[\d.]*")
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -155,7 +156,7 @@ def _nodes(text: str) -> int:
 def _per_node(text: str) -> int:
     if text == "gpu":
         raise argparse.ArgumentTypeError("'gpu': devices are simulated; give a number, or auto")
-    return len(os.sched_getaffinity(0)) if text in ("auto", "cpu") else int(text)
+    return usable_cores() if text in ("auto", "cpu") else int(text)
 
 
 def truth(text: str) -> bool:

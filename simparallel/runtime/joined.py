@@ -7,7 +7,6 @@ watches the ends of the others, stops where one has failed, and at its own end i
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
@@ -219,6 +218,8 @@ def exit_status(pid: int, pidfd: int) -> int | None:
 
 
 def _status_of_reaped(pid: int, pidfd: int) -> int | None:
+    import fcntl  # Windows has none, and no device processes
+
     info = bytearray(64)
     struct.pack_into("Q", info, 0, _INFO_EXIT)
     try:

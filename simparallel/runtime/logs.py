@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
 import tempfile
@@ -72,6 +71,8 @@ class LogFiles:
 
     def _take(self) -> None:
         """Lock the directory until the last process that holds `scheduler.log` has closed it: this one, or the host."""
+        import fcntl  # Windows has none, and no device processes
+
         try:
             fcntl.flock(self.host_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -106,6 +107,8 @@ class LogFiles:
 
     def close(self) -> None:
         if self.fds and self.log_dir is not None and os.getpid() == self._owner:
+            import fcntl
+
             with contextlib.suppress(
                 OSError
             ):  # a process that was forked from this one may hold the file for long

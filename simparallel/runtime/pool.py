@@ -40,6 +40,7 @@ from simparallel.runtime.logs import Apart, LogFiles, Tail, console
 from simparallel.runtime.reports import Outcome, report_unreceived, where_stopped
 from simparallel.runtime.run import LOOK_S, Note, Run
 from simparallel.runtime.sources import Sources
+from simparallel.system import missing_for_processes
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 2.5  # for the host and its devices to end after a farewell
@@ -110,6 +111,10 @@ class Pool:
         files: Sequence[str] = (), arena_bytes: int = 0, blas_threads: int | None = None,
         start_timeout_s: float = START_LIMIT_S,
     ) -> None:  # fmt: skip
+        if missing := missing_for_processes():
+            raise LaunchError(
+                f'{missing}, which device processes need; use transport="inline": ranks are threads.'
+            )
         self.world_size = sum(map(len, nodes))
         self.usable = True
         self.sources = Sources()

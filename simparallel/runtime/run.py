@@ -17,6 +17,7 @@ from simparallel.errors import LaunchError
 from simparallel.runtime import channel
 from simparallel.runtime.logs import Tail
 from simparallel.runtime.reports import Outcome, death_report, failure_report, stop_report
+from simparallel.system import KILL
 
 if TYPE_CHECKING:
     from simparallel.runtime.pool import Pool
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 POLL_S = 0.02
 LOOK_S = 1.0  # between looks whether a rank that has not answered is stopped
 # After the first failure or Ctrl-C: (seconds later, the signal for ranks that have not answered).
-LADDER = ((0.5, signal.SIGINT), (1.5, signal.SIGTERM), (2.5, signal.SIGKILL))
+LADDER = ((0.5, signal.SIGINT), (1.5, signal.SIGTERM), (2.5, KILL))
 Note = Callable[[dict[str, Any]], None]
 
 
@@ -76,7 +77,7 @@ class Run:
                 self._stopped_s[rank] = before[rank] + min(passed, 2 * LOOK_S) if rank in before else 0.0
                 if self._stopped_s[rank] > self.timeout_s:
                     self._given_up.add(rank)
-                    self.pool.signal_rank(rank, signal.SIGKILL)
+                    self.pool.signal_rank(rank, KILL)
 
     def _step(self, limit_s: float) -> None:
         ready = wait([*self.waiting, self.pool.control], limit_s)
@@ -173,7 +174,7 @@ class Run:
             for rank in self.waiting.values():
                 number = LADDER[self._asked][1]
                 if process_state(self.pool.pids[rank]) == "T":  # it would never see a milder one
-                    number = signal.SIGKILL
+                    number = KILL
                     self._found_stopped.add(rank)
                 self.pool.signal_rank(rank, number)
                 self._sent.add(number)
@@ -182,7 +183,7 @@ class Run:
     def interrupt(self) -> None:
         """Ctrl-C: devices raise KeyboardInterrupt, then are ended; a second Ctrl-C kills at once."""
         if self._reading:  # in the middle of a message: nothing after it could be understood
-            self.pool.signal_all(signal.SIGKILL)
+            self.pool.signal_all(KILL)
             return
         words, control = self.pool.segment.words, self.pool.segment.map
         words[control.abort()] = ABORT_INTERRUPT
@@ -193,7 +194,7 @@ class Run:
         try:
             self.collect()
         except (KeyboardInterrupt, LaunchError):
-            self.pool.signal_all(signal.SIGKILL)
+            self.pool.signal_all(KILL)
 
 
 def _has_message(connection: Connection) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -79,6 +78,8 @@ def open_folder() -> Iterator[Folder]:
 @contextlib.contextmanager
 def hold_lock(folder: Folder, key: str) -> Iterator[bool]:
     """Hold the lock of the job in the block; False if another process has it."""
+    import fcntl  # Windows has none, and no device processes
+
     name = f"{key}.lock"
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=folder.fd)
     try:

@@ -49,11 +49,37 @@ def _pool(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     kernel, stride = (tuple(window[key] for window in windows) for key in ("kernel", "stride"))
     padding = tuple(draw(st.integers(0, size // 2)) for size in kernel)
     size = tuple(max(1, k - 2 * p) + draw(st.integers(0, 3)) for k, p in zip(kernel, padding, strict=True))
-    settings = [kernel, stride if draw(st.booleans()) else None, padding]
+    settings = [kernel, stride if draw(st.booleans()) else None, padding, draw(st.booleans())]
     if name == "AvgPool2d":
         settings.append(draw(st.booleans()))
+    else:
+        dilation = draw(st.sampled_from((1, (2, 1), (1, 3))))
+        settings.append(dilation)
+        if dilation != 1:  # else a window might lie in the padding alone
+            settings[2] = 0
+            reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+            size = tuple(max(s, r + 1) for s, r in zip(size, reach, strict=True))
     shape = draw(st.integers(0, 2)), draw(st.integers(1, 2)), *size
     return cast(Any, Op.registry[name])(*settings), [draw(_distinct(shape, dtype, exact))]
+
+
+@calls_of("ConvTranspose2d")
+@st.composite
+def _conv_transpose2d(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
+    windows = [draw(_window(max_padding=1)) for _ in "hw"]
+    kernel, stride, dilation = (
+        tuple(window[key] for window in windows) for key in ("kernel", "stride", "dilation")
+    )
+    extra = tuple(draw(st.integers(0, step - 1)) for step in stride)
+    padding = tuple(min(window["padding"], (window["reach"] - 1) // 2) for window in windows)
+    groups = draw(st.integers(1, 2))
+    num, channels, out_channels = draw(st.integers(0, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    size = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    shapes = [(num, groups * channels, *size), (groups * channels, out_channels, *kernel)]
+    if draw(st.booleans()):
+        shapes.append((groups * out_channels,))
+    op = cast(Any, Op.registry[name])(stride, padding, extra, groups, dilation)
+    return op, [draw(arrays(shape, dtype, values=INTEGERS if exact else FLOATS)) for shape in shapes]
 
 
 @calls_of("AdaptiveAvgPool2d")

@@ -1,0 +1,64 @@
+"""What operating systems differ in.
+
+Device processes need fork and memory that they share; all else runs wherever Python does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import IO
+
+# Flags of os.open, 0 where a system has no such thing.
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) or getattr(os, "O_NOINHERIT", 0)
+NO_WAITING = getattr(os, "O_NONBLOCK", 0)
+BINARY = getattr(os, "O_BINARY", 0)
+
+
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def missing_for_processes() -> str:
+    """Why device processes cannot run on this system; "" if they can."""
+    return "" if hasattr(os, "fork") else "this system has no fork"
+
+
+def try_lock(file: IO[bytes]) -> None:
+    """Lock an open file against other processes, until it is closed.
+
+    Raises:
+        BlockingIOError: another one holds the lock.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise BlockingIOError(*error.args) from None
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def reserve(fd: int, start: int, length: int) -> None:
+    """Make sure that a part of a file, not written yet, has memory: a lack of it is an error here, no SIGBUS later.
+
+    Raises:
+        OSError: there is not enough.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, start, length)
+        return
+    zeros = bytes(min(length, 1 << 20))  # macOS
+    for at in range(start, start + length, len(zeros) or 1):
+        os.pwrite(fd, zeros[: start + length - at], at)
