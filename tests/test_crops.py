@@ -122,8 +122,8 @@ FILES: dict[str, tuple[bytes, np.ndarray]] = {
 def test_decode_gives_the_pixels_of_the_file(kind: str) -> None:
     content, image = FILES[kind]
     one = np.frombuffer(content, np.uint8)[None]
-    np.testing.assert_array_equal(t.Decode()(one), image[None])
-    np.testing.assert_array_equal(t.Decode()(image[None]), image[None])
+    np.testing.assert_array_equal(t.Decode()(one), np.broadcast_to(image, RGB.shape)[None])
+    np.testing.assert_array_equal(t.Decode()(image[None]), t.Decode()(one))
     both = t.RandomCropDecodeResize(3)(one), t.RandomCropDecodeResize(3)(image[None])
     np.testing.assert_array_equal(*both)
     with pytest.raises(DataError, match="encoded image"):
@@ -146,6 +146,13 @@ def test_folders_of_files_are_decoded_in_the_pipeline(tmp_path: Any) -> None:
             (tmp_path / name / f"{i}.png").write_bytes(encoded(image))
     raw = data.ImageFolderDataset(tmp_path, shuffle=False, decode=False)
     assert raw.get_class_indexing() == {"cat": 0, "dog": 1}
+    dogs = data.ImageFolderDataset(tmp_path, class_indexing={"dog": 7}, extensions=[".PNG"], shuffle=False)
+    assert [int(label) for _, label in dogs] == [7, 7]
+    with pytest.raises(DataError, match="no images"):
+        data.ImageFolderDataset(tmp_path, extensions=[".ppm"])
+    for wrong in ({"extensions": [".gif"]}, {"class_indexing": {"dog": -1}}, {"extensions": []}):
+        with pytest.raises(InputError):
+            data.ImageFolderDataset(tmp_path, **wrong)
     evaluated = raw.map([t.Decode(), t.Resize(6), t.CenterCrop(4)], "image", python_multiprocessing=True)
     (batch,) = evaluated.batch(4).create_dict_iterator(output_numpy=True)
     assert batch["image"].shape == (4, 4, 4, 3)

@@ -106,6 +106,8 @@ def test_set_data_takes_over_values_in_place() -> None:
     assert weight.set_data([[7.0]], slice_shape=True).shape == (1, 1)
     with no_init_parameters():
         later = nn.Linear(3, 2).weight
+    weight.set_data(np.zeros((2, 3)), slice_shape=True).set_data(later)
+    assert len(np.unique(weight.numpy())) == 6
     later.set_data(np.full((2, 3), 4.0))
     assert (later * 1.0).numpy().tolist() == [[4.0] * 3] * 2
 

@@ -11,6 +11,7 @@ import simparallel as sp
 from simparallel import nn
 from simparallel.autograd import Tensor
 from simparallel.errors import DTypeError, InputError, ShapeError
+from simparallel.testing import strict
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
@@ -86,6 +87,20 @@ def test_cells_are_those_of_torch(name, batch, with_state, bias) -> None:
     rng = np.random.default_rng(2)
     states = [rng.normal(size=(*batch, 5)) for _ in range(here.num_states if with_state else 0)]
     compare(here, there, rng.normal(size=(*batch, 3)), states)
+
+
+@pytest.mark.parametrize("make", [nn.RNN, nn.LSTM, nn.GRU])
+def test_layers_run_on_a_device(make) -> None:
+    x, layer = (
+        np.random.default_rng(3).normal(size=(4, 2, 3)),
+        make(3, 5, 2, bidirectional=True, dtype=np.float64),
+    )
+    expected = layer(x)[0].numpy()
+    for parameter in layer.parameters():
+        parameter.data = strict.xp.asarray(parameter.numpy())
+    y, _ = layer(strict.xp.asarray(x))
+    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-12)
+    y.sum().backward()
 
 
 def test_dropout_lies_between_layers() -> None:

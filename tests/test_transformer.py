@@ -11,6 +11,7 @@ import simparallel as sp
 from simparallel import nn
 from simparallel.autograd import Tensor
 from simparallel.errors import InputError, ShapeError
+from simparallel.testing import strict
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
@@ -152,6 +153,16 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ShapeError):
             wrong()
+
+
+def test_masks_on_a_device() -> None:
+    x, masks = RNG.normal(size=(S, N, D)), ENCODER_MASKS["numbers"] | ENCODER_MASKS["padding"]
+    layer = nn.TransformerEncoderLayer(D, HEADS, 7, dropout=0.0, dtype=np.float64)
+    expected = layer(x, **masks).numpy()
+    for parameter in layer.parameters():
+        parameter.data = strict.xp.asarray(parameter.numpy())
+    on_device = {name: strict.xp.asarray(mask) for name, mask in masks.items()}
+    np.testing.assert_allclose(layer(strict.xp.asarray(x), **on_device).numpy(), expected, rtol=1e-12)
 
 
 def encoded(is_auto: bool) -> np.ndarray:

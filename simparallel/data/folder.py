@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from simparallel.data.imagefile import EXTENSIONS, LARGEST_PIXELS, read_image
+from simparallel.data.sampler import check_integer
 from simparallel.data.source import open_source
 from simparallel.data.transforms import apply
-from simparallel.errors import DataError
+from simparallel.errors import DataError, InputError
 
 LARGEST_FILE_BYTES = 8 * LARGEST_PIXELS  # of one that is not decoded yet
 
@@ -31,37 +32,45 @@ class ImageFolder:
         target_transform: label -> label.
         max_pixels: refuse larger images.
         decode: False gives the bytes of a file, uint8 of shape (bytes,), for `transforms.Decode`.
+        extensions: take the files with these alone, such as [".png"].
+        class_indexing: name -> label, of the folders to take alone; None numbers all of them.
 
     Attributes:
-        classes: names, in the order of the labels.
+        classes: names, in alphabetical order or that of `class_indexing`.
         class_to_idx: name -> label.
         samples: list of (path, label).
 
     Raises:
         DataError: no folder, no classes, or a class without images; when asked, a broken file.
+        InputError: an unknown extension, or a label that is no integer of 0 or more.
     """
 
     def __init__(
         self, root: str | os.PathLike[str], transform: Callable[..., Any] | None = None,
         target_transform: Callable[..., Any] | None = None, max_pixels: int = LARGEST_PIXELS,
-        decode: bool = True,
+        decode: bool = True, extensions: Sequence[str] | None = None, class_indexing: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self.root = Path(root)
         self.transform, self.target_transform, self.max_pixels = transform, target_transform, max_pixels
         self.decode, self.epoch = bool(decode), 0
+        wanted = EXTENSIONS if extensions is None else tuple(extension.lower() for extension in extensions)
+        if not wanted or not set(wanted) <= set(EXTENSIONS):
+            raise InputError(f"ImageFolder: extensions={extensions!r}, choose from {', '.join(EXTENSIONS)}.")
+        for name, label in (class_indexing or {}).items():
+            check_integer("ImageFolder", f"class_indexing[{name!r}]", label, 0)
         try:
             entries = [e.name for e in os.scandir(self.root) if e.is_dir() and not e.name.startswith(".")]
         except OSError as error:
             raise self._error(self.root, f"cannot be listed: {error.strerror}") from None
-        self.classes = sorted(entries)
-        self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
+        self.classes = sorted(entries) if class_indexing is None else list(class_indexing)
+        self.class_to_idx = dict(class_indexing or {name: label for label, name in enumerate(self.classes)})
         if not self.classes:
             raise self._error(self.root, "has no folders; there must be one for each class")
         self.samples: list[tuple[Path, int]] = []
         for name, label in self.class_to_idx.items():
-            paths = _images(self.root / name)
+            paths = _images(self.root / name, wanted)
             if not paths:
-                raise self._error(self.root / name, f"has no images ({' '.join(EXTENSIONS)})")
+                raise self._error(self.root / name, f"has no images ({' '.join(wanted)})")
             self.samples += [(path, label) for path in paths]
 
     @property
@@ -98,13 +107,13 @@ class ImageFolder:
         return DataError(f"ImageFolder: {path} {text}.", path=str(path), offset=None)
 
 
-def _images(folder: Path) -> list[Path]:
+def _images(folder: Path, extensions: Sequence[str]) -> list[Path]:
     found = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [
             Path(place, name)
             for name in files
-            if Path(name).suffix.lower() in EXTENSIONS and not name.startswith(".")
+            if Path(name).suffix.lower() in extensions and not name.startswith(".")
         ]
     return sorted(found)

@@ -8,7 +8,7 @@ filled up with its own beginning, so that some samples come twice. Every rank na
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,15 +174,21 @@ class ImageFolderDataset(SourceDataset):
     Args:
         dataset_dir: the folder, see `ImageFolder`.
         decode: False gives the bytes of the files, for `transforms.Decode` or `RandomCropDecodeResize`. Unlike in
-            MindSpore the default is True; `Decode` leaves an image that is decoded already as it is.
+            MindSpore the default is True; `Decode` takes an image that is decoded already, too.
+        extensions, class_indexing: see `ImageFolder`.
         settings: those of `SourceDataset`.
 
     Raises:
         DataError: no folder, no classes, or a class without images.
     """
 
-    def __init__(self, dataset_dir: str | os.PathLike[str], decode: bool = True, **settings: Any) -> None:
-        self.folder = ImageFolder(dataset_dir, decode=decode)
+    def __init__(
+        self, dataset_dir: str | os.PathLike[str], *, decode: bool = True, extensions: Sequence[str] | None = None,
+        class_indexing: Mapping[str, int] | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        self.folder = ImageFolder(
+            dataset_dir, decode=decode, extensions=extensions, class_indexing=class_indexing
+        )
         super().__init__(self.folder, ("image", "label"), **settings)
 
     def num_classes(self) -> int:

@@ -125,12 +125,16 @@ class Source:
 
 
 @contextmanager
-def open_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a regular file: opening or reading a pipe or a device may never end.
+def open_file(path: str | os.PathLike[str] | io.BytesIO) -> Iterator[IO[bytes]]:
+    """Open a regular file: opening or reading a pipe or a device may never end. Bytes in memory are one already.
 
     Raises:
         DataError: it cannot be opened, or is something else.
     """
+    if isinstance(path, io.BytesIO):
+        path.seek(0)
+        yield path
+        return
     path = Path(path)
     try:
         file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (only its errors are caught)
@@ -155,8 +159,8 @@ def open_source(path: str | os.PathLike[str] | io.BytesIO) -> Iterator[Source]:
         DataError: it cannot be opened.
     """
     if isinstance(path, io.BytesIO):
-        yield Source(Path(str(path)), path, len(path.getvalue()), exact=True)
         path.seek(0)
+        yield Source(Path(str(path)), path, len(path.getvalue()), exact=True)
         return
     path = Path(path)
     with open_file(path) as file:

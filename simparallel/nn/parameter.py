@@ -12,7 +12,7 @@ from simparallel.backend import is_array, to_device_like, to_host
 from simparallel.comm import current
 from simparallel.errors import DTypeError, LayoutError, ShapeError
 from simparallel.memory import PARAMETERS
-from simparallel.nn.deferred import Recipe, deferring, is_deferred, placeholder, recipe_of
+from simparallel.nn.deferred import Recipe, deferring, draw, is_deferred, placeholder, recipe_of
 from simparallel.nn.places import hold
 
 
@@ -62,11 +62,13 @@ class Parameter(Tensor):
             raise ShapeError(
                 f"set_data: the data has shape {shape}, {self.name or 'the parameter'} has {needed}."
             )
-        if is_deferred(self) or is_deferred(given):
+        if is_deferred(self):
             self.initial = recipe_of(given)
             self.data = placeholder(shape, self.dtype)
             return self
         array = given.data if isinstance(given, Tensor) else given
+        if is_deferred(given):
+            array = draw(recipe_of(given), shape, self.dtype)
         if self.placement is not None and not is_slice:
             array = array[self.placement.layout.slices(current().rank, shape)]
         if shape != needed:

@@ -291,7 +291,8 @@ def _together(masks: list[Tensor], dtype: np.dtype) -> Tensor | None:
         for mask in masks[1:]:
             hidden = hidden | mask
         return ~hidden
-    zero, never = np.zeros((), dtype), np.full((), -np.inf, dtype)
+    xp = get_namespace(masks[0].data)
+    zero, never = xp.zeros((), dtype), xp.full((), -np.inf, dtype)
     added = [F.where(mask, never, zero) if mask.dtype == bool else mask for mask in masks]
     total = added[0]
     for mask in added[1:]:

@@ -12,7 +12,7 @@ from simparallel.backend import Array, get_namespace, random_uniform
 from simparallel.data.sampler import check_integer
 from simparallel.data.transforms.augment import check_size
 from simparallel.data.transforms.base import RandomTransform, Transform, image_dims
-from simparallel.data.transforms.decode import decoded
+from simparallel.data.transforms.decode import decoded, with_colours
 from simparallel.data.transforms.resize import Resize
 from simparallel.errors import InputError, ShapeError
 
@@ -90,7 +90,7 @@ class RandomCrop(RandomTransform):
         widths = [sides.get(dim, (0, 0)) for dim in range(4)]
         if self.padding_mode != "constant":
             return xp.pad(batch, widths, mode=self.padding_mode)
-        if isinstance(self.fill_value, (int, float)):
+        if np.ndim(self.fill_value) == 0:
             return xp.pad(batch, widths, constant_values=self.fill_value)
         padded = xp.empty(
             tuple(size + sum(width) for size, width in zip(batch.shape, widths, strict=True)), batch.dtype
@@ -224,18 +224,27 @@ class RandomResizedCrop(RandomTransform):
 
 
 class RandomCropDecodeResize(RandomResizedCrop):
-    """`Decode`, then `RandomResizedCrop`, whose arguments it has.   uint8 (n, bytes) -> (n, height, width, 3)"""
+    """`Decode`, then `RandomResizedCrop`.   uint8 (n, bytes) -> (n, height, width, 3)
+
+    Args:
+        size, scale, ratio, interpolation, max_attempts, seed: as for `RandomResizedCrop`.
+
+    Raises:
+        InputError: a bad setting; (when called) what `Decode` raises.
+    """
+
+    def __init__(
+        self, size: int | tuple[int, int], scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3), interpolation: str = "bilinear", max_attempts: int = 10,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(size, scale, ratio, interpolation, max_attempts, seed)
 
     def apply_random(self, batch: Array, numbers: np.ndarray) -> Array:
-        if batch.ndim != 2:  # decoded already
-            return super().apply_random(batch, numbers)
-        images = [decoded(row)[None] for row in batch]
-        return np.concatenate(
-            [
-                super(RandomCropDecodeResize, self).apply_random(image, numbers[i : i + 1])
-                for i, image in enumerate(images)
-            ]
-        )
+        if batch.ndim == 4:  # decoded already
+            return super().apply_random(with_colours(batch), numbers)
+        cut = super().apply_random  # image by image: they differ in size
+        return np.concatenate([cut(decoded(row)[None], numbers[i : i + 1]) for i, row in enumerate(batch)])
 
 
 def _sides(who: str, padding: Any) -> tuple[int, int, int, int]:

@@ -11,10 +11,10 @@ from simparallel.errors import ShapeError
 
 
 class Decode(Transform):
-    """An image out of the bytes of its file.   uint8 (n, bytes) -> (n, height, width, channels)
+    """An image out of the bytes of its file.   uint8 (n, bytes) -> (n, height, width, 3)
 
-    Formats and channels are those of `read_image`, recognised by their first bytes; images that are decoded
-    already stay as they are.
+    Formats are those of `read_image`, recognised by their first bytes; a gray image gets three equal channels.
+    Images that are decoded already only get these.
 
     Raises:
         DataError: (when called) an unknown format, or broken; ShapeError: neither bytes nor images.
@@ -24,14 +24,19 @@ class Decode(Transform):
 
     def apply(self, batch: Array) -> Array:
         if batch.ndim == 4:
-            return batch
+            return with_colours(batch)
         return np.stack([decoded(row) for row in batch])
 
 
 def decoded(row: Array) -> np.ndarray:
-    """One image, (height, width, channels), of its bytes."""
+    """One image, (height, width, 3), of its bytes."""
     if row.ndim != 1 or row.dtype != np.uint8:
         raise ShapeError(
             f"Decode: need the bytes of a file, uint8 of one dim, got {row.dtype} of shape {row.shape}."
         )
-    return read_encoded(EncodedImage(row.tobytes()))
+    return with_colours(read_encoded(EncodedImage(row.tobytes())))
+
+
+def with_colours(images: Array) -> Array:
+    """Three equal channels, the last dim, in place of one."""
+    return images.repeat(3, axis=-1) if images.shape[-1] == 1 else images
