@@ -12,14 +12,15 @@ from simparallel.collectives.differentiable import (  # type: ignore[no-redef, u
     all_reduce,
     all_to_all,
     broadcast,
-    gather,
+    gather_to,
     reduce,
     reduce_scatter,
-    scatter,
+    scatter_from,
 )
 
 __all__ = [
-    "all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter",
+    "all_gather", "all_reduce", "all_to_all", "broadcast", "gather_to", "reduce", "reduce_scatter",
+    "scatter_from",
 ]  # fmt: skip
 __all__ += _functions.__all__
 

@@ -159,7 +159,7 @@ def all_gather(
 
     Raises:
         AutogradError: x is a Tensor that needs a gradient, and there is no out: use `functions.all_gather`. The
-            same holds for reduce_scatter, all_to_all, gather and scatter.
+            same holds for reduce_scatter, all_to_all, gather (`gather_to`) and scatter (`scatter_from`).
         InputError, ShapeError, DTypeError: bad arguments, or x without dims; nothing was sent.
         CollectiveMismatchError: ranks made different calls; no data was changed.
         RankFailedError, DeadlineError, DeadlockError: it cannot be finished.

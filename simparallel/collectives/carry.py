@@ -88,9 +88,10 @@ def in_place(op: str, x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
 def check_off_the_tape(op: str, x: Any) -> None:
     """Refuse a Tensor whose gradient would be lost, because the result is an array."""
     if isinstance(x, Tensor) and x.requires_grad and grad_mode.enabled:
+        function = {"gather": "gather_to", "scatter": "scatter_from"}.get(op, op)
         raise AutogradError(
             f"{op}: gives arrays, which gradients do not pass through, and this Tensor of shape {x.shape} needs one. "
-            f"Use sp.functions.{op} for a result on the tape, or {op}(x.detach()) for the values."
+            f"Use sp.functions.{function} for a result on the tape, or {op}(x.detach()) for the values."
         )
 
 

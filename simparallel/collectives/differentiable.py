@@ -4,10 +4,13 @@ A collective is a linear map from the inputs of all ranks to the outputs of all 
 transposed map, which is a collective, too:
 
     all_reduce <-> itself   all_gather <-> reduce_scatter   all_to_all <-> itself, the other way round
-    broadcast <-> reduce    scatter <-> gather
+    broadcast <-> reduce    scatter_from <-> gather_to
 
 Every rank of the group makes the call, and every rank goes backward through its result: the adjoint is collective
 as well. Ranks that disagree about the need of a gradient make different calls, which all of them are told.
+
+gather and scatter are called `gather_to` and `scatter_from` here: among the functions, those names are indexing, as
+in PyTorch.
 """
 
 from __future__ import annotations
@@ -262,7 +265,7 @@ def reduce(
     )
 
 
-def gather(x: Any, dst: int = 0, group: Group | None = None, algorithm: str | None = None) -> list[Tensor]:
+def gather_to(x: Any, dst: int = 0, group: Group | None = None, algorithm: str | None = None) -> list[Tensor]:
     """On rank `dst` a list of the ranks' x, elsewhere of zeros; the gradients go back from `dst`, each to its rank.
 
     Elsewhere, too, the loss has to use the results, so that backward passes through them on every rank.
@@ -291,11 +294,11 @@ def gather(x: Any, dst: int = 0, group: Group | None = None, algorithm: str | No
     def adjoint(dy: Array) -> Array:
         return calls.scatter(_rows(dy) if is_root else None, dst, group, algorithm=algorithm)
 
-    rows = _call("gather", x, forward, adjoint)
+    rows = _call("gather_to", x, forward, adjoint)
     return [getitem(rows, i) for i in range(len(rows.data))]
 
 
-def scatter(
+def scatter_from(
     arrays: Sequence[Any] | None = None,
     src: int = 0,
     group: Group | None = None,
@@ -315,9 +318,9 @@ def scatter(
 
     Raises: as `functions.all_reduce`.
     """
-    parts = None if arrays is None else [_plain("scatter", part) for part in arrays]
+    parts = None if arrays is None else [_plain("scatter_from", part) for part in arrays]
     if parts is not None and not parts:
-        raise InputError("scatter: the list is empty; give one Tensor for each rank of the group.")
+        raise InputError("scatter_from: the list is empty; give one Tensor for each rank of the group.")
     whole = None if parts is None else stack(parts)
     device = FIRST if whole is None else whole._device or FIRST
 
@@ -329,13 +332,13 @@ def scatter(
         calls.gather(dy, src, group, algorithm=algorithm, out=rows)
         return dy if rows is None else rows
 
-    asker = f"functions.scatter {'with' if grad_mode.enabled else 'without'} a gradient"
+    asker = f"functions.scatter_from {'with' if grad_mode.enabled else 'without'} a gradient"
     y = _communicate(asker, forward, np.empty(0) if whole is None else whole.data, device)
     _hold(y)
     node = None
     if grad_mode.enabled and y.dtype.kind == "f":
         inputs = () if whole is None else (whole,)
-        op: Any = _Collective("scatter", adjoint, device, tuple(x.requires_grad for x in inputs))
+        op: Any = _Collective("scatter_from", adjoint, device, tuple(x.requires_grad for x in inputs))
         node = Node(op, op, inputs)
     return Tensor._result(y, node, None if whole is None else whole._device)
 
