@@ -234,7 +234,7 @@ def _read_pillow(path: Path | EncodedImage, max_pixels: int) -> np.ndarray:
 
 def _check_end_of_png(file: IO[bytes]) -> None:
     """Pillow takes a file that is cut after the last pixel: its chunks have to be whole, to the one that ends it."""
-    size, at, kind = os.fstat(file.fileno()).st_size, 8, b""
+    size, at, kind = file.seek(0, os.SEEK_END), 8, b""
     while kind != b"IEND":
         file.seek(at)
         head = file.read(8)

@@ -125,12 +125,16 @@ class Source:
 
 
 @contextmanager
-def open_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a regular file: opening or reading a pipe or a device may never end.
+def open_file(path: str | os.PathLike[str] | io.BytesIO) -> Iterator[IO[bytes]]:
+    """Open a regular file (opening or reading a pipe or a device may never end), or take bytes in memory as one.
 
     Raises:
         DataError: it cannot be opened, or is something else.
     """
+    if isinstance(path, io.BytesIO):
+        yield path
+        path.seek(0)
+        return
     path = Path(path)
     try:
         file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (only its errors are caught)
