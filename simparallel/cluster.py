@@ -5,17 +5,19 @@ simulated picoseconds; every price is rounded once, in `picoseconds`, so that su
 exact and a timeline is the same on every run.
 
 Models: a device needs max(flops / peak, bytes / bandwidth) + launch cost (a roofline);
-communication follows Hockney, latency + bytes / bandwidth per step of an algorithm (`prices`).
+communication follows Hockney, latency + bytes / bandwidth per step of an algorithm (`prices`). A collective takes the
+time of the algorithm that a library would choose: ring, tree, or phases inside and between nodes.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simparallel.errors import ClusterError
-from simparallel.prices import PRICES, price
+from simparallel.prices import PRICES, TIMES, Link, Spread, best_time, price
 from simparallel.units import format_number_of, format_type_of
 
 __all__ = [
@@ -106,10 +108,11 @@ MAX_RANKS = 1 << 20  # lists of ranks are kept; of so many they take 0.1 GB
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one communication costs each rank: time [ps] and bytes sent."""
+    """What one communication costs each rank: time [ps] and bytes sent, and of which algorithm the time is."""
 
     time_ps: int
     sent_bytes: int
+    algorithm: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ class ClusterSpec:
         object.__setattr__(self, "nodes", nodes)
         node_of = {rank: number for number, node in enumerate(nodes) for rank in node}
         object.__setattr__(self, "_node_of", node_of)
+        object.__setattr__(self, "_spreads", {})  # of the groups that were asked for
 
     def with_device(self, preset: str) -> ClusterSpec:
         """The same ranks on the same nodes, with this preset's devices and links."""
@@ -172,15 +176,14 @@ class ClusterSpec:
     ) -> Traffic:  # fmt: skip
         """Cost of a collective on a vector of `size_bytes`; the formulas are in `prices`.
 
-        A step is as slow as the slowest link that the group has to use.
-
         Args:
             op: name of the collective.
             size_bytes: of the whole vector.
             ranks: the group, in order.
             position: of the asking rank in the group; the time is the same for all.
             root: position of the root, for operations that have one.
-            algorithm: which one; `direct` is priced as a ring.
+            algorithm: which one; a step is as slow as the slowest link that the group has to use. `direct` takes the
+                time of the fastest of those that libraries choose from; its bytes are those of a ring.
 
         Raises:
             ClusterError: no model for `op` by `algorithm`.
@@ -192,9 +195,26 @@ class ClusterSpec:
             raise ClusterError(f"no cost model for collective {op!r} by {algorithm}; known: {known}.")
         num_ranks = len(ranks)
         steps, share, sent = price(algorithm, op, num_ranks, (position - root) % num_ranks)
-        link = self.link_of(ranks)
-        passing_s = share * size_bytes / link.bandwidth_bytes_per_s
-        return Traffic(picoseconds(steps * link.latency_s + passing_s), round(sent * size_bytes))
+        if algorithm == "direct" and op in TIMES:
+            time_s, chosen = best_time(op, size_bytes, self._spread(ranks))
+        else:
+            link = self.link_of(ranks)
+            time_s = steps * link.latency_s + share * size_bytes / link.bandwidth_bytes_per_s
+            chosen = algorithm
+        return Traffic(picoseconds(time_s), round(sent * size_bytes), chosen)
+
+    def _spread(self, ranks: tuple[int, ...]) -> Spread:
+        """Where the members of a group are; one node where the links between nodes are like those inside."""
+        known: dict[tuple[int, ...], Spread] = self._spreads  # type: ignore[attr-defined]
+        if ranks not in known:
+            counts = Counter(map(self.node_of, ranks)) if self.node_link else {0: len(ranks)}
+            inside, between = (
+                Link(link.latency_s, link.bandwidth_bytes_per_s)
+                for link in (self.link, self.node_link or self.link)
+            )
+            sizes = counts.values()
+            known[ranks] = Spread(len(ranks), len(counts), min(sizes), max(sizes), inside, between)
+        return known[ranks]
 
     def message(self, size_bytes: int, src: int, dst: int) -> Traffic:
         """Cost of one message from rank `src` to rank `dst`."""
@@ -263,14 +283,15 @@ def describe(
     Args:
         world_size: number of devices.
         device: each of them; None assumes an a100.
-        link: the links inside a node; by default those of the preset.
+        link: the links inside a node; by default those of the preset. Several devices of your own need theirs.
         nodes: on how many nodes they are, with equally many on each, in the order of ranks; or the ranks
             of each node.
         node_link: the links between nodes; by default those of the preset.
         devices_per_rank: see `ClusterSpec`.
 
     Raises:
-        ClusterError: unknown preset, `world_size` or `devices_per_rank` below 1, or nodes that do not divide it.
+        ClusterError: unknown preset, `world_size` or `devices_per_rank` below 1, nodes that do not divide it, or
+            links that are missing.
     """
     is_assumed = device is None and link is None and node_link is None
     device = DEFAULT_DEVICE if device is None else device
@@ -283,9 +304,17 @@ def describe(
         preset = device
         device_spec, preset_link = PRESETS[device]
     else:
-        preset = DEFAULT_DEVICE
-        device_spec, preset_link = device, PRESETS[DEFAULT_DEVICE][1]
+        preset = device.name if device == PRESETS.get(device.name, (None,))[0] else ""
+        device_spec, preset_link = device, PRESETS[preset or DEFAULT_DEVICE][1]
     ranks = _even_nodes(world_size, nodes) if isinstance(nodes, int) else tuple(map(tuple, nodes))
+    if not preset:
+        has_many = world_size > 1 or (devices_per_rank or 1) > 1
+        given = {"link": link or not has_many, "node_link": node_link or len(ranks) < 2}
+        for argument in (name for name, is_given in given.items() if not is_given):
+            raise ClusterError(
+                f"device {device_spec.name!r} is none of {', '.join(sorted(PRESETS))}, whose links are known: pass "
+                f"{argument}=LinkSpec(latency_s, bandwidth_bytes_per_s)."
+            )
     many = f" on {len(ranks)} nodes" if len(ranks) > 1 else ""
     each = (
         f"{format_number_of(world_size, 'rank')} x {devices_per_rank}"
@@ -294,7 +323,7 @@ def describe(
     )
     return ClusterSpec(
         world_size, device_spec, link or preset_link, f"{each} {device_spec.name}{many}", ranks,
-        (node_link or NODE_LINKS[preset]) if many else None, devices_per_rank, is_assumed,
+        (node_link or NODE_LINKS[preset or DEFAULT_DEVICE]) if many else None, devices_per_rank, is_assumed,
     )  # fmt: skip
 
 

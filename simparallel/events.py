@@ -302,7 +302,7 @@ class Recorder:
     def communicate(
         self, name: str, kind: str, stream: str, wall_start_ns: int, wall_end_ns: int,
         sim_start_ps: int, sim_end_ps: int, size_bytes: int, sent_bytes: int,
-        group: tuple[int, ...], seq: int, step_ps: tuple[int, ...] = (),
+        group: tuple[int, ...], seq: int, step_ps: tuple[int, ...] = (), algorithm: str = "",
     ) -> None:  # fmt: skip
         """Set the clock of `stream` to the end of a communication and note the event."""
         self.clock_ps[stream] = sim_end_ps
@@ -310,7 +310,7 @@ class Recorder:
         if rows is not None:
             rows.append(
                 (self.rank, stream, name, kind, self.step, wall_start_ns, wall_end_ns, sim_start_ps, sim_end_ps,
-                 0, size_bytes, sent_bytes, group, seq, self._number, (), step_ps)
+                 0, size_bytes, sent_bytes, group, seq, self._number, (), step_ps, algorithm)
             )  # fmt: skip
             if len(rows) >= self._limit:
                 self._recording.thin(self.step)

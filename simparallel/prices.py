@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from math import inf
 from typing import NamedTuple
 
 
@@ -147,8 +148,8 @@ def _adasum_ring(p: int, number: int) -> Price:
 
 
 PRICES: dict[str, dict[str, Formula]] = {
-    # It has no messages. It is priced as a ring, what has a root as a chain in the limit of many chunks;
-    # Adasum as it is published.
+    # It has no messages. Its bytes are those of a ring, of what has a root those of a chain, Adasum's as it is
+    # published; its time is the best of several algorithms, see `best_time`.
     "direct": {
         "all_reduce": _then(_round, _round), "reduce_scatter": _round, "all_gather": _round, "all_to_all": _round,
         "gather": _gather, "scatter": _scatter, "broadcast": _endless_broadcast, "reduce": _endless_reduce,
@@ -172,6 +173,182 @@ PRICES: dict[str, dict[str, Formula]] = {
         "adasum": _adasum_halving,
     },
 }  # fmt: skip
+
+
+# --- what libraries choose ---------------------------------------------------------------------------
+#
+# NCCL and HCCL know a ring, a tree and phases by levels of the network, and take what is fastest for the size. The
+# models are those of NCCL's tuner (nccl, src/graph/tuning.cc) without its measured factors: latencies add up along the
+# path of a chunk, each device drives a port of its own (on n devices a node, a ring is n rings with a part each), and
+# the double binary tree of Sanders, Speck, Träff 2009 uses all ports in both directions.
+
+
+class Link(NamedTuple):
+    """One tier of the network, for each device."""
+
+    latency_s: float
+    bandwidth: float  # bytes per second
+
+
+class Spread(NamedTuple):
+    """Where the members of a group are.
+
+    Attributes:
+        ranks, nodes: how many of each.
+        fewest, most: members on one node.
+        inside, between: the links inside a node, and between nodes.
+    """
+
+    ranks: int
+    nodes: int
+    fewest: int
+    most: int
+    inside: Link
+    between: Link
+
+    def passing_s(self, size_bytes: float) -> float:
+        """Time in which `size_bytes` flow through the ports of every member; a node shares out what leaves it."""
+        inside_s = size_bytes / self.inside.bandwidth if self.most > 1 else 0.0
+        between_s = size_bytes / self.between.bandwidth / self.fewest if self.nodes > 1 else 0.0
+        return max(inside_s, between_s)
+
+    def round_s(self, hops: Callable[[int], int]) -> float:
+        """Latency of a path of so many hops among nodes, and among the members of a node."""
+        return hops(self.nodes) * self.between.latency_s + hops(self.most) * self.inside.latency_s
+
+    def chain_s(self) -> float:
+        """Latency of a path through all members."""
+        between = self.nodes - 1
+        return (self.ranks - 1 - between) * self.inside.latency_s + between * self.between.latency_s
+
+    @property
+    def parts(self) -> tuple[Spread, Spread]:
+        """One node, and the members at the same place of each node."""
+        return (
+            self._replace(ranks=self.most, nodes=1, fewest=self.most),
+            self._replace(ranks=self.nodes, fewest=1, most=1),
+        )
+
+
+Time = Callable[[Spread, float], float]  # of a vector of so many bytes [s]
+
+
+def _ring_time(passages: int) -> Time:
+    def time(at: Spread, size: float) -> float:
+        return passages * (at.chain_s() + at.passing_s(size * (at.ranks - 1) / at.ranks))
+
+    return time
+
+
+def _chain_time(at: Spread, size: float) -> float:
+    return at.chain_s() + at.passing_s(size)
+
+
+def _tree_time(passages: int) -> Time:
+    """Two binary trees with half of the vector each, in the limit of many chunks."""
+    return lambda at, size: passages * (at.round_s(_depth) + at.passing_s(size))
+
+
+def _root_time(hops: Callable[[Spread], float]) -> Time:
+    """Everyone's part to or from one member, whose port inside the node is the last to have it all."""
+
+    def time(at: Spread, size: float) -> float:
+        outside = (at.ranks - at.most) / at.ranks
+        between_s = outside * size / at.between.bandwidth / at.fewest if at.nodes > 1 else 0.0
+        inside_s = (at.ranks - 1) / at.ranks * size / at.inside.bandwidth if at.most > 1 else 0.0
+        return hops(at) + between_s + inside_s
+
+    return time
+
+
+_binomial = _root_time(lambda at: at.round_s(_depth))
+_one_by_one = _root_time(
+    lambda at: (at.most - 1) * at.inside.latency_s + (at.ranks - at.most) * at.between.latency_s
+)
+
+
+def _tree_and_root(at: Spread, size: float) -> float:
+    """A reduction and a scatter, or a gather and a broadcast."""
+    return _binomial(at, size) + _tree_time(1)(at, size)
+
+
+def _pairwise(at: Spread, size: float) -> float:
+    near, far = at.fewest - 1, at.ranks - at.fewest  # as a member of the smallest node has it
+    inside_s = near * (at.inside.latency_s + size / at.ranks / at.inside.bandwidth)
+    return inside_s + far * (at.between.latency_s + size / at.ranks / at.between.bandwidth)
+
+
+def _bruck(at: Spread, size: float) -> float:
+    """In step i go the parts whose number has bit i (Bruck et al. 1997); all of it over the slower link."""
+    link = at.between if at.nodes > 1 else at.inside
+    sent = sum(number.bit_count() for number in range(at.ranks)) / at.ranks
+    return _depth(at.ranks) * link.latency_s + sent * size / link.bandwidth
+
+
+def _dissemination(at: Spread, size: float) -> float:
+    return _depth(at.ranks) * (at.between if at.nodes > 1 else at.inside).latency_s
+
+
+def _in_levels(at: Spread, size: float) -> float:
+    """Up a tree in each node, dissemination between the nodes, and down again."""
+    return at.round_s(_depth) + _depth(at.most) * at.inside.latency_s
+
+
+def _by_levels(*phases: tuple[str, int, bool]) -> Time:
+    """One collective after the other: (which, 0 inside the nodes or 1 between them, of all or of one rail's part)."""
+
+    def time(at: Spread, size: float) -> float:
+        if at.nodes == 1 or not 1 < at.most == at.fewest:
+            return inf
+        return sum(
+            best_time(op, size / at.most if rail else size, at.parts[level])[0] for op, level, rail in phases
+        )
+
+    return time
+
+
+TIMES: dict[str, dict[str, Time]] = {
+    "all_reduce": {
+        "ring": _ring_time(2), "tree": _tree_time(2),
+        "hierarchical": _by_levels(("reduce_scatter", 0, False), ("all_reduce", 1, True), ("all_gather", 0, False)),
+    },
+    "reduce_scatter": {
+        "ring": _ring_time(1), "tree": _tree_and_root,
+        "hierarchical": _by_levels(("reduce_scatter", 0, False), ("reduce_scatter", 1, True)),
+    },
+    "all_gather": {
+        "ring": _ring_time(1), "tree": _tree_and_root,
+        "hierarchical": _by_levels(("all_gather", 1, True), ("all_gather", 0, False)),
+    },
+    "broadcast": {
+        "ring": _chain_time, "tree": _tree_time(1),
+        "hierarchical": _by_levels(("scatter", 0, False), ("broadcast", 1, True), ("all_gather", 0, False)),
+    },
+    "reduce": {
+        "ring": _chain_time, "tree": _tree_time(1),
+        "hierarchical": _by_levels(("reduce_scatter", 0, False), ("reduce", 1, True), ("gather", 0, False)),
+    },
+    "gather": {"one by one": _one_by_one, "tree": _binomial},
+    "scatter": {"one by one": _one_by_one, "tree": _binomial},
+    "all_to_all": {
+        "pairwise": _pairwise, "Bruck": _bruck,
+        "hierarchical": _by_levels(("all_to_all", 0, False), ("all_to_all", 1, False)),
+    },
+    "barrier": {"dissemination": _dissemination, "hierarchical": _in_levels},
+    "new_group": {"dissemination": _dissemination, "hierarchical": _in_levels},
+}  # fmt: skip
+
+
+def best_time(op: str, size_bytes: float, at: Spread) -> tuple[float, str]:
+    """(seconds, algorithm) of the fastest one for a collective on a vector; that of one rank takes no time.
+
+    Phases by levels follow each other: what a library gains by overlapping them is not in it.
+    """
+    if at.ranks == 1:
+        return 0.0, ""
+    times = {name: time(at, size_bytes) for name, time in TIMES[op].items()}
+    name = min(times, key=times.__getitem__)
+    return times[name], name
 
 
 @lru_cache(maxsize=4096)

@@ -49,6 +49,7 @@ class Event(NamedTuple):
     step_ps: tuple[
         int, ...
     ] = ()  # how long each step of an algorithm by messages takes, where they add up to it
+    algorithm: str = ""  # whose time a collective takes: "ring", "tree", "hierarchical", …
 
 
 _RANK, _STREAM, _KIND, _STEP = (Event._fields.index(name) for name in ("rank", "stream", "kind", "step"))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+import simparallel as sp
 from simparallel.cluster import (
     NODE_LINKS,
     PRESETS,
@@ -38,7 +39,9 @@ def test_collectives_cost_nothing_or_more_and_no_less_for_more_bytes(op, size_a,
 
     assert 0 <= small.time_ps <= large.time_ps
     assert 0 <= small.sent_bytes <= large.sent_bytes
-    assert all(isinstance(number, int) for number in (*vars(small).values(), *vars(large).values()))
+    assert all(
+        isinstance(number, int) for cost in (small, large) for number in (cost.time_ps, cost.sent_bytes)
+    )
 
 
 @given(collectives, sizes)
@@ -49,21 +52,125 @@ def test_collective_of_one_rank_is_free(op, size):
 @given(st.integers(0, 10**6), st.integers(2, 32))
 def test_ring_all_reduce_is_two_passes_of_the_ring(chunk, num_ranks):
     size, ranks = chunk * num_ranks, tuple(range(num_ranks))
-    cost = CLUSTER.collective("all_reduce", size, ranks)
+    cost = CLUSTER.collective("all_reduce", size, ranks, algorithm="ring")
 
     # 2 (p - 1) steps of 1000 ps latency and chunk bytes at 1 byte/ps
     assert cost == Traffic(2 * (num_ranks - 1) * (1000 + chunk), 2 * (num_ranks - 1) * chunk)
 
 
+# --- what libraries choose ---------------------------------------------------------------------------
+
+NODE_LINK = LinkSpec(latency_s=5e-9, bandwidth_bytes_per_s=1e11)  # 5000 ps, 10 ps a byte
+shapes = st.tuples(st.integers(1, 12), st.integers(1, 8))  # nodes, members of each
+
+
+def on_nodes(nodes, members, node_link=NODE_LINK):
+    return describe(nodes * members, DEVICE, LINK, nodes, node_link)
+
+
+def log2(count):
+    return (count - 1).bit_length()
+
+
 @given(st.integers(0, 10**6), st.integers(2, 32))
-def test_all_reduce_is_a_reduce_scatter_and_an_all_gather(chunk, num_ranks):
-    size, ranks = chunk * num_ranks, tuple(range(num_ranks))
+def test_on_one_node_the_faster_of_ring_and_tree(chunk, p):
+    """Closed forms: 2 (p - 1) steps with a p-th each, or up and down a tree with all of it."""
+    cost = CLUSTER.collective("all_reduce", chunk * p, tuple(range(p)))
+
+    times = {"ring": 2 * (p - 1) * (1000 + chunk), "tree": 2 * (log2(p) * 1000 + chunk * p)}
+    assert cost.time_ps == min(times.values())
+    assert times[cost.algorithm] == cost.time_ps
+    assert cost.sent_bytes == 2 * (p - 1) * chunk  # as of a ring, whichever is faster
+    half = CLUSTER.collective("reduce_scatter", chunk * p, tuple(range(p)))
+    assert half.time_ps == min((p - 1) * (1000 + chunk), 2 * log2(p) * 1000 + (p - 1) * chunk + chunk * p)
+
+
+@given(st.integers(0, 10**6), st.integers(2, 12), st.integers(2, 8))
+def test_all_reduce_between_nodes_in_closed_forms(chunk, k, g):
+    """Every device drives a port of its own."""
+    p = k * g
+    size = chunk * p
+    cost = on_nodes(k, g).collective("all_reduce", size, tuple(range(p)))
+
+    inside, between = 2 * (g - 1) * (1000 + size / g), 2 * (k - 1) * (5000 + 10 * size / g / k)
+    tree_between = 2 * (log2(k) * 5000 + 10 * size / g)
+    times = {
+        "ring": 2 * ((p - k) * 1000 + (k - 1) * 5000 + (p - 1) * chunk * max(1, 10 / g)),
+        "tree": 2 * (log2(g) * 1000 + log2(k) * 5000 + size * max(1, 10 / g)),
+        "hierarchical": min(inside, 4 * log2(g) * 1000 + 2 * (size + size * (g - 1) / g)) + min(between, tree_between),
+    }  # fmt: skip
+    assert cost.time_ps == pytest.approx(min(times.values()), abs=1)
+    assert times[cost.algorithm] == pytest.approx(cost.time_ps, abs=1)
+
+
+@given(collectives, sizes, shapes)
+def test_no_collective_beats_the_lower_bounds(op, size, shape):
+    """Chan et al. 2007, with the better link everywhere; and what must leave a node, through all its ports."""
+    (k, g), p = shape, shape[0] * shape[1]
+    time_ps = on_nodes(k, g).collective(op, size, tuple(range(p))).time_ps
+
+    share = {"all_reduce": 2 * (p - 1) / p, "broadcast": p > 1, "reduce": p > 1, "barrier": 0}.get(
+        op, (p - 1) / p
+    )
+    out = {"all_reduce": 2 * (k - 1) / k, "broadcast": k > 1, "reduce": k > 1, "barrier": 0}.get(
+        op, (k - 1) / k
+    )
+    at_least = max(log2(p) * 1000, share * size if k == 1 else 0, out * size * 10 / g)
+    assert time_ps >= at_least * (1 - 1e-9) - 1
+
+
+@given(collectives, sizes, shapes)
+def test_links_alike_are_no_slower_than_one_node(op, size, shape):
+    """Ports that leave a node in addition to those inside it cannot hurt much: one level more for a barrier's tree."""
+    k, g = shape
+    ranks = tuple(range(k * g))
+    alike = on_nodes(k, g, LINK).collective(op, size, ranks).time_ps
+    flat = describe(k * g, DEVICE, LINK).collective(op, size, ranks).time_ps
+    assert alike <= 2 * flat + 2000
+
+
+@given(sizes, shapes)
+def test_all_reduce_is_at_most_its_two_halves(size, shape):
+    cluster, ranks = on_nodes(*shape), tuple(range(shape[0] * shape[1]))
     whole, first, second = (
-        CLUSTER.collective(op, size, ranks) for op in ("all_reduce", "reduce_scatter", "all_gather")
+        cluster.collective(op, size, ranks) for op in ("all_reduce", "reduce_scatter", "all_gather")
     )
 
-    assert whole.time_ps == first.time_ps + second.time_ps
-    assert whole.sent_bytes == first.sent_bytes + second.sent_bytes
+    assert whole.time_ps <= first.time_ps + second.time_ps + 2
+    assert abs(whole.sent_bytes - first.sent_bytes - second.sent_bytes) <= 1
+
+
+def test_uneven_and_shuffled_groups():
+    """What counts is who is on which node, not the order; a node with one member has one port."""
+    nodes = ((0, 1, 2), (3, 4, 5))
+    cluster = describe(6, DEVICE, LINK, nodes, NODE_LINK)
+    size = 6 * 10**6
+    whole = cluster.collective("all_reduce", size, tuple(range(6)))
+    assert cluster.collective("all_reduce", size, (5, 0, 3, 2, 1, 4)) == whole
+    uneven = cluster.collective("all_reduce", size, (0, 1, 2, 3))
+    assert uneven.time_ps == 2 * (2 * 1000 + 5000 + size * 3 // 4 * 10)
+    assert uneven.algorithm == "ring"
+
+
+def test_the_algorithm_stands_in_the_event():
+    def work():
+        sp.all_reduce(np.ones(2, np.float32))
+        sp.all_reduce(np.ones(4_000_000, np.float32))
+        sp.all_reduce(np.ones(2, np.float32), algorithm="ring")
+
+    trace = sp.launch(work, world_size=4, transport="inline").trace
+    assert [event.algorithm for event in trace.events if event.rank == 0] == ["tree", "ring", "ring"]
+
+
+def test_links_of_a_device_of_ones_own_are_not_guessed():
+    assert describe(1, DEVICE).device is DEVICE
+    assert describe(2, PRESETS["ascend910"][0]).link == PRESETS["ascend910"][1]
+    for settings in ({}, {"nodes": 2, "link": LINK}):
+        missing = "node_link=" if settings else "link="
+        with pytest.raises(ClusterError, match=f"'plain'.* pass {missing}"):
+            describe(4, DEVICE, **settings)
+    with pytest.raises(ClusterError, match="pass link="):
+        describe(1, DEVICE, devices_per_rank=2)
 
 
 @given(sizes, sizes)
@@ -111,7 +218,6 @@ def test_own_devices_and_links_are_taken():
     cluster = describe(2, DEVICE, LINK)
 
     assert cluster == ClusterSpec(2, DEVICE, LINK, "2 x plain")
-    assert describe(2, DEVICE).device is DEVICE
 
 
 def test_picoseconds_round_to_nearest():

@@ -129,6 +129,7 @@ class Call(Work):
             recorder.communicate(
                 self.plan.op, "collective", group.stream, start_ns, perf_counter_ns(),
                 sim_start_ps, self.sim_end_ps, size_bytes, cost.sent_bytes, group.ranks, seq, self.step_ps,
+                cost.algorithm,
             )  # fmt: skip
         return result
 

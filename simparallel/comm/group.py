@@ -202,7 +202,7 @@ class Group(Members):
             sim_end_ps = sim_start_ps + cost.time_ps
             recorder.communicate(
                 plan.op, "collective", self.stream, start_ns, perf_counter_ns(),
-                sim_start_ps, sim_end_ps, size_bytes, cost.sent_bytes, self.ranks, seq,
+                sim_start_ps, sim_end_ps, size_bytes, cost.sent_bytes, self.ranks, seq, (), cost.algorithm,
             )  # fmt: skip
             recorder.join(sim_end_ps)
         return result

@@ -80,7 +80,7 @@ class MessageCall(Call):
         size_bytes = group.size_bytes_of(plan, self.seq & 1)
         cost = recorder.cluster.collective(plan.op, size_bytes, group.ranks, algorithm=self.algorithm)
         self.step_ps = self._step_times(recorder, cost.time_ps)
-        return size_bytes, Traffic(cost.time_ps, self.sent_bytes)
+        return size_bytes, Traffic(cost.time_ps, self.sent_bytes, self.algorithm)
 
     def _step_times(self, recorder: Recorder, time_ps: int) -> tuple[int, ...]:
         """How long each step takes by what this rank sent and received; () if that is not the price.

@@ -173,7 +173,7 @@ class UnevenCall(Call):
         )
         if op == "all_to_all":
             kept = unit * self._tables[group.position].sizes[group.position]
-            cost = Traffic(cost.time_ps, given[group.position] - kept)
+            cost = Traffic(cost.time_ps, given[group.position] - kept, cost.algorithm)
         return size_bytes, cost
 
 
