@@ -203,12 +203,13 @@ def axis_name(dim: str) -> str:
 def default(rule: str, shapes: tuple[Shape, ...], device_num: int) -> Sharding:
     """The strategy of an op that has none in semi-automatic mode: cut the first dim as often as it divides.
 
-    That is dim 0 of the first input whose dim 0 may be cut, into gcd(size, devices) slices; all other
-    inputs that have the same named dim are cut with it. Left-over devices repeat.
+    That is dim 0 of the first input whose dim 0 may be cut, into gcd(size, devices) slices, and, if there is one,
+    stays in the output; all other inputs that have the same named dim are cut with it. Left-over devices repeat.
     """
-    for tensor in places(rule, shapes)[0]:
-        if not tensor or not tensor[0].names:
-            continue
+    inputs, output = places(rule, shapes)
+    kept = {name for place in output for name in place.names}
+    firsts = [tensor for tensor in inputs if tensor and tensor[0].names]
+    for tensor in sorted(firsts, key=lambda tensor: tensor[0].names[0] not in kept):
         cut = gcd(tensor[0].sizes[0], device_num)
         if cut == 1:
             continue

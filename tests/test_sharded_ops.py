@@ -197,3 +197,57 @@ def test_new_dims_are_cut_by_the_strategy_of_the_output(make, shape, cuts, out):
         np.testing.assert_array_equal(found, y.numpy())
         if not is_ids:
             np.testing.assert_array_equal(gradient, leaf.grad.numpy())
+
+
+INDEXED = {
+    "rows": ((0,), (8, 3), [(5,)]),
+    "rows by a matrix": ((0,), (8, 2), [(2, 3)]),
+    "columns": ((1,), (2, 8, 3), [(4,)]),
+    "pairs": ((0, 1), (4, 4, 3), [(5,), (5,)]),
+    "pairs apart": ((0, 2), (4, 3, 4), [(2, 1), (3,)]),
+    "one number": ((0,), (8, 3), [()]),
+    "one number of a vector": ((0,), (8,), [()]),
+}
+
+
+@pytest.mark.parametrize(("dims", "shape", "counts"), INDEXED.values(), ids=INDEXED)
+@pytest.mark.parametrize("dtype", ["f8", "i4", "?"])
+def test_a_looked_up_dim_may_be_cut(dims, shape, counts, dtype):
+    """Nothing of x moves: elements of other slices count as 0, also those chosen from the end, infinite or twice."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-4, 5, shape).astype(dtype)
+    indices = [rng.integers(-shape[d], shape[d], count) for d, count in zip(dims, counts, strict=True)]
+    if dtype == "f8":
+        x.flat[0] = np.inf
+    leaf = Tensor(x, requires_grad=dtype == "f8")
+    y = sp.ops.Index(dims)(leaf, *map(Tensor, indices))
+    dy = rng.integers(-4, 5, y.shape).astype(float)
+    lies = Layout((2, 2), ("a", "b"))
+    axes = iter(("a", "b"))
+    cut = lies(*(next(axes) if d in dims else "None" for d in range(len(shape))))
+
+    def program():
+        held = distribute_tensor(x, cut, requires_grad=dtype == "f8")
+        given = [distribute_tensor(i, lies(*["None"] * i.ndim)) if i.ndim else Tensor(i) for i in indices]
+        found = sp.ops.Index(dims)(held, *given)
+        assert found.layout.partial == (cut.mesh.axis_names[: len(dims)] if found.shape else ())
+        found = found.full_tensor()
+        if dtype == "f8":
+            found.backward(dy)
+        return found.numpy(), None if held.grad is None else held.grad.full_tensor().numpy()
+
+    if dtype == "f8":
+        y.backward(dy)
+    for found, gradient in sp.launch(program, world_size=4, transport="inline"):
+        np.testing.assert_array_equal(found, y.numpy())
+        if dtype == "f8":
+            np.testing.assert_array_equal(gradient, leaf.grad.numpy())
+
+
+def test_an_index_outside_of_all_slices_is_refused():
+    def program():
+        x = distribute_tensor(np.ones((8, 2)), Layout((2,), ("a",))("a", "None"))
+        with pytest.raises(sp.errors.OutOfRangeError, match="dim 0 of size 8"):
+            sp.ops.Index((0,))(x, distribute_tensor(np.array([8, 1]), Layout((2,), ("a",))("None")))
+
+    sp.launch(program, world_size=2, transport="inline")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, as_int, normalize_dims
+from simparallel.autograd.sums import masked
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, InputError, OutOfRangeError, ShapeError
 from simparallel.rule import dim_names
@@ -84,7 +85,8 @@ class Index(Op):
     """y = x[..., indices, ...]: arrays of integers, broadcast together, choose along `dims`
 
     y has the dims of the indices in place of `dims` where these are neighbours, else in front, as
-    in NumPy. The gradient is added up where an element was chosen more than once.
+    in NumPy. The gradient is added up where an element was chosen more than once. Where an indexed dim is cut,
+    elements of other slices count as 0, so that y is an unfinished sum, as for `Embedding`.
 
     Args:
         dims: the indexed dims of x in ascending order, one for every array of indices.
@@ -104,11 +106,10 @@ class Index(Op):
         if len(dims) != len(indices):
             raise ShapeError(f"indexes {len(dims)} dims, got {len(indices)} arrays of indices.")
         names = dim_names(len(shape))
-        left = [f"{{{name}}}" if i in dims else name for i, name in enumerate(names)]
         right = [name for i, name in enumerate(names) if i not in dims]
         neighbours = dims == tuple(range(dims[0], dims[0] + len(dims)))
         right.insert(dims[0] if neighbours else 0, "...")
-        return f"{', '.join([' '.join(left)] + ['...'] * len(indices))} -> {' '.join(right)}"
+        return f"{', '.join([' '.join(names)] + ['...'] * len(indices))} -> {' '.join(right)}"
 
     def infer(self, x: Spec, *indices: Spec) -> Spec:
         for spec in indices:
@@ -123,15 +124,38 @@ class Index(Op):
         return tuple(key)
 
     def forward(self, ctx: Context, x: Array, *indices: Array) -> Array:
-        for dim, array in zip(self._dims(x.ndim), indices, strict=True):
-            _check_range(array, x.shape[dim], dim)
-        ctx.indices = indices
-        if len(indices) == 1:
-            return ctx.xp.take(x, indices[0], axis=self.dims[0])
-        return x[self._key(x.ndim, indices)]
+        ctx.inside = None
+        names = dim_names(x.ndim)
+        own = list(indices)
+        for i, dim in enumerate(self._dims(x.ndim)):
+            size = ctx.size(names[dim])
+            _check_range(own[i], size, dim)
+            if size != x.shape[dim]:
+                own[i] = self._within(ctx, own[i].astype("int64"), dim, size)
+        ctx.indices = own
+        y = ctx.xp.take(x, own[0], axis=self.dims[0]) if len(own) == 1 else x[self._key(x.ndim, own)]
+        return y if ctx.inside is None else self._masked(ctx, y)
+
+    def _within(self, ctx: Context, indices: Array, dim: int, size: int) -> Array:
+        """The indices in this rank's slice of a dim that is cut, 0 for others; notes which ones are in it."""
+        local = indices + size * (indices < 0) - ctx.offset(dim_names(dim + 1)[dim])
+        inside = (local >= 0) & (local < ctx.plan.inputs[0].shape[dim])
+        ctx.inside = inside if ctx.inside is None else ctx.inside & inside
+        return local * inside
+
+    def _masked(self, ctx: Context, y: Array) -> Array:
+        """y, 0 where an index points into another slice."""
+        ndim = len(ctx.plan.inputs[0].shape)
+        dims = self._dims(ndim)
+        neighbours = dims == tuple(range(dims[0], dims[0] + len(dims)))
+        behind = ndim - dims[-1] - 1 if neighbours else ndim - len(dims)
+        inside = ctx.xp.reshape(ctx.inside, (*ctx.inside.shape, *(1,) * behind))
+        return masked(ctx.xp, y, ctx.xp.broadcast_to(inside, y.shape))
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         shape = ctx.plan.inputs[0].shape
+        if ctx.inside is not None:
+            dy = self._masked(ctx, dy)
         wide = "float32" if dy.dtype == "float16" else dy.dtype
         dx = ctx.xp.zeros(shape, dtype=wide)
         ctx.xp.add.at(dx, self._key(len(shape), ctx.indices), dy.astype(wide, copy=False))
