@@ -91,9 +91,10 @@ def test_whole_first_and_last_steps_are_kept(per_step: int) -> None:
     trace = joined(recorded(steps(300, per_step), 400))
     counts = {step: sum(event.step == step for event in trace.events) for step in trace.steps}
     assert {0, 299} <= counts.keys()
-    if per_step < 50:
+    if per_step <= 40:
         assert set(counts.values()) == {per_step}
-        assert {0, 1, 2, 3, 297, 298, 299} <= counts.keys()
+    if per_step < 20:  # both ends have room
+        assert {0, 1, 2, 3, 297, 298} <= counts.keys()
     assert len(trace) <= 400
     assert trace.summary()[0]["steps"] == 300
 
