@@ -351,7 +351,7 @@ class Recorder:
 
     def recorded(self) -> Recorded:
         """The kept events of all devices of the rank, and the totals of all events if some were dropped."""
-        return self._recording.recorded(self.step)
+        return self._recording.recorded()
 
     def memory_summary(self) -> dict[str, Any]:
         """What the first device held, and under "devices" what each one held: name -> summary."""

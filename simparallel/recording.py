@@ -245,8 +245,9 @@ class Recording:
         ends = self.limit // 8
         return step if len(step) <= 2 * ends else step[:ends] + step[-ends:]
 
-    def recorded(self, last_step: int) -> Recorded:
+    def recorded(self) -> Recorded:
         """All that is kept, with the totals if something was dropped."""
+        last_step = max(map(_step_of, self.rows), default=0)
         if self._tally is None:
             return Recorded(self.rows, None, 0, last_step)
         self._add(self.rows)

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with any colour vision.
 _COLORS = dict(zip(CATEGORIES, ("#0072B2", "#E69F00", "#009E73", "#56B4E9", "#999999"), strict=True))
+_MOST_STEPS = 60  # whose operations can be seen
 
 
 def plot_memory(
     events: Sequence[Event], *, clock: str = "sim", ax: Axes | None = None, title: str | None = None
 ) -> Axes:
     """Draw what was alive on one device after each of its operations, by category.
+
+    Of many steps only the fullest moment of each is drawn; the axis says so.
 
     Args:
         events: of one device, in any order; those of communication say nothing about memory.
@@ -51,9 +54,16 @@ def plot_memory(
     live = np.array([event.live_bytes for event in noted], np.float64)
     peak = int(live.sum(axis=1).max())
     factor, prefix = si_scale([peak], smallest=0, largest=12)
-    # Where steps are missing nothing is known of the time between.
-    jumps = [i for i in range(1, len(noted)) if noted[i].step > noted[i - 1].step + 1]
-    ends, live = np.insert(ends, jumps, ends[jumps]), np.insert(live / factor, jumps, np.nan, axis=0)
+    live /= factor
+    starts = step_starts(noted, bars)
+    if len(starts) > _MOST_STEPS:
+        steps = np.array([event.step for event in noted])
+        fullest = [int(np.argmax(np.where(steps == step, live.sum(axis=1), -1.0))) for step in starts]
+        ends, live = np.array([*starts.values(), ends[-1]]), live[[*fullest, fullest[-1]]]
+        label += ";  of each step its fullest moment"
+    else:  # where steps are missing nothing is known of the time between
+        jumps = [i for i in range(1, len(noted)) if noted[i].step > noted[i - 1].step + 1]
+        ends, live = np.insert(ends, jumps, ends[jumps]), np.insert(live, jumps, np.nan, axis=0)
     if ax is None:
         _, ax = plt.subplots(figsize=(13, 4), layout="constrained")
     tops = live.cumsum(axis=1)
@@ -88,5 +98,5 @@ def plot_memory(
     ax.legend(
         handles[::-1], names[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=11
     )
-    mark_steps(ax, step_starts(noted, bars), points_per_unit(ax), peak / factor * 1.13)
+    mark_steps(ax, starts, points_per_unit(ax), peak / factor * 1.13)
     return ax
