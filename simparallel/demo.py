@@ -34,6 +34,7 @@ def train(epochs: int, global_batch_size: int, label: str) -> dict[str, Any]:
     optimizer = sp.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     loss_fn = sp.nn.CrossEntropyLoss()
 
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # else only warnings are shown
     num_samples, loss = 0, None
     for epoch in sp.progress(range(epochs), label):
         sampler.set_epoch(epoch)

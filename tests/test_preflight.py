@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,9 +16,10 @@ from leaks import finish, no_leaks, start_script  # noqa: F401 (no_leaks is a fi
 import simparallel as sp
 from simparallel import cli, doctor
 from simparallel.comm import segment, unnamed
-from simparallel.errors import ClusterError, InputError, LaunchError, RunFailedError, SharedMemoryError
+from simparallel.errors import ClusterError, LaunchError, RunFailedError, SharedMemoryError
 from simparallel.runtime import preflight
-from simparallel.runtime.preflight import MAX_NESTED, RANK_MARK, needed_bytes, room_for_ranks
+from simparallel.runtime.environment import CHILD_VARIABLE
+from simparallel.runtime.preflight import MAX_NESTED, needed_bytes, room_for_ranks
 
 process = pytest.mark.process
 LESSON = """
@@ -43,7 +45,7 @@ def test_import_in_a_rank_does_not_launch_again(tmp_path: Path, how: str) -> Non
     last = err.split("RunFailedError: ")[-1]
     assert "lesson.py:" in last
     assert 'under `if __name__ == "__main__":`' in last
-    assert "Failed in the same way: rank 1." in last
+    assert re.search(r"^Failed in the same way: rank [01]\.$", last, re.MULTILINE)
     assert len(err) < 4000
 
 
@@ -94,7 +96,7 @@ def test_ranks_may_nest_what_does_no_harm() -> None:
 
     def tries() -> list[list[int]]:
         inline = sp.launch(sp.get_rank, world_size=3, transport="inline")
-        del os.environ[RANK_MARK]
+        del os.environ[CHILD_VARIABLE]
         return [inline, sp.launch(sp.get_rank, world_size=2, echo=False)]
 
     assert sp.launch(tries, echo=False) == [[[0, 1, 2], [0, 1]]]
@@ -133,7 +135,7 @@ def test_depth_is_forgotten() -> None:
 @given(st.integers(0, 10**13))
 def test_room_is_the_most_that_fits(free_bytes: int) -> None:
     ranks = room_for_ranks(free_bytes)
-    assert needed_bytes(ranks) <= free_bytes or ranks == 0
+    assert ranks == 0 or needed_bytes(ranks) <= free_bytes
     assert needed_bytes(ranks + 1) > free_bytes
 
 
@@ -185,15 +187,3 @@ def test_doctor_counts_ranks_by_memory(
     monkeypatch.setattr(doctor, "available_memory", lambda: needed_bytes(3))
     found = {finding.name: finding.state for finding in doctor.findings()}
     assert found["memory"] == "fallback"
-
-
-def test_a_trace_that_names_too_many_ranks_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    sp.launch(sp.get_rank, world_size=2, transport="inline").trace.save(path)
-    text = path.read_text()
-    for nodes in ("[[0, 1]]", "[]"):
-        path.write_text(
-            text.replace('"world_size": 2', '"world_size": 1000000000').replace("[[0, 1]]", nodes)
-        )
-        with pytest.raises(InputError, match="at most"):
-            sp.Trace.load(path)

@@ -27,7 +27,6 @@ from simparallel.errors import LaunchError
 from simparallel.runtime import channel, records
 from simparallel.runtime.ending import end_program, end_with_parent, forget_the_hosts, run_program, write_out
 from simparallel.runtime.environment import variables
-from simparallel.runtime.preflight import mark_rank
 from simparallel.runtime.rank import flush_output, play_rank
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.runtime.sources import Imported
@@ -77,7 +76,6 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
         blas.limit_threads(wiring.blas_threads)
         records.begin()
         os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
-        mark_rank(rank)
         set_program(rank, wiring.world_size)
         os.environ["MPLBACKEND"] = shown.backend_for_ranks(os.environ.get("MPLBACKEND"))
         interrupts = Interrupts()

@@ -25,7 +25,6 @@ from simparallel.runtime.ending import end_with_parent
 from simparallel.runtime.environment import variables
 from simparallel.runtime.folder import link_logs
 from simparallel.runtime.logs import Tail
-from simparallel.runtime.preflight import mark_rank
 from simparallel.runtime.rank import flush_output, play_rank
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.runtime.script import run_script
@@ -73,7 +72,6 @@ def main(config_text: str) -> None:
         )
     rank, nodes = everyone.rank, config.nodes or mpi.nodes_of(everyone)
     os.environ.update(variables(rank, nodes, config.device_ids, config.environment))
-    mark_rank(rank)
     show = _keep_log(config, rank, nodes)
     transport = mpi.MpiTransport(everyone.Dup(), config.timeout_s)
     transport.start()

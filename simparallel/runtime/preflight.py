@@ -1,7 +1,8 @@
 """What is checked before any device process starts: that the caller is no rank itself, and that there is memory.
 
 A rank unpickles its function by importing the module that defines it. If that module launches at its top level,
-every rank launches again, and so do their ranks: RANK_MARK in the environment stops the second generation.
+every rank launches again, and so do their ranks: CHILD_VARIABLE, in the environment of each rank, stops the second
+generation.
 """
 
 from __future__ import annotations
@@ -14,18 +15,13 @@ from simparallel.caller import is_inside, place
 from simparallel.comm.segment import WORD, ControlMap
 from simparallel.comm.unnamed import available_memory
 from simparallel.errors import LaunchError
+from simparallel.runtime.environment import CHILD_VARIABLE
 from simparallel.units import format_bytes
 
-RANK_MARK = "SIMPARALLEL_RANK"  # in the environment of each rank, and so of all that it starts
 MAX_NESTED = 3  # worlds of threads inside of ranks
 # Measured on Linux 6 with NumPy 2.4 in the third step of a small MLP under DDP, on 64 to 256 ranks: 10 MiB of a
 # process's own and 1 MiB of its arena; for each peer 18 KiB of objects and 13 KiB of page tables.
 RANK_BYTES, PEER_BYTES = 11 << 20, 31 << 10
-
-
-def mark_rank(rank: int) -> None:
-    """Note in the environment that this process is a rank, for itself and for what it starts."""
-    os.environ[RANK_MARK] = f"{rank}:{os.getpid()}"
 
 
 def check_not_in_a_rank() -> None:
@@ -34,10 +30,10 @@ def check_not_in_a_rank() -> None:
     Raises:
         LaunchError: this process is one. Facts: `rank`.
     """
-    mark = os.environ.get(RANK_MARK)
+    mark = os.environ.get(CHILD_VARIABLE)
     if mark is None:
         return
-    rank, _, pid = mark.partition(":")
+    pid, rank, *_ = mark.split(" ")
     who = "a rank" if pid == str(os.getpid()) else f"process {os.getpid()}, which rank {rank} started,"
     guard = 'Put the launch under `if __name__ == "__main__":`'
     importing = _top_level_line()
@@ -46,7 +42,7 @@ def check_not_in_a_rank() -> None:
     else:
         text = (
             f"of its own. {guard}, start a script that launches by itself with python and not with simparallel run, "
-            f'or launch with transport="inline". To nest runs on purpose, remove {RANK_MARK} from os.environ.'
+            f'or launch with transport="inline". To nest runs on purpose, remove {CHILD_VARIABLE} from os.environ.'
         )
     raise LaunchError(f"launch: {who} would start device processes {text}", rank=rank)
 
