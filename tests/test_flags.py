@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,8 +65,9 @@ def test_defaults() -> None:
         ("--timeout -1", "--timeout -1: a number above 0 is needed \\(inf for no limit\\)"),
         ("--timeout nan", "--timeout nan"),
         ("--cluster-time-out 0", "--cluster-time-out 0"),
-        ("--nodes 2 --node-rank 1", "one command starts all 2 nodes"),
-        ("--node_rank 1", "of 1 node the last is 0"),
+        ("--node_rank 1", "there is only node 0.*--nnodes 2"),
+        ("--nnodes=1 --node_rank=1 --nproc_per_node=4", "there is only node 0.*--nnodes 2"),
+        ("--nnodes 2 --node_rank 1 --transport mpi", "one command starts all 2 nodes"),
         ("--nnodes 2 --node_rank -2", "the last is 1"),
         ("--master_port 70000", "65535"),
         ("--log-dir a --output-filename b", "give one"),
@@ -101,19 +101,54 @@ def test_a_rank_table_says_it_all(tmp_path: Path) -> None:
 
 def test_what_is_not_done_is_said() -> None:
     assert "waits for its ranks all the same" in request("--join=False").notes[0]
-    assert "all 2 nodes" in request("--nnodes=2", "--node-rank=0").notes[0]
+    assert "all 2 nodes" in request("--nnodes=2", "--node-rank=0", "--transport=mpi").notes[0]
     assert request("--join=True", "--node-rank=0").notes == ()
 
 
-def test_one_command_for_each_node_is_refused_with_the_one_that_does_the_same() -> None:
-    words = ["--worker_num=8", "--local_worker_num=4", "--log_dir=my logs", "train.py", "--lr", "0.1 0.2"]
-    with pytest.raises(InputError) as caught:
-        request("--node_rank=1", *words[:-3], script=words[-3:])
-    lines = [line.strip() for line in str(caught.value).splitlines()]
-    assert lines[1] == "simparallel run --nodes 2 -n 8 --log-dir 'my logs' train.py --lr '0.1 0.2'"
-    same = request(*shlex.split(lines[1])[2:-3], script=words[-3:])
-    assert (same.world_size, same.nodes, str(same.log_dir)) == (8, 2, "my logs")
-    assert lines[3].startswith("simparallel run --transport mpi -n 8 --log-dir 'my logs' --mpiexec 'mpiexec ")
+@pytest.mark.parametrize("node", range(2))
+def test_a_node_rank_asks_for_that_node(node: int) -> None:
+    found = request("--worker_num=8", "--local_worker_num=4", f"--node_rank={node}")
+    assert (found.world_size, found.nodes, found.node, found.start_timeout_s) == (8, 2, node, 300.0)
+    assert request("--worker_num=8", "--local_worker_num=4", "--node_rank=-1").node is None
+    assert request("--nnodes=2", f"--node_rank={node}", "--cluster_time_out=5").start_timeout_s == 5.0
+
+
+def test_a_node_on_another_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "run --nnodes=2 --node_rank=1 --master_addr=203.0.113.9 train.py"
+    assert cli.main(words.split()) == 2
+    assert "--transport mpi" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "world_size"),
+    [
+        ("msrun train.py", 8), ("msrun --worker_num=4 train.py", 4), ("torchrun train.py", 1),
+        ("msrun --local_worker_num=4 --worker_num=4 train.py", 4), ("torchrun --nproc_per_node=3 train.py", 3),
+        ("torchrun --standalone --nnodes=2 --nproc-per-node=2 train.py", 4), ("run -np 2 train.py", 2),
+    ],
+)  # fmt: skip
+def test_other_launchers_by_name(words: str, world_size: int) -> None:
+    assert flags.request(cli.parser().parse_args(words.split())).world_size == world_size
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "arguments", "is_module"),
+    [
+        ("python train.py --lr 1", "train.py", ["--lr", "1"], False), ("python3 -u train.py", "train.py", [], False),
+        ("python -m package.train x", "package.train", ["x"], True), ("train.py python", "train.py", ["python"], False),
+    ],
+)  # fmt: skip
+def test_a_leading_python_is_left_out(words: str, script: str, arguments: list[str], is_module: bool) -> None:
+    given = ["run", "-n", "8", "--merge-stderr-to-stdout", "--allow-run-as-root", *words.split()]
+    options = cli.parser().parse_args(given)
+    flags.without_python(options)
+    assert (options.script, options.arguments, options.module) == (script, arguments, is_module)
+
+
+@pytest.mark.parametrize("words", ["python", "python -c pass", "python -X dev x.py", "python -m"])
+def test_what_python_is_not_told_here(words: str) -> None:
+    with pytest.raises(InputError, match="Leave python out"):
+        flags.without_python(cli.parser().parse_args(["run", *words.split()]))
 
 
 # --- commands as published, on processes ------------------------------------------------------------------
@@ -133,13 +168,12 @@ def told(rank: int) -> list[str]:
 @pytest.mark.process
 def test_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
     """PyTorch's own example; the launcher before torchrun gave --local_rank, too."""
-    words = "run --nproc_per_node=2 --nnodes=2 --node_rank=0 --master_addr=192.168.1.1 --master_port=1234 --no-use-env"
+    words = "run --nproc_per_node=2 --nnodes=2 --master_addr=192.168.1.1 --master_port=1234 --no-use-env"
     assert cli.main([*words.split(), "train.py", "--lr", "0.1"]) == 0
     for rank in range(4):
         assert told(rank) == [*map(str, (rank, rank % 2, 4, rank // 2)), "192.168.1.1", "1234", str(rank % 2)]
         text = f"epoch: 0 step: 0, loss is 2.3 --local_rank={rank % 2} --lr 0.1\n"
         assert Path(f"runs/train/node_{rank // 2}/worker_{rank}.log").read_text() == text
-    assert "all 2 nodes are started" in capsys.readouterr().err
     assert json.loads(Path("runs/train/metrics.json").read_text())["cluster"] == "4 x a100 on 2 nodes"
 
 

@@ -9,6 +9,7 @@ import random
 import re
 import tracemalloc
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ from simparallel.ranktable import (
     RankTableWarning,
     Server,
     format_rank_table,
+    load,
     make_rank_table,
+    merge_rank_tables,
     parse_rank_table,
     read_rank_table,
 )
@@ -489,3 +492,50 @@ def test_a_cluster_of_another_size_is_refused() -> None:
     for world_size, nodes in ((8, 1), (16, 4)):
         with pytest.raises(ClusterError, match="16 devices on 2 servers"):
             table.nodes_for(world_size, nodes)
+
+
+# --- merging -----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=4))
+def test_merged_tables_keep_their_servers_in_order(sizes: list[tuple[int, int]]) -> None:
+    tables = []
+    for number, (servers, devices) in enumerate(sizes):
+        made = make_rank_table(servers, devices, [f"10.{number}.0.{i + 1}" for i in range(servers)])
+        renamed = [
+            replace(
+                server,
+                devices=tuple(
+                    replace(d, device_ip=d.device_ip.replace("192.", f"{number + 1}."))
+                    for d in server.devices
+                ),
+            )
+            for server in made.servers
+        ]
+        tables.append(replace(made, servers=tuple(renamed)))
+    merged = merge_rank_tables(tables)
+    assert [s.server_id for s in merged.servers] == [s.server_id for t in tables for s in t.servers]
+    assert [rank for node in merged.nodes for rank in node] == list(range(sum(a * b for a, b in sizes)))
+    assert merged.device_ids == tuple(i for table in tables for i in table.device_ids)
+    assert parse_rank_table(format_rank_table(merged)).servers == merged.servers
+
+
+def test_tables_with_a_server_in_common_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, address in (("a.json", "10.0.0.1"), ("b.json", "10.0.0.1"), ("c.json", "10.0.0.2")):
+        table = make_rank_table(1, 2, [address])
+        text = (
+            format_rank_table(table).replace("192.", "191.") if name == "b.json" else format_rank_table(table)
+        )
+        (tmp_path / name).write_text(text)
+    a, b, c = (str(tmp_path / name) for name in ("a.json", "b.json", "c.json"))
+    for files, told in (((a, b), "server 10.0.0.1 is in"), ((a, c), "device_ip 192"), ((a, a), "is in")):
+        assert cli.main(["rank-table", "merge", *files]) == 2
+        assert told in capsys.readouterr().err
+    assert cli.main(["rank-table", "merge", b, c, "-o", str(tmp_path / "d.json")]) == 0
+    assert load(tmp_path / "d.json").nodes == ((0, 1), (2, 3))
+    with pytest.raises(InputError, match="no tables"):
+        merge_rank_tables([])
+    with pytest.raises(InputError, match="4096"):
+        merge_rank_tables([make_rank_table(1, 4096), make_rank_table(1, 1, ["x"])])

@@ -24,6 +24,7 @@ from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError
 from simparallel.files import write_atomically
 from simparallel.ranktable import RankTable
+from simparallel.recording import check_record
 from simparallel.runtime import node_rank
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT, places
 from simparallel.runtime.folder import (
@@ -49,7 +50,8 @@ class NodeJob:
     Args:
         world_size: number of ranks, on all nodes.
         node: which node it is.
-        nodes, rank_table, environment, device, log_links, log_files, timeout_s: see `Cluster`.
+        nodes, rank_table, environment, device, log_links, log_files, timeout_s, record: see
+            `Cluster`.
         log_dir: directory of the files of all nodes; those of this one go to `node0`, `node1`, … in it.
         start_timeout_s: how long to wait for the other nodes.
 
@@ -67,7 +69,7 @@ class NodeJob:
         self, world_size: int, node: int, *, nodes: int, rank_table: RankTable | None = None,
         environment: Mapping[str, str] | None = None, device: str = DEFAULT_DEVICE, log_dir: Path,
         log_links: str = RANK_LINKS, log_files: Sequence[str] = (), timeout_s: float = DEFAULT_TIMEOUT_S,
-        start_timeout_s: float,
+        record: str = "summary", start_timeout_s: float,
     ) -> None:  # fmt: skip
         where = places(world_size, nodes, rank_table, environment)
         check_address(where.environment.get("MASTER_ADDR", MASTER_ADDR))
@@ -84,7 +86,8 @@ class NodeJob:
             "rank_table": os.path.abspath(rank_table.path) if rank_table else "",
             "job": [os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)],
             "given": {"LOCAL_WORLD_SIZE": str(len(self.ranks))},
-            "command": _command(), "environment": where.environment, "device": device, "timeout_s": timeout_s,
+            "command": _command(), "environment": where.environment, "device": device,
+            "timeout_s": timeout_s, "record": check_record(record),
             "start_timeout_s": start_timeout_s, "directory": str(self.directory), "launcher": os.getpid(),
         }  # fmt: skip
         self._device_ids = where.device_ids

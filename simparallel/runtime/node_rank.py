@@ -5,13 +5,10 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import random
 import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from simparallel import blas
 from simparallel.cluster import describe
@@ -41,7 +38,7 @@ class Config:
         rank, world_size, node, device_id, port, job, given, command: see `Identity`.
         rank_table: path of the table, or "".
         environment: see `environment.variables`.
-        device, timeout_s: see `Cluster`.
+        device, timeout_s, record: see `Cluster`.
         start_timeout_s: how long to wait for the other nodes.
         directory: of this node's files.
         launcher: pid of the launcher.
@@ -63,6 +60,7 @@ class Config:
     environment: dict[str, str]
     device: str
     timeout_s: float
+    record: str
     start_timeout_s: float
     directory: str
     launcher: int
@@ -103,11 +101,9 @@ def _play(config: Config) -> Outcome:
     os.environ.update(variables(config.rank, meeting.nodes, meeting.device_ids, config.environment))
     transport = JoinedTransport(meeting, config.rank, config.timeout_s, faults=faults_of(faults, config.rank))
     transport.start()
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 (as on every device of a run)
     call = partial(run_program, config.script, config.arguments, config.with_local_rank, config.is_module)
     spec = describe(config.world_size, config.device, nodes=meeting.nodes)
-    outcome, _ = play_rank(call, transport, spec, is_process=True)
+    outcome, _ = play_rank(call, transport, spec, record=config.record, is_process=True)
     outcome.value = None  # of a script: nothing
     if outcome.report is None:
         error: BaseException | None

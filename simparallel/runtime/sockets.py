@@ -67,9 +67,11 @@ def open_folder() -> Iterator[Folder]:
                 f"{found.st_uid} with mode {stat.S_IMODE(found.st_mode):03o}. Remove it, or set TMPDIR to another "
                 "folder."
             )
-        yield Folder(path, fd)
-        with contextlib.suppress(OSError):  # another job needs it
-            os.rmdir(path)
+        try:
+            yield Folder(path, fd)
+        finally:
+            with contextlib.suppress(OSError):  # another job needs it
+                os.rmdir(path)
     finally:
         os.close(fd)
 
