@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         run.add_argument("-m", "--module", action="store_true",
                          help="SCRIPT is the name of a module, as for python -m")  # fmt: skip
         run.add_argument("--as", dest="framework", choices=FRONTS,
-                         help="in SCRIPT, let `import mindspore` or `import torch` mean simparallel's front")  # fmt: skip
+                         help="in SCRIPT, import mindspore or import torch means simparallel's front")  # fmt: skip
         run.add_argument("script", help="a Python file; it calls sp.init()")
         rest = run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
         rest.required = False  # else argparse asks for it where SCRIPT is missing

@@ -62,7 +62,8 @@ def test_shell_functions(tmp_path):
     )
     script = f"""
         eval "$({sys.executable} -m simparallel.compat mindspore)"
-        python test_x.py && python -m test_x && pytest -q -p no:cacheprovider -n 0 test_x.py && python -c 'print("as ever")'
+        python test_x.py && python -m test_x && pytest -q -p no:cacheprovider test_x.py
+        python -c 'print("as ever")'
     """
     path = f"{sys.prefix}/bin:/usr/bin:/bin"
     ended = subprocess.run(
@@ -207,6 +208,27 @@ def test_torch_collectives_fill_lists():
         assert mine == (sum(each) * (2 if rank == 2 else 1)).tolist()
         assert theirs == [(x + rank).tolist() for x in each]
         assert objects == [{"rank": r} for r in range(3)]
+
+
+def test_torch_uneven_parts_and_any_source():
+    def program():
+        rank = dist.get_rank()
+        parts = torch.tensor([0.0, 1.0, 2.0]) + 10 * rank
+        sizes, mine = [1, 2], [1, 2][rank]
+        found = torch.zeros(2 * mine)
+        dist.all_to_all_single(found, parts, [mine, mine], sizes)
+        if rank:
+            dist.send(parts, 0)
+        else:
+            whose = dist.recv(message := torch.zeros(3))
+            assert (whose, message.tolist()) == (1, [10, 11, 12])
+        dist.monitored_barrier()
+        group = dist.new_group([rank], use_local_synchronization=True)
+        return found.tolist(), dist.get_world_size(group), dist.get_backend()
+
+    assert list(sp.launch(program, world_size=2, transport="inline")) == [
+        ([0, 10], 1, "inline"), ([1, 2, 11, 12], 1, "inline")
+    ]  # fmt: skip
 
 
 def test_torch_lists_have_one_tensor_a_rank():

@@ -96,7 +96,8 @@ def test_adasum_tree(bash, data, tmp_path):
     )
     nodes = [f"bash {EXAMPLES}/adasum/run_node{i}.sh {data / 'imagenet'} {settings}" for i in (1, 2)]
     bash(
-        "simparallel rank-table make --servers 2 --devices 2 --server-id 127.0.0.1 --server-id 127.0.0.2 -o rank_table.json",
+        "simparallel rank-table make --servers 2 --devices 2 --server-id 127.0.0.1 --server-id 127.0.0.2 "
+        "-o rank_table.json",
         'eval "$(python -m simparallel.compat mindspore)"',
         f"({nodes[0]} & {nodes[1]}; wait)",
         RANK_TABLE_FILE=tmp_path / "rank_table.json", RANK_SIZE=4, DEVICE_NUM=2,

@@ -22,6 +22,7 @@ context.set_context(enable_loop_sink=True)
 init()
 
 SIZE = int(os.getenv("IMAGE_SIZE", "224"))
+EPOCHS = int(os.getenv("EPOCHS", "10"))
 
 
 def create_dataset(repeat_num=1, batch_size=32):
@@ -64,7 +65,7 @@ class SoftmaxCrossEntropyExpand(nn.Cell):
         return self.mean(self.mul2(F.scalar_to_array(-1.0), loss), -1)
 
 
-def test_train_cifar(num_classes=10, epoch_size=int(os.getenv("EPOCHS", "10"))):  # noqa: PT028
+def test_train_cifar(num_classes=10, epoch_size=EPOCHS):  # noqa: PT028
     context.set_auto_parallel_context(parallel_mode=ParallelMode.AUTO_PARALLEL, mirror_mean=True)
     dataset = create_dataset(epoch_size, int(os.getenv("BATCH_SIZE", "32")))
     net = resnet50(32, num_classes)

@@ -40,11 +40,13 @@ class AbstractPool(Op):
     ) -> None:  # fmt: skip
         self.kernel_size = as_pair(self.name, "kernel_size", kernel_size, 1)
         self.stride = self.kernel_size if stride is None else as_pair(self.name, "stride", stride, 1)
-        self.padding = padding if padding in ("same", "valid") else as_pair(self.name, "padding", padding, 0)
+        self.padding: Pair | str
         self.ceil_mode = bool(ceil_mode)
-        if padding not in ("same", "valid") and any(
-            2 * pad > size for pad, size in zip(self.padding, self.kernel_size, strict=True)
-        ):
+        if isinstance(padding, str) and padding in ("same", "valid"):
+            self.padding = padding
+            return
+        self.padding = pads = as_pair(self.name, "padding", padding, 0)
+        if any(2 * pad > size for pad, size in zip(pads, self.kernel_size, strict=True)):
             raise InputError(
                 f"{self.name}: padding={padding!r} must be at most half of kernel_size={kernel_size!r}."
             )
@@ -135,8 +137,7 @@ class AvgPool2d(AbstractPool):
             self.count_include_pad and (not self.ceil_mode or self.padding == "same")
         ):
             return 1.0 / prod(at.kernel)
-        counts_pad = self.count_include_pad and isinstance(self.padding, tuple)
-        pads: Pair = self.padding if counts_pad else (0, 0)
+        pads = self.padding if self.count_include_pad and isinstance(self.padding, tuple) else (0, 0)
         sizes = [
             [min(p * s - b + k, size + pad) - max(p * s - b, -pad) for p in range(out)]
             for size, k, s, b, out, pad in zip(
@@ -306,7 +307,7 @@ def _pooled(op: Op, x: Any) -> Tensor:
 
 
 def max_pool2d(
-    x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
+    x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair | str = 0, *,
     dilation: int | Pair = 1, ceil_mode: bool = False,
 ) -> Tensor:  # fmt: skip
     """Maximum over windows of x (N, C, H, W) or (C, H, W); see `MaxPool2d`."""
@@ -315,7 +316,7 @@ def max_pool2d(
 
 
 def avg_pool2d(
-    x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
+    x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair | str = 0, *,
     count_include_pad: bool = True, ceil_mode: bool = False,
 ) -> Tensor:  # fmt: skip
     """Mean over windows of x (N, C, H, W) or (C, H, W); see `AvgPool2d`."""

@@ -72,9 +72,9 @@ class Reshape(AbstractView):
                 left += run
                 right.append(run[0] if len(run) == 1 else f"({' '.join(run)})")
             elif run and sizes and (common := _common_factors([shape[i] for i in sources], sizes)):
-                factors = {bound: f"{run[0]}_{i}" for i, bound in enumerate(common)}
-                left += _in_factors([shape[i] for i in sources], common, factors, sized=True)
-                right += _in_factors(sizes, common, factors, sized=False)
+                named = {bound: f"{run[0]}_{i}" for i, bound in enumerate(common)}
+                left += _in_factors([shape[i] for i in sources], common, named, sized=True)
+                right += _in_factors(sizes, common, named, sized=False)
             else:
                 left += [f"{{{name}}}" for name in run]
                 right += map(str, sizes)

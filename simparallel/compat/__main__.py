@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise
 
 
-def _imports_of(framework: str, name: str) -> list[str]:
+def _imports_of(framework: str, name: str | None) -> list[str]:
     """The lines that import this name from the framework, from the deepest module that has it."""
     package = import_module(f"simparallel.compat.{framework}")
     below = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")

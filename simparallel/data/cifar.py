@@ -67,7 +67,7 @@ class CIFAR10(ImageArrays):
         if folder is not None:
             parts = [read_cifar10(folder / name, self.records_per_file) for name in files]
         elif archive.is_file():
-            parts = read_cifar10_archive(archive, files, self.records_per_file)
+            parts = read_cifar10_archive(archive, files, self.records_per_file or 10_000)
         else:
             found = [
                 place / name for place in (base / FOLDER, base) for name in files if (place / name).is_file()

@@ -30,7 +30,7 @@ class MaxPool2d(TensorModule):
     """
 
     def __init__(
-        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
+        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair | str = 0, *,
         dilation: int | Pair = 1, ceil_mode: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -62,7 +62,7 @@ class AvgPool2d(TensorModule):
     """
 
     def __init__(
-        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
+        self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair | str = 0, *,
         count_include_pad: bool = True, ceil_mode: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()

@@ -32,13 +32,13 @@ class Draws:
     """
 
     def __init__(self, world_size: int) -> None:
-        generator = np.random.get_bit_generator()
+        generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy exports it at run time
         self._before = random.getstate(), generator, np.random.get_state(legacy=False)
         if not isinstance(
             generator, np.random.MT19937
         ):  # the only one that can be seeded as a process seeds it
             generator = np.random.MT19937()
-            np.random.set_bit_generator(generator)
+            np.random.set_bit_generator(generator)  # type: ignore[attr-defined]
         self._generator = generator
         seed_globals()
         self._loaded = _seeded()  # NumPy's state, as it was last read or set
@@ -64,7 +64,7 @@ class Draws:
         """Give the caller its own streams back, where they stopped."""
         python, generator, numpy = self._before
         random.setstate(python)
-        np.random.set_bit_generator(generator)
+        np.random.set_bit_generator(generator)  # type: ignore[attr-defined]
         np.random.set_state(numpy)
 
     def _bits(self) -> bytes:

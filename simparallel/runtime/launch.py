@@ -239,9 +239,8 @@ class Cluster:
             payload = pack(function, args, kwargs)
             pool = self._warm_pool()
             self._forget_reports()
-            return pool.run(
-                payload, self.spec, echo=self.echo, note=notes, apart=notes.bar.hidden, **settings
-            )  # type: ignore[arg-type]
+            shown: dict[str, Any] = {"echo": self.echo, "note": notes, "apart": notes.bar.hidden}
+            return pool.run(payload, self.spec, **shown, **settings)  # type: ignore[arg-type]
         finally:
             notes.close()
             if self._pool is not None and not self._pool.usable:

@@ -116,7 +116,7 @@ def arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(args, (str, bytes, Mapping)) or not isinstance(args, Iterable) or hasattr(args, "ndim"):
         count = isinstance(args, int) and not isinstance(args, bool)
         way_out = (
-            f"for {args} devices write world_size={args}" if count else "for one argument write args=(x,)"
+            f"for {args!r} devices write world_size={args!r}" if count else "for one argument write args=(x,)"
         )
         raise InputError(
             f"launch: args, the arguments of the function, must be a tuple, not {_short(args)}; {way_out}."

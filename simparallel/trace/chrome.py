@@ -211,7 +211,7 @@ def _read_event(row: Any, number: int) -> Event:
     return Event(**values)
 
 
-def _fits(value: Any, kind: type) -> bool:
+def _fits(value: Any, kind: type[Any]) -> bool:
     """Is it exactly of this type, and an integer one of 64 bits?"""
     return type(value) is kind and (kind is not int or abs(value) <= _LARGEST)
 

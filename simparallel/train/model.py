@@ -237,9 +237,9 @@ class Model:
     def predict(self, *predict_data: Any) -> Any:
         """What the network gives for a batch; dropout and normalisation as in evaluation, off the tape.
 
-        Collective: only in the modes that cut operators; else one rank may call it alone. But where a `DistributedDataParallel` with buffers made a pass that
-        is no training or evaluation of a `Model`, or none yet, the next pass copies the first rank's to all:
-        `sync_buffers()` of that does it beforehand.
+        Collective: only in the modes that cut operators; else one rank may call it alone. But where a
+        `DistributedDataParallel` with buffers made a pass that is no training or evaluation of a `Model`, or none yet,
+        the next pass copies the first rank's to all: `sync_buffers()` of that does it beforehand.
         """
         with no_grad(), _evaluating(self.network):
             network = self.network if self._cut is None else AutoParallel(self.network)

@@ -138,10 +138,9 @@ def MaxPool2d(
 ) -> dict[str, Any]:  # fmt: skip
     """The maximum of windows, see `sp.nn.MaxPool2d`."""
     refuse("MaxPool2d", "give NCHW", data_format=data_format != "NCHW", return_indices=return_indices)
-    more = {"dilation": dilation} if dilation != 1 else {}
     return {
         "kernel_size": kernel_size, "stride": stride, "padding": _padding("MaxPool2d", pad_mode, padding),
-        **more, **({"ceil_mode": True} if ceil_mode else {}),
+        "dilation": dilation, "ceil_mode": ceil_mode,
     }  # fmt: skip
 
 
@@ -154,7 +153,7 @@ def AvgPool2d(
     refuse("AvgPool2d", "give NCHW", data_format=data_format != "NCHW", divisor_override=divisor_override)
     return {
         "kernel_size": kernel_size, "stride": stride, "padding": _padding("AvgPool2d", pad_mode, padding),
-        **({"ceil_mode": True} if ceil_mode else {}), "count_include_pad": count_include_pad and pad_mode != "same",
+        "ceil_mode": ceil_mode, "count_include_pad": count_include_pad and pad_mode != "same",
     }  # fmt: skip
 
 

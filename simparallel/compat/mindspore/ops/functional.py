@@ -71,11 +71,11 @@ def cast(input: Any, dtype: Any) -> Tensor:
 
 
 def reshape(input: Any, shape: Sequence[int]) -> Tensor:
-    return functions.reshape(input, tuple(shape))
+    return functions.reshape(input, *shape)
 
 
 def transpose(input: Any, input_perm: Sequence[int]) -> Tensor:
-    return functions.permute(input, tuple(input_perm))
+    return functions.permute(input, *input_perm)
 
 
 def expand_dims(input_x: Any, axis: int) -> Tensor:
@@ -87,7 +87,7 @@ def squeeze(input: Any, axis: Any = None) -> Tensor:
 
 
 def tile(input: Any, dims: Sequence[int]) -> Tensor:
-    return functions.tile(input, tuple(dims))
+    return functions.tile(input, *dims)
 
 
 def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:

@@ -18,6 +18,7 @@ class ReduceOp:
 
     SUM, PRODUCT, MIN, MAX, AVG = "sum", "prod", "min", "max", "mean"
     BAND, BOR, BXOR = "band", "bor", "bxor"
+    LAND, LOR, LXOR = "land", "lor", "lxor"
 
 
 reduce_op = ReduceOp
@@ -66,15 +67,17 @@ def is_initialized() -> bool:
 
 def get_backend(group: Group | None = None) -> str:
     """The transport: "shm", "inline" or "mpi"."""
-    return sp.comm.current().transport
+    return type(sp.comm.current().transport).__name__.removesuffix("Transport").lower()
 
 
 def new_group(
-    ranks: Sequence[int] | None = None, timeout: Any = None, backend: str | None = None, **more: Any
-) -> Group:
-    """A group of these ranks, see `sp.new_group`. Collective: over all ranks."""
+    ranks: Sequence[int] | None = None, timeout: Any = None, backend: str | None = None,
+    use_local_synchronization: bool = False, **more: Any,
+) -> Group:  # fmt: skip
+    """A group of these ranks, see `sp.new_group`. Collective: over all ranks, or with the last setting its members."""
     unused("new_group", timeout=timeout, backend=backend, **more)
-    return sp.new_group(range(get_world_size()) if ranks is None else ranks)
+    chosen = range(get_world_size()) if ranks is None else ranks
+    return sp.new_group(chosen, use_local_synchronization=use_local_synchronization)
 
 
 def barrier(group: Group | None = None, async_op: bool = False, device_ids: Any = None) -> None:
@@ -169,6 +172,22 @@ def reduce_scatter_tensor(
     sp.reduce_scatter(_data(input), 0, op, group, out=_data(output))
 
 
+def all_to_all_single(
+    output: Tensor, input: Tensor, output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None, group: Group | None = None, async_op: bool = False,
+) -> None:  # fmt: skip
+    """Fill `output` with the parts, along the first dim, that the ranks send here."""
+    _only_now("all_to_all_single", async_op)
+    output.data[...] = sp.all_to_all(
+        _data(input), group=group, input_splits=input_split_sizes, output_splits=output_split_sizes
+    )
+
+
+def monitored_barrier(group: Group | None = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """A barrier that names the ranks that are missing, see `sp.monitored_barrier`."""
+    sp.monitored_barrier(group, None if timeout is None else timeout.total_seconds())
+
+
 def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = None) -> None:
     """Fill `object_list` with the ranks' objects."""
     object_list[:] = sp.all_gather_object(obj, group)
@@ -192,17 +211,18 @@ def send(tensor: Tensor, dst: int, group: Group | None = None, tag: int = 0) -> 
     sp.send(tensor, dst, tag)
 
 
-def recv(tensor: Tensor, src: int, group: Group | None = None, tag: int = 0) -> int:
-    """Fill `tensor` with the next message of rank `src`; returns `src`."""
-    sp.recv(tensor, src, tag)
-    return src
+def recv(tensor: Tensor, src: int | None = None, group: Group | None = None, tag: int = 0) -> int:
+    """Fill `tensor` with the next message of rank `src`, None for any; returns whose it was."""
+    work = sp.irecv(tensor, src, tag)
+    work.wait()
+    return work.source_rank()
 
 
 def isend(tensor: Tensor, dst: int, group: Group | None = None, tag: int = 0) -> Work:
     return sp.isend(tensor, dst, tag)
 
 
-def irecv(tensor: Tensor, src: int, group: Group | None = None, tag: int = 0) -> Work:
+def irecv(tensor: Tensor, src: int | None = None, group: Group | None = None, tag: int = 0) -> Work:
     return sp.irecv(tensor, src, tag)
 
 
