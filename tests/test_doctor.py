@@ -227,7 +227,7 @@ import logging, sys
 import numpy as np
 import simparallel as sp
 def train(size_bytes):
-    logging.getLogger("poor").info("hello from a rank")
+    logging.getLogger("poor").warning("hello from a rank")
     return int(sp.all_reduce(np.ones(size_bytes, np.uint8))[0])
 try:
     print(sp.launch(train, (int(sys.argv[1]),), world_size=2, log_dir=sys.argv[2], echo=False))

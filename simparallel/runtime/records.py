@@ -25,7 +25,8 @@ def begin() -> None:
             root.removeHandler(inherited)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    handler.setLevel(logging.WARNING)
+    if _queues():  # else what only informs would be kept nowhere
+        handler.setLevel(logging.WARNING)
     root.addHandler(handler)
     _let_programs_configure(handler)
 
