@@ -15,6 +15,7 @@ from oracles import TRANSPORTS, World
 import simparallel as sp
 from simparallel import functions as F
 from simparallel.comm import current
+from simparallel.comm.segment import ControlMap
 from simparallel.errors import (
     CollectiveMismatchError,
     CommError,
@@ -344,7 +345,7 @@ def test_local_groups_have_an_end():
             assert "Keep the groups" in str(error)  # noqa: PT017
         return made
 
-    assert sp.launch(program, world_size=2, transport="inline") == [2 * (1 + 64 // 2)] * 2
+    assert sp.launch(program, world_size=2, transport="inline") == [2 * ControlMap(2).local_groups] * 2
 
 
 def come_late(done: Any, timeout_s: float) -> None:

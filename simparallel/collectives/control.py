@@ -48,7 +48,7 @@ def new_group(ranks: Sequence[int], use_local_synchronization: bool = False) -> 
     Args:
         ranks: different ones, at least one.
         use_local_synchronization: the members alone make the call, and others do not know of it. Few groups can be
-            made so: one a rank, and 64 more that small worlds share.
+            made so: one a rank, and 16 more that small worlds share.
 
     Raises:
         InputError: no ranks, the same one twice, or one that does not exist.

@@ -80,7 +80,7 @@ class ControlMap:
     @property
     def local_groups(self) -> int:
         """Numbers that each rank has for groups which their members make alone."""
-        return 1 + 64 // self.world_size
+        return 1 + 16 // self.world_size
 
     @property
     def max_groups(self) -> int:
