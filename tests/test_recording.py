@@ -1,5 +1,8 @@
 """What is kept of a run: bounded, the same steps on every rank, and totals that miss nothing."""
 
+import json
+from pathlib import Path
+
 import matplotlib
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -117,7 +120,7 @@ def test_a_program_without_steps_keeps_both_ends() -> None:
     assert trace.summary()[0]["compute_time_s"] == 10_000 / 10**12
 
 
-def test_a_thinned_trace_is_saved_and_drawn(tmp_path) -> None:
+def test_a_thinned_trace_is_saved_and_drawn(tmp_path: Path) -> None:
     trace = joined(recorded(steps(2000, 4), 400))
     trace.save(tmp_path / "t.json")
     loaded = Trace.load(tmp_path / "t.json")
@@ -151,7 +154,7 @@ def program() -> int:
 @pytest.mark.parametrize(
     ("record", "has_events"), [("off", False), (False, False), ("summary", True), (True, True)]
 )
-def test_how_much_a_run_records(record, has_events: bool) -> None:
+def test_how_much_a_run_records(record: bool | str, has_events: bool) -> None:
     trace = sp.launch(program, world_size=2, transport="inline", record=record).trace
     assert bool(trace.events) == has_events
     assert bool(trace.summary()) == has_events
@@ -236,3 +239,36 @@ def test_notebooks_show_tables() -> None:
     assert text.count("<table>") == 2
     assert results.trace._repr_html_() in text
     assert "<p>" in Trace([], describe(2))._repr_html_()
+
+
+def test_a_small_file_of_very_many_ranks_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    Trace([], describe(1)).save(path)
+    data = json.loads(path.read_text())
+    data["otherData"]["cluster"] |= {"world_size": 10**9, "nodes": []}
+    path.write_text(json.dumps(data))
+    with pytest.raises(InputError, match="1,000,000,000 ranks"):
+        Trace.load(path)
+
+
+def test_profiler_files_hold_every_event(tmp_path: Path) -> None:
+    trace = sp.launch(program, world_size=2, transport="inline").trace
+    trace = Trace([*trace.events, *joined(recorded(steps(2, 3), None, rank=1)).events], trace.cluster)
+    for rank, path in enumerate(trace.save_profiler(tmp_path)):
+        data = json.loads(path.read_text())
+        assert data["distributedInfo"] == {"backend": "simparallel", "rank": rank, "world_size": 2}
+        rows = data["traceEvents"]
+        kernels = [row for row in rows if row.get("cat") == "kernel"]
+        events = trace.select(ranks=rank).events
+        marks = [event for event in events if event.kind == "range"]
+        assert len(kernels) == len(events) - len(marks)
+        assert sum(row["args"]["flops"] for row in kernels) == sum(event.flops for event in events)
+        assert {row["name"] for row in kernels if row["name"].startswith("nccl")} == (
+            {"ncclKernel:all_reduce"} if rank else set()
+        )
+        launches = {row["args"]["correlation"] for row in rows if row.get("cat") == "cuda_runtime"}
+        assert launches == {row["args"]["correlation"] for row in kernels}
+        annotations = [row["name"] for row in rows if row.get("cat") == "user_annotation"]
+        assert sorted(annotations) == sorted(
+            [event.name for event in marks] + [f"ProfilerStep#{n}" for n in {e.step for e in events}]
+        )

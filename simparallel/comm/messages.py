@@ -63,7 +63,7 @@ class MessageCall(Call):
     def __init__(self, group: Group, plan: CallPlan, x: Any) -> None:
         super().__init__(group, plan, x)
         self.sent_bytes = 0
-        self.step_traffic: tuple[StepTraffic, ...] = ()
+        self.traffic: tuple[StepTraffic, ...] = ()
         self.ledgers = open_ledgers()
 
     @property
@@ -88,7 +88,7 @@ class MessageCall(Call):
         It is not where the rank has nothing to do in a step that others wait for.
         """
         link = recorder.cluster.link_of(self.group.ranks)
-        largest = [max(step.sent_bytes, step.received_bytes) for step in self.step_traffic]
+        largest = [max(step.sent_bytes, step.received_bytes) for step in self.traffic]
         times = [picoseconds(link.latency_s + size / link.bandwidth_bytes_per_s) for size in largest]
         if len(times) < 2 or abs(sum(times) - time_ps) > len(times):  # each is rounded
             return ()
@@ -228,7 +228,7 @@ class ByMessages:
             self._algorithm,
             tuple(letters.traffic),
         )
-        call.sent_bytes, call.step_traffic = entry.total.sent_bytes, entry.steps
+        call.sent_bytes, call.traffic = entry.total.sent_bytes, entry.steps
         for ledger in call.ledgers:
             ledger.entries.append(entry)
 

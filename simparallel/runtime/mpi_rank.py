@@ -150,7 +150,7 @@ def fields_of(outcome: Outcome) -> dict[str, Any]:
     """An outcome as what JSON can hold."""
     report = outcome.report and {key: value for key, value in outcome.report.items() if key != "exception"}
     totals = outcome.recorded.totals
-    plain: Any = totals and {device: tuple(numbers) for device, numbers in totals.items()}
+    plain = None if totals is None else {device: tuple(numbers) for device, numbers in totals.items()}
     return {
         "rank": outcome.rank, "report": report, "recorded": [outcome.recorded.rows, plain, *outcome.recorded[2:]],
         "metrics": [list(note) for note in outcome.metrics], "memory": outcome.memory,

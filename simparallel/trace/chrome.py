@@ -235,12 +235,11 @@ def _read_totals(data: Any, cluster: ClusterSpec) -> dict[tuple[int, int], Total
 
 def _read_cluster(data: Any, size: int) -> ClusterSpec:
     """The cluster; `size` characters of the whole text."""
+    count = data.get("world_size") if isinstance(data, dict) else None
+    # `save` lists each rank in `nodes`: a file that names more ranks than it has characters is no trace.
+    if isinstance(count, int) and count > size:
+        raise InputError(f"otherData.cluster has {count:,} ranks in a text of {size:,} characters")
     try:
-        # `save` lists each rank in `nodes`: a file that names more ranks than it has characters is no trace.
-        if type(data["world_size"]) is int and data["world_size"] > size:
-            raise InputError(
-                f"otherData.cluster has {data['world_size']:,} ranks in a text of {size:,} characters"
-            )
         device = dict(data["device"])
         # JSON has only text keys.
         device["peak_flops_per_s"] = {int(size): peak for size, peak in device["peak_flops_per_s"].items()}
