@@ -25,6 +25,14 @@ from simparallel.runtime.pool import Pool
 from simparallel.view.shown import BACKEND, backend_for_ranks
 
 process = pytest.mark.process
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _blas_has_its_threads() -> None:
+    """It starts one when ranks that are threads give its limit back; that is no leak."""
+    sp.launch(sp.get_rank, transport="inline")
+
+
 HOME = str(Path(sp.__file__).parents[1])
 
 # --- settings ----------------------------------------------------------------------------------------

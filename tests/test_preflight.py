@@ -22,6 +22,14 @@ from simparallel.runtime.environment import CHILD_VARIABLE
 from simparallel.runtime.preflight import MAX_NESTED, needed_bytes, room_for_ranks
 
 process = pytest.mark.process
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _blas_has_its_threads() -> None:
+    """It starts one when ranks that are threads give its limit back; that is no leak."""
+    sp.launch(sp.get_rank, transport="inline")
+
+
 LESSON = """
 import simparallel as sp
 

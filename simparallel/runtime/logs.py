@@ -109,9 +109,8 @@ class LogFiles:
         if self.fds and self.log_dir is not None and os.getpid() == self._owner:
             import fcntl
 
-            with contextlib.suppress(
-                OSError
-            ):  # a process that was forked from this one may hold the file for long
+            # Not left to the close below: a process that was forked from this one may hold the file for long.
+            with contextlib.suppress(OSError):
                 fcntl.flock(self.host_fd, fcntl.LOCK_UN)
         for fd in self.fds:
             os.close(fd)
