@@ -43,9 +43,7 @@ class Event(NamedTuple):
     group: tuple[int, ...]  # ranks of a communication, () for compute
     seq: int  # number of the collective in its group, of the copy in its rank, -1 for compute
     device: int = 0  # which device of the rank
-    live_bytes: tuple[
-        int, ...
-    ] = ()  # alive at its end, in the order of memory.CATEGORIES; () for communication
+    live_bytes: tuple[int, ...] = ()  # alive at its end, by memory.CATEGORIES; () where not noted
     step_ps: tuple[
         int, ...
     ] = ()  # how long each step of an algorithm by messages takes, where they add up to it
