@@ -96,8 +96,8 @@ class Recorder:
     Args:
         rank: global rank of the device.
         cluster: the described hardware that prices operations.
-        record: "summary" keeps the events of some steps and exact totals of all, "full" keeps all events, "off"
-            keeps the clocks only. True means "full", False "off".
+        record: "summary" keeps the events of some steps and exact totals of all, "full" keeps all events, each
+            with what was alive after it, "off" keeps the clocks only. True means "full", False "off".
         memory_bytes: capacity of the memory of each device; None for no limit.
 
     Attributes:
@@ -130,6 +130,7 @@ class Recorder:
         # Plain tuples in Event's field order; building an Event each time costs twice as much.
         self._rows: list[tuple[Any, ...]] | None = None if record == "off" else self._recording.rows
         self._limit = self._recording.limit
+        self._notes_memory = record == "full"  # costs as much as the rest of an event
         self.depth = 0  # of marks, see `record_function`
         self.metrics: list[tuple[int, str, float]] = []  # (step, name, value), see `log`
         # (op, shapes, ...) -> (duration_ps, flops, bytes). The owner of the key fills it.
@@ -249,7 +250,7 @@ class Recorder:
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int]
     ) -> None:
-        """Advance the compute stream by `price` and note the event, with what is alive after it."""
+        """Advance the compute stream by `price` and note the event."""
         duration_ps, flops, size_bytes = price
         start_ps = self.clock_ps[COMPUTE]
         if self.launcher is not None:
@@ -260,7 +261,8 @@ class Recorder:
         if rows is not None:
             rows.append(
                 (self.rank, COMPUTE, name, kind, self.step, wall_start_ns, wall_end_ns, start_ps, end_ps,
-                 flops, size_bytes, 0, (), -1, self._number, tuple(self.memory.live.values()), ())
+                 flops, size_bytes, 0, (), -1, self._number,
+                 tuple(self.memory.live.values()) if self._notes_memory else (), ())
             )  # fmt: skip
             if len(rows) >= self._limit:
                 self._recording.thin(self.step)

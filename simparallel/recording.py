@@ -43,13 +43,8 @@ class Event(NamedTuple):
     group: tuple[int, ...]  # ranks of a communication, () for compute
     seq: int  # number of the collective in its group, of the copy in its rank, -1 for compute
     device: int = 0  # which device of the rank
-    live_bytes: tuple[
-        int, ...
-    ] = ()  # alive at its end, in the order of memory.CATEGORIES; () for communication
-    step_ps: tuple[
-        int, ...
-    ] = ()  # how long each step of an algorithm by messages takes, where they add up to it
-    algorithm: str = ""  # whose time a collective takes: "ring", "tree", "hierarchical", …
+    live_bytes: tuple[int, ...] = ()  # alive at its end, by memory.CATEGORIES; () where not noted
+    step_ps: tuple[int, ...] = ()  # of each step of an algorithm by messages, if they add up to it
 
 
 _RANK, _STREAM, _KIND, _STEP = (Event._fields.index(name) for name in ("rank", "stream", "kind", "step"))

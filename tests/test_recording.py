@@ -200,7 +200,7 @@ def test_a_mark_ends_when_its_block_fails() -> None:
 
 
 def test_memory_on_the_events_is_the_account() -> None:
-    trace = sp.launch(program, world_size=1, transport="inline").trace
+    trace = sp.launch(program, world_size=1, transport="inline", record="full").trace
     computed = [event for event in trace.events if event.stream == "compute"]
     assert all(event.live_bytes[0] == 64 for event in computed)
     ax = trace.memory()

@@ -164,7 +164,7 @@ def _contenders(ranks: int, tell: Callable[[str], object]) -> Iterator[dict[str,
     with ExitStack() as stack:
         clusters = [
             stack.enter_context(sp.Cluster(number, blas_threads=1, record=record, echo=False))
-            for number, record in ((ranks, True), (ranks, False), (1, True))
+            for number, record in ((ranks, "summary"), (ranks, "off"), (1, "summary"))
         ]
         contenders = {
             OURS: _ours(clusters[0]),

@@ -108,8 +108,8 @@ class Cluster:
             until `timeout_s`, or gives wrong numbers.
         record: what is kept of a run for its trace. "summary": exact totals, and the events of whole steps, up to about
             100,000 of all ranks: every step of a short run; of a long one the first and the last steps, and pairs
-            of those between. "full": all events, 300 bytes each on a rank and 600 here. "off": the
-            simulated clocks alone. True means "full", False "off".
+            of those between. "full": all events, with what is alive after each (`Trace.memory`); some 400 bytes each
+            on a rank and 700 here. "off": the simulated clocks alone. True means "full", False "off".
         echo: print what the ranks print, with `[rank N]` before each line.
 
     Attributes:

@@ -213,7 +213,9 @@ def _read_event(row: Any, number: int) -> Event:
 
 def _fits(value: Any, kind: type[Any]) -> bool:
     """Is it exactly of this type, and an integer one of 64 bits?"""
-    return type(value) is kind and (kind is not int or abs(value) <= _LARGEST)
+    if kind is int and type(value) is int:
+        return abs(value) <= _LARGEST
+    return type(value) is kind
 
 
 def _read_totals(data: Any, cluster: ClusterSpec) -> dict[tuple[int, int], Totals] | None:

@@ -275,6 +275,8 @@ class Trace:
     ) -> Axes:
         """Draw what a device held after each operation: parameters, gradients, optimizer state, activations.
 
+        Needs a run with record="full": only then events carry what is alive.
+
         Args:
             rank: of the device.
             device: its number in the rank.
@@ -286,7 +288,7 @@ class Trace:
             The axes; `.figure` is the figure.
 
         Raises:
-            InputError: nothing to draw, or `clock` is neither.
+            InputError: no event says what was alive, or `clock` is neither.
         """
         from simparallel.view import plot_memory  # see `timeline`
 
