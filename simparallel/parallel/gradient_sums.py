@@ -49,15 +49,17 @@ class Filling:
 
 
 class GradientSums:
-    """The sums that one backward pass of this rank has put off."""
+    """The sums that one backward pass of this rank has put off; `open_ones` lists those of all that run."""
 
-    def __init__(self, backward: Backward) -> None:
-        self.backward = backward
+    def __init__(self, backward: Backward, open_ones: list[GradientSums]) -> None:
+        self.backward, self._open = backward, open_ones
+        open_ones.append(self)
         self._filling = Filling()
         self._started: list[tuple[list[tuple[Tensor, Array]], Work]] = []
         backward.at_end(self._finish, BEFORE_OTHERS)
 
     def add(self, leaf: Tensor, gradient: Array, group: Group) -> None:
+        """Put off one more; start the sum of those that fill a collective."""
         gradient = gradient.astype(leaf.dtype, copy=False)
         recorder = current_recorder()
         if recorder is not None:
@@ -75,6 +77,7 @@ class GradientSums:
     def _finish(self) -> None:
         for part in self._filling.rest():
             self._start(part)
+        self._open.remove(self)
         while self._started:
             parts, work = self._started.pop(0)
             work.wait()
@@ -113,7 +116,6 @@ class Postponed:
             for old in [sums for sums in self._open if sums.backward.is_over]:
                 self._open.remove(old)
                 old.give_up()
-            sums = GradientSums(running)
-            self._open.append(sums)
+            sums = GradientSums(running, self._open)
         sums.add(leaf, gradient, group)
         return True
