@@ -45,6 +45,7 @@ class Event(NamedTuple):
     device: int = 0  # which device of the rank
     live_bytes: tuple[int, ...] = ()  # alive at its end, by memory.CATEGORIES; () where not noted
     step_ps: tuple[int, ...] = ()  # of each step of an algorithm by messages, if they add up to it
+    algorithm: str = ""  # whose time a collective takes: "ring", "tree", "hierarchical", …
 
 
 _RANK, _STREAM, _KIND, _STEP = (Event._fields.index(name) for name in ("rank", "stream", "kind", "step"))

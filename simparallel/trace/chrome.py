@@ -24,6 +24,7 @@ from simparallel.recording import Totals
 FORMAT = "simparallel-trace-1"
 CLOCKS = ("sim", "wall")
 # Fields that the viewer's own keys (name, cat, pid) already hold are not repeated in args.
+_TEXTS = ("stream", "name", "kind", "algorithm")
 _LISTS = ("group", "live_bytes", "step_ps")
 _ARGS = tuple(field for field in Event._fields if field not in ("rank", "name", "kind"))
 _DEFAULTS = {field: value for field, value in Event._field_defaults.items() if value == ()}
@@ -204,7 +205,7 @@ def _read_event(row: Any, number: int) -> Event:
     except (TypeError, KeyError) as error:
         raise InputError(f"traceEvents[{number}]: {error!r} in {_short(row)}") from error
     for field, value in values.items():
-        kind = str if field in ("stream", "name", "kind") else int
+        kind = str if field in _TEXTS else int
         # A bool is an int to isinstance; the file would hold `true` in place of a number.
         if not all(_fits(item, kind) for item in (value if field in _LISTS else [value])):
             raise InputError(f"traceEvents[{number}]: {field}={value!r} in {_short(row)}")
