@@ -19,8 +19,6 @@ from simparallel.autograd.functions import (
     bitwise_xor,
     cat,
     chunk,
-    clamp,
-    clip,
     concat,
     div,
     eq,
@@ -34,10 +32,8 @@ from simparallel.autograd.functions import (
     logsumexp,
     lt,
     matmul,
-    max,
     maximum,
     mean,
-    min,
     minimum,
     mul,
     ne,
@@ -82,6 +78,7 @@ from simparallel.compat.torch.creation import (
     zeros,
     zeros_like,
 )
+from simparallel.compat.torch.functions import clamp, clamp as clip, max, min
 
 __version__ = "2.13.0"  # of the names
 

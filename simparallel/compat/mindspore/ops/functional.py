@@ -12,10 +12,8 @@ from simparallel import Tensor, functions, value_and_grad
 from simparallel.autograd.functions import (
     abs,
     add,
-    cross_entropy,
     div,
     exp,
-    flatten,
     gelu,
     log,
     matmul,
@@ -33,6 +31,7 @@ from simparallel.autograd.functions import (
     tanh,
     where,
 )
+from simparallel.compat.front import refuse
 from simparallel.compat.mindspore.common import grad, jit
 from simparallel.compat.mindspore.ops.primitive import axes, number
 
@@ -48,10 +47,46 @@ def _reduction(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return reduce
 
 
-sum = reduce_sum = _reduction(functions.sum)
+reduce_sum = _reduction(functions.sum)
 mean = reduce_mean = _reduction(functions.mean)
-max = reduce_max = _reduction(functions.max)
-min = reduce_min = _reduction(functions.min)
+reduce_max = _reduction(functions.max)
+reduce_min = _reduction(functions.min)
+
+
+def sum(input: Any, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """The sum along `dim`; None or () sums all."""
+    return functions.sum(input, axes(dim), keepdim)
+
+
+def max(input: Any, axis: int | None = None, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+    """(the largest elements along `axis`, where they are); without an axis the place is 0, as in MindSpore."""
+    return functions.max(input, axis, keepdims), _where(functions.argmax, input, axis, keepdims)
+
+
+def min(input: Any, axis: int | None = None, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+    """(the smallest elements along `axis`, where they are); without an axis the place is 0, as in MindSpore."""
+    return functions.min(input, axis, keepdims), _where(functions.argmin, input, axis, keepdims)
+
+
+def _where(choose: Callable[..., Tensor], x: Any, axis: int | None, keepdims: bool) -> Tensor:
+    found = Tensor(0) if axis is None else choose(x, axis, keepdims)
+    return functions.cast(found, "int32")
+
+
+def flatten(input: Any, order: str = "C", *, start_dim: int = 1, end_dim: int = -1) -> Tensor:
+    """Make one dim of several; by default the first one stays."""
+    refuse("flatten", "transpose before", order=order != "C")
+    return functions.flatten(input, start_dim, end_dim)
+
+
+def cross_entropy(
+    input: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """See `sp.functions.cross_entropy`."""
+    return functions.cross_entropy(
+        input, target, reduction, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing
+    )
 
 
 def softmax(input: Any, axis: int = -1) -> Tensor:
@@ -102,6 +137,7 @@ def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
 
 
 def one_hot(indices: Any, depth: int, on_value: Any = 1, off_value: Any = 0, axis: int = -1) -> Tensor:
+    refuse("one_hot", "classes are the last dim", axis=axis if axis != -1 else None)
     return functions.one_hot(indices, int(number(depth)), number(on_value), number(off_value))
 
 
