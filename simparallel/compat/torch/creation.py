@@ -86,7 +86,7 @@ def randperm(n: int) -> Tensor:
     return Tensor(np.argsort(rand(n, dtype=np.float64).data, kind="stable"))
 
 
-def _sized(fill: Callable[[tuple[int, ...], Any], np.ndarray | Tensor]) -> Callable[..., Tensor]:
+def _sized(what: str, fill: Callable[[tuple[int, ...], Any], np.ndarray | Tensor]) -> Callable[..., Tensor]:
     """A function of a size, given as one sequence or as several numbers."""
 
     def create(
@@ -97,22 +97,34 @@ def _sized(fill: Callable[[tuple[int, ...], Any], np.ndarray | Tensor]) -> Calla
         made = fill(tuple(map(int, shape)), np.dtype(dtype or np.float32))
         return _placed(made if isinstance(made, Tensor) else Tensor(made), None, device, requires_grad)
 
+    create.__doc__ = f"Make a Tensor {what}; its size is one sequence or several numbers."
     return create
 
 
-def _like(fill: Callable[[tuple[int, ...], Any], np.ndarray]) -> Callable[..., Tensor]:
+def _like(what: str, fill: Callable[[tuple[int, ...], Any], np.ndarray]) -> Callable[..., Tensor]:
     """A function of a Tensor, for another one of its shape, dtype and device."""
 
     def create(x: Tensor, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
         return _placed(Tensor(fill(x.shape, dtype or x.dtype)), None, device or x.device, requires_grad)
 
+    create.__doc__ = f"Make a Tensor {what}, by default of the shape, dtype and device of x."
     return create
 
 
-zeros, ones, empty = _sized(np.zeros), _sized(np.ones), _sized(np.empty)
-zeros_like, ones_like = _like(np.zeros), _like(np.ones)
-rand = _sized(lambda shape, dtype: sp.nn.init.uniform_(Tensor(np.empty(shape, dtype))))
-randn = _sized(lambda shape, dtype: sp.nn.init.normal_(Tensor(np.empty(shape, dtype))))
+zeros, ones, empty = (
+    _sized("of zeros", np.zeros),
+    _sized("of ones", np.ones),
+    _sized("of any values", np.empty),
+)
+zeros_like, ones_like = _like("of zeros", np.zeros), _like("of ones", np.ones)
+rand = _sized(
+    "of numbers from 0 to 1, evenly distributed",
+    lambda shape, dtype: sp.nn.init.uniform_(Tensor(np.empty(shape, dtype))),
+)
+randn = _sized(
+    "of numbers of the standard normal distribution",
+    lambda shape, dtype: sp.nn.init.normal_(Tensor(np.empty(shape, dtype))),
+)
 
 
 def _placed(made: Tensor, dtype: Any, device: Any, requires_grad: bool) -> Tensor:

@@ -17,7 +17,6 @@ from simparallel.nn import (
     Module as Cell,
     ModuleList as CellList,
     MSELoss,
-    MultiheadAttention,
     ReLU,
     RMSNorm,
     Sequential as SequentialCell,
@@ -261,7 +260,8 @@ def RMSProp(
     }  # fmt: skip
 
 
-def _adam(
+@front(optim.Adam)
+def Adam(
     params: Any, learning_rate: Any = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8,
     use_locking: bool = False, use_nesterov: bool = False, weight_decay: float = 0.0, loss_scale: float = 1.0,
     use_amsgrad: bool = False,
@@ -274,11 +274,6 @@ def _adam(
         "params": params, "lr": learning_rate, "betas": (beta1, beta2), "eps": eps, "weight_decay": weight_decay,
         "amsgrad": use_amsgrad,
     }  # fmt: skip
-
-
-@front(optim.Adam)
-def Adam(*args: Any, **settings: Any) -> dict[str, Any]:
-    return _adam(*args, **settings)
 
 
 @front(optim.AdamW)

@@ -90,42 +90,52 @@ def cross_entropy(
 
 
 def softmax(input: Any, axis: int = -1) -> Tensor:
+    """See `sp.functions.softmax`."""
     return functions.softmax(input, axis)
 
 
 def log_softmax(logits: Any, axis: int = -1) -> Tensor:
+    """See `sp.functions.log_softmax`."""
     return functions.log_softmax(logits, axis)
 
 
 def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """See `sp.functions.argmax`; int64."""
     return functions.argmax(input, dim, keepdim)
 
 
 def cast(input: Any, dtype: Any) -> Tensor:
+    """Return the input in another dtype."""
     return functions.cast(input, dtype)
 
 
 def reshape(input: Any, shape: Sequence[int]) -> Tensor:
+    """Return the input in another shape."""
     return functions.reshape(input, *shape)
 
 
 def transpose(input: Any, input_perm: Sequence[int]) -> Tensor:
+    """Return the input with its dims in another order."""
     return functions.permute(input, *input_perm)
 
 
 def expand_dims(input_x: Any, axis: int) -> Tensor:
+    """Return the input with a new dim of size 1 at `axis`."""
     return functions.unsqueeze(input_x, axis)
 
 
 def squeeze(input: Any, axis: Any = None) -> Tensor:
+    """Return the input without dims of size 1; None or () drops all of them."""
     return functions.squeeze(input, axes(axis))
 
 
 def tile(input: Any, dims: Sequence[int]) -> Tensor:
+    """Repeat the input along each dim."""
     return functions.tile(input, *dims)
 
 
 def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:
+    """Put the Tensors one after the other along `axis`."""
     return functions.cat(tensors, axis)
 
 
@@ -133,10 +143,12 @@ cat = concat
 
 
 def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
+    """Put the Tensors side by side along a new dim at `axis`."""
     return functions.stack(tensors, axis)
 
 
 def one_hot(indices: Any, depth: int, on_value: Any = 1, off_value: Any = 0, axis: int = -1) -> Tensor:
+    """`on_value` at the class of each number of `indices`, `off_value` elsewhere."""
     refuse("one_hot", "classes are the last dim", axis=axis if axis != -1 else None)
     return functions.one_hot(indices, int(number(depth)), number(on_value), number(off_value))
 
@@ -155,18 +167,22 @@ scalar_to_tensor = scalar_to_array
 
 
 def zeros(size: Any, dtype: Any = "float32") -> Tensor:
+    """A Tensor of zeros."""
     return Tensor(np.zeros(size, dtype))
 
 
 def ones(size: Any, dtype: Any = "float32") -> Tensor:
+    """A Tensor of ones."""
     return Tensor(np.ones(size, dtype))
 
 
 def zeros_like(input: Any, dtype: Any = None) -> Tensor:
+    """Zeros of the input's shape and, by default, its dtype."""
     return zeros(input.shape, dtype or input.dtype)
 
 
 def ones_like(input: Any, dtype: Any = None) -> Tensor:
+    """Ones of the input's shape and, by default, its dtype."""
     return ones(input.shape, dtype or input.dtype)
 
 

@@ -78,6 +78,7 @@ def destroy_process_group(group: Group | None = None) -> None:
 
 
 def is_available() -> bool:
+    """True: collectives need nothing else."""
     return True
 
 
@@ -234,6 +235,7 @@ def broadcast_object_list(object_list: list[Any], src: int = 0, group: Group | N
 
 
 def send(tensor: Tensor, dst: int, group: Group | None = None, tag: int = 0) -> None:
+    """Send `tensor` to rank `dst`, see `sp.send`."""
     sp.send(tensor, dst, tag)
 
 
@@ -245,10 +247,12 @@ def recv(tensor: Tensor, src: int | None = None, group: Group | None = None, tag
 
 
 def isend(tensor: Tensor, dst: int, group: Group | None = None, tag: int = 0) -> Work:
+    """Begin to send `tensor` to rank `dst`, see `sp.isend`."""
     return sp.isend(tensor, dst, tag)
 
 
 def irecv(tensor: Tensor, src: int | None = None, group: Group | None = None, tag: int = 0) -> Work:
+    """Begin to fill `tensor` with the next message of rank `src`, None for any; see `sp.irecv`."""
     return sp.irecv(tensor, src, tag)
 
 
