@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ def _sized(what: str, fill: Callable[[tuple[int, ...], Any], np.ndarray | Tensor
     ) -> Tensor:
         shape = sizes if size is None else size
         shape = shape[0] if len(shape) == 1 and np.ndim(shape[0]) else shape
-        made = fill(tuple(map(int, shape)), np.dtype(dtype or np.float32))
+        made = fill(tuple(map(index, shape)), np.dtype(dtype or np.float32))
         return _placed(made if isinstance(made, Tensor) else Tensor(made), None, device, requires_grad)
 
     create.__doc__ = f"Make a Tensor {what}; its size is one sequence or several numbers."

@@ -1,5 +1,7 @@
 """`torch.nn.functional`: `sp.functions`, with PyTorch's arguments where those are others."""
 
+# mypy: disable-error-code="no-redef"
+
 from __future__ import annotations
 
 from collections.abc import Sequence
