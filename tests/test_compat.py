@@ -171,7 +171,7 @@ def test_one_hot_takes_tensors():
         (lambda x: P.Squeeze()(x.reshape(3, 1, 4)), X),
         (lambda x: ms.nn.LeakyReLU()(x), np.where(X < 0, np.float32(0.2) * X, X)),
         (lambda x: ms.nn.SmoothL1Loss()(x, x + 2), np.full_like(X, 1.5)),
-        (lambda x: ms.ops.cross_entropy(x[:2] * 0, ms.Tensor([0, -100]), None), np.log(np.float32(4))),
+        (lambda x: ms.ops.cross_entropy(x[:2] * 0, ms.Tensor([0, -100]), None, -100), np.log(np.float32(4))),
     ],
 )  # fmt: skip
 def test_mindspores_defaults(ours, expected):

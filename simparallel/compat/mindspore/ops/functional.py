@@ -80,10 +80,10 @@ def flatten(input: Any, order: str = "C", *, start_dim: int = 1, end_dim: int = 
 
 
 def cross_entropy(
-    input: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean",
+    input: Any, target: Any, weight: Any = None, ignore_index: int | None = None, reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """See `sp.functions.cross_entropy`."""
+    """See `sp.functions.cross_entropy`; a label of -100 is an error unless `ignore_index` asks for it."""
     return functions.cross_entropy(
         input, target, reduction, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing
     )

@@ -19,17 +19,23 @@ del MultiheadAttention  # noqa: F821
 
 @front(nn.CrossEntropyLoss)
 def CrossEntropyLoss(
-    weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0
+    weight: Any = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> dict[str, Any]:
-    """See `sp.nn.CrossEntropyLoss`."""
+    """See `sp.nn.CrossEntropyLoss`; a label of -100 is an error unless `ignore_index` asks for it."""
     return {
         "weight": weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing,
     }  # fmt: skip
 
 
 @front(nn.NLLLoss)
-def NLLLoss(weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean") -> dict[str, Any]:
-    """See `sp.nn.NLLLoss`."""
+def NLLLoss(
+    weight: Any = None, *, ignore_index: int | None = None, reduction: str = "mean"
+) -> dict[str, Any]:
+    """See `sp.nn.NLLLoss`; a label of -100 is an error unless `ignore_index` asks for it."""
     return {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
 
 

@@ -24,19 +24,19 @@ def log_softmax(input: Any, dim: int | None = None) -> Tensor:
 
 
 def cross_entropy(
-    input: Any, target: Any, weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean",
+    input: Any, target: Any, weight: Any = None, *, ignore_index: int | None = None, reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """See `sp.functions.cross_entropy`."""
+    """See `sp.functions.cross_entropy`; a label of -100 is an error unless `ignore_index` asks for it."""
     return functions.cross_entropy(
         input, target, reduction, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing
     )
 
 
 def nll_loss(
-    input: Any, target: Any, weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean"
+    input: Any, target: Any, weight: Any = None, *, ignore_index: int | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """See `sp.functions.nll_loss`."""
+    """See `sp.functions.nll_loss`; a label of -100 is an error unless `ignore_index` asks for it."""
     return functions.nll_loss(input, target, reduction, weight=weight, ignore_index=ignore_index)
 
 
