@@ -419,6 +419,8 @@ def test_every_end_is_told_to_the_others(without: str, tmp_path: Path) -> None:
         for rank in (0, 1):
             written = (tmp_path / f"{case}.{rank}").read_text()
             assert re.search(text, written), (case, written)
+            if case == "good":
+                assert f"trace [{rank}] all_reduce\n" in written
             if case != "before":
                 assert f"sum 3.0 {rank} 3 {rank}\n" in written
         if case in ("kill", "_exit", "after") and not without:
