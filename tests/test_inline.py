@@ -235,6 +235,8 @@ def test_the_others_go_on_whatever_a_rank_raises(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("flags", [[], ["--windows"]], ids=["macos", "windows"])
 def test_ranks_run_without_calls_of_linux(flags: list[str]) -> None:
     script = Path(__file__).parent / "no_linux.py"
-    done = subprocess.run([sys.executable, "-W", "ignore", script, *flags], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script, *flags], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert "trained inline" in done.stdout
