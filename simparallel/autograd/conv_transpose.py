@@ -87,6 +87,7 @@ class ConvTranspose2d(Op):
         ctx.w = w.astype(wide, copy=False)
         image = xp.broadcast_to(xp.zeros((), wide), (ctx.groups * w.shape[1], *ctx.at.image, x.shape[0]))
         y = gathered.planes_backward(xp, image, ctx.w, ctx.x, ctx.at, ctx.groups, True, None)
+        assert y is not None  # it was asked for
         if b and not ctx.offset("c"):  # where c is cut, y is an addend: the bias belongs to one of them
             y = y + b[0][:, None, None, None]
         return y.transpose(_FROM_PLANES).astype(dtype, copy=False)
@@ -95,7 +96,8 @@ class ConvTranspose2d(Op):
         xp, needs, dx, dw, db = ctx.xp, ctx.needs, None, None, None
         dy = xp.ascontiguousarray(dy.transpose(_PLANES), dtype=ctx.x.dtype)
         if needs[0]:
-            dx = gathered.planes_forward(xp, dy, ctx.w, ctx.at, ctx.groups, False).transpose(_FROM_PLANES)
+            dx_planes = gathered.planes_forward(xp, dy, ctx.w, ctx.at, ctx.groups, False)
+            dx = dx_planes.transpose(_FROM_PLANES)
         if needs[1]:
             dw = xp.empty(ctx.w.shape, ctx.w.dtype)
             gathered.planes_backward(xp, dy, ctx.w, ctx.x, ctx.at, ctx.groups, False, dw)

@@ -135,8 +135,9 @@ class AvgPool2d(AbstractPool):
             self.count_include_pad and (not self.ceil_mode or self.padding == "same")
         ):
             return 1.0 / prod(at.kernel)
-        counts_pad = self.count_include_pad and isinstance(self.padding, tuple)
-        pads: Pair = self.padding if counts_pad else (0, 0)
+        pads: Pair = (0, 0)
+        if self.count_include_pad and isinstance(self.padding, tuple):
+            pads = self.padding
         sizes = [
             [min(p * s - b + k, size + pad) - max(p * s - b, -pad) for p in range(out)]
             for size, k, s, b, out, pad in zip(
@@ -306,7 +307,7 @@ def _pooled(op: Op, x: Any) -> Tensor:
 
 
 def max_pool2d(
-    x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
+    x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair | str = 0, *,
     dilation: int | Pair = 1, ceil_mode: bool = False,
 ) -> Tensor:  # fmt: skip
     """Maximum over windows of x (N, C, H, W) or (C, H, W); see `MaxPool2d`."""
@@ -315,7 +316,7 @@ def max_pool2d(
 
 
 def avg_pool2d(
-    x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0, *,
+    x: Any, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair | str = 0, *,
     count_include_pad: bool = True, ceil_mode: bool = False,
 ) -> Tensor:  # fmt: skip
     """Mean over windows of x (N, C, H, W) or (C, H, W); see `AvgPool2d`."""
