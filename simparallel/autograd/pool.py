@@ -40,13 +40,11 @@ class AbstractPool(Op):
     ) -> None:  # fmt: skip
         self.kernel_size = as_pair(self.name, "kernel_size", kernel_size, 1)
         self.stride = self.kernel_size if stride is None else as_pair(self.name, "stride", stride, 1)
-        self.padding: Pair | str
+        self.padding = padding if padding in ("same", "valid") else as_pair(self.name, "padding", padding, 0)
         self.ceil_mode = bool(ceil_mode)
-        if isinstance(padding, str) and padding in ("same", "valid"):
-            self.padding = padding
-            return
-        self.padding = pads = as_pair(self.name, "padding", padding, 0)
-        if any(2 * pad > size for pad, size in zip(pads, self.kernel_size, strict=True)):
+        if padding not in ("same", "valid") and any(
+            2 * pad > size for pad, size in zip(self.padding, self.kernel_size, strict=True)
+        ):
             raise InputError(
                 f"{self.name}: padding={padding!r} must be at most half of kernel_size={kernel_size!r}."
             )
@@ -137,7 +135,9 @@ class AvgPool2d(AbstractPool):
             self.count_include_pad and (not self.ceil_mode or self.padding == "same")
         ):
             return 1.0 / prod(at.kernel)
-        pads = self.padding if self.count_include_pad and isinstance(self.padding, tuple) else (0, 0)
+        pads: Pair = (0, 0)
+        if self.count_include_pad and isinstance(self.padding, tuple):
+            pads = self.padding
         sizes = [
             [min(p * s - b + k, size + pad) - max(p * s - b, -pad) for p in range(out)]
             for size, k, s, b, out, pad in zip(
