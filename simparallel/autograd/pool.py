@@ -40,11 +40,13 @@ class AbstractPool(Op):
     ) -> None:  # fmt: skip
         self.kernel_size = as_pair(self.name, "kernel_size", kernel_size, 1)
         self.stride = self.kernel_size if stride is None else as_pair(self.name, "stride", stride, 1)
-        self.padding = padding if padding in ("same", "valid") else as_pair(self.name, "padding", padding, 0)
+        self.padding: Pair | str
         self.ceil_mode = bool(ceil_mode)
-        if padding not in ("same", "valid") and any(
-            2 * pad > size for pad, size in zip(self.padding, self.kernel_size, strict=True)
-        ):
+        if isinstance(padding, str) and padding in ("same", "valid"):
+            self.padding = padding
+            return
+        self.padding = pads = as_pair(self.name, "padding", padding, 0)
+        if any(2 * pad > size for pad, size in zip(pads, self.kernel_size, strict=True)):
             raise InputError(
                 f"{self.name}: padding={padding!r} must be at most half of kernel_size={kernel_size!r}."
             )
