@@ -73,7 +73,7 @@ def test_picking_and_placing_along_a_dim(data: Any) -> None:
     if data.draw(st.booleans()):
         other[across] = data.draw(st.integers(0, shape[across]))  # the index may be shorter
     index = data.draw(arrays(tuple(other), np.int64, values=tuple(range(shape[dim]))))
-    same(lambda x: F.gather_elements(x, dim, index), lambda x: torch.gather(x, dim, torch.tensor(index)), x)
+    same(lambda x: F.gather(x, dim, index), lambda x: torch.gather(x, dim, torch.tensor(index)), x)
     if other[across] == shape[across]:
         src = images(data.draw, *other)
         theirs = torch.tensor(index)

@@ -77,15 +77,15 @@ class TensorAliases:
 
     def gather(self, dim: int, index: Any) -> Tensor:
         """The elements at the positions `index` along `dim`."""
-        return operators._functions.gather_elements(self, dim, index)
+        return operators._functions.gather(self, dim, index)
 
     def scatter(self, dim: int, index: Any, src: Any, reduce: str | None = None) -> Tensor:
         """This tensor with elements of `src` at the positions `index` along `dim`."""
-        return operators._functions.scatter_elements(self, dim, index, src, reduce)
+        return operators._functions.scatter(self, dim, index, src, reduce)
 
     def scatter_add(self, dim: int, index: Any, src: Any) -> Tensor:
         """This tensor with elements of `src` added at the positions `index` along `dim`."""
-        return operators._functions.scatter_elements(self, dim, index, src, "add")
+        return operators._functions.scatter(self, dim, index, src, "add")
 
     def topk(self, k: int, dim: int = -1, largest: bool = True) -> Largest:
         """The k largest (or smallest) elements along `dim`, and where they are."""

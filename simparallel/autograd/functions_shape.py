@@ -153,7 +153,7 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Tensor:
     return select.Where()(as_tensor(mask), as_like(value, x), x)
 
 
-def gather_elements(x: Any, dim: int, index: Any) -> Tensor:
+def gather(x: Any, dim: int, index: Any) -> Tensor:
     """y[…, i, …] = x[…, index[…, i, …], …] along `dim`, as `torch.gather`.
 
     Args:
@@ -163,13 +163,13 @@ def gather_elements(x: Any, dim: int, index: Any) -> Tensor:
     """
     x, index = as_tensor(x), _indices(index, as_tensor(x))
     if x.ndim == index.ndim and x.ndim:
-        (axis,) = op.normalize_dims(op.as_int("gather_elements: dim", dim), x.ndim)
+        (axis,) = op.normalize_dims(op.as_int("gather: dim", dim), x.ndim)
         if any(index.shape[i] < x.shape[i] for i in range(x.ndim) if i != axis):
             x = x[tuple(slice(None) if i == axis else slice(size) for i, size in enumerate(index.shape))]
     return op.instance(along.GatherD, dim)(x, index)
 
 
-def scatter_elements(x: Any, dim: int, index: Any, src: Any, reduce: str | None = None) -> Tensor:
+def scatter(x: Any, dim: int, index: Any, src: Any, reduce: str | None = None) -> Tensor:
     """`x` with y[…, index[…, i, …], …] = src[…, i, …] along `dim`, as `torch.scatter`.
 
     Args:
@@ -189,8 +189,8 @@ def scatter_elements(x: Any, dim: int, index: Any, src: Any, reduce: str | None 
 
 
 def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Tensor:
-    """`scatter_elements` that adds to what is there."""
-    return scatter_elements(x, dim, index, src, "add")
+    """`scatter` that adds to what is there."""
+    return scatter(x, dim, index, src, "add")
 
 
 class Largest(NamedTuple):
@@ -207,7 +207,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True) -> Largest:
         found = topk(x.reshape(1), k, 0, largest)
         return Largest(*(y.reshape() if k == 1 else y for y in found))
     indices = op.instance(along.TopK, k, dim, largest)(x)
-    return Largest(gather_elements(x, dim, indices), indices)
+    return Largest(gather(x, dim, indices), indices)
 
 
 def sort(x: Any, dim: int = -1, descending: bool = False) -> Largest:
