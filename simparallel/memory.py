@@ -98,10 +98,13 @@ class MemoryAccount:
         if self.limit_bytes is not None and self.total + size_bytes > self.limit_bytes:
             raise self._out_of_memory(size_bytes, what)
 
-    def hold(self, array: Any, category: str, *, move: bool = False) -> None:
+    def hold(self, array: Any, category: str, *, move: bool = False, what: str = "") -> None:
         """Count the memory behind `array` until it is freed.
 
         Memory that is counted already stays in its category, unless `move`.
+
+        Raises:
+            DeviceOutOfMemoryError: there is no room for `what` it is; it is not counted then.
         """
         array = owner_of(array)
         key = id(array)
@@ -112,6 +115,8 @@ class MemoryAccount:
                 self.live[category] += held.size_bytes
                 held.category = category
             return
+        if self.limit_bytes is not None:
+            self.make_room(array.nbytes, what or f"an array of {category}")
         held = _Held(array, self._release)
         held.key, held.size_bytes, held.category = key, array.nbytes, category
         self._held[key] = held

@@ -180,3 +180,14 @@ def test_a_device_without_room_fails_the_run(transport):
     with pytest.raises(sp.errors.RunFailedError, match=r"needs .*In layer module\.0\.") as caught:
         sp.launch(fill, (4000,), world_size=2, transport=transport, device_memory="100KB", echo=False)
     assert isinstance(caught.value.__cause__, DeviceOutOfMemoryError)
+
+
+def test_gradients_count_towards_the_limit() -> None:
+    """A layer whose parameters fit, and whose gradients do not: the error says what they need."""
+    with use_recorder(Recorder(0, describe(1), memory_bytes=70_000)) as recorder:
+        layer = sp.nn.Linear(100, 100)
+        loss = layer(sp.Tensor(np.ones((1, 100), np.float32))).sum()
+        with pytest.raises(DeviceOutOfMemoryError) as caught:
+            loss.backward()
+        assert caught.value.needed_bytes == 40_000
+        assert recorder.memory.total <= 70_000
