@@ -1,8 +1,8 @@
 """The memory of one simulated device: which arrays are alive, by category, and how many may be.
 
 Nothing is estimated: an array is counted from the moment it is held until Python frees it. Views
-cost nothing; what is counted is the array that owns the memory. What a device holds that no op
-made and no module owns (a batch that was just loaded) is not counted.
+cost nothing; what is counted is the array that owns the memory. Tensors that neither an op nor a module made, such
+as a batch that was just loaded, are counted where the device has a limit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from simparallel.errors import DeviceOutOfMemoryError, InputError
 from simparallel.units import format_bytes
 
-PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS = CATEGORIES = (
-    "parameters", "gradients", "optimizer state", "activations", "buffers",
+PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, TENSORS = CATEGORIES = (
+    "parameters", "gradients", "optimizer state", "activations", "buffers", "tensors",
 )  # fmt: skip
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 

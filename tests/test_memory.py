@@ -178,8 +178,21 @@ def test_ranks_report_what_they_held(transport):
 @pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=pytest.mark.process)])
 def test_a_device_without_room_fails_the_run(transport):
     with pytest.raises(sp.errors.RunFailedError, match=r"needs .*In layer module\.0\.") as caught:
-        sp.launch(fill, (4000,), world_size=2, transport=transport, device_memory="100KB", echo=False)
+        sp.launch(fill, (2000,), world_size=2, transport=transport, device_memory="100KB", echo=False)
     assert isinstance(caught.value.__cause__, DeviceOutOfMemoryError)
+
+
+def test_own_tensors_count_towards_the_limit() -> None:
+    """A hundred Tensors of 4 MB do not fit into 64 MB; they are given back when they go."""
+    with use_recorder(Recorder(0, describe(1), memory_bytes=64 * 10**6)) as recorder:
+        kept = []
+        with pytest.raises(DeviceOutOfMemoryError, match=r"a tensor of shape \(1000, 1000\) needs 4 MB.*tensors 64 MB"):
+            for _ in range(100):
+                kept.append(sp.Tensor(np.zeros((1000, 1000), np.float32)))
+        assert len(kept) == 16
+        assert recorder.memory.live["tensors"] == 64 * 10**6
+        kept.clear()
+        assert recorder.memory.total == 0
 
 
 def test_gradients_count_towards_the_limit() -> None:
