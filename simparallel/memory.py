@@ -98,15 +98,20 @@ class MemoryAccount:
         if self.limit_bytes is not None and self.total + size_bytes > self.limit_bytes:
             raise self._out_of_memory(size_bytes, what)
 
-    def hold(self, array: Any, category: str, *, move: bool = False, what: str = "") -> None:
+    def hold(
+        self, array: Any, category: str, *, move: bool = False, what: str = "", is_copied: bool = False
+    ) -> None:
         """Count the memory behind `array` until it is freed.
 
-        Memory that is counted already stays in its category, unless `move`.
+        Memory that is counted already stays in its category, unless `move`. With `is_copied` a device would have a
+        copy of the array: of a view, only its own elements are counted.
 
         Raises:
             DeviceOutOfMemoryError: there is no room for `what` it is; it is not counted then.
         """
-        array = owner_of(array)
+        owner = owner_of(array)
+        if not is_copied or id(owner) in self._held:
+            array = owner
         key = id(array)
         held = self._held.get(key)
         if held is not None:

@@ -195,6 +195,9 @@ def test_own_tensors_count_towards_the_limit() -> None:
         assert recorder.memory.live["tensors"] == 64 * 10**6
         kept.clear()
         assert recorder.memory.total == 0
+        samples = np.zeros((10**6, 100), np.float32)  # of the host
+        batch = sp.Tensor(samples[:32])
+        assert recorder.memory.live["tensors"] == batch.nbytes == 32 * 400
 
 
 def test_gradients_count_towards_the_limit() -> None:

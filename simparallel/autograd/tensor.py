@@ -99,7 +99,8 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
             check_differentiable(data)
         recorder = current_recorder()
         if recorder is not None and recorder.memory.limit_bytes is not None:
-            recorder.of(self._device).memory.hold(data, TENSORS, what=f"a tensor of shape {data.shape}")
+            what = f"a tensor of shape {data.shape}"
+            recorder.of(self._device).memory.hold(data, TENSORS, what=what, is_copied=True)
         self._data: Array = data
         self._grad: Tensor | None = None
         self._requires_grad = requires_grad
