@@ -1,7 +1,7 @@
 """How a rank trains: MindSpore's context, as far as it has a meaning here.
 
 The settings belong to the rank, which may be a thread, and every run begins with the default ones.
-They may be set before `init()`. Who reads them: `train.Model`, `parallel.DistributedGradReducer`, and the random
+They may be set before `init()`. They are read by `train.Model`, `parallel.DistributedGradReducer`, and the random
 numbers: in data-parallel mode a rank draws its part of the masks of the whole batch.
 """
 
@@ -242,7 +242,7 @@ def _note_unused(who: str, settings: Mapping[str, Any]) -> None:
 
 
 def check_world(who: str) -> None:
-    """Refuse a `device_num` or `global_rank` that is not that of the run, before anything waits for it.
+    """Refuse a `device_num` or `global_rank` other than the run's, before anything waits for it.
 
     Raises:
         InputError: they disagree.

@@ -11,6 +11,7 @@ import pytest
 
 import simparallel as sp
 from simparallel.compat import FRONTS, install, mindspore as ms, torch
+from simparallel.compat.__main__ import _imports_of
 from simparallel.compat.mindspore.ops import operations as P
 from simparallel.compat.names import MODULES
 from simparallel.compat.torch import distributed as dist
@@ -158,6 +159,47 @@ def test_one_hot_takes_tensors():
     assert found.numpy().tolist() == [[0.25, 0.25, 0.75], [0.75, 0.25, 0.25]]
 
 
+@pytest.mark.parametrize(
+    ("ours", "expected"),
+    [
+        (lambda x: P.Stack(1)((x, x)), np.stack([X, X], 1)),
+        (lambda x: ms.ops.flatten(x.reshape(3, 2, 2)), X),
+        (lambda x: ms.ops.sum(x, dim=1, keepdim=True), X.sum(1, keepdims=True)),
+        (lambda x: ms.ops.max(x, 1)[0], X.max(1)),
+        (lambda x: ms.ops.min(x, axis=1)[1], X.argmin(1).astype(np.int32)),
+        (lambda x: ms.ops.max(x)[1], np.int32(0)),
+        (lambda x: P.Squeeze()(x.reshape(3, 1, 4)), X),
+        (lambda x: ms.nn.LeakyReLU()(x), np.where(X < 0, np.float32(0.2) * X, X)),
+        (lambda x: ms.nn.SmoothL1Loss()(x, x + 2), np.full_like(X, 1.5)),
+        (lambda x: ms.ops.cross_entropy(x[:2] * 0, ms.Tensor([0, -100]), None), np.log(np.float32(4))),
+    ],
+)  # fmt: skip
+def test_mindspores_defaults(ours, expected):
+    y = ours(ms.Tensor(X)).numpy()
+    assert (y.dtype, y.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+def test_one_hot_refuses_another_axis():
+    with pytest.raises(InputError, match="axis=0"):
+        ms.ops.one_hot(ms.Tensor([1]), 2, axis=0)
+
+
+def test_rms_prop_takes_mindspores_arguments():
+    """One step from rest: x - lr g / sqrt((1 - decay) g²), with epsilon under the root."""
+    x = ms.Parameter(np.array([1.0, -2.0]))
+    (x * x).sum().backward()
+    ms.nn.RMSProp([x], 0.5, 0.75).step()
+    np.testing.assert_allclose(x.numpy(), [0.0, -1.0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("np", []), ("refuse", []), ("nn", ["from mindspore import nn"])]
+)
+def test_missing_imports_are_the_fronts_own(name, expected):
+    assert _imports_of("mindspore", name) == expected
+
+
 def test_late_ops_are_sharded():
     """The strategy of an op whose settings come with its call holds for each of them."""
 
@@ -229,6 +271,26 @@ def test_torch_uneven_parts_and_any_source():
     assert list(sp.launch(program, world_size=2, transport="inline")) == [
         ([0, 10], 1, "inline"), ([1, 2, 11, 12], 1, "inline")
     ]  # fmt: skip
+
+
+def test_torch_groups_ascend_and_know_their_members():
+    def program():
+        rank = sp.get_rank()
+        group = dist.new_group([2, 0])
+        rows = [torch.zeros(1) for _ in range(2)]
+        work = None
+        if dist.get_rank(group) >= 0:
+            work = dist.all_gather(rows, torch.full((1,), float(rank)), group, async_op=True)
+            work.wait()
+        return (
+            dist.get_rank(group),
+            dist.get_world_size(group),
+            [row.item() for row in rows],
+            work is not None,
+        )
+
+    found = list(sp.launch(program, world_size=3, transport="inline"))
+    assert found == [(0, 2, [0.0, 2.0], True), (-1, -1, [0.0, 0.0], False), (1, 2, [0.0, 2.0], True)]
 
 
 def test_torch_lists_have_one_tensor_a_rank():

@@ -105,7 +105,7 @@ def cross_entropy(
 
 def _probability_loss(x: Tensor, target: Tensor, op: Any, weight: Any) -> Tensor:
     """Cross-entropy with the probabilities of the classes; the mean is one over all rows, as in PyTorch."""
-    if op.ignore_index is not None:
+    if op.ignore_index is not None and op.ignore_index >= 0:  # a negative one means no class, as in PyTorch
         raise InputError("cross_entropy: ignore_index is for labels, the target holds probabilities.")
     inner = (x.shape[0], *x.shape[2:])
     logits, p = _classes_last(x), _classes_last(target)

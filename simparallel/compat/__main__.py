@@ -11,6 +11,7 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 
 from simparallel.compat.imports import FRONTS, install
 from simparallel.runtime.script import check_script, run_script
@@ -26,6 +27,7 @@ pytest() {{ command python -m simparallel.compat {name} -m pytest "$@"; }}
 {launcher}() {{ command python -m simparallel {launcher} --as {name} "$@"; }}
 mpirun() {{ command python -m simparallel run --as {name} "$@"; }}
 export -f python pytest {launcher} mpirun"""
+_OWN_TOOLS = ("typing", "collections.abc", "__future__", "simparallel.compat.front", "simparallel.notes")
 LAUNCHERS = {"mindspore": "msrun", "torch": "torchrun"}
 
 
@@ -68,11 +70,20 @@ def _imports_of(framework: str, name: str | None) -> list[str]:
     """The lines that import this name from the framework, from the deepest module that has it."""
     package = import_module(f"simparallel.compat.{framework}")
     below = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    modules = [import_module(module.name) for module in below]
+    modules = [package, *(import_module(module.name) for module in below)]
     found = [
-        module.__name__.removeprefix("simparallel.compat.") for module in modules if name in vars(module)
+        module.__name__.removeprefix("simparallel.compat.")
+        for module in modules
+        if _is_public(vars(module).get(name or ""))
     ]
     return [f"from {module} import {name}" for module in sorted(found, key=lambda m: -m.count("."))]
+
+
+def _is_public(value: object) -> bool:
+    """Whether a name with this value is the front's: it exists, and was not imported for the front's own use."""
+    if isinstance(value, ModuleType):
+        return value.__name__.startswith(f"{__package__}.")
+    return value is not None and getattr(value, "__module__", "") not in _OWN_TOOLS
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 The first process that comes leads: it holds a lock, listens on a Unix socket, and gathers the others (`sockets`).
 
-    rank -> leader    who it is, with a descriptor that shows its end to whoever polls it
+    rank -> leader    its number and its job, with a descriptor that becomes readable when it ends
     leader -> rank    {"leader": rank}, at once; or {"refused": why}
     leader -> rank    {"nodes", "device_ids"} with the descriptor of the memory, when all have come,
                       then the descriptors that show the ends of the others; or {"failed": why}
@@ -40,7 +40,7 @@ from simparallel.runtime.sockets import (
 
 PROTOCOL = 1
 RETRY_S = 0.01
-TELL_AFTER_S = 5.0  # who waits for longer is told for whom
+TELL_AFTER_S = 5.0  # of waiting: then the user learns which ranks are missing
 LATE_S = 5.0  # after the leader's time limit, for its word
 Tell = Callable[[str], None]
 
@@ -84,7 +84,7 @@ def meet(identity: Identity, limit_s: float, tell: Tell) -> Meeting:
     """Wait until all ranks of the job have come.
 
     Args:
-        identity: who this process is.
+        identity: of this process.
         limit_s: how long to wait for the others.
         tell: shows the user a line.
 
@@ -135,7 +135,7 @@ class _Leader:
         self._pids = {identity.rank: os.getpid()}
         self._lives: dict[int, int] = {}  # of the others
         self._connections: dict[int, socket.socket] = {}  # by rank
-        self._new: dict[int, socket.socket] = {}  # by descriptor: they have not said yet who they are
+        self._new: dict[int, socket.socket] = {}  # by descriptor: not introduced yet
         self._watched: dict[int, int] = {}  # descriptor -> rank
         self._poll = select.poll()
 
@@ -194,7 +194,7 @@ class _Leader:
         self._poll.register(connection, select.POLLIN)
 
     def _hear(self, fd: int) -> None:
-        """A process says who it is: one of the missing ranks, or it is refused."""
+        """Take a process as one of the missing ranks, or refuse it."""
         connection = self._new.pop(fd)
         self._poll.unregister(fd)
         fds: list[int] = []
@@ -222,7 +222,7 @@ class _Leader:
         connection.close()
 
     def _refusal(self, message: dict[str, Any], user: int, num_fds: int) -> tuple[str, Hello | None]:
-        """Why a process is none of the missing ranks, or its words."""
+        """Return the reason to refuse a process, or its words."""
         own = self._hellos[self._identity.rank]
         try:
             hello = Hello(**message)
@@ -307,7 +307,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _follow(identity: Identity, hello: Hello, folder: Folder, deadline: float, life: int) -> Meeting | None:
-    """Say who we are, and wait for the memory; None if there is no leader to say it to."""
+    """Join the leader, and wait for the memory; None if there is no leader."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         try:
             connection.settimeout(LATE_S)
@@ -350,7 +350,7 @@ def _follow(identity: Identity, hello: Hello, folder: Folder, deadline: float, l
 def _next(
     connection: socket.socket, identity: Identity, deadline: float, leader: str
 ) -> tuple[dict[str, Any] | None, list[int]]:
-    """What the leader says next.
+    """Receive the next message of the leader.
 
     Raises:
         LaunchError: it refuses us, or it says that the ranks will not meet.

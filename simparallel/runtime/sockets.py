@@ -44,10 +44,10 @@ class Folder:
 
 @contextlib.contextmanager
 def open_folder() -> Iterator[Folder]:
-    """Make and open it.
+    """Make and open the folder of this user's sockets.
 
     Raises:
-        LaunchError: it is somebody else's, or others could write to it.
+        LaunchError: it belongs to another user, or others could write to it.
     """
     path = os.path.join(tempfile.gettempdir(), f"simparallel-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
@@ -148,7 +148,7 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def own_life() -> int:
-    """A descriptor that becomes readable, for whoever has a copy of it, when this process ends."""
+    """Make a descriptor whose copies become readable when this process ends."""
     if hasattr(os, "pidfd_open") and not is_disabled("pidfd"):
         with contextlib.suppress(OSError):
             return os.pidfd_open(os.getpid())

@@ -25,7 +25,7 @@ def set_name(rank: int, program: str) -> None:
 def set_title(text: str) -> None:
     """Replace the command line by `text`, or by the beginning of it that fits. Linux only.
 
-    Only for a process whose arguments nobody needs any more: the host, and the devices that are forked from it.
+    Only for a process whose arguments have been read: the host, and the devices that are forked from it.
     """
     if sys.platform != "linux":
         return

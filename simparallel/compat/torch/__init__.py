@@ -23,8 +23,6 @@ from simparallel.autograd.functions import (
     cat,
     ceil,
     chunk,
-    clamp,
-    clip,
     concat,
     cos,
     cosh,
@@ -50,10 +48,8 @@ from simparallel.autograd.functions import (
     lt,
     masked_fill,
     matmul,
-    max,
     maximum,
     mean,
-    min,
     minimum,
     mul,
     ne,
@@ -111,6 +107,7 @@ from simparallel.compat.torch.creation import (
     zeros,
     zeros_like,
 )
+from simparallel.compat.torch.functions import clamp, clamp as clip, max, min
 
 __version__ = "2.13.0"  # of the names
 

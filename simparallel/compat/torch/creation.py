@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,14 @@ def full(
     return _placed(Tensor(np.full(size, fill_value, kind)), None, device, requires_grad)
 
 
-def arange(*bounds: Any, dtype: Any = None, device: Any = None) -> Tensor:
-    """The numbers from start to end, without end."""
-    return tensor(np.arange(*bounds).tolist(), dtype, device)
+def arange(
+    start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:  # fmt: skip
+    """The numbers from start to end, without end; `arange(end)` begins at 0."""
+    numbers = np.arange(start, end, step) if end is not None else np.arange(0, start, step)
+    kind = dtype or (np.float32 if numbers.dtype.kind == "f" else np.int64)
+    return _placed(Tensor(numbers.astype(kind)), None, device, requires_grad)
 
 
 def linspace(start: float, end: float, steps: int, dtype: Any = np.float32, device: Any = None) -> Tensor:
@@ -64,8 +70,14 @@ def eye(n: int, m: int | None = None, dtype: Any = np.float32, device: Any = Non
     return _placed(Tensor(np.eye(n, m, dtype=dtype)), None, device, False)
 
 
-def randint(low: int, high: int, size: Any, dtype: Any = np.int64, device: Any = None) -> Tensor:
-    """Integers from low to high, without high."""
+def randint(
+    low: Any = 0, high: Any = None, size: Any = None, *, dtype: Any = np.int64, device: Any = None
+) -> Tensor:
+    """Integers from low to high, without high; `randint(high, size)` begins at 0."""
+    if size is None:
+        high, size = None, high
+    if high is None:
+        low, high = 0, low
     drawn = sp.nn.init.uniform_(Tensor(np.empty(size, np.float64)), low, high)
     return _placed(Tensor(np.floor(drawn.data).astype(dtype)), None, device, False)
 
@@ -75,32 +87,45 @@ def randperm(n: int) -> Tensor:
     return Tensor(np.argsort(rand(n, dtype=np.float64).data, kind="stable"))
 
 
-def _sized(fill: Callable[[tuple[int, ...], Any], np.ndarray | Tensor]) -> Callable[..., Tensor]:
+def _sized(what: str, fill: Callable[[tuple[int, ...], Any], np.ndarray | Tensor]) -> Callable[..., Tensor]:
     """A function of a size, given as one sequence or as several numbers."""
 
     def create(
-        *size: Any, dtype: Any = np.float32, device: Any = None, requires_grad: bool = False
+        *sizes: Any, size: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
     ) -> Tensor:
-        shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-        made = fill(tuple(shape), dtype)
+        shape = sizes if size is None else size
+        shape = shape[0] if len(shape) == 1 and np.ndim(shape[0]) else shape
+        made = fill(tuple(map(index, shape)), np.dtype(dtype or np.float32))
         return _placed(made if isinstance(made, Tensor) else Tensor(made), None, device, requires_grad)
 
+    create.__doc__ = f"Make a Tensor {what}; its size is one sequence or several numbers."
     return create
 
 
-def _like(fill: Callable[[tuple[int, ...], Any], np.ndarray]) -> Callable[..., Tensor]:
+def _like(what: str, fill: Callable[[tuple[int, ...], Any], np.ndarray]) -> Callable[..., Tensor]:
     """A function of a Tensor, for another one of its shape, dtype and device."""
 
     def create(x: Tensor, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
         return _placed(Tensor(fill(x.shape, dtype or x.dtype)), None, device or x.device, requires_grad)
 
+    create.__doc__ = f"Make a Tensor {what}, by default of the shape, dtype and device of x."
     return create
 
 
-zeros, ones, empty = _sized(np.zeros), _sized(np.ones), _sized(np.empty)
-zeros_like, ones_like = _like(np.zeros), _like(np.ones)
-rand = _sized(lambda shape, dtype: sp.nn.init.uniform_(Tensor(np.empty(shape, dtype))))
-randn = _sized(lambda shape, dtype: sp.nn.init.normal_(Tensor(np.empty(shape, dtype))))
+zeros, ones, empty = (
+    _sized("of zeros", np.zeros),
+    _sized("of ones", np.ones),
+    _sized("of any values", np.empty),
+)
+zeros_like, ones_like = _like("of zeros", np.zeros), _like("of ones", np.ones)
+rand = _sized(
+    "of numbers from 0 to 1, evenly distributed",
+    lambda shape, dtype: sp.nn.init.uniform_(Tensor(np.empty(shape, dtype))),
+)
+randn = _sized(
+    "of numbers of the standard normal distribution",
+    lambda shape, dtype: sp.nn.init.normal_(Tensor(np.empty(shape, dtype))),
+)
 
 
 def _placed(made: Tensor, dtype: Any, device: Any, requires_grad: bool) -> Tensor:

@@ -9,27 +9,23 @@ from simparallel.compat.front import front, refuse, unused
 from simparallel.compat.mindspore.nn import utils
 from simparallel.nn import (
     BCEWithLogitsLoss,
-    CrossEntropyLoss,
     GroupNorm,
     HuberLoss,
     Identity,
     L1Loss,
-    LeakyReLU,
     LogSoftmax,
     Module as Cell,
     ModuleList as CellList,
     MSELoss,
-    MultiheadAttention,
-    NLLLoss,
     ReLU,
     RMSNorm,
     Sequential as SequentialCell,
     Sigmoid,
     SiLU,
-    SmoothL1Loss,
     Softmax,
     Tanh,
 )
+from simparallel.notes import note_once
 from simparallel.parallel import DistributedGradReducer
 from simparallel.train import F1, MAE, MSE, Accuracy, Fbeta, Loss, Metric, Precision, Recall
 
@@ -174,6 +170,12 @@ def GELU(approximate: bool = True) -> dict[str, Any]:
     return {"approximate": "tanh" if approximate else "none"}
 
 
+@front(nn.LeakyReLU)
+def LeakyReLU(alpha: float = 0.2) -> dict[str, Any]:
+    """x, or alpha x where it is negative."""
+    return {"negative_slope": alpha}
+
+
 def _padding(who: str, pad_mode: str, padding: Any) -> Any:
     """What `padding` is here; MindSpore gives four numbers as top, bottom, left, right."""
     if pad_mode != "pad":
@@ -195,7 +197,29 @@ def _padding(who: str, pad_mode: str, padding: Any) -> Any:
 
 def SoftmaxCrossEntropyWithLogits(sparse: bool = False, reduction: str = "none") -> nn.Module:
     """Cross-entropy of logits with class numbers (`sparse`), or with distributions."""
-    return CrossEntropyLoss(reduction) if sparse else nn.SoftmaxCrossEntropyWithLogits(reduction)
+    return nn.CrossEntropyLoss(reduction) if sparse else nn.SoftmaxCrossEntropyWithLogits(reduction)
+
+
+@front(nn.CrossEntropyLoss)
+def CrossEntropyLoss(
+    weight: Any = None, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0
+) -> dict[str, Any]:
+    """See `sp.nn.CrossEntropyLoss`."""
+    return {
+        "weight": weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing,
+    }  # fmt: skip
+
+
+@front(nn.NLLLoss)
+def NLLLoss(weight: Any = None, ignore_index: int = -100, reduction: str = "mean") -> dict[str, Any]:
+    """See `sp.nn.NLLLoss`."""
+    return {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
+
+
+@front(nn.SmoothL1Loss)
+def SmoothL1Loss(beta: float = 1.0, reduction: str = "none") -> dict[str, Any]:
+    """See `sp.nn.SmoothL1Loss`."""
+    return {"beta": beta, "reduction": reduction}
 
 
 @front(nn.BCELoss)
@@ -206,7 +230,7 @@ def BCELoss(weight: Any = None, reduction: str = "mean") -> dict[str, Any]:
 
 # --- optimizers --------------------------------------------------------------------------------------
 
-Momentum, RMSProp, Optimizer = optim.Momentum, optim.RMSprop, optim.Optimizer
+Momentum, Optimizer = optim.Momentum, optim.Optimizer
 
 
 @front(optim.SGD)
@@ -222,7 +246,22 @@ def SGD(
     }  # fmt: skip
 
 
-def _adam(
+@front(optim.RMSprop)
+def RMSProp(
+    params: Any, learning_rate: Any = 0.1, decay: float = 0.9, momentum: float = 0.0, epsilon: float = 1e-10,
+    use_locking: bool = False, centered: bool = False, loss_scale: float = 1.0, weight_decay: float = 0.0,
+) -> dict[str, Any]:  # fmt: skip
+    """See `sp.optim.RMSprop`, which adds `epsilon` to the root; MindSpore adds it under the root."""
+    unused("RMSProp", use_locking=use_locking or None)
+    refuse("RMSProp", "use Momentum, which has it", loss_scale=loss_scale if loss_scale != 1.0 else None)
+    return {
+        "params": params, "lr": learning_rate, "alpha": decay, "momentum": momentum, "eps": epsilon**0.5,
+        "centered": centered, "weight_decay": weight_decay,
+    }  # fmt: skip
+
+
+@front(optim.Adam)
+def Adam(
     params: Any, learning_rate: Any = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8,
     use_locking: bool = False, use_nesterov: bool = False, weight_decay: float = 0.0, loss_scale: float = 1.0,
     use_amsgrad: bool = False,
@@ -237,17 +276,15 @@ def _adam(
     }  # fmt: skip
 
 
-@front(optim.Adam)
-def Adam(*args: Any, **settings: Any) -> dict[str, Any]:
-    return _adam(*args, **settings)
-
-
 @front(optim.AdamW)
 def AdamWeightDecay(
     params: Any, learning_rate: Any = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-6,
     weight_decay: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """See `sp.optim.AdamW`."""
+    """See `sp.optim.AdamW`, which corrects the bias of the moments; MindSpore's optimizer does not."""
+    note_once(
+        "AdamWeightDecay corrects the bias of the moments here, so its first steps are other than MindSpore's."
+    )
     return {
         "params": params,
         "lr": learning_rate,

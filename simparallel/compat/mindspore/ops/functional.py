@@ -12,10 +12,8 @@ from simparallel import Tensor, functions, value_and_grad
 from simparallel.autograd.functions import (
     abs,
     add,
-    cross_entropy,
     div,
     exp,
-    flatten,
     gelu,
     log,
     matmul,
@@ -33,6 +31,7 @@ from simparallel.autograd.functions import (
     tanh,
     where,
 )
+from simparallel.compat.front import refuse
 from simparallel.compat.mindspore.common import grad, jit
 from simparallel.compat.mindspore.ops.primitive import axes, number
 
@@ -48,49 +47,95 @@ def _reduction(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return reduce
 
 
-sum = reduce_sum = _reduction(functions.sum)
+reduce_sum = _reduction(functions.sum)
 mean = reduce_mean = _reduction(functions.mean)
-max = reduce_max = _reduction(functions.max)
-min = reduce_min = _reduction(functions.min)
+reduce_max = _reduction(functions.max)
+reduce_min = _reduction(functions.min)
+
+
+def sum(input: Any, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """The sum along `dim`; None or () sums all."""
+    return functions.sum(input, axes(dim), keepdim)
+
+
+def max(input: Any, axis: int | None = None, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+    """(the largest elements along `axis`, where they are); without an axis the place is 0, as in MindSpore."""
+    return functions.max(input, axis, keepdims), _where(functions.argmax, input, axis, keepdims)
+
+
+def min(input: Any, axis: int | None = None, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+    """(the smallest elements along `axis`, where they are); without an axis the place is 0, as in MindSpore."""
+    return functions.min(input, axis, keepdims), _where(functions.argmin, input, axis, keepdims)
+
+
+def _where(choose: Callable[..., Tensor], x: Any, axis: int | None, keepdims: bool) -> Tensor:
+    found = Tensor(0) if axis is None else choose(x, axis, keepdims)
+    return functions.cast(found, "int32")
+
+
+def flatten(input: Any, order: str = "C", *, start_dim: int = 1, end_dim: int = -1) -> Tensor:
+    """Make one dim of several; by default the first one stays."""
+    refuse("flatten", "transpose before", order=order != "C")
+    return functions.flatten(input, start_dim, end_dim)
+
+
+def cross_entropy(
+    input: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """See `sp.functions.cross_entropy`."""
+    return functions.cross_entropy(
+        input, target, reduction, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing
+    )
 
 
 def softmax(input: Any, axis: int = -1) -> Tensor:
+    """See `sp.functions.softmax`."""
     return functions.softmax(input, axis)
 
 
 def log_softmax(logits: Any, axis: int = -1) -> Tensor:
+    """See `sp.functions.log_softmax`."""
     return functions.log_softmax(logits, axis)
 
 
 def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """See `sp.functions.argmax`; int64."""
     return functions.argmax(input, dim, keepdim)
 
 
 def cast(input: Any, dtype: Any) -> Tensor:
+    """Return the input in another dtype."""
     return functions.cast(input, dtype)
 
 
 def reshape(input: Any, shape: Sequence[int]) -> Tensor:
+    """Return the input in another shape."""
     return functions.reshape(input, *shape)
 
 
 def transpose(input: Any, input_perm: Sequence[int]) -> Tensor:
+    """Return the input with its dims in another order."""
     return functions.permute(input, *input_perm)
 
 
 def expand_dims(input_x: Any, axis: int) -> Tensor:
+    """Return the input with a new dim of size 1 at `axis`."""
     return functions.unsqueeze(input_x, axis)
 
 
 def squeeze(input: Any, axis: Any = None) -> Tensor:
+    """Return the input without dims of size 1; None or () drops all of them."""
     return functions.squeeze(input, axes(axis))
 
 
 def tile(input: Any, dims: Sequence[int]) -> Tensor:
+    """Repeat the input along each dim."""
     return functions.tile(input, *dims)
 
 
 def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:
+    """Put the Tensors one after the other along `axis`."""
     return functions.cat(tensors, axis)
 
 
@@ -98,10 +143,13 @@ cat = concat
 
 
 def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
+    """Put the Tensors side by side along a new dim at `axis`."""
     return functions.stack(tensors, axis)
 
 
 def one_hot(indices: Any, depth: int, on_value: Any = 1, off_value: Any = 0, axis: int = -1) -> Tensor:
+    """`on_value` at the class of each number of `indices`, `off_value` elsewhere."""
+    refuse("one_hot", "classes are the last dim", axis=axis if axis != -1 else None)
     return functions.one_hot(indices, int(number(depth)), number(on_value), number(off_value))
 
 
@@ -119,18 +167,22 @@ scalar_to_tensor = scalar_to_array
 
 
 def zeros(size: Any, dtype: Any = "float32") -> Tensor:
+    """A Tensor of zeros."""
     return Tensor(np.zeros(size, dtype))
 
 
 def ones(size: Any, dtype: Any = "float32") -> Tensor:
+    """A Tensor of ones."""
     return Tensor(np.ones(size, dtype))
 
 
 def zeros_like(input: Any, dtype: Any = None) -> Tensor:
+    """Zeros of the input's shape and, by default, its dtype."""
     return zeros(input.shape, dtype or input.dtype)
 
 
 def ones_like(input: Any, dtype: Any = None) -> Tensor:
+    """Ones of the input's shape and, by default, its dtype."""
     return ones(input.shape, dtype or input.dtype)
 
 

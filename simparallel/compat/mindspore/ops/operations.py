@@ -33,12 +33,11 @@ from simparallel.autograd import (
     SiLU,
     Softmax,
     Sqrt,
-    Stack,
     Sub,
     Tanh,
     Where as Select,
 )
-from simparallel.compat.front import refuse
+from simparallel.compat.front import refuse, unused
 from simparallel.compat.mindspore.ops.primitive import Primitive, Resolved, axes, number, primitive
 
 TensorAdd, RealDiv, BatchMatMul = Add, Div, MatMul
@@ -87,7 +86,8 @@ def OneHot(axis: int = -1) -> Call:
 
 @primitive
 def Argmax(axis: int = -1, output_type: Any = None) -> Call:
-    """The place of the first maximum along `axis`."""
+    """The place of the first maximum along `axis`, int64."""
+    unused("Argmax", output_type=output_type)
     return lambda x: (ops.ArgMax, (axis,), (x,))
 
 
@@ -116,9 +116,16 @@ def ExpandDims() -> Call:
 
 
 @primitive
-def Squeeze(axis: Any) -> Call:
-    """x without dims of size 1."""
-    return lambda x: (ops.Squeeze, (axes(axis),), (x,))
+def Squeeze(axis: Any = ()) -> Call:
+    """x without dims of size 1; () drops all of them."""
+
+    def resolve(x: Any) -> Resolved:
+        dims = axes(axis)
+        if dims is None:
+            dims = tuple(dim for dim, size in enumerate(x.shape) if size == 1)
+        return ops.Squeeze, (dims,), (x,)
+
+    return resolve
 
 
 @primitive
@@ -137,6 +144,12 @@ def BroadcastTo(shape: Any) -> Call:
 def Concat(axis: int = 0) -> Call:
     """The Tensors of a tuple, one after the other along `axis`."""
     return lambda tensors: (ops.Concat, (axis,), tuple(tensors))
+
+
+@primitive
+def Stack(axis: int = 0) -> Call:
+    """The Tensors of a tuple, side by side along a new dim at `axis`."""
+    return lambda tensors: (ops.Stack, (axis,), tuple(tensors))
 
 
 @primitive

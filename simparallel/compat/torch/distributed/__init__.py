@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import simparallel as sp
-from simparallel import Group, Tensor, Work
+from simparallel import Group, Tensor, Work, world
 from simparallel.compat.front import unused
-from simparallel.world import get_rank, get_world_size
 
 BACKENDS = ("nccl", "gloo", "mpi", "tcp", "ucc")
 
@@ -28,6 +27,18 @@ class group:
     """The world, as a group."""
 
     WORLD = None
+
+
+class Finished:
+    """The `Work` of a call that ended before it returned."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """True."""
+        return True
 
 
 def init_process_group(
@@ -52,11 +63,22 @@ def init_process_group(
             raise sp.errors.InputError(f"init_process_group: {name}={given}, but it is {real} in this run.")
 
 
+def get_rank(group: Group | None = None) -> int:
+    """This rank, or its position in a group; -1 if it is no member."""
+    return world.get_rank(group) if _is_member(group) else -1
+
+
+def get_world_size(group: Group | None = None) -> int:
+    """Number of ranks of the run, or of a group; -1 if this rank is no member."""
+    return world.get_world_size(group) if _is_member(group) else -1
+
+
 def destroy_process_group(group: Group | None = None) -> None:
     """End communication; here it ends with the process."""
 
 
 def is_available() -> bool:
+    """True: collectives need nothing else."""
     return True
 
 
@@ -74,14 +96,19 @@ def new_group(
     ranks: Sequence[int] | None = None, timeout: Any = None, backend: str | None = None,
     use_local_synchronization: bool = False, **more: Any,
 ) -> Group:  # fmt: skip
-    """A group of these ranks, see `sp.new_group`. Collective: over all ranks, or with the last setting its members."""
+    """A group of these ranks in ascending order, see `sp.new_group`.
+
+    Collective: over all ranks, or with `use_local_synchronization` over its members.
+    """
     unused("new_group", timeout=timeout, backend=backend, **more)
-    chosen = range(get_world_size()) if ranks is None else ranks
+    chosen = range(get_world_size()) if ranks is None else sorted(ranks)
     return sp.new_group(chosen, use_local_synchronization=use_local_synchronization)
 
 
-def barrier(group: Group | None = None, async_op: bool = False, device_ids: Any = None) -> None:
+def barrier(group: Group | None = None, async_op: bool = False, device_ids: Any = None) -> Finished | None:
+    """Wait for all ranks of the group."""
     sp.barrier(group)
+    return _finished("barrier", async_op)
 
 
 def broadcast(
@@ -109,78 +136,78 @@ def reduce(
 
 def all_gather(
     tensor_list: list[Tensor], tensor: Tensor, group: Group | None = None, async_op: bool = False
-) -> None:
+) -> Finished | None:
     """Fill `tensor_list` with the ranks' tensors."""
-    _only_now("all_gather", async_op)
     _fill("all_gather", tensor_list, sp.all_gather(_one_row(tensor), group=group))
+    return _finished("all_gather", async_op)
 
 
 def gather(
     tensor: Tensor, gather_list: list[Tensor] | None = None, dst: int = 0, group: Group | None = None,
     async_op: bool = False,
-) -> None:  # fmt: skip
+) -> Finished | None:  # fmt: skip
     """Fill `gather_list` of rank `dst` with the ranks' tensors."""
-    _only_now("gather", async_op)
     found = sp.gather(_data(tensor), dst, group)
     if found is not None:
         _fill("gather", gather_list, found)
+    return _finished("gather", async_op)
 
 
 def scatter(
     tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, src: int = 0, group: Group | None = None,
     async_op: bool = False,
-) -> None:  # fmt: skip
+) -> Finished | None:  # fmt: skip
     """Fill `tensor` with its entry of rank `src`'s list."""
-    _only_now("scatter", async_op)
     listed = None if scatter_list is None or get_rank() != src else [_data(entry) for entry in scatter_list]
     sp.scatter(listed, src, group, out=_data(tensor))
+    return _finished("scatter", async_op)
 
 
 def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: str = ReduceOp.SUM, group: Group | None = None,
     async_op: bool = False,
-) -> None:  # fmt: skip
+) -> Finished | None:  # fmt: skip
     """Fill `output` with the reduction of the ranks' entries for this rank."""
-    _only_now("reduce_scatter", async_op)
     rows = sp.functions.stack([entry.detach() for entry in input_list])
     sp.reduce_scatter(rows.data, 0, op, group, out=_one_row(output))
+    return _finished("reduce_scatter", async_op)
 
 
 def all_to_all(
     output_tensor_list: list[Tensor], input_tensor_list: Sequence[Tensor], group: Group | None = None,
     async_op: bool = False,
-) -> None:  # fmt: skip
+) -> Finished | None:  # fmt: skip
     """Send entry r to rank r; fill the output list with what came from each."""
-    _only_now("all_to_all", async_op)
     rows = sp.functions.stack([entry.detach() for entry in input_tensor_list])
     _fill("all_to_all", output_tensor_list, sp.all_to_all(rows.data, group=group))
+    return _finished("all_to_all", async_op)
 
 
 def all_gather_into_tensor(
     output_tensor: Tensor, input_tensor: Tensor, group: Group | None = None, async_op: bool = False
-) -> None:
+) -> Finished | None:
     """Fill `output_tensor` with the ranks' tensors, one after the other along the first dim."""
-    _only_now("all_gather_into_tensor", async_op)
     sp.all_gather(_data(input_tensor), group=group, out=_data(output_tensor))
+    return _finished("all_gather_into_tensor", async_op)
 
 
 def reduce_scatter_tensor(
     output: Tensor, input: Tensor, op: str = ReduceOp.SUM, group: Group | None = None, async_op: bool = False
-) -> None:
+) -> Finished | None:
     """Fill `output` with this rank's part, along the first dim, of the reduction."""
-    _only_now("reduce_scatter_tensor", async_op)
     sp.reduce_scatter(_data(input), 0, op, group, out=_data(output))
+    return _finished("reduce_scatter_tensor", async_op)
 
 
 def all_to_all_single(
     output: Tensor, input: Tensor, output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None, group: Group | None = None, async_op: bool = False,
-) -> None:  # fmt: skip
+) -> Finished | None:  # fmt: skip
     """Fill `output` with the parts, along the first dim, that the ranks send here."""
-    _only_now("all_to_all_single", async_op)
     output.data[...] = sp.all_to_all(
         _data(input), group=group, input_splits=input_split_sizes, output_splits=output_split_sizes
     )
+    return _finished("all_to_all_single", async_op)
 
 
 def monitored_barrier(group: Group | None = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -208,6 +235,7 @@ def broadcast_object_list(object_list: list[Any], src: int = 0, group: Group | N
 
 
 def send(tensor: Tensor, dst: int, group: Group | None = None, tag: int = 0) -> None:
+    """Send `tensor` to rank `dst`, see `sp.send`."""
     sp.send(tensor, dst, tag)
 
 
@@ -219,10 +247,12 @@ def recv(tensor: Tensor, src: int | None = None, group: Group | None = None, tag
 
 
 def isend(tensor: Tensor, dst: int, group: Group | None = None, tag: int = 0) -> Work:
+    """Begin to send `tensor` to rank `dst`, see `sp.isend`."""
     return sp.isend(tensor, dst, tag)
 
 
 def irecv(tensor: Tensor, src: int | None = None, group: Group | None = None, tag: int = 0) -> Work:
+    """Begin to fill `tensor` with the next message of rank `src`, None for any; see `sp.irecv`."""
     return sp.irecv(tensor, src, tag)
 
 
@@ -230,9 +260,15 @@ def _work(result: Any, async_op: bool) -> Work | None:
     return result if async_op else None
 
 
-def _only_now(who: str, async_op: bool) -> None:
-    if async_op:
-        unused(who, async_op=async_op)
+def _finished(who: str, async_op: bool) -> Finished | None:
+    if not async_op:
+        return None
+    unused(who, async_op=async_op)
+    return Finished()
+
+
+def _is_member(group: Group | None) -> bool:
+    return group is None or world.get_rank() in group.ranks
 
 
 def _data(tensor: Tensor) -> Any:

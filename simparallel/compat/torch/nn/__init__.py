@@ -1,6 +1,59 @@
-"""`torch.nn`: `sp.nn` has PyTorch's names and arguments."""
+"""`torch.nn`: `sp.nn`, with PyTorch's arguments where those are others."""
 
+# mypy: disable-error-code="no-redef"
+
+from __future__ import annotations
+
+from typing import Any
+
+from simparallel import nn
+from simparallel.compat.front import front, refuse
 from simparallel.compat.torch.nn import functional, parallel, utils
 from simparallel.nn import *  # noqa: F403
 from simparallel.nn import SyncBatchNorm, init
 from simparallel.parallel import DataParallel
+
+# sp's takes (x, context, mask) and gives one result: PyTorch's calls (query, key, value) would mean something else.
+del MultiheadAttention  # noqa: F821
+
+
+@front(nn.CrossEntropyLoss)
+def CrossEntropyLoss(
+    weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0
+) -> dict[str, Any]:
+    """See `sp.nn.CrossEntropyLoss`."""
+    return {
+        "weight": weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing,
+    }  # fmt: skip
+
+
+@front(nn.NLLLoss)
+def NLLLoss(weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean") -> dict[str, Any]:
+    """See `sp.nn.NLLLoss`."""
+    return {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
+
+
+@front(nn.MaxPool2d)
+def MaxPool2d(
+    kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, return_indices: bool = False,
+    ceil_mode: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """See `sp.nn.MaxPool2d`."""
+    refuse("MaxPool2d", "leave it out", return_indices=return_indices)
+    return {
+        "kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation,
+        "ceil_mode": ceil_mode,
+    }  # fmt: skip
+
+
+@front(nn.AvgPool2d)
+def AvgPool2d(
+    kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """See `sp.nn.AvgPool2d`."""
+    refuse("AvgPool2d", "divide the result", divisor_override=divisor_override)
+    return {
+        "kernel_size": kernel_size, "stride": stride, "padding": padding, "ceil_mode": ceil_mode,
+        "count_include_pad": count_include_pad,
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simparallel import data
@@ -14,8 +15,13 @@ from simparallel.data import (
     SequentialSampler,
     Subset,
     TensorDataset,
-    default_collate,
 )
+
+
+def default_collate(batch: Sequence[Any]) -> Any:
+    """See `sp.data.default_collate`; samples of a single field make a batch that is this field alone."""
+    made = data.default_collate(batch)
+    return made if isinstance(batch[0], (tuple, list, Mapping)) else made[0]
 
 
 @front(data.DataLoader)
@@ -30,6 +36,14 @@ def DataLoader(
     refuse("DataLoader", "call sp.manual_seed", generator=generator)
     unused("DataLoader", num_workers=num_workers or None, pin_memory=pin_memory or None)
     unused("DataLoader", prefetch_factor=prefetch_factor, persistent_workers=persistent_workers or None)
+    unused("DataLoader", timeout=timeout or None, worker_init_fn=worker_init_fn)
+    unused(
+        "DataLoader",
+        multiprocessing_context=multiprocessing_context,
+        pin_memory_device=pin_memory_device or None,
+    )
+    if collate_fn is None and not getattr(dataset, "vectorized", False):
+        collate_fn = default_collate
     return {
         "dataset": dataset, "batch_size": batch_size, "shuffle": bool(shuffle), "sampler": sampler,
         "collate_fn": collate_fn, "drop_last": drop_last,

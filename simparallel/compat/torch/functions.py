@@ -1,0 +1,34 @@
+"""Functions of `torch` whose arguments or results are others than those of `sp.functions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simparallel import Tensor, functions
+from simparallel.autograd.functions_shape import Largest
+
+
+def max(input: Any, dim: Any = None, keepdim: bool = False) -> Tensor | Largest:
+    """The largest element; with `dim` (values, indices) along it, with a Tensor the larger of each two."""
+    if isinstance(dim, Tensor):
+        return functions.maximum(input, dim)
+    return functions.max(input) if dim is None else _chosen(functions.argmax, input, dim, keepdim)
+
+
+def min(input: Any, dim: Any = None, keepdim: bool = False) -> Tensor | Largest:
+    """The smallest element; with `dim` (values, indices) along it, with a Tensor the smaller of each two."""
+    if isinstance(dim, Tensor):
+        return functions.minimum(input, dim)
+    return functions.min(input) if dim is None else _chosen(functions.argmin, input, dim, keepdim)
+
+
+def clamp(input: Any, min: Any = None, max: Any = None) -> Tensor:
+    """See `sp.functions.clip`."""
+    return functions.clip(input, min, max)
+
+
+def _chosen(choose: Any, input: Any, dim: int, keepdim: bool) -> Largest:
+    """Where `choose` finds an element along `dim`, and the element, which alone gets the gradient."""
+    indices = choose(input, dim, True)
+    found = Largest(functions.gather(input, dim, indices), indices)
+    return found if keepdim else Largest(*(functions.squeeze(y, dim) for y in found))
