@@ -79,7 +79,12 @@ class DeviceSpec:
         return self.peak_flops_per_s[min(larger) if larger else max(self.peak_flops_per_s)]
 
     def time_ps(self, flops: int, size_bytes: int, itemsize: int) -> int:
-        """Time [ps] of one operation that does `flops` and moves `size_bytes`."""
+        """Time [ps] of one operation that does `flops` and moves `size_bytes`: its launch and the roofline.
+
+        An operation without work, such as a reshape, is a view: nothing is launched.
+        """
+        if flops == 0 and size_bytes == 0:
+            return 0
         roofline_s = max(flops / self.peak(itemsize), size_bytes / self.memory_bandwidth_bytes_per_s)
         return picoseconds(self.launch_s + roofline_s)
 

@@ -1,8 +1,8 @@
 """The memory of one simulated device: which arrays are alive, by category, and how many may be.
 
 Nothing is estimated: an array is counted from the moment it is held until Python frees it. Views
-cost nothing; what is counted is the array that owns the memory. What a device holds that no op
-made and no module owns (a batch that was just loaded) is not counted.
+cost nothing; what is counted is the array that owns the memory. Tensors that neither an op nor a module made, such
+as a batch that was just loaded, are counted where the device has a limit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from simparallel.errors import DeviceOutOfMemoryError, InputError
 from simparallel.units import format_bytes
 
-PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS = CATEGORIES = (
-    "parameters", "gradients", "optimizer state", "activations", "buffers",
+PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, TENSORS = CATEGORIES = (
+    "parameters", "gradients", "optimizer state", "activations", "buffers", "tensors",
 )  # fmt: skip
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -98,12 +98,20 @@ class MemoryAccount:
         if self.limit_bytes is not None and self.total + size_bytes > self.limit_bytes:
             raise self._out_of_memory(size_bytes, what)
 
-    def hold(self, array: Any, category: str, *, move: bool = False) -> None:
+    def hold(
+        self, array: Any, category: str, *, move: bool = False, what: str = "", is_copied: bool = False
+    ) -> None:
         """Count the memory behind `array` until it is freed.
 
-        Memory that is counted already stays in its category, unless `move`.
+        Memory that is counted already stays in its category, unless `move`. With `is_copied` a device would have a
+        copy of the array: of a view, only its own elements are counted.
+
+        Raises:
+            DeviceOutOfMemoryError: there is no room for `what` it is; it is not counted then.
         """
-        array = owner_of(array)
+        owner = owner_of(array)
+        if not is_copied or id(owner) in self._held:
+            array = owner
         key = id(array)
         held = self._held.get(key)
         if held is not None:
@@ -112,6 +120,8 @@ class MemoryAccount:
                 self.live[category] += held.size_bytes
                 held.category = category
             return
+        if self.limit_bytes is not None:
+            self.make_room(array.nbytes, what or f"an array of {category}")
         held = _Held(array, self._release)
         held.key, held.size_bytes, held.category = key, array.nbytes, category
         self._held[key] = held

@@ -60,6 +60,8 @@ def play(case: str) -> None:
             sp.send(x, 1)
         if rank == 1:
             sp.recv(x, 0)
+        trace = sp.Trace.of_this_rank()
+        print("trace", trace.ranks, [event.name for event in trace.events][0])
         return
     if case == "unreceived":
         if rank == 0:

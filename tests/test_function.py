@@ -181,4 +181,4 @@ def on_ranks() -> None:
 
 
 def test_on_devices_and_sharded() -> None:
-    sp.launch(on_ranks, world_size=2, transport="inline")
+    sp.launch(on_ranks, world_size=2, transport="inline", devices_per_rank=2)

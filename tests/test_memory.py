@@ -178,5 +178,32 @@ def test_ranks_report_what_they_held(transport):
 @pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=pytest.mark.process)])
 def test_a_device_without_room_fails_the_run(transport):
     with pytest.raises(sp.errors.RunFailedError, match=r"needs .*In layer module\.0\.") as caught:
-        sp.launch(fill, (4000,), world_size=2, transport=transport, device_memory="100KB", echo=False)
+        sp.launch(fill, (2000,), world_size=2, transport=transport, device_memory="100KB", echo=False)
     assert isinstance(caught.value.__cause__, DeviceOutOfMemoryError)
+
+
+def test_own_tensors_count_towards_the_limit() -> None:
+    """A hundred Tensors of 4 MB do not fit into 64 MB; they are given back when they go."""
+    with use_recorder(Recorder(0, describe(1), memory_bytes=64 * 10**6)) as recorder:
+        kept = [sp.Tensor(np.zeros((1000, 1000), np.float32)) for _ in range(16)]
+        with pytest.raises(
+            DeviceOutOfMemoryError, match=r"a tensor of shape \(1, 1\) needs 4 B.*tensors 64 MB"
+        ):
+            sp.Tensor(np.zeros((1, 1), np.float32))
+        assert recorder.memory.live["tensors"] == 64 * 10**6
+        kept.clear()
+        assert recorder.memory.total == 0
+        samples = np.zeros((10**6, 100), np.float32)  # of the host
+        batch = sp.Tensor(samples[:32])
+        assert recorder.memory.live["tensors"] == batch.nbytes == 32 * 400
+
+
+def test_gradients_count_towards_the_limit() -> None:
+    """A layer whose parameters fit, and whose gradients do not: the error says what they need."""
+    with use_recorder(Recorder(0, describe(1), memory_bytes=70_000)) as recorder:
+        layer = sp.nn.Linear(100, 100)
+        loss = layer(sp.Tensor(np.ones((1, 100), np.float32))).sum()
+        with pytest.raises(DeviceOutOfMemoryError) as caught:
+            loss.backward()
+        assert caught.value.needed_bytes == 40_000
+        assert recorder.memory.total <= 70_000

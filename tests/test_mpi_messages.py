@@ -19,6 +19,7 @@ from oracles import World
 
 import simparallel as sp
 from simparallel.errors import InputError, RunFailedError
+from simparallel.recording import Recorded
 from simparallel.runtime import mpi_rank
 from simparallel.runtime.reports import Outcome
 
@@ -180,5 +181,5 @@ def test_what_a_rank_tells_of_its_end_comes_back_whole(world):
 
     events = [event for event in world.run(2, program).trace.events if event.rank == 1]
     assert {len(event.group) for event in events} == {0, 2}
-    outcome = Outcome(1, None, None, events, [(0, "loss", 1.5)], {})
-    assert mpi_rank.outcome_of(json.loads(json.dumps(mpi_rank._fields(outcome)))) == outcome
+    outcome = Outcome(1, None, None, Recorded([tuple(event) for event in events]), [(0, "loss", 1.5)], {})
+    assert mpi_rank.outcome_of(json.loads(json.dumps(mpi_rank.fields_of(outcome)))) == outcome

@@ -84,7 +84,11 @@ def test_a_group_is_as_slow_as_its_slowest_link(nodes: Any, size: int, data: st.
     ranks = tuple(data.draw(st.permutations(range(world_size))))[: data.draw(st.integers(1, world_size))]
     inside = any(set(ranks) <= set(node) for node in nodes)
     flat = ClusterSpec(world_size, DEVICE, FAST if inside else SLOW)
-    for op in ("all_reduce", "broadcast", "all_to_all", "barrier"):
+    for op in ("all_reduce", "broadcast", "reduce_scatter"):
+        assert spec.collective(op, size, ranks, algorithm="ring") == flat.collective(
+            op, size, ranks, algorithm="ring"
+        )
+    for op in ("all_reduce", "broadcast", "all_to_all", "barrier") if inside else ():
         assert spec.collective(op, size, ranks) == flat.collective(op, size, ranks)
     assert spec.message(size, ranks[0], ranks[-1]) == ClusterSpec(
         world_size, DEVICE, FAST if spec.node_of(ranks[0]) == spec.node_of(ranks[-1]) else SLOW

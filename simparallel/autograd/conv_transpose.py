@@ -86,19 +86,18 @@ class ConvTranspose2d(Op):
         ctx.x = xp.ascontiguousarray(x.transpose(_PLANES), dtype=wide)
         ctx.w = w.astype(wide, copy=False)
         image = xp.broadcast_to(xp.zeros((), wide), (ctx.groups * w.shape[1], *ctx.at.image, x.shape[0]))
-        y: Any = gathered.planes_backward(xp, image, ctx.w, ctx.x, ctx.at, ctx.groups, True, None)
+        y = gathered.planes_backward(xp, image, ctx.w, ctx.x, ctx.at, ctx.groups, True, None)
+        assert y is not None  # it was asked for
         if b and not ctx.offset("c"):  # where c is cut, y is an addend: the bias belongs to one of them
             y = y + b[0][:, None, None, None]
         return y.transpose(_FROM_PLANES).astype(dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        xp, needs = ctx.xp, ctx.needs
-        dx: Any = None
-        dw: Any = None
-        db: Any = None
+        xp, needs, dx, dw, db = ctx.xp, ctx.needs, None, None, None
         dy = xp.ascontiguousarray(dy.transpose(_PLANES), dtype=ctx.x.dtype)
         if needs[0]:
-            dx = gathered.planes_forward(xp, dy, ctx.w, ctx.at, ctx.groups, False).transpose(_FROM_PLANES)
+            dx_planes = gathered.planes_forward(xp, dy, ctx.w, ctx.at, ctx.groups, False)
+            dx = dx_planes.transpose(_FROM_PLANES)
         if needs[1]:
             dw = xp.empty(ctx.w.shape, ctx.w.dtype)
             gathered.planes_backward(xp, dy, ctx.w, ctx.x, ctx.at, ctx.groups, False, dw)

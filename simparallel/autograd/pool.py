@@ -137,7 +137,9 @@ class AvgPool2d(AbstractPool):
             self.count_include_pad and (not self.ceil_mode or self.padding == "same")
         ):
             return 1.0 / prod(at.kernel)
-        pads = self.padding if self.count_include_pad and isinstance(self.padding, tuple) else (0, 0)
+        pads: Pair = (0, 0)
+        if self.count_include_pad and isinstance(self.padding, tuple):
+            pads = self.padding
         sizes = [
             [min(p * s - b + k, size + pad) - max(p * s - b, -pad) for p in range(out)]
             for size, k, s, b, out, pad in zip(

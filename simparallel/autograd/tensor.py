@@ -30,6 +30,7 @@ from simparallel.errors import (
     ShapeError,
 )
 from simparallel.events import current_recorder
+from simparallel.memory import TENSORS
 
 if TYPE_CHECKING:
     from simparallel.layout import Layout
@@ -96,6 +97,10 @@ class Tensor(TensorAttributes, TensorInPlace, TensorReading, TensorAliases, Tens
         check_numbers("Tensor", data)
         if requires_grad:
             check_differentiable(data)
+        recorder = current_recorder()
+        if recorder is not None and recorder.memory.limit_bytes is not None:
+            what = f"a tensor of shape {data.shape}"
+            recorder.of(self._device).memory.hold(data, TENSORS, what=what, is_copied=True)
         self._data: Array = data
         self._grad: Tensor | None = None
         self._requires_grad = requires_grad

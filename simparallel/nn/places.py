@@ -28,8 +28,7 @@ def hold(tensor: Tensor, category: str, what: str) -> None:
     recorder = current_recorder()
     if recorder is not None:
         memory = recorder.of(tensor._device or recorder.device).memory
-        memory.hold(tensor.data, category, move=True)
-        memory.make_room(0, what)
+        memory.hold(tensor.data, category, move=True, what=what)
 
 
 def move_to(module: Module, *args: Any, **kwargs: Any) -> None:

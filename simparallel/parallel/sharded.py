@@ -362,8 +362,8 @@ def shard_parameter(x: Tensor, target: Placement) -> Tensor:
     x.placement = target
     recorder = current_recorder()
     if recorder is not None:
-        recorder.memory.hold(x.data, PARAMETERS, move=True)
-        recorder.memory.make_room(0, f"a slice of a parameter of shape {x.shape}")
+        what = f"a slice of a parameter of shape {x.shape}"
+        recorder.memory.hold(x.data, PARAMETERS, move=True, what=what)
     return x
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from simparallel.cluster import PS_PER_S, ClusterSpec
 from simparallel.errors import InputError
-from simparallel.events import KINDS, Event, stream_order
+from simparallel.events import KINDS, Event, current_recorder, stream_order
 from simparallel.files import write_atomically
-from simparallel.recording import Totals
+from simparallel.recording import Totals, join
 from simparallel.trace import chrome, metrics, profiler
 from simparallel.units import format_number_of, format_numbers, format_seconds
 
@@ -54,6 +54,19 @@ class Trace:
                     f"Trace: event {event.name!r} of rank {event.rank} does not fit a cluster of "
                     f"{cluster.world_size}; ranks are 0 to {cluster.world_size - 1}."
                 )
+
+    @classmethod
+    def of_this_rank(cls) -> Trace:
+        """Take what the calling rank has recorded so far, for a process that no launcher collects it from.
+
+        Raises:
+            InputError: it records nothing: `sp.init()` was not called.
+        """
+        recorder = current_recorder()
+        if recorder is None:
+            raise InputError("Trace.of_this_rank: nothing is recorded here; call sp.init() first.")
+        events, totals = join([recorder.recorded()])
+        return cls(events, recorder.cluster, totals=totals)
 
     def __len__(self) -> int:
         return len(self.events)

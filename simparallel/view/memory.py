@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with any colour vision.
-_COLORS = dict(zip(CATEGORIES, ("#0072B2", "#E69F00", "#009E73", "#56B4E9", "#999999"), strict=True))
+_COLORS = dict(
+    zip(CATEGORIES, ("#0072B2", "#E69F00", "#009E73", "#56B4E9", "#999999", "#CC79A7"), strict=True)
+)
 _MOST_STEPS = 60  # whose operations can be seen
 
 
