@@ -99,12 +99,14 @@ class MemoryAccount:
             raise self._out_of_memory(size_bytes, what)
 
     def hold(
-        self, array: Any, category: str, *, move: bool = False, what: str = "", is_copied: bool = False
-    ) -> None:
+        self, array: Any, category: str, *, move: bool = False, what: str = "", is_copied: bool = False,
+        is_limited: bool = True,
+    ) -> None:  # fmt: skip
         """Count the memory behind `array` until it is freed.
 
         Memory that is counted already stays in its category, unless `move`. With `is_copied` a device would have a
-        copy of the array: of a view, only its own elements are counted.
+        copy of the array: of a view, only its own elements are counted. With `is_limited=False` it is counted beyond
+        the limit, too: a caller that has worked with it cannot give it back.
 
         Raises:
             DeviceOutOfMemoryError: there is no room for `what` it is; it is not counted then.
@@ -120,7 +122,7 @@ class MemoryAccount:
                 self.live[category] += held.size_bytes
                 held.category = category
             return
-        if self.limit_bytes is not None:
+        if self.limit_bytes is not None and is_limited:
             self.make_room(array.nbytes, what or f"an array of {category}")
         held = _Held(array, self._release)
         held.key, held.size_bytes, held.category = key, array.nbytes, category

@@ -506,4 +506,4 @@ def test_a_gradient_that_only_other_ranks_have_lies_where_its_parameter_does():
         optimizer.step()
         return model.module.a.item(), model.module.b.item()
 
-    assert list(sp.launch(program, world_size=2, transport="inline")) == [(0, 0)] * 2
+    assert list(sp.launch(program, world_size=2, transport="inline", devices_per_rank=2)) == [(0, 0)] * 2

@@ -132,7 +132,7 @@ class Index(Op):
             _check_range(own[i], size, dim)
             if size != x.shape[dim]:
                 own[i] = self._within(ctx, own[i].astype("int64"), dim, size)
-        ctx.indices = own
+        ctx.indices = tuple(own)  # the tape watches tuples of arrays for writes
         y = ctx.xp.take(x, own[0], axis=self.dims[0]) if len(own) == 1 else x[self._key(x.ndim, own)]
         return y if ctx.inside is None else self._masked(ctx, y)
 

@@ -327,9 +327,9 @@ class Optimizer:
             return
         accounts = {id(param): recorder.of(param._device or FIRST).memory for param, _ in held}
         for param, array in held:
-            accounts[id(param)].hold(array, OPTIMIZER)
+            accounts[id(param)].hold(array, OPTIMIZER, is_limited=False)
         for array in shared:
-            recorder.memory.hold(array, OPTIMIZER)
+            recorder.memory.hold(array, OPTIMIZER, is_limited=False)
         self._num_held = len(held) + len(shared)
 
     def _checked_grad(self, i: int, param: Tensor, grad: Any) -> Array | None:
