@@ -172,7 +172,9 @@ class Runner:
         assert survivors <= set(error.reports)
         for rank in survivors:
             self.check_survivor(case, error.reports[rank]["summary"])
-        if case.action in SILENT or case.action == "exit0":
+        if case.action == "SIGSTOP" and error.rank == case.rank:  # the launcher saw that it was stopped
+            assert f"rank {case.rank} of {case.world_size} failed: process is stopped (SIGSTOP)" in str(error)
+        elif case.action in SILENT or case.action == "exit0":
             assert error.rank in survivors
             assert re.search(f"rank {case.rank} {HOW[case.action]}", str(error))
         else:

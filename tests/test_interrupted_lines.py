@@ -42,12 +42,13 @@ def busy() -> None:
 def test_a_deadline_names_the_line_of_the_busy_rank() -> None:
     with pytest.raises(RunFailedError) as info:
         sp.launch(busy, world_size=3, timeout_s=0.5, echo=False)
-    line = busy.__code__.co_firstlineno + 3
+    first = busy.__code__.co_firstlineno
+    line = rf"({first + 2}|{first + 3})"
     assert isinstance(info.value.__cause__, DeadlineError)
     assert re.search(
         rf"^rank 0 was at .*{Path(__file__).name}:{line} in busy$", str(info.value), re.MULTILINE
     )
-    assert info.value.reports[0]["at"].endswith(f":{line} in busy")
+    assert re.search(f":{line} in busy$", info.value.reports[0]["at"])
 
 
 @pytest.mark.parametrize("way", ["launch", "run"])
