@@ -128,22 +128,35 @@ def _check_device(name: str | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    top = parser()
-    options, unknown = top.parse_known_args(given)
+    try:
+        code = _code_of(_options(given))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where it can be told what became of it
+        return code
+    except SystemExit:  # argparse has printed its help
+        if sys.stdout is not None and _reader_is_gone():
+            _drop_output()
+        raise
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        _drop_output()
+        return 128 + signal.SIGPIPE  # as a shell says when the reader of a program has left
+
+
+def _options(given: list[str]) -> argparse.Namespace:
+    """The command line, parsed; exits after help and after a usage error."""
+    options, unknown = parser().parse_known_args(given)
     if unknown:  # the usage of its command says more than that of all
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.command in RUN_COMMANDS:
         options.arguments = _passed_on(given, options)
-    try:
-        code = _code_of(options)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # here, where it can be told what became of it
-        return code
-    except BrokenPipeError:
-        if not _reader_is_gone():
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
-        return 128 + signal.SIGPIPE  # what a shell says of a program that nobody reads any more
+    return options
+
+
+def _drop_output() -> None:
+    """Send the output that is still to be flushed to nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _passed_on(given: list[str], options: argparse.Namespace) -> list[str]:

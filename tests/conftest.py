@@ -28,7 +28,7 @@ else:  # once for all workers: a host process that has to compile takes twice as
 settings.register_profile(
     "default",
     deadline=None,
-    max_examples=30,
+    max_examples=20,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

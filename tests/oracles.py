@@ -115,7 +115,7 @@ class World:
 
         `parts` tests share the examples of one.
         """
-        scale = max(1, settings.default.max_examples // 30)
+        scale = max(1, settings.default.max_examples // 20)
 
         in_step = {"derandomize": True, "database": None} if self.transport == "mpi" else {}
 

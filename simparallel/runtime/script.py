@@ -30,7 +30,7 @@ def check_script(name: str, is_module: bool = False) -> None:
         module = name.removesuffix(".py").replace(os.sep, ".")
         raise InputError(f"-m {name}: name the module without .py: -m {module}")
     top = name.partition(".")[0]  # to find what is below runs the packages above it
-    if PathFinder.find_spec(top, ["", *sys.path]) is None:
+    if PathFinder.find_spec(top, ["", *sys.path]) is None and find_spec(top) is None:
         raise InputError(f"-m {name}: there is no module {top} here, nor on the path.")
 
 
