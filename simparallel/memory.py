@@ -98,6 +98,21 @@ class MemoryAccount:
         if self.limit_bytes is not None and self.total + size_bytes > self.limit_bytes:
             raise self._out_of_memory(size_bytes, what)
 
+    def limit_to(self, limit_bytes: int) -> None:
+        """Set the capacity.
+
+        Raises:
+            DeviceOutOfMemoryError: more than that is held already; the limit stays as it was.
+        """
+        if self.total > limit_bytes:
+            held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.live.items() if size)
+            raise DeviceOutOfMemoryError(
+                f"{self.who}: a limit of {format_bytes(limit_bytes)} is less than the {format_bytes(self.total)} that "
+                f"are held: {held}. Set it before the model is made, or set more.",
+                needed_bytes=self.total, limit_bytes=limit_bytes, live=dict(self.live), layer="",
+            )  # fmt: skip
+        self.limit_bytes = limit_bytes
+
     def hold(
         self, array: Any, category: str, *, move: bool = False, what: str = "", is_copied: bool = False,
         is_limited: bool = True,

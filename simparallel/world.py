@@ -8,7 +8,7 @@ from typing import Protocol
 
 from simparallel.cluster import ClusterSpec, describe
 from simparallel.comm import Group, current, is_running
-from simparallel.errors import DeviceOutOfMemoryError, InputError, LaunchError
+from simparallel.errors import InputError, LaunchError
 from simparallel.events import Recorder, current_recorder, set_recorder
 from simparallel.memory import parse_bytes
 from simparallel.units import format_type_of
@@ -201,9 +201,4 @@ def set_memory(max_size: str | int) -> None:
     recorder = current_recorder()
     if recorder is None:
         set_recorder(recorder := Recorder(0, describe(1)))
-    before, recorder.memory.limit_bytes = recorder.memory.limit_bytes, limit_bytes
-    try:
-        recorder.memory.make_room(0, "set_memory")
-    except DeviceOutOfMemoryError:
-        recorder.memory.limit_bytes = before
-        raise
+    recorder.memory.limit_to(limit_bytes)

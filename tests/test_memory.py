@@ -182,6 +182,19 @@ def test_a_device_without_room_fails_the_run(transport):
     assert isinstance(caught.value.__cause__, DeviceOutOfMemoryError)
 
 
+def test_a_limit_below_what_is_held_is_refused() -> None:
+    with use_recorder(Recorder(0, describe(1))) as recorder:
+        layer = sp.nn.Linear(100, 10)
+        with pytest.raises(
+            DeviceOutOfMemoryError, match=r"a limit of 1 kB is less than the 4.04 kB .*parameters"
+        ) as caught:
+            sp.set_memory("1KB")
+        assert caught.value.facts["needed_bytes"] == sum(p.nbytes for p in layer.parameters()) == 4040
+        assert recorder.memory.limit_bytes is None
+        sp.set_memory("5KB")
+        assert recorder.memory.limit_bytes == 5000
+
+
 def test_own_tensors_count_towards_the_limit() -> None:
     """A hundred Tensors of 4 MB do not fit into 64 MB; they are given back when they go."""
     with use_recorder(Recorder(0, describe(1), memory_bytes=64 * 10**6)) as recorder:

@@ -764,3 +764,17 @@ def test_a_working_directory_that_is_gone(world):
 
     size = 1 if world.transport == "inline" else 2  # threads have one working directory
     assert list(world.run(size, program)) == [3.0 * size] * size
+
+
+def test_many_call_places_keep_their_lines():
+    """The error names the line of a call, also after hundreds of other places."""
+    lines = ["sp.barrier()"] * 600 + ["sp.all_reduce(np.ones(1 + sp.get_rank()))"]
+    text = "def calls(sp, np):\n" + "".join(f"    {line}\n" for line in lines)
+
+    def program():
+        names = {}
+        exec(compile(text, "many.py", "exec"), names)
+        names["calls"](sp, np)
+
+    with pytest.raises(RunFailedError, match=r"many.py:602 in calls"):
+        sp.launch(program, world_size=2, transport="inline")

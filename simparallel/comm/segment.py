@@ -6,7 +6,7 @@ posix_fallocate as they are first needed, so that a lack of memory is a Python e
 SIGBUS, and no rank ever has to map again.
 
     control   int64 words, every word has exactly one writer (see `ControlMap`)
-    sites     per rank: 256 interned call sites of 256 bytes, "train.py:31 in step"
+    sites     per rank: 4096 interned call sites of 256 bytes, "train.py:31 in step"
     waiting   per rank: 1024 bytes, where it waits
     records   per rank: 16 KiB of JSON, why it failed
     arenas    per rank: `arena_bytes` for its payloads; slots of the groups first, then a heap
@@ -41,7 +41,7 @@ NOTE_WORDS = 16  # what tells peers where things are
 LETTER_WORDS = HEADER_WORDS + NOTE_WORDS
 NUM_MARKS = 4
 RING = 16  # messages in flight between two ranks
-SITES, SITE_BYTES = 256, 256
+SITES, SITE_BYTES = 4096, 256
 WAIT_BYTES = 1024
 WAITS = 72  # of P + 1 words each: of 64 groups, and of messages from and to everyone, of 3 words each
 RECORD_BYTES = 16 * 1024
