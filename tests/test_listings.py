@@ -231,6 +231,31 @@ def test_torch_accumulation():
     assert close(many["state"], one["state"])
 
 
+SAME_START = """
+import numpy as np
+import torch
+rng = np.random.default_rng(3)
+network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+start = {name: rng.standard_normal(tuple(p.shape)).astype("f4") for name, p in network.named_parameters()}
+network.load_state_dict({name: torch.tensor(values) for name, values in start.items()})
+loss_function = torch.nn.CrossEntropyLoss()
+optim = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+samples, labels = rng.standard_normal((512, 8)).astype("f4"), rng.integers(0, 4, 512)
+dataset = torch.utils.data.TensorDataset(torch.tensor(samples), torch.tensor(labels))
+dataloader = torch.utils.data.DataLoader(dataset, batch_size=32)
+"""
+
+
+def test_torch_accumulation_agrees_with_torch():
+    """The same lines under the front and under PyTorch itself end in the same weights."""
+    pytest.importorskip("torch")
+    text = SAME_START + text_of("torch_accumulate.txt")
+    (ours,) = launch("torch", text, 1)
+    theirs: dict = {}
+    exec(compile(text, "listing.py", "exec"), theirs)
+    assert close(ours["state"], {name: x.numpy() for name, x in theirs["network"].state_dict().items()})
+
+
 def test_torch_split_and_data_parallel():
     """A network split over two devices, and one replicated on both, give what one device gives."""
     split = text_of("torch_split.txt").replace("self.module1 = ...", "self.module1 = nn.Linear(64, 8)")
