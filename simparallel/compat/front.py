@@ -19,10 +19,11 @@ class _FrontType(type):
         return super().__instancecheck__(instance)
 
 
-def front(base: type) -> Callable[[Callable[..., Mapping[str, Any]]], Any]:
+def front(base: type, name: str = "") -> Callable[[Callable[..., Mapping[str, Any]]], Any]:
     """Decorate a function that turns a framework's arguments into keywords of `base`; it becomes a class.
 
-    The class has the function's name, signature and docstring, and is `base` in everything else.
+    The class has the function's signature and docstring, its name unless another is given, and is `base` in
+    everything else.
     """
 
     def make(translate: Callable[..., Mapping[str, Any]]) -> Any:
@@ -32,13 +33,13 @@ def front(base: type) -> Callable[[Callable[..., Mapping[str, Any]]], Any]:
         names = {
             "__init__": __init__,
             "__module__": translate.__module__,
-            "__qualname__": translate.__name__,
+            "__qualname__": name or translate.__name__,
             "__doc__": translate.__doc__ or base.__doc__,
             "__signature__": inspect.signature(translate),
             "translate": staticmethod(translate),
         }
         meta = type("_FrontType", (_FrontType, type(base)), {}) if type(base) is not type else _FrontType
-        return meta(translate.__name__, (base,), names)
+        return meta(name or translate.__name__, (base,), names)
 
     return make
 

@@ -81,16 +81,8 @@ def _norm(
     }  # fmt: skip
 
 
-def BatchNorm1d(*args: Any, **settings: Any) -> dict[str, Any]:
-    return _norm(*args, **settings)
-
-
-def BatchNorm2d(*args: Any, **settings: Any) -> dict[str, Any]:
-    return _norm(*args, **settings)
-
-
-BatchNorm1d = front(nn.BatchNorm1d)(BatchNorm1d)
-BatchNorm2d = front(nn.BatchNorm2d)(BatchNorm2d)
+BatchNorm1d = front(nn.BatchNorm1d, "BatchNorm1d")(_norm)
+BatchNorm2d = front(nn.BatchNorm2d, "BatchNorm2d")(_norm)
 
 
 @front(nn.LayerNorm)
