@@ -76,7 +76,7 @@ def _norm(
     refuse("BatchNorm", "leave it out", moving_var_init=moving_var_init != "ones")
     refuse("BatchNorm", "call eval() or train()", use_batch_statistics=use_batch_statistics)
     return {
-        "num_features": num_features, "eps": eps, "momentum": 1 - momentum, "affine": affine, "dtype": dtype,
+        "num_features": num_features, "eps": eps, "momentum": round(1 - momentum, 12), "affine": affine, "dtype": dtype,
         "weight_init": gamma_init, "bias_init": beta_init,
     }  # fmt: skip
 
