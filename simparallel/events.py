@@ -374,7 +374,7 @@ def current_recorder() -> Recorder | None:
 
 
 def describe_device(preset: str) -> None:
-    """Price this rank's work from now on as that of a preset device, if the run was started without naming one."""
+    """Price this rank's further work on a preset device, if the launcher named no device."""
     recorder = current_recorder()
     if recorder is None:
         set_recorder(recorder := Recorder(0, describe(1)))

@@ -340,9 +340,9 @@ TIMES: dict[str, dict[str, Time]] = {
 
 
 def best_time(op: str, size_bytes: float, at: Spread) -> tuple[float, str]:
-    """(seconds, algorithm) of the fastest one for a collective on a vector; that of one rank takes no time.
+    """Return (seconds, algorithm) of the fastest algorithm for a collective on a vector; one rank takes no time.
 
-    Phases by levels follow each other: what a library gains by overlapping them is not in it.
+    The phases of the levels follow each other; overlap between them is not modelled.
     """
     if at.ranks == 1:
         return 0.0, ""

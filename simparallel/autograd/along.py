@@ -42,7 +42,7 @@ class AbstractAlong(Op):
         return normalize_dims(self.dim, ndim)[0]
 
     def _names(self, shape: tuple[int, ...], form: str) -> list[str]:
-        """The dims' names, that of the dim in a form such as "{}"."""
+        """Name the dims; `form`, such as "{}", is applied to the name of `self.dim`."""
         names = dim_names(len(shape))
         axis = self._axis(len(shape))
         names[axis] = form.format(names[axis])

@@ -12,10 +12,10 @@ from simparallel.errors import DTypeError, ShapeError
 
 
 def as_int(what: str, value: Any) -> int:
-    """`value` as an int, if that is what it is: NumPy's integers are, 2.0 and True are not.
+    """Return `value` as an int. NumPy's integers are accepted; 2.0 and True are not.
 
     Raises:
-        DTypeError: it is something else.
+        DTypeError: `value` is not an integer.
     """
     if type(value) is int:
         return value

@@ -97,10 +97,10 @@ def _spaced(tensor: str) -> str:
 
 
 def explicit(equation: Any) -> str:
-    """The equation without blanks, and with "->".
+    """Remove blanks from the equation and add "->" if it is missing.
 
     Raises:
-        InputError: it is none; says what is wrong.
+        InputError: the equation is not valid.
     """
     if not isinstance(equation, str):
         raise InputError(
@@ -146,7 +146,7 @@ def einsum(equation: str, *operands: Any) -> Tensor:
 
 
 def _diagonal(part: str, x: Tensor) -> tuple[str, Tensor]:
-    """The tensor without letters that stand twice, and what is left of its part of the equation."""
+    """Take the diagonal over repeated letters. Return the remaining letters and the tensor."""
     letters = part.replace("...", "")
     twice = next((letter for letter in letters if letters.count(letter) > 1), None)
     if twice is None:

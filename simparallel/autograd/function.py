@@ -65,7 +65,7 @@ class Function:
         >>> x.grad.tolist()
         [6.0]
 
-    Both run off the tape, so NumPy on `x.numpy()` may be part of them; what is not done by ops takes no simulated
+    Both run off the tape, so NumPy on `x.numpy()` may be part of them; only ops take simulated
     time. A gradient of a gradient does not exist: the tape keeps arrays. Sharded tensors are refused; write an Op
     (`help(simparallel.ops.Op)`), whose rule says how it is cut.
     """
@@ -77,7 +77,7 @@ class Function:
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """The gradients of the arguments, in order, from those of the outputs; None where there is none.
+        """Return the gradients of the arguments, in order, given the gradients of the outputs; None for no gradient.
 
         An output that the loss does not use has a gradient of zeros.
         """
@@ -92,7 +92,7 @@ class Function:
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """`forward` of these arguments: Tensors, and whatever else it takes.
+        """Call `forward` with `args`, Tensors or other objects, and record it for backward.
 
         Raises:
             LayoutError: a Tensor is sharded.

@@ -189,7 +189,7 @@ def scatter(x: Any, dim: int, index: Any, src: Any, reduce: str | None = None) -
 
 
 def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Tensor:
-    """`scatter` that adds to what is there."""
+    """Call `scatter`, adding to the elements of `x` instead of replacing them."""
     return scatter(x, dim, index, src, "add")
 
 

@@ -39,7 +39,7 @@ class Named(NamedTuple):
 
 
 class Receive(Work):
-    """A message that was asked for: of one sender, or of whoever sends first.
+    """A pending receive: from one sender, or from the first to send.
 
     Args:
         inboxes: of the senders that it may come from.
@@ -96,7 +96,7 @@ class Receive(Work):
             inbox.withdraw(self)
 
     def wait_or_withdraw(self) -> Any:
-        """`wait`; what is left by an exception no longer asks, so that the next one gets the message."""
+        """Wait, and withdraw the receive after an exception, so that the next receive gets the message."""
         try:
             return self.wait()
         except BaseException:

@@ -220,8 +220,8 @@ def copies(arrays: Sequence[np.ndarray], out: Any, *, is_native: bool) -> Any:
 def given(
     group: Members, seq: int, root: int, out: np.ndarray | None, describe: Callable[[], str], place: Place
 ) -> tuple[tuple[int, ...], np.dtype, int, int]:
-    """Of what the root of a scatter shows at `place`: shape and dtype of what it gives to this rank, where its
-    parts begin, and how many of their rows come before this rank's.
+    """Read the root's description of a scatter at `place`: the shape and dtype of this rank's part, the offset of
+    the first part, and the number of rows before this rank's.
 
     Raises:
         CollectiveMismatchError: this rank's `out` looks otherwise.

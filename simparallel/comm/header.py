@@ -55,7 +55,7 @@ _SHAPE_WORDS = MEMBERS - SHAPE
 
 
 def digest(text: str) -> int:
-    """63 bits that nobody finds a second text for by accident, and few on purpose; never 0."""
+    """Hash `text` to 63 bits, never 0; an accidental collision is negligible, a deliberate one is possible."""
     return int.from_bytes(blake2b(text.encode(errors="replace"), digest_size=8).digest(), "little") >> 1 or 1
 
 

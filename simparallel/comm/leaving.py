@@ -72,7 +72,7 @@ class Leaving:
         self._exit(status)  # type: ignore[arg-type]
 
     def left(self) -> None:
-        """Say goodbye at exit, if nothing failed, and check what is checked at the end of any run."""
+        """Run the checks of the end of a run and report this rank as ended, at exit and if nothing failed."""
         if self._is_over():
             return
         transport = self._transport

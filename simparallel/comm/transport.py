@@ -211,7 +211,7 @@ class AbstractTransport:
         self.segment.write_record(self.rank, json.dumps({"summary": text[:2000]}))
 
     def _last_words(self, rank: int) -> str:
-        """Of a rank that left: what it said at its end."""
+        """Return the error or exit code that a rank reported when it left, or an empty text."""
         record = self.segment.read_record(rank)
         return f" Its last words: {json.loads(record)['summary']}." if record else ""
 

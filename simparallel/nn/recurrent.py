@@ -44,7 +44,7 @@ def _gru(a: Tensor, r: Tensor, state: State) -> State:
 
 
 class AbstractRecurrent(Module):
-    """What layers and cells have in common: gates, weights, and a step."""
+    """Base of layers and cells: gates, weights, and a step."""
 
     gates: ClassVar[int] = 1
     num_states: ClassVar[int] = 1
@@ -143,6 +143,14 @@ class AbstractLayers(AbstractRecurrent):
         InputError: a bad setting. When called, ShapeError for x or a state of another shape.
     """
 
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._begin(input_size, hidden_size, bias, dtype)
+        self._make(num_layers, batch_first, dropout, bidirectional)
+
     def _make(self, num_layers: int, batch_first: bool, dropout: float, bidirectional: bool) -> None:
         self.num_layers = check_size(self, "num_layers", num_layers)
         self.batch_first, self.bidirectional = bool(batch_first), bool(bidirectional)
@@ -215,7 +223,7 @@ class RNN(AbstractLayers):
         self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
         batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, dtype: Any = np.float32,
     ) -> None:  # fmt: skip
-        super().__init__()
+        Module.__init__(self)
         self._begin(input_size, hidden_size, bias, dtype, nonlinearity)
         self._make(num_layers, batch_first, dropout, bidirectional)
 
@@ -230,14 +238,6 @@ class LSTM(AbstractLayers):
     )
     gates, num_states = 4, 2
 
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-        dropout: float = 0.0, bidirectional: bool = False, dtype: Any = np.float32,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self._begin(input_size, hidden_size, bias, dtype)
-        self._make(num_layers, batch_first, dropout, bidirectional)
-
     @property
     def _step(self) -> Callable[[Tensor, Tensor, State], State]:
         return _lstm
@@ -246,14 +246,6 @@ class LSTM(AbstractLayers):
 class GRU(AbstractLayers):
     __doc__ = "Cho et al. 2014, in the form of cuDNN.\n\n    " + (AbstractLayers.__doc__ or "")
     gates = 3
-
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-        dropout: float = 0.0, bidirectional: bool = False, dtype: Any = np.float32,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self._begin(input_size, hidden_size, bias, dtype)
-        self._make(num_layers, batch_first, dropout, bidirectional)
 
     @property
     def _step(self) -> Callable[[Tensor, Tensor, State], State]:

@@ -26,7 +26,7 @@ def _seeded() -> Any:
 
 
 class Draws:
-    """The streams of ranks that are threads: whoever has the turn finds its own, as a process would.
+    """Random streams of ranks that are threads: each rank draws from its own, as a process would.
 
     Cost: 10 µs a turn, and 60 µs where ranks drew from `np.random`.
     """
