@@ -30,6 +30,7 @@ from simparallel.comm.unnamed import (
 from simparallel.errors import SimParallelError
 from simparallel.runtime.preflight import room_for_ranks
 from simparallel.runtime.probes import futex_answer, missing_pidfd, missing_semaphores
+from simparallel.system import memory_size_bytes
 from simparallel.units import format_bytes
 
 LINKER = "/etc/ld.so.cache"  # the libraries that the system knows
@@ -81,10 +82,10 @@ def cpu_limit() -> float | None:
 
 
 def _memory() -> Iterator[Finding]:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = cgroup_number("memory.max")
     free = available_memory()
     ranks = room_for_ranks(free)
+    total = memory_size_bytes()
     text = f"{format_bytes(total)}, {format_bytes(free)} available: room for about {ranks} ranks with little data"
     text += "" if limit is None else f"; control group limit {format_bytes(limit)}"
     yield Finding("memory", OK if ranks >= FEW_RANKS else FALLBACK, text)

@@ -26,6 +26,13 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def memory_size_bytes() -> int:
+    """Return the size of this machine's memory, or 0 on a system that does not report it."""
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 0
+
+
 def missing_for_processes() -> str:
     """Why device processes cannot run on this system; "" if they can."""
     return "" if hasattr(os, "fork") else "this system has no fork"

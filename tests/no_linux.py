@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import sysconfig
+import tempfile
 
 WINDOWS = "--windows" in sys.argv
 # Modules and names that macOS lacks; and those that Windows lacks, too.
@@ -61,6 +62,7 @@ if not WINDOWS:  # whose name would make the standard library look for Windows i
     sys.platform = "darwin"
 
 import simparallel as sp  # noqa: E402
+from simparallel.data.imagefile import read_npy  # noqa: E402
 
 
 def train() -> float:
@@ -81,6 +83,9 @@ if __name__ == "__main__":
     assert len(set(results)) == 1
     assert sp.models.gpt().explain is not None
     assert sp.data.DataLoader(sp.data.TensorDataset(np.zeros((4, 2))), 2)
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(path := os.path.join(folder, "image.npy"), np.zeros((2, 2), np.uint8))
+        assert read_npy(path).shape[:2] == (2, 2)
     assert sp.train.Model is not None
     if WINDOWS:
         try:

@@ -18,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from simparallel.errors import DataError
+from simparallel.system import NO_WAITING, memory_size_bytes
 from simparallel.units import format_bytes
 
 CHUNK = 1 << 20  # bytes read at a time
@@ -104,15 +105,16 @@ class Source:
         return values
 
     def _room(self, shape: tuple[int, ...], dtype: np.dtype, need: int, what: str) -> np.ndarray:
-        """An array for what the file says it holds, if this machine can: a sparse file takes no disk."""
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        """Allocate an array of the declared size, unless it exceeds memory: a sparse file takes no disk."""
+        memory = memory_size_bytes()
         try:
-            if need < memory:
+            if need < memory or not memory:
                 return np.empty(shape, dtype)
         except MemoryError:
             pass
         raise self.fail(
-            f"{what} of shape {shape} need {format_bytes(need)}, this machine has {format_bytes(memory)}."
+            f"{what} of shape {shape} need {format_bytes(need)}, this machine has "
+            f"{format_bytes(memory) if memory else 'less'}."
         )
 
     def _read(self, count: int) -> bytes:
@@ -148,7 +150,7 @@ def open_file(path: str | os.PathLike[str] | io.BytesIO) -> Iterator[IO[bytes]]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # for the writer of a pipe
+    return os.open(path, flags | NO_WAITING)  # for the writer of a pipe
 
 
 @contextmanager
