@@ -10,6 +10,7 @@ import compileall
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from oracles import TRANSPORTS, World
 
 import simparallel
+from simparallel.events import current_recorder, set_recorder
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker looks for leaks in a place of its own
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-of-simparallel-")
@@ -59,3 +61,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(autouse=True)
+def own_recorder() -> Iterator[None]:
+    """A device that a test describes outside of a run does not price the next test."""
+    before = current_recorder()
+    yield
+    set_recorder(before)
