@@ -50,7 +50,11 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
         (2, 3)
     """
     drawn, start = random_state.snapshot(), next(grad_mode.numbers)
-    y = part(*inputs)
+    outer, grad_mode.checkpointed = grad_mode.checkpointed, True
+    try:
+        y = part(*inputs)
+    finally:
+        grad_mode.checkpointed = outer
     if not isinstance(y, Tensor):
         raise AutogradError(f"checkpoint: the part returned {type(y).__name__}; it must return one Tensor.")
     if _is_end(y, start):
