@@ -3,9 +3,10 @@
 Where a table of `tables.py` has one number, the least cost, a table here has a list: the Pareto front of the costs and
 memory of what was eliminated, as in TensorOpt's frontier tracking (Cai et al. 2020, arXiv 2004.10856).
 
-Lists grow, and a limit makes them short again. For any weights, an entry is worse than the best one of its place by
-some excess, and all that it leads to is worse than the optimum of these weights by at least as much. So entries whose
-excess is more than the gap between a known choice and a known bound lead to nothing better, and go.
+Lists grow, and a limit makes them short again. Choices that are wanted hold no more than the limit and cost less than
+the best one known, so cost + price * memory has a limit, too. Before any list is made, numbers are eliminated forwards
+and backwards, which gives the least that completes each cell of each table. Entries that even this takes beyond the
+limit go.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from simparallel.search.multiplier import Relaxed
 from simparallel.search.problem import Problem, Solution
 from simparallel.search.tables import Order, Scope, aligned, least
 
-_BYTES_OF_ROW = 8  # a row of a list takes the memory of about eight entries of a table
+_ROW = 8  # a row of a list takes the memory of about eight entries of a table
 
 
 class TooManyRows(Exception):
@@ -30,28 +31,31 @@ class TooManyRows(Exception):
 
 
 class Ray(NamedTuple):
-    """Weights of cost and memory, and how far above their optimum a choice may be that is still wanted."""
+    """Weights of cost and memory, and the most that their sum may be."""
 
     cost: float
     memory: float
-    slack: float
+    most: float
+
+    def of(self, cost: np.ndarray, memory: np.ndarray) -> np.ndarray:
+        """Return the weighted sums."""
+        return self.cost * cost + self.memory * memory
+
+
+class Step(NamedTuple):
+    """A node that goes, its neighbours, and the numbers of the tables that it goes with."""
+
+    node: int
+    near: Scope
+    tables: list[int]
 
 
 class Lists(NamedTuple):
-    """A table of lists: those of cell i are rows first[i] to first[i + 1].
+    """A table of lists: those of cell i are rows first[i] to first[i + 1]; the cells are all choices of some nodes."""
 
-    Attributes:
-        scope: the nodes of the cells' axes.
-        first: shape (cells + 1,).
-        cost, memory: of each row.
-        ideals: for each ray, the least weighted sum of each cell, in the table's shape.
-    """
-
-    scope: Scope
     first: np.ndarray
     cost: np.ndarray
     memory: np.ndarray
-    ideals: list[np.ndarray]
 
 
 def within_limit(problem: Problem, memory_limit_bytes: int, relaxed: Relaxed, max_entries: int) -> Solution:
@@ -60,14 +64,9 @@ def within_limit(problem: Problem, memory_limit_bytes: int, relaxed: Relaxed, ma
     Raises:
         TooManyRows: lists would be longer than an eighth of `max_entries`.
     """
-    best = relaxed.solution
-    rounding = 1e-10 * (problem.most + relaxed.price * problem.memory_problem.most) + 1
+    best, price = relaxed.solution, relaxed.price
     aim = best.cost - 1
-    rays = [
-        Ray(1.0, relaxed.price, aim + relaxed.price * memory_limit_bytes - relaxed.bound + rounding),
-        Ray(1.0, 0.0, aim - relaxed.free_bound),
-        Ray(0.0, 1.0, memory_limit_bytes - relaxed.least_bytes),
-    ]
+    rays = [Ray(1.0, price, aim + price * memory_limit_bytes), Ray(0.0, 1.0, memory_limit_bytes)]
     fronts = Frontier(problem, rays, max_entries)
     inside = np.flatnonzero((fronts.memory <= memory_limit_bytes) & (fronts.cost <= aim))
     method = "elimination with Pareto lists"
@@ -85,97 +84,141 @@ class Frontier:
     """
 
     def __init__(self, problem: Problem, rays: Sequence[Ray], max_entries: int) -> None:
-        self.rays, self.max_rows, self.max_entries = rays, max_entries // _BYTES_OF_ROW, max_entries
+        self.max_rows, self.max_entries = max_entries // _ROW, max_entries
         memory = problem.memory_problem
         nodes = range(len(problem))
         criteria = [Criterion(dict(enumerate(x.nodes)), x.edges) for x in (problem, memory)]
         self.kept = undominated(criteria, nodes)
         self.sizes = [len(self.kept[v]) for v in nodes]
+        edges = sorted({*problem.edges, *memory.edges})
+        self.scopes: list[Scope] = [*((v,) for v in nodes), *edges]  # of all tables; steps append theirs
         cuts = Cuts()
-        self.at: list[list[Lists]] = [[] for _ in nodes]
-        for v in nodes:
-            self._add(self._of((v,), *(cuts.of(x.nodes[v], self.kept[v]) for x in (problem, memory))))
-        for u, v in sorted({*problem.edges, *memory.edges}):
-            blank = np.zeros((self.sizes[u], self.sizes[v]), np.int64)
-            tables = [x.edges.get((u, v)) for x in (problem, memory)]
-            self._add(
-                self._of((u, v), *(blank if x is None else cuts.of(x, self.kept[u], self.kept[v]) for x in tables))
+        costs, held = (
+            [cuts.of(x.nodes[v], self.kept[v]) for v in nodes]
+            + [
+                cuts.of(x.edges[u, v], self.kept[u], self.kept[v]) if (u, v) in x.edges else self._zeros(u, v)
+                for u, v in edges
+            ]
+            for x in (problem, memory)
+        )
+        self.steps = self._planned()
+        self.ends = [number for number, scope in enumerate(self.scopes) if not scope]
+        bounds = []
+        for ray in rays:
+            most = ray.most + 1e-10 * (ray.cost * problem.most + ray.memory * memory.most)  # for the error of floats
+            bounds.append(
+                (ray._replace(most=most), *self._completed([ray.of(*pair) for pair in zip(costs, held, strict=True)]))
             )
-        self.passed: list[tuple[int, Lists, list[Lists]]] = []
-        self.ends: list[Lists] = []
-        order = Order(self.sizes, {v: self._near(v) for v in nodes})
-        while len(self.passed) < len(problem):
-            self._eliminate(order.next()[0], order)
-        # Parts of the graph that nothing joins each left a list without axes.
+        self.lists = [Lists(np.arange(x.size + 1), x.ravel(), y.ravel()) for x, y in zip(costs, held, strict=True)]
+        for step in self.steps:
+            self.lists.append(self._eliminated(step, bounds))
+        # Parts of the graph that nothing joins each left one list.
         self.cost, self.memory, self.rows = self._joined(self.ends, [np.zeros(1, np.int64)] * len(self.ends), 1)[1:]
 
-    def _of(self, scope: Scope, cost: np.ndarray, memory: np.ndarray) -> Lists:
-        ideals = [ray.cost * cost + ray.memory * memory for ray in self.rays]
-        return Lists(scope, np.arange(cost.size + 1), cost.ravel(), memory.ravel(), ideals)
+    def _zeros(self, u: int, v: int) -> np.ndarray:
+        return np.zeros((self.sizes[u], self.sizes[v]), np.int64)
 
-    def _add(self, lists: Lists) -> None:
-        for u in lists.scope:
-            self.at[u].append(lists)
+    def _planned(self) -> list[Step]:
+        at: list[set[int]] = [set() for _ in self.sizes]
+        for number, scope in enumerate(self.scopes):
+            for u in scope:
+                at[u].add(number)
 
-    def _near(self, v: int) -> set[int]:
-        return {u for lists in self.at[v] for u in lists.scope} - {v}
+        def near(v: int) -> set[int]:
+            return {u for number in at[v] for u in self.scopes[number]} - {v}
 
-    def _eliminate(self, v: int, order: Order) -> None:
-        factors, near = self.at[v], sorted(order.near[v])
-        frame = (v, *near)
+        order = Order(self.sizes, {v: near(v) for v in range(len(at))})
+        steps: list[Step] = []
+        while len(steps) < len(at):
+            v = order.next()[0]
+            around = tuple(sorted(order.near[v]))
+            if prod(self.sizes[u] for u in around) > self.max_entries:
+                raise TooManyRows
+            steps.append(Step(v, around, sorted(at[v])))
+            for number in steps[-1].tables:
+                for u in self.scopes[number]:
+                    at[u].discard(number)
+            for u in around:
+                at[u].add(len(self.scopes))
+            self.scopes.append(around)
+            order.eliminated(v, {u: near(u) for u in around})
+        return steps
+
+    def _parts(self, step: Step, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
+        factors = [(self.scopes[number], tables[number]) for number in step.tables]
+        return [aligned([factor], (step.node, *step.near), self.sizes)[0] for factor in factors]
+
+    def _completed(self, tables: list[np.ndarray]) -> tuple[list[np.ndarray], dict[int, np.ndarray]]:
+        """Return the least sums of all tables, and for each that a step made, the least that all others add.
+
+        Forwards this is elimination; backwards each step shares out what it got: calibration of a junction tree
+        (Shenoy and Shafer 1990).
+        """
+        first = len(tables)
+        for step in self.steps:
+            tables.append(least(sorted(self._parts(step, tables), key=lambda part: (part.shape[-1], part.size))))
+        total = sum(tables[number] for number in self.ends)
+        rest = {number: np.asarray(total - tables[number]) for number in self.ends}
+        for made in range(len(tables) - 1, first - 1, -1):
+            step = self.steps[made - first]
+            parts = self._parts(step, tables)
+            inner = [(number, part) for number, part in zip(step.tables, parts, strict=True) if number >= first]
+            for number, _ in inner:
+                rest[number] = np.empty(tables[number].shape)
+            axes = {
+                number: tuple(i for i, u in enumerate(step.near) if u not in self.scopes[number]) for number, _ in inner
+            }
+            for s in range(self.sizes[step.node]) if inner else ():
+                sums = reduce(np.add, [part[s] for part in parts], rest[made])
+                for number, _ in inner:
+                    # Less its own part, which does not change along the axes that the minimum is over.
+                    at = self.scopes[number].index(step.node)
+                    own = tables[number].take(s, axis=at)
+                    rest[number][(slice(None),) * at + (s,)] = sums.min(axis=axes[number]) - own
+        return tables, rest
+
+    def _eliminated(self, step: Step, bounds: Sequence[tuple[Ray, list[np.ndarray], dict[int, np.ndarray]]]) -> Lists:
+        made, near = len(self.lists), step.near
         shape = [self.sizes[u] for u in near]
-        if prod(shape) > self.max_entries:
-            raise TooManyRows
-        for lists in factors:
-            for u in lists.scope:
-                self.at[u] = [other for other in self.at[u] if other is not lists]
-        parts = [
-            aligned([(x.scope, x.ideals[ray]) for x in factors], frame, self.sizes) for ray in range(len(self.rays))
-        ]
-        ideals = [least(tables) for tables in parts]
-        # Where even the best of all lists is too far above the ideal of its cell, no list is looked at.
-        found = []
-        for s in range(self.sizes[v]):
+        parts = [self._parts(step, tables) for _, tables, _ in bounds]
+        # Lists are only looked at where the best of them, at best completed, is within all limits.
+        found, count = [], 0
+        for s in range(self.sizes[step.node]):
             is_open = np.ones(shape, bool)
-            for ray, tables, ideal in zip(self.rays, parts, ideals, strict=True):
-                is_open &= reduce(np.add, [table[s] for table in tables]) - ideal <= ray.slack
+            for (ray, _, rest), tables in zip(bounds, parts, strict=True):
+                is_open &= reduce(np.add, [table[s] for table in tables], rest[made]) <= ray.most
             cells = np.flatnonzero(is_open)
             found.append((np.full(len(cells), s), cells))
-            if sum(len(cells) for _, cells in found) > self.max_rows:
+            if (count := count + len(cells)) > self.max_rows:
                 raise TooManyRows
         candidates, cells = (np.concatenate(column) for column in zip(*found, strict=True))
         axes = dict(zip(near, np.unravel_index(cells, shape) if near else (), strict=True))
-        axes[v] = candidates
-        places = [self._cells(lists.scope, axes) for lists in factors]
-        pair, cost, memory, _ = self._joined(factors, places, len(cells))
-        is_open = np.ones(len(cost), bool)
-        for ray, ideal in zip(self.rays, ideals, strict=True):
-            is_open &= ray.cost * cost + ray.memory * memory - ideal.ravel()[cells[pair]] <= ray.slack
-        cell, cost, memory = cells[pair[is_open]], cost[is_open], memory[is_open]
+        axes[step.node] = candidates
+        pair, cost, memory, _ = self._joined(step.tables, self._places(step, axes), len(cells))
+        cell, is_open = cells[pair], np.ones(len(cost), bool)
+        for ray, _, rest in bounds:
+            is_open &= ray.of(cost, memory) + rest[made].ravel()[cell] <= ray.most
+        cell, cost, memory = cell[is_open], cost[is_open], memory[is_open]
         kept = _front(cell, cost, memory)
         first = np.concatenate(([0], np.bincount(cell[kept], minlength=prod(shape)).cumsum()))
-        message = Lists(tuple(near), first, cost[kept], memory[kept], ideals)
-        if near:
-            self._add(message)
-        else:
-            self.ends.append(message)
-        self.passed.append((v, message, factors))
-        order.eliminated(v, {u: self._near(u) for u in near})
+        return Lists(first, cost[kept], memory[kept])
 
-    def _cells(self, scope: Scope, axes: dict[int, np.ndarray]) -> np.ndarray:
-        sizes = [self.sizes[u] for u in scope]
-        return np.ravel_multi_index([axes[u] for u in scope], sizes) if scope else np.zeros(1, np.int64)
+    def _places(self, step: Step, axes: dict[int, np.ndarray]) -> list[np.ndarray]:
+        """Return the cells of all tables of a step, where the candidates of its nodes are `axes`."""
+        scopes = [self.scopes[number] for number in step.tables]
+        return [np.ravel_multi_index([axes[u] for u in scope], [self.sizes[u] for u in scope]) for scope in scopes]
 
     def _joined(
-        self, factors: Sequence[Lists], places: Sequence[np.ndarray], count: int
+        self, tables: Sequence[int], places: Sequence[np.ndarray], count: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
-        """Return the front of all sums of rows, one of each factor, for each of `count` places.
+        """Return the front of all sums of rows, one of each table, for each of `count` places.
 
-        Returns: the place, cost and memory of each sum, and of each factor the rows that it comes from.
+        Returns: the place, cost and memory of each sum, and of each table the row that it comes from.
         """
         pair, cost = np.arange(count), np.zeros(count, np.int64)
         memory, rows = cost, list[np.ndarray]()
-        for lists, place in zip(factors, places, strict=True):
+        for number, place in zip(tables, places, strict=True):
+            lists = self.lists[number]
             start = lists.first[place][pair]
             length = lists.first[place + 1][pair] - start
             total = int(length.sum())
@@ -194,18 +237,17 @@ class Frontier:
 
     def choice(self, point: int) -> tuple[int, ...]:
         """Return a choice with the cost and memory of this point."""
-        target = {id(lists): int(rows[point]) for lists, rows in zip(self.ends, self.rows, strict=True)}
+        target = {number: int(rows[point]) for number, rows in zip(self.ends, self.rows, strict=True)}
         found: dict[int, int] = {}
-        for v, message, factors in reversed(self.passed):
-            row = target[id(message)]
-            axes = {u: np.full(self.sizes[v], found[u]) for u in message.scope}
-            axes[v] = np.arange(self.sizes[v])
-            places = [self._cells(lists.scope, axes) for lists in factors]
-            candidate, cost, memory, rows = self._joined(factors, places, self.sizes[v])
-            match = (cost == message.cost[row]) & (memory == message.memory[row])
-            one = int(np.flatnonzero(match)[0])
-            found[v] = int(candidate[one])
-            target |= {id(lists): int(part[one]) for lists, part in zip(factors, rows, strict=True)}
+        for made, step in reversed([*enumerate(self.steps, len(self.lists) - len(self.steps))]):
+            axes = {u: np.full(self.sizes[step.node], found[u]) for u in step.near}
+            axes[step.node] = np.arange(self.sizes[step.node])
+            places = self._places(step, axes)
+            candidate, cost, memory, rows = self._joined(step.tables, places, self.sizes[step.node])
+            message, row = self.lists[made], target[made]
+            one = int(np.flatnonzero((cost == message.cost[row]) & (memory == message.memory[row]))[0])
+            found[step.node] = int(candidate[one])
+            target |= {number: int(part[one]) for number, part in zip(step.tables, rows, strict=True)}
         return tuple(int(self.kept[v][found[v]]) for v in range(len(self.sizes)))
 
 
@@ -214,11 +256,8 @@ def _front(cell: np.ndarray, cost: np.ndarray, memory: np.ndarray) -> np.ndarray
     order = np.lexsort((cost, memory, cell))
     if len(order) == 0:
         return order
-    cell = cell[order]
     # A running minimum of the cost in each cell: ranks, less a step that no rank reaches, begin anew at each cell.
-    ranks = np.unique(cost, return_inverse=True)[1][order].astype(np.int64)
-    numbers = np.concatenate(([0], (np.diff(cell) != 0).cumsum()))
-    stepped = ranks - numbers * len(order)
-    lowest = np.minimum.accumulate(stepped)
-    is_new = np.concatenate(([True], stepped[1:] < lowest[:-1]))
-    return order[is_new]
+    ranks = np.empty(len(order), np.int64)
+    ranks[cost[order].argsort(kind="stable")] = np.arange(len(order))
+    stepped = ranks - (np.diff(cell[order], prepend=cell[order[0]]) != 0).cumsum() * len(order)
+    return order[np.concatenate(([True], stepped[1:] < np.minimum.accumulate(stepped)[:-1]))]
