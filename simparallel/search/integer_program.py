@@ -13,7 +13,7 @@ from simparallel.search.problem import Problem, Solution
 from simparallel.search.propagation import propagate
 from simparallel.search.refusal import nothing_fits
 
-_LARGEST = 1 << 20  # of the coefficients, as HiGHS takes differences of a millionth for zero
+_LARGEST = 1000  # of the coefficients: HiGHS takes differences of a millionth for zero, and larger ones strain it
 _ERROR = 1e-6
 
 
