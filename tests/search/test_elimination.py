@@ -143,10 +143,27 @@ def test_long_chain_with_skips_is_exact(limited):
     free, least = eliminate(problem), eliminate(problem.memory_problem).cost
     limit = (free.memory_bytes + least) // 2 if limited else None
     found = eliminate(problem, memory_limit_bytes=limit)
-    assert found.is_exact or limited
-    assert found.gap < 1e-3
-    assert free.bound <= found.bound <= found.cost
-    assert limit is None or found.memory_bytes <= limit
+    assert found.is_exact
+    assert found.method == ("elimination with Pareto lists" if limited else "elimination")
+    assert limit is None or (found.memory_bytes <= limit and found.cost > free.cost)
+
+
+def test_short_lists_leave_the_gap_of_the_multiplier():
+    """The red control of the lists: without them the price of memory alone leaves a gap, and says so."""
+    problem = filled(np.random.default_rng(1), [8] * 120, skips(120), 10**9)
+    limit = (eliminate(problem).memory_bytes + eliminate(problem.memory_problem).cost) // 2
+    best = eliminate(problem, memory_limit_bytes=limit)
+    found = eliminate(problem, memory_limit_bytes=limit, max_entries=80)
+    assert found.method == "elimination with a Lagrange multiplier"
+    assert found.bound < best.cost <= found.cost
+    assert 0 < found.gap < 0.01
+    assert found.memory_bytes <= limit
+
+
+@given(problems(), st.data())
+def test_memory_of_edges_alone_counts(problem, data):
+    held = Problem(problem.nodes, problem.edges, None, problem.edge_memory)
+    check(held, data.draw(st.sampled_from(limits(held))))
 
 
 def test_chain_is_that_of_dynamic_programming():

@@ -39,7 +39,7 @@ def test_heuristics_keep_a_limit(problem, seed):
 
 
 @given(problems())
-def test_no_change_of_one_node_is_cheaper_after_descent(problem):
+def test_descent_ends_where_no_node_improves(problem):
     found = improve(problem, [0] * len(problem))
     for v, costs in enumerate(problem.nodes):
         for candidate in range(len(costs)):

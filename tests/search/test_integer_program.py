@@ -38,7 +38,7 @@ def test_small_integers_are_exact():
         assert found.method.endswith("optimal")
 
 
-def test_program_stopped_early_still_has_a_choice_and_a_bound():
+def test_stopped_program_has_a_choice_and_a_bound():
     problem = filled(np.random.default_rng(0), [12] * 30, skips(30), 1000)
     best = eliminate(problem)
     found = solve_milp(problem, time_limit_s=0.0)
