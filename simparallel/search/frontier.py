@@ -92,33 +92,31 @@ class Frontier:
         self.sizes = [len(self.kept[v]) for v in nodes]
         edges = sorted({*problem.edges, *memory.edges})
         self.scopes: list[Scope] = [*((v,) for v in nodes), *edges]  # of all tables; steps append theirs
-        cuts = Cuts()
-        costs, held = (
-            [cuts.of(x.nodes[v], self.kept[v]) for v in nodes]
-            + [
-                cuts.of(x.edges[u, v], self.kept[u], self.kept[v]) if (u, v) in x.edges else self._zeros(u, v)
-                for u, v in edges
-            ]
-            for x in (problem, memory)
-        )
+        costs, held = (self._tables(x, edges) for x in (problem, memory))
         self.steps = self._planned()
         self.ends = [number for number, scope in enumerate(self.scopes) if not scope]
         bounds = []
         for ray in rays:
             most = ray.most + 1e-10 * (ray.cost * problem.most + ray.memory * memory.most)  # for the error of floats
-            bounds.append(
-                (ray._replace(most=most), *self._completed([ray.of(*pair) for pair in zip(costs, held, strict=True)]))
-            )
+            tables = [ray.of(*pair) for pair in zip(costs, held, strict=True)]
+            bounds.append((ray._replace(most=most), *self._completed(tables)))
         self.lists = [Lists(np.arange(x.size + 1), x.ravel(), y.ravel()) for x, y in zip(costs, held, strict=True)]
         for step in self.steps:
             self.lists.append(self._eliminated(step, bounds))
         # Parts of the graph that nothing joins each left one list.
         self.cost, self.memory, self.rows = self._joined(self.ends, [np.zeros(1, np.int64)] * len(self.ends), 1)[1:]
 
-    def _zeros(self, u: int, v: int) -> np.ndarray:
-        return np.zeros((self.sizes[u], self.sizes[v]), np.int64)
+    def _tables(self, problem: Problem, edges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Return costs, or memory, of the candidates that stay: of all nodes, then of these edges."""
+        cuts, found = Cuts(), [costs[self.kept[v]] for v, costs in enumerate(problem.nodes)]
+        for u, v in edges:
+            table = problem.edges.get((u, v))
+            blank = np.zeros((self.sizes[u], self.sizes[v]), np.int64)
+            found.append(blank if table is None else cuts.of(table, self.kept[u], self.kept[v]))
+        return found
 
     def _planned(self) -> list[Step]:
+        """Return the steps, and append the scope of the table that each makes; the order is that of `tables.py`."""
         at: list[set[int]] = [set() for _ in self.sizes]
         for number, scope in enumerate(self.scopes):
             for u in scope:
@@ -178,6 +176,7 @@ class Frontier:
         return tables, rest
 
     def _eliminated(self, step: Step, bounds: Sequence[tuple[Ray, list[np.ndarray], dict[int, np.ndarray]]]) -> Lists:
+        """Return the lists that a node leaves to its neighbours."""
         made, near = len(self.lists), step.near
         shape = [self.sizes[u] for u in near]
         parts = [self._parts(step, tables) for _, tables, _ in bounds]

@@ -95,7 +95,7 @@ def _solved(problem: Problem, memory_limit_bytes: int | None, time_limit_s: floa
             sums.append(np.zeros(size))
             row += size
         column += blank.size
-    at = np.concatenate(rows), np.concatenate(columns)
+    at = tuple(np.concatenate(of).astype(np.int32) for of in (rows, columns))  # SciPy 1.13 takes no int64
     equal = np.concatenate(sums)
     constraints: list[Any] = [LinearConstraint(coo_array((np.concatenate(values), at)).tocsr(), equal, equal)]
     cost, bytes_ = np.concatenate(costs), np.concatenate(held)

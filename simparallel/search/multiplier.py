@@ -22,16 +22,10 @@ class Relaxed(NamedTuple):
     Attributes:
         solution: the choice, with the best bound known.
         price: of memory [ps/byte], where the bound is best.
-        bound: of cost + price * memory, over all choices.
-        free_bound: of the cost alone, over all choices.
-        least_bytes: of the memory, over all choices.
     """
 
     solution: Solution
     price: float
-    bound: int
-    free_bound: int
-    least_bytes: int
 
 
 def relax(
@@ -59,14 +53,14 @@ def relax(
     if below.memory_bytes > memory_limit_bytes:
         raise nothing_fits("eliminate", below.memory_bytes, memory_limit_bytes, smallest.bound > memory_limit_bytes)
     best = improve(problem, below.choice, memory_limit_bytes)
-    bound, at_best = free.bound, (0.0, free.bound)
+    bound, best_price = free.bound, 0.0
     for step in range(_STEPS):
         if below.cost <= above.cost or problem.cost(best) == bound:
             break
         price = (below.cost - above.cost) / (above.memory_bytes - below.memory_bytes)
         found = minimise(priced(problem, price := capped(price, problem)), max_entries)
         if (lower := found.bound - allowance(price, memory_limit_bytes)) > bound:
-            bound, at_best = lower, (price, found.bound)
+            bound, best_price = lower, price
         point = Solution.of(problem, found.choice, bound, "")
         fits = point.memory_bytes <= memory_limit_bytes
         if fits:
@@ -79,7 +73,7 @@ def relax(
         above, below = (above, point) if fits else (point, below)
     bound = min(bound, problem.cost(best))
     solution = Solution.of(problem, best, bound, "elimination with a Lagrange multiplier")
-    return Relaxed(solution, *at_best, free.bound, smallest.bound)
+    return Relaxed(solution, best_price)
 
 
 def _at(found: Minimum, problem: Problem, price: float) -> float:
