@@ -154,6 +154,10 @@ class LaunchError(SimParallelError, RuntimeError):
     """Device processes could not be started, or a function or result could not be sent."""
 
 
+class SearchError(SimParallelError, RuntimeError):
+    """No choice of candidates fits into a limit of memory. Facts: `least_bytes`, `limit_bytes`."""
+
+
 class UnknownValueError(SimParallelError, RuntimeError):
     """A program without data asks for a value. Fact: `place`, the line that asks."""
 
