@@ -158,6 +158,10 @@ class SearchError(SimParallelError, RuntimeError):
     """No choice of candidates fits into a limit of memory. Facts: `least_bytes`, `limit_bytes`."""
 
 
+class PlanError(SimParallelError, RuntimeError):
+    """A plan of strategies cannot be read, or does not fit the program. Facts: `op`, `expected`."""
+
+
 class UnknownValueError(SimParallelError, RuntimeError):
     """A program without data asks for a value. Fact: `place`, the line that asks."""
 

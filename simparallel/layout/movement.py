@@ -12,6 +12,7 @@ Where a dim has both, parts go as messages to some of the ranks, and there is no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from simparallel.layout.mesh import Group, Mesh
 
 # (distance between neighbours, number of values) of a digit of the rank's number.
 Digit = tuple[int, int]
+Digits = tuple[tuple[Digit, ...], ...]
 
 
 class Movement(NamedTuple):
@@ -55,21 +57,47 @@ def groups_of(digits: tuple[Digit, ...], device_num: int) -> tuple[Group, ...]:
     return tuple(tuple(sorted(origin + offset for offset in offsets)) for origin in origins)
 
 
-@lru_cache(maxsize=1 << 18)
-def movement(source: Layout, target: Layout) -> Movement | None:
-    """Return the movement between two layouts; None if there is no closed form.
+@lru_cache(maxsize=1 << 16)
+def digits_of(layout: Layout) -> Digits | None:
+    """Return for each dim the digits that cut it, the outermost first; layouts with equal ones have equal slices.
 
-    Args:
-        source, target: layouts of the ranks 0 … n-1 in order, without partial sums. Their cuts divide the shape.
+    None for a layout of other ranks than 0 … n-1 in order. Neighbouring digits are one.
+    """
+    mesh = layout.mesh
+    if not _is_plain(mesh):
+        return None
+    found = []
+    for axes in layout.axes_by_dim:
+        own: list[Digit] = []
+        for i in map(mesh.axis_names.index, axes):
+            stride, count = prod(mesh.shape[i + 1 :]), mesh.shape[i]
+            if own and own[-1][0] == stride * count:
+                own[-1] = stride, count * own[-1][1]
+            elif count > 1:
+                own.append((stride, count))
+        found.append(tuple(own))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1 << 18)
+def movement(source: Digits, target: Digits) -> Movement | None:
+    """Return the movement between two layouts, given by `digits_of`; None if there is no closed form.
+
+    The layouts have the same ranks and no partial sums, and their cuts divide the shape.
 
     Cost: about 10 us, whatever the number of ranks.
     """
-    bounds = _common_bounds(source.mesh, target.mesh)
-    if bounds is None:
+    ends = {end for dim in (*source, *target) for stride, count in dim for end in (stride, stride * count)}
+    bounds = sorted(ends)
+    # Axes nest if each end divides the next.
+    if any(high % low for low, high in zip(bounds, bounds[1:], strict=False)):
         return None
     gathered: set[Digit] = set()
     sliced: set[Digit] = set()
-    for before, after in zip(_digits(source, bounds), _digits(target, bounds), strict=True):
+    for before, after in zip(source, target, strict=True):
+        if before == after:
+            continue
+        before, after = _split(before, bounds), _split(after, bounds)
         same = 0
         while same < min(len(before), len(after)) and before[same] == after[same]:
             same += 1
@@ -83,32 +111,15 @@ def movement(source: Layout, target: Layout) -> Movement | None:
     return Movement("all_gather" if kept == 1 else "all_to_all", tuple(sorted(gathered, reverse=True)), kept)
 
 
-@lru_cache(maxsize=4096)
-def _common_bounds(a: Mesh, b: Mesh) -> tuple[int, ...] | None:
-    """Return the strides at which an axis of either mesh begins, ascending; None unless each divides the next."""
-    if a.size != b.size or not (_is_plain(a) and _is_plain(b)):
-        return None
-    strides = {prod(mesh.shape[i:]) for mesh in (a, b) for i in range(len(mesh.shape) + 1)}
-    bounds = tuple(sorted(strides))
-    return bounds if all(high % low == 0 for low, high in zip(bounds, bounds[1:], strict=False)) else None
+def _split(digits: tuple[Digit, ...], bounds: Sequence[int]) -> tuple[Digit, ...]:
+    """Split digits at all bounds, the outermost first."""
+    found: list[Digit] = []
+    for stride, count in digits:
+        inner = [bound for bound in bounds if stride <= bound <= stride * count]
+        found += [(low, high // low) for low, high in zip(inner, inner[1:], strict=False)][::-1]
+    return tuple(found)
 
 
 @lru_cache(maxsize=4096)
 def _is_plain(mesh: Mesh) -> bool:
     return mesh.ranks == tuple(range(mesh.size))
-
-
-@lru_cache(maxsize=1 << 16)
-def _digits(layout: Layout, bounds: tuple[int, ...]) -> tuple[tuple[Digit, ...], ...]:
-    """Return for each dim the digits that cut it, the outermost first."""
-    mesh = layout.mesh
-    digits = [(low, high // low) for low, high in zip(bounds, bounds[1:], strict=False)][::-1]
-    found = []
-    for axes in layout.axes_by_dim:
-        own: list[Digit] = []
-        for axis in axes:
-            i = mesh.axis_names.index(axis)
-            low, high = prod(mesh.shape[i + 1 :]), prod(mesh.shape[i:])
-            own += [digit for digit in digits if low <= digit[0] < high]
-        found.append(tuple(own))
-    return tuple(found)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -22,6 +25,24 @@ from simparallel.hardware.recorder import Recorder, observer_of
 from simparallel.optim.blocks import PIECE_BYTES, converted
 from simparallel.optim.schedules import Rate, as_schedule
 from simparallel.optim.state_dict import EXTRAS, Group, checked_state_dict
+
+
+class _Living(threading.local):
+    """The optimizers that this thread has made and that are in use, by number."""
+
+    def __init__(self) -> None:
+        self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self.numbers = count()
+
+
+_living = _Living()
+
+
+def optimizers_of(params: Iterable[Tensor]) -> list[Optimizer]:
+    """Return the optimizers that this thread has made for any of these parameters, the oldest first."""
+    wanted = set(map(id, params))
+    living = sorted(_living.optimizers.items())
+    return [optimizer for _, optimizer in living if any(id(param) in wanted for param in optimizer._params())]
 
 
 def call_closure(closure: Callable[[], Any] | None) -> Any:
@@ -46,6 +67,14 @@ class _GroupPlan:
     names: tuple[str, ...]
     flops: int
     accesses: int
+
+    def add_work(self, total: list[int], count: int, itemsize: int, grad_itemsize: int) -> None:
+        """Add the update of a parameter of `count` elements to [flops, bytes, widest item]."""
+        total[0] += self.flops * count
+        total[1] += self.accesses * count * itemsize
+        if itemsize < 4:  # its state is float32
+            total[1] += 2 * len(self.names) * count * (4 - itemsize)
+        total[2] = max(total[2], grad_itemsize)
 
 
 class Optimizer:
@@ -102,6 +131,7 @@ class Optimizer:
                 self.add_param_group(group)
         else:
             self.add_param_group({"params": entries})
+        _living.optimizers[next(_living.numbers)] = self
 
     # --- for subclasses to define ----------------------------------------------------------------
 
@@ -267,6 +297,27 @@ class Optimizer:
             plan = self._plans[id(group)] = _GroupPlan(settings, self.remembers(group), *self.work(group))
         return plan
 
+    def work_of(self, counts: Mapping[int, int]) -> tuple[str, int, int, int]:
+        """Return the work of a step in which some parameters have a gradient: name, flops, bytes, widest item.
+
+        Args:
+            counts: id of a parameter -> number of its elements on this rank.
+        """
+        total = [0, 0, 0]
+        for group in self.param_groups:
+            plan = self._plan(group)
+            for param in group["params"]:
+                if id(param) in counts:
+                    plan.add_work(total, counts[id(param)], param.dtype.itemsize, param.dtype.itemsize)
+        return self._name, total[0], total[1], total[2] or 4
+
+    def state_bytes_of(self, param: Tensor) -> int:
+        """Return the bytes that the state holds for each element of a parameter; 0 for one of another optimizer."""
+        for group in self.param_groups:
+            if any(param is own for own in group["params"]):
+                return len(self._plan(group).names) * wider(param.dtype).itemsize
+        return 0
+
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
@@ -308,12 +359,7 @@ class Optimizer:
                 if grad is None:
                     continue
                 self.update(param, grad, group)
-                data, total = param._data, work.setdefault(param._device, [0, 0, 0])
-                total[0] += plan.flops * grad.size
-                total[1] += plan.accesses * data.nbytes
-                if data.itemsize < 4:  # its state is float32
-                    total[1] += 2 * len(plan.names) * grad.size * (4 - data.itemsize)
-                total[2] = max(total[2], grad.itemsize)
+                plan.add_work(work.setdefault(param._device, [0, 0, 0]), grad.size, param._data.itemsize, grad.itemsize)
         mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
         observer.end_step(f"{self._name}.step", start_ns, work)
         if isinstance(observer, Recorder):

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simparallel.hardware.cluster import ClusterSpec
-from simparallel.layout.boxes import shape_of
+from simparallel.layout.boxes import boxes_of, shape_of
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group
-from simparallel.layout.movement import movement
+from simparallel.layout.movement import Movement, digits_of, movement
 from simparallel.layout.redistribution import Step, plan_redistribution
 from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement
@@ -93,7 +93,9 @@ class Prices:
         self.cluster, self.device_num = cluster, cluster.world_size
         factors = [cluster.device_factor(rank) for rank in range(self.device_num)]
         self._factors: tuple[float, ...] = (factors[0],) if len(set(factors)) == 1 else tuple(factors)
-        self._ways: dict[Any, Events | None] = {}
+        self._ways: dict[Any, Events] = {}
+        self._copied_ps: dict[tuple[int, int], int] = {}
+        self._moved_ps: dict[tuple[Movement, int], int] = {}
         self._exchanges: dict[Any, Exchange] = {}
 
     # --- ops -----------------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ class Prices:
         work = op.work_backward(tuple(needs), plan.work)
         events: list[Event] = []
         if call.output is not call.made.gradient:
-            events += self.way(call.output.gradient, call.made.gradient, itemsize) or ()
+            events += self.way(call.output.gradient, call.made.gradient, itemsize)
         events += self._asked(call).backward
         events.append(self._work(op.backward_name, *work, itemsize, op.is_matrix_product))
         if call.window_cut is not None and needs[call.window_cut.input]:
@@ -155,7 +157,9 @@ class Prices:
         for each in asking:
             exchanges = ((a, sharding.groups(sharding.axes(a.dims), a.group_size)) for a in each)
             found.append(
-                tuple(self.exchange("all_reduce", a.size_bytes, groups) for a, groups in exchanges if len(groups[0]) > 1)
+                tuple(
+                    self.exchange("all_reduce", a.size_bytes, groups) for a, groups in exchanges if len(groups[0]) > 1
+                )
             )
         return type(asking)(*found)
 
@@ -169,41 +173,57 @@ class Prices:
         ends = ((m.source, m.target) if phase == "forward" else (m.target, m.source) for m in moves)
         sizes = [prod(shape_of(m.box)) * itemsize for m in moves]
         events = self._messages([(*end, size) for end, size in zip(ends, sizes, strict=True)])
-        have = prod(cut.halo.layout.local_shape(cut.halo.shape))
-        copied = [prod(shape_of(need)) for _, need in sorted(cut.halo.needs.items())]
-        if phase == "backward":
-            copied = [have] * len(copied)
-        return (*events, self._copies("Halo", [count * itemsize for count in copied], itemsize))
+        have = boxes_of(cut.halo.layout, cut.halo.shape)
+        # A rank that reads exactly its slice copies nothing forward; backward neither, unless it gets gradients back.
+        givers = {m.source for m in moves}
+        copied = []
+        for rank, need in sorted(cut.halo.needs.items()):
+            is_idle = need == have[rank] and (phase == "forward" or rank not in givers)
+            copied.append(0 if is_idle else prod(shape_of(need if phase == "forward" else have[rank])) * itemsize)
+        return (*events, self._copies("Halo", copied, itemsize))
 
     # --- redistributions -----------------------------------------------------------------------------
 
-    def way(self, source: Placement, target: Placement, itemsize: int) -> Events | None:
-        """Return the events of a redistribution between two placements without partial sums.
-
-        Returns:
-            None if it is not considered: it has no closed form, and there are more than MOST_DEVICES devices.
-        """
+    def way(self, source: Placement, target: Placement, itemsize: int) -> Events:
+        """Return the events of a redistribution between two placements without partial sums."""
         key = source, target, itemsize
         if key not in self._ways:
             self._ways[key] = self._way(source.layout, target.layout, source.shape, itemsize)
         return self._ways[key]
 
-    def _way(self, source: Layout, target: Layout, shape: Shape, itemsize: int) -> Events | None:
+    def _way(self, source: Layout, target: Layout, shape: Shape, itemsize: int) -> Events:
         have, new = (_local_bytes(layout, shape, itemsize) for layout in (source, target))
-        found = movement(source, target)
+        found = _movement(source, target)
         if found is None:
-            if self.device_num > MOST_DEVICES:
-                return None
             steps = plan_redistribution(source, target, shape).steps
             events = tuple(event for step in steps for event in self._step(step, have, itemsize))
             return (*events, self._copy("Redistribute", new, itemsize)) if steps else ()
         if found.kind == "nothing":
             return ()
         copy = self._copy("Redistribute", new, itemsize)
+        return (copy,) if found.kind == "slice" else (self._exchange_of(found, have), copy)
+
+    def way_ps(self, source: Placement, target: Placement, itemsize: int, messages: bool) -> int | None:
+        """Return the time [ps] of a redistribution, as `way`; None if it needs messages and these are not allowed."""
+        found = _movement(source.layout, target.layout)
+        if found is None:
+            return blocking_ps(self.way(source, target, itemsize)) if messages else None
+        if found.kind == "nothing":
+            return 0
+        new = _local_bytes(target.layout, target.shape, itemsize)
+        if (new, itemsize) not in self._copied_ps:
+            self._copied_ps[new, itemsize] = self._copy("Redistribute", new, itemsize).longest_ps
+        copy_ps = self._copied_ps[new, itemsize]
         if found.kind == "slice":
-            return (copy,)
+            return copy_ps
+        key = found, _local_bytes(source.layout, source.shape, itemsize)
+        if key not in self._moved_ps:
+            self._moved_ps[key] = self._exchange_of(*key).longest_ps
+        return copy_ps + self._moved_ps[key]
+
+    def _exchange_of(self, found: Movement, have: int) -> Exchange:
         vector = found.group_size * have // found.kept
-        return (self.exchange(found.kind, vector, found.groups(self.device_num)), copy)
+        return self.exchange(found.kind, vector, found.groups(self.device_num))
 
     def _step(self, step: Step, have: int, itemsize: int) -> Events:
         """Return the events of one step of a plan made rank by rank."""
@@ -240,10 +260,11 @@ class Prices:
         return self._work(name, 0, 2 * size_bytes, itemsize)
 
     def _copies(self, name: str, sizes_bytes: Sequence[int], itemsize: int) -> Work:
-        """Return a copy of another size on every rank."""
-        if len(set(sizes_bytes)) == 1:
-            return self._copy(name, sizes_bytes[0], itemsize)
-        each = [self._copy(name, size, itemsize).ps for size in sizes_bytes]
+        """Return a copy of another size on every rank; 0 bytes are no copy."""
+        copies = {size: self._copy(name, size, itemsize) if size else Work(0) for size in set(sizes_bytes)}
+        if len(copies) == 1:
+            return copies[sizes_bytes[0]]
+        each = [copies[size].ps for size in sizes_bytes]
         return Work(tuple(ps if isinstance(ps, int) else ps[rank] for rank, ps in enumerate(each)))
 
     def _work(self, name: str, flops: int, size_bytes: int, itemsize: int, is_product: bool = False) -> Work:
@@ -252,6 +273,12 @@ class Prices:
         return Work(times[0] if len(times) == 1 else tuple(times))
 
 
+def _movement(source: Layout, target: Layout) -> Movement | None:
+    before, after = digits_of(source), digits_of(target)
+    return None if before is None or after is None else movement(before, after)
+
+
+@lru_cache(maxsize=1 << 16)
 def _local_bytes(layout: Layout, shape: Shape, itemsize: int) -> int:
     return prod(layout.local_shape(shape)) * itemsize
 

@@ -52,6 +52,10 @@ _DEFAULTS: dict[str, Any] = {
 _EARLIER = {"mirror_mean": "gradients_mean", "paramater_broadcast": "parameter_broadcast"}
 
 
+# Searches for the strategies of `AutoParallel`; the `__init__` of the package passes it.
+planner: Any = None
+
+
 class _Settings(threading.local):
     """The settings of the rank that this thread runs."""
 
