@@ -115,9 +115,9 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoParallel", "Callback", "CheckpointConfig", "CheckpointManager", "Cluster", "ClusterSpec", "DeviceSpec",
     "EarlyStopping", "Function", "GRAPH_MODE", "Group", "Layout", "LearningRateScheduler", "Ledger", "LinkSpec",
-    "LossMonitor", "Mesh", "Model", "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Plan", "Prediction",
-    "Results", "Tensor", "TimeMonitor", "Trace", "Work", "adasum", "all_gather", "all_gather_object", "all_reduce",
-    "all_to_all", "barrier", "broadcast", "broadcast_object", "cluster", "data", "device", "device_count",
+    "LossMonitor", "Mesh", "Model", "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Plan",
+    "Prediction", "Results", "Tensor", "TimeMonitor", "Trace", "Work", "adasum", "all_gather", "all_gather_object",
+    "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object", "cluster", "data", "device", "device_count",
     "distribute_module", "distribute_tensor", "dry_run", "empty", "enable_grad", "errors", "exscan", "from_local",
     "functions", "gather", "gather_object", "get_auto_parallel_context", "get_group_size", "get_local_rank",
     "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes", "get_rank", "get_world_size", "init",

@@ -1,7 +1,7 @@
 """The communication between two layouts in closed form, for searches that price many pairs of layouts.
 
-`redistribution` plans a movement rank by rank. Where axes nest, the number of a rank has digits in a mixed radix, and an
-axis of either layout is a run of digits. A dim is then cut by a sequence of digits, the outermost first; digits that
+`redistribution` plans a movement rank by rank. Where axes nest, the number of a rank has digits in a mixed radix, and
+an axis of either layout is a run of digits. A dim is then cut by a sequence of digits, the outermost first; digits that
 both layouts begin with do not matter. Of the others,
 
     digits that only the source has     are gathered: their ranks exchange parts,

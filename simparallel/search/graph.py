@@ -19,8 +19,10 @@ from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.autograd.tape import Node as TapeNode, Reversible, is_backward_running
 from simparallel.backend import Array, get_namespace, is_array, random_state
 from simparallel.base.callsite import user_line
+from simparallel.comm import current
+from simparallel.hardware.cluster import describe
 from simparallel.hardware.memory import owner_of
-from simparallel.hardware.recorder import use_recorder
+from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement
 from simparallel.simulate.arrays import empty, without_data
@@ -302,8 +304,10 @@ def _without_effects() -> Iterator[None]:
     drawn, recomputing = random_state.snapshot(), grad_mode.recomputing
     # As in a part that runs for the second time, no layer updates its state.
     grad_mode.recomputing = True
+    communicator = current()
     try:
-        with use_recorder(None):
+        # Events, metrics and the scratch memory of kernels belong to a recorder: they end with this one.
+        with use_recorder(Recorder(communicator.rank, describe(communicator.world_size), record="off")):
             yield
     finally:
         grad_mode.recomputing = recomputing

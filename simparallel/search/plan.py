@@ -72,10 +72,11 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """Largest share by which the cost could be lower; 0.0 for a plan that is proven optimal in the model."""
+        """How far the cost may be above the optimum, as a part of the bound; 0.0 if the plan is proven optimal."""
         if self.cost_ps is None or self.bound_ps is None:
             return None
-        return (self.cost_ps - self.bound_ps) / self.cost_ps if self.cost_ps else 0.0
+        more = self.cost_ps - self.bound_ps
+        return more / self.bound_ps if more and self.bound_ps else float(more)
 
     def __len__(self) -> int:
         return len(self.ops)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from simparallel.hardware.recorder import current_recorder
 from simparallel.layout import strategy
 from simparallel.layout.layout import Layout
 from simparallel.layout.sharding import Placement
-from simparallel.optim.optimizer import optimizers_of
+from simparallel.optim.optimizer import Optimizer, optimizers_of
 from simparallel.parallel.operator.auto import AutoParallel
 from simparallel.search.annealing import anneal
 from simparallel.search.elimination import eliminate
@@ -34,7 +35,7 @@ from simparallel.search.replay import replay
 from simparallel.search.space import Space, fixed
 from simparallel.search.tables import Progress
 from simparallel.simulate.arrays import empty
-from simparallel.world.context import get_algo_parameters
+from simparallel.world.context import get_algo_parameters, get_cost_model_context
 
 # Names of the searches. The first three are those of `AutoParallel(parallel_mode=...)`.
 METHODS = (
@@ -52,12 +53,17 @@ class SearchSettings:
         fully: candidates use all devices, or are whole (MindSpore's `fully_use_devices`).
         follow: elementwise ops have the strategy of the op before them (`elementwise_op_strategy_follow`).
         memory_limit_bytes: of each device; None for no limit.
+        alpha, beta, gamma: weights of computing, of communication, and of sums of gradients, which overlap (MindSpore's
+            cost model). gamma=None: as much of these sums as is exposed in a step.
     """
 
     method: str = "auto"
     fully: bool = False
     follow: bool = False
     memory_limit_bytes: int | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float | None = None
 
 
 def plan_program(
@@ -102,46 +108,56 @@ def plan_graph(
     """Return the plan of a captured program."""
     if settings.method not in METHODS:
         raise InputError(f"search: method={settings.method!r} is not one of {', '.join(METHODS)}.")
-    space = Space(graph, cluster, fully=settings.fully)
+    space = Space(graph, cluster, fully=settings.fully, alpha=settings.alpha, beta=settings.beta)
     optimizers = optimizers_of(leaf.tensor for leaf in graph.parameters)
 
-    def time_ps(choice: Sequence[int]) -> int:
-        return int(replay(space, choice, optimizers).now.max(initial=0))
-
     plain = data_parallel(space)
-    plain_ps = time_ps(plain)
-    limit = settings.memory_limit_bytes
-    best: tuple[int, Solution] | None = None
-    # The share of the sums of gradients that is exposed depends on the plan: begin with all of it.
-    exposed = 1.0
-    for _ in range(2):
-        problem = space.problem(exposed, optimizers, settings.follow)
-        found = _solve(problem, space, settings, progress)
-        clocks = replay(space, found.choice, optimizers)
-        found_ps = int(clocks.now.max(initial=0))
-        if best is None or found_ps < best[0]:
-            best = found_ps, found
-        # Data parallelism is one of the choices; the clock may prefer it, as the model weighs sums by one number.
-        if plain_ps < best[0] and (limit is None or problem.memory_bytes(plain) <= limit):
-            best = plain_ps, Solution.of(problem, plain, min(found.bound, problem.cost(plain)), "data parallelism")
-        sums = space.sums_ps(found.choice)
-        share = min(clocks.exposed_ps / sums, 1.0) if sums else exposed
-        if settings.method not in ("auto", "integer_program") or abs(share - exposed) < 0.05:
-            break
-        exposed = share
-    step_ps, chosen = best
+    gamma = settings.gamma
+    found = [_solved(space, optimizers, settings, 1.0 if gamma is None else gamma, plain, progress)]
+    sums = space.sums_ps(found[0][1].choice)
+    # How much of the sums of gradients is exposed depends on the plan: the first search counts all of it.
+    exposed = min(found[0][2] / sums, 1.0) if sums else 1.0
+    if gamma is None and exposed < 0.95 and settings.method in ("auto", "integer_program"):
+        found.append(_solved(space, optimizers, settings, exposed, plain, progress))
+    step_ps, chosen, _ = min(found, key=itemgetter(0))
     return Plan(
         device_num=space.device_num,
         ops=_planned(space, chosen.choice),
         method=chosen.method,
         cluster=cluster.name,
         step_time_ps=step_ps,
-        data_parallel_ps=plain_ps,
+        data_parallel_ps=replay(space, plain, optimizers).step_ps,
         cost_ps=chosen.cost,
         bound_ps=chosen.bound,
         memory_bytes=chosen.memory_bytes,
         notes=space.notes,
     )
+
+
+def _solved(
+    space: Space,
+    optimizers: Sequence[Optimizer],
+    settings: SearchSettings,
+    exposed: float,
+    plain: tuple[int, ...],
+    progress: Progress,
+) -> tuple[int, Solution, int]:
+    """Search at one weight of the sums of gradients.
+
+    Returns:
+        The time [ps] of a step, the plan, and the time [ps] for which its sums are exposed.
+    """
+    problem = space.problem(exposed, optimizers, settings.follow)
+    limit = settings.memory_limit_bytes
+    found = _solve(problem, space, settings, progress)
+    clocks = replay(space, found.choice, optimizers)
+    # The clock may prefer data parallelism, as the model weighs all sums by one number.
+    if limit is None or problem.memory_bytes(plain) <= limit:
+        others = replay(space, plain, optimizers)
+        if others.step_ps < clocks.step_ps:
+            bound = min(found.bound, problem.cost(plain))
+            clocks, found = others, Solution.of(problem, plain, bound, "data parallelism")
+    return clocks.step_ps, found, clocks.exposed_ps
 
 
 def _solve(problem: Problem, space: Space, settings: SearchSettings, progress: Progress) -> Solution:
@@ -157,7 +173,7 @@ def _solve(problem: Problem, space: Space, settings: SearchSettings, progress: P
     if settings.method == "sharding_propagation":
         return propagate(problem, dict.fromkeys(fixed(space), 0))
     choice = data_parallel(space) if settings.method == "data_parallel" else bisect(space, problem)
-    return Solution.of(problem, choice, 0, settings.method)
+    return Solution.of(problem, choice, problem.least, settings.method)
 
 
 def data_parallel(space: Space) -> tuple[int, ...]:
@@ -276,10 +292,15 @@ def _cluster() -> ClusterSpec:
 
 
 def _settings(parallel: AutoParallel) -> SearchSettings:
-    limit = parallel._memory_limit
+    limit, model = parallel._memory_limit, get_cost_model_context
+    if limit is None:
+        limit = model("device_memory_capacity") or _cluster().device.memory_bytes
     return SearchSettings(
         method=parallel.parallel_mode,
         fully=bool(get_algo_parameters("fully_use_devices")),
         follow=bool(get_algo_parameters("elementwise_op_strategy_follow")),
-        memory_limit_bytes=_cluster().device.memory_bytes if limit is None else limit,
+        memory_limit_bytes=int(limit),
+        alpha=model("costmodel_alpha"),
+        beta=model("costmodel_beta"),
+        gamma=model("costmodel_gamma"),
     )

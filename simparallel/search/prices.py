@@ -74,8 +74,10 @@ class Sum(NamedTuple):
     kind: tuple[tuple[Group, ...], np.dtype]
     size_bytes: int
 
-    # It costs time only as far as it is not hidden, which the search weighs.
-    longest_ps = 0
+    @property
+    def longest_ps(self) -> int:
+        """No rank waits for it here: the search weighs how much of it is hidden."""
+        return 0
 
 
 Event = Work | Exchange | Messages | Sum
@@ -87,10 +89,12 @@ class Prices:
 
     Args:
         cluster: the described hardware.
+        alpha, beta: weights of computing and of communication in the costs of a search; the events keep their times.
     """
 
-    def __init__(self, cluster: ClusterSpec) -> None:
+    def __init__(self, cluster: ClusterSpec, alpha: float = 1.0, beta: float = 1.0) -> None:
         self.cluster, self.device_num = cluster, cluster.world_size
+        self._alpha, self._beta = alpha, beta
         factors = [cluster.device_factor(rank) for rank in range(self.device_num)]
         self._factors: tuple[float, ...] = (factors[0],) if len(set(factors)) == 1 else tuple(factors)
         self._ways: dict[Any, Events] = {}
@@ -107,7 +111,7 @@ class Prices:
             ClusterError: the cluster's rules forbid a group.
         """
         op, plan = call.op, call.local
-        asked = self._asked(call).forward
+        asked, _ = self._asked(call)
         work = self._work(op.name, *plan.work, plan.output.dtype.itemsize, op.is_matrix_product)
         return (*self._halo(call, "forward"), *asked, work, *self.finish(call))
 
@@ -124,7 +128,7 @@ class Prices:
         events: list[Event] = []
         if call.output is not call.made.gradient:
             events += self.way(call.output.gradient, call.made.gradient, itemsize)
-        events += self._asked(call).backward
+        events += self._asked(call)[1]
         events.append(self._work(op.backward_name, *work, itemsize, op.is_matrix_product))
         if call.window_cut is not None and needs[call.window_cut.input]:
             events += self._halo(call, "backward")
@@ -150,18 +154,16 @@ class Prices:
         """Return the event of an optimizer's step."""
         return self._work(f"{name}.step", flops, size_bytes, itemsize)
 
-    def _asked(self, call: Call) -> Any:
+    def _asked(self, call: Call) -> list[Events]:
+        """Return the collectives inside forward, and those inside backward."""
         sharding = call.sharding
-        asking = asked_inside(call.op, call.plan_of(sharding.mesh.ranks[0]), sharding, empty)
-        found = []
-        for each in asking:
-            exchanges = ((a, sharding.groups(sharding.axes(a.dims), a.group_size)) for a in each)
+        found: list[Events] = []
+        for asked in asked_inside(call.op, call.plan_of(sharding.mesh.ranks[0]), sharding, empty):
+            each = ((a.size_bytes, sharding.groups(sharding.axes(a.dims), a.group_size)) for a in asked)
             found.append(
-                tuple(
-                    self.exchange("all_reduce", a.size_bytes, groups) for a, groups in exchanges if len(groups[0]) > 1
-                )
+                tuple(self.exchange("all_reduce", size, groups) for size, groups in each if len(groups[0]) > 1)
             )
-        return type(asking)(*found)
+        return found
 
     def _halo(self, call: Call, phase: str) -> Events:
         """Return the events of the borders that neighbouring slices exchange, and of the copies around them."""
@@ -204,22 +206,28 @@ class Prices:
         return (copy,) if found.kind == "slice" else (self._exchange_of(found, have), copy)
 
     def way_ps(self, source: Placement, target: Placement, itemsize: int, messages: bool) -> int | None:
-        """Return the time [ps] of a redistribution, as `way`; None if it needs messages and these are not allowed."""
+        """Return the cost [ps] of a redistribution, as `way`; None if it needs messages and these are not allowed."""
         found = _movement(source.layout, target.layout)
         if found is None:
-            return blocking_ps(self.way(source, target, itemsize)) if messages else None
+            return self.cost_ps(self.way(source, target, itemsize)) if messages else None
         if found.kind == "nothing":
             return 0
         new = _local_bytes(target.layout, target.shape, itemsize)
         if (new, itemsize) not in self._copied_ps:
-            self._copied_ps[new, itemsize] = self._copy("Redistribute", new, itemsize).longest_ps
+            self._copied_ps[new, itemsize] = self.cost_ps((self._copy("Redistribute", new, itemsize),))
         copy_ps = self._copied_ps[new, itemsize]
         if found.kind == "slice":
             return copy_ps
         key = found, _local_bytes(source.layout, source.shape, itemsize)
         if key not in self._moved_ps:
-            self._moved_ps[key] = self._exchange_of(*key).longest_ps
+            self._moved_ps[key] = self.cost_ps((self._exchange_of(*key),))
         return copy_ps + self._moved_ps[key]
+
+    def cost_ps(self, events: Events) -> int:
+        """Return the weighted time [ps] that a rank computes and waits in these events, without sums of gradients."""
+        computed = sum(event.longest_ps for event in events if isinstance(event, Work))
+        waited = sum(event.longest_ps for event in events if not isinstance(event, Work))
+        return round(self._alpha * computed + self._beta * waited)
 
     def _exchange_of(self, found: Movement, have: int) -> Exchange:
         vector = found.group_size * have // found.kept
@@ -281,11 +289,6 @@ def _movement(source: Layout, target: Layout) -> Movement | None:
 @lru_cache(maxsize=1 << 16)
 def _local_bytes(layout: Layout, shape: Shape, itemsize: int) -> int:
     return prod(layout.local_shape(shape)) * itemsize
-
-
-def blocking_ps(events: Events) -> int:
-    """Return the time [ps] that a rank is busy with these events or waits for them, without sums of gradients."""
-    return sum(event.longest_ps for event in events)
 
 
 def sums_ps(events: Events) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from simparallel.layout.mesh import Group
 from simparallel.parallel.operator.gradient_sums import Filling
-from simparallel.search.graph import CONSTANT, NODE, PARAMETER
+from simparallel.search.graph import NODE, PARAMETER
 from simparallel.search.prices import Event, Events, Exchange, Messages, Prices, Sum, Work
 from simparallel.search.space import Space
 
@@ -33,6 +33,11 @@ class Clocks:
         self._filling = Filling()
         self._started: list[tuple[tuple[Group, ...], list[int]]] = []
         self.exposed_ps = 0
+
+    @property
+    def step_ps(self) -> int:
+        """The time [ps] of the last rank."""
+        return int(self.now.max(initial=0))
 
     def run(self, events: Events) -> None:
         for event in events:
@@ -131,5 +136,5 @@ def _moves(space: Space, choice: Sequence[int], reader: int, i: int) -> tuple[Ev
         return (), ()
     itemsize = node.plan.inputs[i].dtype.itemsize
     there = space.prices.way(source, target, itemsize)
-    has_backward = node.needs[i] and node.inputs[i].kind in (NODE, PARAMETER) and node.inputs[i].kind != CONSTANT
+    has_backward = node.needs[i] and node.inputs[i].kind in (NODE, PARAMETER)
     return there, space.prices.way(target, source, itemsize) if has_backward else ()

@@ -26,7 +26,7 @@ from simparallel.optim import Optimizer
 from simparallel.parallel.operator.explain import Input
 from simparallel.parallel.operator.op_call import Call, uncut
 from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, Node, Source
-from simparallel.search.prices import MOST_DEVICES, Events, Prices, Work, blocking_ps, sums_ps
+from simparallel.search.prices import MOST_DEVICES, Events, Prices, Work, sums_ps
 from simparallel.search.problem import Problem
 
 # Price of a redistribution that is not considered: beyond that of any step, and sums of it stay within an int64.
@@ -67,14 +67,17 @@ class Space:
         graph: the program.
         cluster: the described hardware, with as many ranks as devices.
         fully: only candidates that use all devices, or none (MindSpore's `fully_use_devices`).
+        alpha, beta: weights of computing and of communication.
 
     Attributes:
         choices: for each op its choices.
         is_whole: whether these are all legal strategies of the ops.
     """
 
-    def __init__(self, graph: Graph, cluster: ClusterSpec, *, fully: bool = False) -> None:
-        self.graph, self.prices, self.device_num = graph, Prices(cluster), cluster.world_size
+    def __init__(
+        self, graph: Graph, cluster: ClusterSpec, *, fully: bool = False, alpha: float = 1.0, beta: float = 1.0
+    ) -> None:
+        self.graph, self.prices, self.device_num = graph, Prices(cluster, alpha, beta), cluster.world_size
         self.is_whole = self.device_num <= MOST_DEVICES and not fully
         self._fully = fully or self.device_num > MOST_DEVICES
         self._mesh = Mesh((self.device_num,), ("rank",))
@@ -237,8 +240,8 @@ class Space:
         return tuple(left)
 
     def _cost_ps(self, node: Node, choice: Choice, exposed: float) -> int:
-        forward = blocking_ps(choice.forward) * (2 if node.is_recomputed and node.has_backward else 1)
-        return forward + blocking_ps(choice.backward) + round(exposed * sums_ps(choice.backward))
+        forward = self.prices.cost_ps(choice.forward) * (2 if node.is_recomputed and node.has_backward else 1)
+        return forward + self.prices.cost_ps(choice.backward) + round(exposed * sums_ps(choice.backward))
 
     def table(self, reader: int, i: int) -> tuple[int | None, np.ndarray | None]:
         """Return what the redistribution of an input costs.
@@ -339,9 +342,10 @@ class Space:
         cuts = {name: sharding.cut(name) for name in sharding.cuts if sharding.cut(name) > 1}
         for number, choice in enumerate(self.choices[node]):
             own = getattr(choice.call, "sharding", None)
-            if own is not None and choice.strategy[1] is None:
-                if {name: own.cut(name) for name in own.cuts if own.cut(name) > 1} == cuts:
-                    return number
+            if own is None or choice.strategy[1] is not None:
+                continue
+            if {name: own.cut(name) for name in own.cuts if own.cut(name) > 1} == cuts:
+                return number
         return 0
 
 

@@ -22,7 +22,6 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.grad_mode import grad_mode
-from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import is_array
 from simparallel.base.units import format_bytes, format_type_of
@@ -121,7 +120,7 @@ class AutoParallel:
         self.plan = None if plan is None else context.planner.read_plan(plan)
         self._given_plan = self.plan
         # The interpreters of plans, by what a plan depends on.
-        self._planned: dict[Any, AbstractInterpreter] = {}
+        self._planned: dict[Any, Any] = {}
         # Shapes that were found equal on all ranks.
         self._known: set[tuple[tuple[int, ...], ...]] = set()
         self.dataset_strategy(dataset_strategy)
@@ -181,7 +180,7 @@ class AutoParallel:
         if found is None:
             found = self._planned[key] = context.planner.interpreter(self, args, kwargs, self._given_plan)
         found.position = 0
-        self.plan = found.plan  # type: ignore[attr-defined]
+        self.plan = found.plan
         return found
 
     def _warn_of_movement(self) -> None:
