@@ -93,6 +93,7 @@ class Space:
         leaves = tuple(self._is_alone(node, i) for i in range(len(node.inputs)))
         key = (
             node.op.named,
+            node.rule,
             node.op.in_strategy,
             node.op.out_strategy,
             node.plan.inputs,
