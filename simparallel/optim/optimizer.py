@@ -297,26 +297,19 @@ class Optimizer:
             plan = self._plans[id(group)] = _GroupPlan(settings, self.remembers(group), *self.work(group))
         return plan
 
-    def work_of(self, counts: Mapping[int, int]) -> tuple[str, int, int, int]:
-        """Return the work of a step in which some parameters have a gradient: name, flops, bytes, widest item.
+    def element_work(self, param: Tensor) -> tuple[int, int, int, int] | None:
+        """Return the cost of a parameter in a step, for each of its elements; None for one of another optimizer.
 
-        Args:
-            counts: id of a parameter -> number of its elements on this rank.
+        Returns:
+            Flops, bytes moved in memory, bytes of the widest item, bytes of the state.
         """
-        total = [0, 0, 0]
-        for group in self.param_groups:
-            plan = self._plan(group)
-            for param in group["params"]:
-                if id(param) in counts:
-                    plan.add_work(total, counts[id(param)], param.dtype.itemsize, param.dtype.itemsize)
-        return self._name, total[0], total[1], total[2] or 4
-
-    def state_bytes_of(self, param: Tensor) -> int:
-        """Return the bytes that the state holds for each element of a parameter; 0 for one of another optimizer."""
         for group in self.param_groups:
             if any(param is own for own in group["params"]):
-                return len(self._plan(group).names) * wider(param.dtype).itemsize
-        return 0
+                plan, itemsize = self._plan(group), param.dtype.itemsize
+                total = [0, 0, 0]
+                plan.add_work(total, 1, itemsize, itemsize)
+                return total[0], total[1], total[2], len(plan.names) * wider(param.dtype).itemsize
+        return None
 
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]

@@ -20,7 +20,6 @@ from simparallel.hardware.recorder import current_recorder
 from simparallel.layout import strategy
 from simparallel.layout.layout import Layout
 from simparallel.layout.sharding import Placement
-from simparallel.optim.optimizer import Optimizer, optimizers_of
 from simparallel.parallel.operator.auto import AutoParallel
 from simparallel.search.annealing import anneal
 from simparallel.search.elimination import eliminate
@@ -108,17 +107,18 @@ def plan_graph(
     """Return the plan of a captured program."""
     if settings.method not in METHODS:
         raise InputError(f"search: method={settings.method!r} is not one of {', '.join(METHODS)}.")
-    space = Space(graph, cluster, fully=settings.fully, alpha=settings.alpha, beta=settings.beta)
-    optimizers = optimizers_of(leaf.tensor for leaf in graph.parameters)
+    space = Space(
+        graph, cluster, fully=settings.fully, follow=settings.follow, alpha=settings.alpha, beta=settings.beta
+    )
 
     plain = data_parallel(space)
     gamma = settings.gamma
-    found = [_solved(space, optimizers, settings, 1.0 if gamma is None else gamma, plain, progress)]
+    found = [_solved(space, settings, 1.0 if gamma is None else gamma, plain, progress)]
     sums = space.sums_ps(found[0][1].choice)
     # How much of the sums of gradients is exposed depends on the plan: the first search counts all of it.
     exposed = min(found[0][2] / sums, 1.0) if sums else 1.0
     if gamma is None and exposed < 0.95 and settings.method in ("auto", "integer_program"):
-        found.append(_solved(space, optimizers, settings, exposed, plain, progress))
+        found.append(_solved(space, settings, exposed, plain, progress))
     step_ps, chosen, _ = min(found, key=itemgetter(0))
     return Plan(
         device_num=space.device_num,
@@ -126,7 +126,7 @@ def plan_graph(
         method=chosen.method,
         cluster=cluster.name,
         step_time_ps=step_ps,
-        data_parallel_ps=replay(space, plain, optimizers).step_ps,
+        data_parallel_ps=replay(space, plain).step_ps,
         cost_ps=chosen.cost,
         bound_ps=chosen.bound,
         memory_bytes=chosen.memory_bytes,
@@ -135,25 +135,20 @@ def plan_graph(
 
 
 def _solved(
-    space: Space,
-    optimizers: Sequence[Optimizer],
-    settings: SearchSettings,
-    exposed: float,
-    plain: tuple[int, ...],
-    progress: Progress,
+    space: Space, settings: SearchSettings, exposed: float, plain: tuple[int, ...], progress: Progress
 ) -> tuple[int, Solution, int]:
     """Search at one weight of the sums of gradients.
 
     Returns:
         The time [ps] of a step, the plan, and the time [ps] for which its sums are exposed.
     """
-    problem = space.problem(exposed, optimizers, settings.follow)
+    problem = space.problem(exposed)
     limit = settings.memory_limit_bytes
     found = _solve(problem, space, settings, progress)
-    clocks = replay(space, found.choice, optimizers)
+    clocks = replay(space, found.choice)
     # The clock may prefer data parallelism, as the model weighs all sums by one number.
     if limit is None or problem.memory_bytes(plain) <= limit:
-        others = replay(space, plain, optimizers)
+        others = replay(space, plain)
         if others.step_ps < clocks.step_ps:
             bound = min(found.bound, problem.cost(plain))
             clocks, found = others, Solution.of(problem, plain, bound, "data parallelism")

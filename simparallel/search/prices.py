@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simparallel.hardware.cluster import ClusterSpec
-from simparallel.layout.boxes import boxes_of, shape_of
+from simparallel.layout.boxes import Transfer, boxes_of, shape_of
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group
 from simparallel.layout.movement import Movement, digits_of, movement
@@ -22,6 +22,7 @@ from simparallel.layout.redistribution import Step, plan_redistribution
 from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement
 from simparallel.parallel.operator.explain import asked_inside
+from simparallel.parallel.operator.halo import WindowCut
 from simparallel.parallel.operator.op_call import Call
 from simparallel.simulate.arrays import empty
 
@@ -171,7 +172,7 @@ class Prices:
         if cut is None:
             return ()
         itemsize = call.local.inputs[cut.input].dtype.itemsize
-        moves = [m for m in cut.halo.moves.all() if m.source != m.target]
+        moves = _moves_of(cut)
         ends = ((m.source, m.target) if phase == "forward" else (m.target, m.source) for m in moves)
         sizes = [prod(shape_of(m.box)) * itemsize for m in moves]
         events = self._messages([(*end, size) for end, size in zip(ends, sizes, strict=True)])
@@ -279,6 +280,12 @@ class Prices:
         device = self.cluster.device
         times = [device.time_ps(flops, size_bytes, itemsize, is_product, factor, name) for factor in self._factors]
         return Work(times[0] if len(times) == 1 else tuple(times))
+
+
+@lru_cache(maxsize=64)
+def _moves_of(cut: WindowCut) -> list[Transfer]:
+    """Return the transfers between ranks; forward and backward ask one after the other."""
+    return [move for move in cut.halo.moves.all() if move.source != move.target]
 
 
 def _movement(source: Layout, target: Layout) -> Movement | None:

@@ -7,7 +7,6 @@ every group a stream, and the sums of gradients share collectives and overlap wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -87,13 +86,12 @@ class Clocks:
         self._started.clear()
 
 
-def replay(space: Space, choice: Sequence[int], optimizers: Sequence[Any] = ()) -> Clocks:
+def replay(space: Space, choice: Sequence[int]) -> Clocks:
     """Return the clocks after one step: forward, backward, and the steps of the optimizers.
 
     Args:
         space: the choices.
         choice: the number of the choice of each op.
-        optimizers: those that update the parameters.
 
     Exact where ranks have equal slices and no part of the program is checkpointed.
     """
@@ -117,8 +115,7 @@ def replay(space: Space, choice: Sequence[int], optimizers: Sequence[Any] = ()) 
     for events in reversed(backwards):
         clocks.run(events)
     clocks.finish_sums()
-    for optimizer in optimizers:
-        clocks.run((space.step_of(optimizer, choice),))
+    clocks.run(space.steps(choice))
     return clocks
 
 

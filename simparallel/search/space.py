@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,11 +22,11 @@ from simparallel.layout.candidates import Candidate, candidates
 from simparallel.layout.mesh import Mesh
 from simparallel.layout.movement import digits_of
 from simparallel.layout.sharding import Placement, Sharding, placement
-from simparallel.optim import Optimizer
+from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.operator.explain import Input
 from simparallel.parallel.operator.op_call import Call, uncut
 from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, Node, Source
-from simparallel.search.prices import MOST_DEVICES, Events, Prices, Work, sums_ps
+from simparallel.search.prices import MOST_DEVICES, Events, Prices, sums_ps
 from simparallel.search.problem import Problem
 
 # Price of a redistribution that is not considered: beyond that of any step, and sums of it stay within an int64.
@@ -67,19 +67,30 @@ class Space:
         graph: the program.
         cluster: the described hardware, with as many ranks as devices.
         fully: only candidates that use all devices, or none (MindSpore's `fully_use_devices`).
+        follow: elementwise ops do not redistribute their first input (`elementwise_op_strategy_follow`).
         alpha, beta: weights of computing and of communication.
 
     Attributes:
         choices: for each op its choices.
+        optimizers: those that update the parameters.
         is_whole: whether these are all legal strategies of the ops.
     """
 
     def __init__(
-        self, graph: Graph, cluster: ClusterSpec, *, fully: bool = False, alpha: float = 1.0, beta: float = 1.0
+        self,
+        graph: Graph,
+        cluster: ClusterSpec,
+        *,
+        fully: bool = False,
+        follow: bool = False,
+        alpha: float = 1.0,
+        beta: float = 1.0,
     ) -> None:
         self.graph, self.prices, self.device_num = graph, Prices(cluster, alpha, beta), cluster.world_size
         self.is_whole = self.device_num <= MOST_DEVICES and not fully
         self._fully = fully or self.device_num > MOST_DEVICES
+        self._follow = follow
+        self.optimizers = optimizers_of(leaf.tensor for leaf in graph.parameters)
         self._mesh = Mesh((self.device_num,), ("rank",))
         self._readers = graph.readers
         # Calls of equal ops on equal shapes share their choices.
@@ -116,9 +127,10 @@ class Space:
         if isinstance(node.op, Redistribute):
             return [self._given(node)]
         found = []
-        for op in self._cut(node):
+        inputs = [Input(spec) for spec in node.plan.inputs]
+        for op, sharding in self._cut(node):
             try:
-                call = Call(op, [Input(spec) for spec in node.plan.inputs], self.device_num)
+                call = Call(op, inputs, self.device_num, sharding=sharding)
                 forward = self.prices.forward(call)
                 backward = self.prices.backward(call, node.needs, leaves) if node.has_backward else ()
             # The cluster's rules forbid one of its groups.
@@ -127,15 +139,16 @@ class Space:
             found.append(Choice(call, forward, backward, tuple(call.inputs), call.output))
         return found
 
-    def _cut(self, node: Node) -> list[Op]:
+    def _cut(self, node: Node) -> list[tuple[Op, Sharding | None]]:
         """Return the op with each of its strategies, or with that of the user."""
         if node.op.in_strategy is not None:
-            return [node.op]
+            return [(node.op, None)]
         every = candidates(
             node.rule, node.shapes, self.device_num, node.op.repeat, node.op.axis_order,
             None if self.device_num <= MOST_DEVICES else MOST_DIMS, self._fully,
         )  # fmt: skip
-        return [with_strategy(node.op, each.in_strategy, each.out_strategy) for each in every if self._fits(each)]
+        cut = (each for each in every if self._fits(each))
+        return [(with_strategy(node.op, each.in_strategy, each.out_strategy), each.sharding) for each in cut]
 
     def _fits(self, candidate: Candidate) -> bool:
         # The borders of windows are planned rank by rank.
@@ -153,75 +166,111 @@ class Space:
 
     # --- costs ----------------------------------------------------------------------------------------
 
-    def problem(self, exposed: float = 1.0, optimizers: Sequence[Optimizer] = (), follow: bool = False) -> Problem:
+    def problem(self, exposed: float = 1.0) -> Problem:
         """Return the costs of all choices.
 
         Args:
             exposed: the share of the sums of gradients that is not hidden behind backward, 0 to 1.
-            optimizers: those that update the parameters: their work, and the memory of their state.
-            follow: elementwise ops do not redistribute their first input.
         """
-        nodes = [
-            np.array([self._cost_ps(node, choice, exposed) for choice in choices], np.int64)
-            for node, choices in zip(self.graph.nodes, self.choices, strict=True)
-        ]
+        blocking, sums, edges, memory = self._costs
+        known: dict[tuple[int, int], np.ndarray] = {}
+        nodes = []
+        for own, each in zip(blocking, sums, strict=True):
+            key = id(own), id(each)
+            if key not in known:
+                known[key] = own + np.rint(exposed * each).astype(np.int64)
+            nodes.append(known[key])
+        return Problem(tuple(nodes), edges, memory)
+
+    @cached_property
+    def _costs(self) -> tuple[list[np.ndarray], list[np.ndarray], dict[tuple[int, int], np.ndarray], Any]:
+        """Costs of nodes without sums of gradients, those of the sums, costs of edges, memory."""
+        # Equal blocks of a network share their arrays, which solvers then work on only once.
+        known: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
+        nodes, sums = [], []
+        for number, (node, choices) in enumerate(zip(self.graph.nodes, self.choices, strict=True)):
+            leaves = [(i, self._updates[leaf]) for leaf, i in self._first_readers.get(number, ())]
+            key = id(choices), node.is_recomputed, repr(leaves)
+            if key not in known:
+                own = np.array([self._cost_ps(number, choice) for choice in choices], np.int64)
+                known[key] = own, np.array([sums_ps(choice.backward) for choice in choices], np.int64)
+            nodes.append(known[key][0])
+            sums.append(known[key][1])
         edges: dict[tuple[int, int], np.ndarray] = {}
         for reader, node in enumerate(self.graph.nodes):
             for i in range(len(node.inputs)):
                 maker, table = self.table(reader, i)
                 if table is None:
                     continue
-                if follow and maker is not None and i == 0 and node.rule in _ELEMENTWISE:
+                if self._follow and maker is not None and i == 0 and node.rule in _ELEMENTWISE:
                     table = np.where(table > 0, FORBIDDEN_PS, 0)
                 if maker is None:
-                    nodes[reader] = nodes[reader] + table[0]
+                    if table.any():
+                        nodes[reader] = nodes[reader] + table[0]
                 else:
                     before = edges.get((maker, reader))
                     edges[maker, reader] = table if before is None else before + table
-        for reader, leaves in self._first_readers.items():
-            updates = [self._update_ps(optimizers, leaves, choice) for choice in self.choices[reader]]
-            nodes[reader] = nodes[reader] + np.array(updates, np.int64)
-        return Problem(tuple(nodes), edges, tuple(self._memory(optimizers)))
+        return nodes, sums, edges, tuple(self._memory())
+
+    def _cost_ps(self, number: int, choice: Choice) -> int:
+        """Return what an op costs: forward, backward, and the step of the optimizers for its parameters."""
+        node = self.graph.nodes[number]
+        forward = self.prices.cost_ps(choice.forward) * (2 if node.is_recomputed and node.has_backward else 1)
+        # Of the optimizers' kernels without their launch, which all parameters share.
+        updates = 0
+        for leaf, i in self._first_readers.get(number, ()):
+            count = _local_size(choice.inputs[i], self.graph.parameters[leaf].tensor)
+            for optimizer, (flops, size_bytes, itemsize, _) in self._updates[leaf]:
+                name = type(self.optimizers[optimizer]).__name__
+                step, launch = (self.prices.optimizer(name, n * flops, n * size_bytes, itemsize) for n in (count, 0))
+                updates += max(step.longest_ps - launch.longest_ps, 0)
+        return forward + self.prices.cost_ps(choice.backward) + updates
 
     @cached_property
-    def _first_readers(self) -> dict[int, list[tuple[Tensor, int]]]:
+    def _first_readers(self) -> dict[int, list[tuple[int, int]]]:
         """Op -> the parameters that it reads first, each with the number of the input."""
-        found: dict[int, list[tuple[Tensor, int]]] = {}
-        for number, leaf in enumerate(self.graph.parameters):
+        found: dict[int, list[tuple[int, int]]] = {}
+        for number in range(len(self.graph.parameters)):
             reader, i = self._readers[Source(PARAMETER, number)][0]
-            found.setdefault(reader, []).append((leaf.tensor, i))
+            found.setdefault(reader, []).append((number, i))
         return found
 
-    def _update_ps(self, optimizers: Sequence[Optimizer], leaves: list[tuple[Tensor, int]], choice: Choice) -> int:
-        """Return what the step of the optimizers takes for these parameters, without the launch of a kernel."""
-        counts = {id(leaf): _local_size(choice.inputs[i], leaf) for leaf, i in leaves}
-        total = 0
-        for optimizer in optimizers:
-            name, *work = optimizer.work_of(counts)
-            total += self.prices.optimizer(name, *work).longest_ps - self.prices.optimizer(name, 0, 0, 4).longest_ps
-        return max(total, 0)
+    @cached_property
+    def _updates(self) -> list[list[tuple[int, tuple[int, int, int, int]]]]:
+        """For each parameter the optimizers that update it: number, and cost of an element (`element_work`)."""
+        found = []
+        for leaf in self.graph.parameters:
+            works = ((number, each.element_work(leaf.tensor)) for number, each in enumerate(self.optimizers))
+            found.append([(number, work) for number, work in works if work is not None])
+        return found
 
-    def _memory(self, optimizers: Sequence[Optimizer]) -> Iterator[np.ndarray]:
+    def _memory(self) -> Iterator[np.ndarray]:
         """Yield the bytes that each choice of each op holds: its parameters, and what it keeps for backward.
 
         A parameter counts with its gradient and the state of its optimizer.
         """
+        known: dict[Any, np.ndarray] = {}
         kept_by = {number for node in self.graph.nodes if node.has_backward for number in _read_again(node)}
         for number, (node, choices) in enumerate(zip(self.graph.nodes, self.choices, strict=True)):
             itemsize, whole = node.plan.output.dtype.itemsize, prod(node.plan.output.shape)
-            keeps = node.has_backward and not node.is_recomputed and (node.keeps_output or number in kept_by)
-            leaves = [
-                (leaf, i, 2 * leaf.dtype.itemsize + sum(o.state_bytes_of(leaf) for o in optimizers))
-                for leaf, i in self._first_readers.get(number, ())
-            ]
+            keeps = node.has_backward and not node.is_recomputed
+            keeps_output = keeps and (node.keeps_output or number in kept_by)
+            leaves = []
+            for leaf, i in self._first_readers.get(number, ()):
+                tensor = self.graph.parameters[leaf].tensor
+                state = sum(state_bytes for _, (_, _, _, state_bytes) in self._updates[leaf])
+                leaves.append((tensor, i, 2 * tensor.dtype.itemsize + state))
+            key = id(choices), keeps, keeps_output, repr([(i, each) for _, i, each in leaves])
+            if key in known:
+                yield known[key]
+                continue
             found = []
             for choice in choices:
                 own = prod(choice.output.local_shape)
-                size = keeps * own * itemsize
-                if node.has_backward and not node.is_recomputed:
-                    size += node.kept_bytes * own // max(whole, 1)
-                found.append(size + sum(each * _local_size(choice.inputs[i], leaf) for leaf, i, each in leaves))
-            yield np.array(found, np.int64)
+                size = keeps_output * own * itemsize + keeps * node.kept_bytes * own // max(whole, 1)
+                found.append(size + sum(each * _local_size(choice.inputs[i], tensor) for tensor, i, each in leaves))
+            known[key] = np.array(found, np.int64)
+            yield known[key]
 
     def sums_ps(self, choice: Sequence[int]) -> int:
         """Return the time [ps] of all sums of gradients."""
@@ -239,10 +288,6 @@ class Space:
         if self.device_num > FEW:
             left.append("No redistributions by messages between some of the ranks.")
         return tuple(left)
-
-    def _cost_ps(self, node: Node, choice: Choice, exposed: float) -> int:
-        forward = self.prices.cost_ps(choice.forward) * (2 if node.is_recomputed and node.has_backward else 1)
-        return forward + self.prices.cost_ps(choice.backward) + round(exposed * sums_ps(choice.backward))
 
     def table(self, reader: int, i: int) -> tuple[int | None, np.ndarray | None]:
         """Return what the redistribution of an input costs.
@@ -328,13 +373,17 @@ class Space:
             found.append(wanted or placement(uncut(self._mesh, leaf.shape), leaf.shape))
         return found
 
-    def step_of(self, optimizer: Optimizer, choice: Sequence[int]) -> Work:
-        """Return the event of an optimizer's step, on the slices of its parameters."""
-        places = {
-            id(leaf.tensor): place for leaf, place in zip(self.graph.parameters, self.placements(choice), strict=True)
-        }
-        counts = {key: prod(place.local_shape) for key, place in places.items()}
-        return self.prices.optimizer(*optimizer.work_of(counts))
+    def steps(self, choice: Sequence[int]) -> Events:
+        """Return the events of the optimizers' steps, on the slices of the parameters."""
+        totals = [[0, 0, 0] for _ in self.optimizers]
+        for works, place in zip(self._updates, self.placements(choice), strict=True):
+            for optimizer, (flops, size_bytes, itemsize, _) in works:
+                count, total = prod(place.local_shape), totals[optimizer]
+                total[0] += count * flops
+                total[1] += count * size_bytes
+                total[2] = max(total[2], itemsize)
+        names = (type(optimizer).__name__ for optimizer in self.optimizers)
+        return tuple(self.prices.optimizer(name, *total) for name, total in zip(names, totals, strict=True))
 
     # --- known strategies -----------------------------------------------------------------------------
 

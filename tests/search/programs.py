@@ -10,7 +10,6 @@ import numpy as np
 import simparallel as sp
 from simparallel import functions as F, nn
 from simparallel.hardware.cluster import ClusterSpec, describe
-from simparallel.optim.optimizer import optimizers_of
 from simparallel.search import planner
 from simparallel.search.graph import Graph
 from simparallel.search.plan import Plan
@@ -127,10 +126,9 @@ def train(name: str, mode: str | None = "auto", steps: int = 2, **settings: Any)
 
 
 def space_of(name: str, cluster: ClusterSpec, **settings: Any) -> tuple[Space, Any]:
-    """Return the space of a program's choices, and its optimizers."""
-    graph, keep = graph_of(name, cluster.world_size)
-    space = Space(graph, cluster, **settings)
-    return space, optimizers_of(leaf.tensor for leaf in graph.parameters) or keep
+    """Return the space of a program's choices, and its optimizer, which has to be kept."""
+    graph, kept = graph_of(name, cluster.world_size)
+    return Space(graph, cluster, **settings), kept
 
 
 def graph_of(name: str, device_num: int) -> tuple[Graph, Any]:
@@ -144,7 +142,7 @@ def graph_of(name: str, device_num: int) -> tuple[Graph, Any]:
 
     whole = sp.Layout((device_num,), ("rank",))
     args = [sp.Tensor._result(a, placement=_placement(whole, a)) for a in program.args()]
-    return planner.graph_of(step, args, {}), [optimizer]
+    return planner.graph_of(step, args, {}), optimizer
 
 
 def _placement(layout: sp.Layout, x: np.ndarray) -> Any:
