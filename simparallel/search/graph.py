@@ -25,11 +25,16 @@ from simparallel.hardware.memory import owner_of
 from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement
-from simparallel.simulate.arrays import empty, without_data
+from simparallel.nn.deferred import placeholder
+from simparallel.simulate.arrays import DryArray, without_data
 
 # Kinds of what an op reads: the result of an op, a trained leaf, an argument of the program, or any other value, which
 # every rank holds whole.
 NODE, PARAMETER, ARGUMENT, CONSTANT = "node", "parameter", "argument", "constant"
+
+
+# Larger ops are not run on arrays without data, which reserve as many addresses.
+LARGE_BYTES = 1 << 32
 
 
 class Source(NamedTuple):
@@ -208,8 +213,15 @@ class _Capturing(AbstractInterpreter):
         sources = tuple(map(self._source, inputs))
         arrays = [self._array(x) for x in inputs]
         needs = tuple(grad_mode.enabled and x.requires_grad for x in inputs)
-        ctx = Context(get_namespace(*arrays), needs, op._plan(arrays))
-        y = op.forward(ctx, *arrays)
+        plan = op._plan(arrays)
+        ctx = Context(get_namespace(*arrays), needs, plan)
+        if plan.work.size_bytes <= LARGE_BYTES and plan.output.size_bytes <= LARGE_BYTES:
+            y = op.forward(ctx, *arrays)
+        else:
+            # The address space of one process is too small for the arrays of many devices: assume that backward reads
+            # the inputs.
+            y = placeholder(*plan.output).view(DryArray)
+            ctx.inputs = arrays
         number = len(self.graph.nodes)
         self.graph.nodes.append(self._node(op, inputs, sources, ctx, arrays, y))
         tape = TapeNode(_ENDS, SimpleNamespace(needs=needs, number=number), inputs) if True in needs else None  # type: ignore[arg-type]
@@ -273,7 +285,7 @@ class _Capturing(AbstractInterpreter):
     def _array(self, x: Tensor) -> Array:
         """Return the array to compute shapes with: without elements for parameters, and whole for slices."""
         if x.placement is not None:
-            return self._dry.setdefault(id(x._data), empty(x.placement.shape, x._data.dtype))
+            return self._dry.setdefault(id(x._data), placeholder(x.placement.shape, x._data.dtype).view(DryArray))
         if x.is_leaf and x.requires_grad:
             return self._dry.setdefault(id(x._data), without_data(x._data))
         return x._data

@@ -20,6 +20,7 @@ from simparallel.hardware.recorder import current_recorder
 from simparallel.layout import strategy
 from simparallel.layout.layout import Layout
 from simparallel.layout.sharding import Placement
+from simparallel.nn.deferred import placeholder
 from simparallel.parallel.operator.auto import AutoParallel
 from simparallel.search.annealing import anneal
 from simparallel.search.elimination import eliminate
@@ -33,7 +34,7 @@ from simparallel.search.propagation import propagate
 from simparallel.search.replay import replay
 from simparallel.search.space import Space, fixed
 from simparallel.search.tables import Progress
-from simparallel.simulate.arrays import empty
+from simparallel.simulate.arrays import DryArray
 from simparallel.world.context import get_algo_parameters, get_cost_model_context
 
 # Names of the searches. The first three are those of `AutoParallel(parallel_mode=...)`.
@@ -92,7 +93,9 @@ def graph_of(program: Callable[..., Any], args: Sequence[Any], kwargs: dict[str,
             return x
         place, data = x.placement, x.data
         is_number = data.dtype.kind in "fc"
-        new = Tensor._result(empty(place.shape, data.dtype) if is_number else np.resize(data, place.shape))
+        new = Tensor._result(
+            placeholder(place.shape, data.dtype).view(DryArray) if is_number else np.resize(data, place.shape)
+        )
         new.requires_grad = x.requires_grad
         given.append((new, place))
         return new
