@@ -60,21 +60,14 @@ class _GroupPlan:
     Attributes:
         settings: the settings, checked.
         names: names of the arrays in the state of each parameter.
-        flops, accesses: floating-point operations and memory accesses for each element of a parameter.
+        flops: floating-point operations for each element of a parameter.
+        moved_bytes: bytes of its items -> bytes moved in memory for each element.
     """
 
     settings: list[Any]
     names: tuple[str, ...]
     flops: int
-    accesses: int
-
-    def add_work(self, total: list[int], count: int, itemsize: int, grad_itemsize: int) -> None:
-        """Add the update of a parameter of `count` elements to [flops, bytes, widest item]."""
-        total[0] += self.flops * count
-        total[1] += self.accesses * count * itemsize
-        if itemsize < 4:  # its state is float32
-            total[1] += 2 * len(self.names) * count * (4 - itemsize)
-        total[2] = max(total[2], grad_itemsize)
+    moved_bytes: dict[int, int]
 
 
 class Optimizer:
@@ -294,7 +287,10 @@ class Optimizer:
         plan = self._plans.get(id(group))
         if plan is None or plan.settings != settings:
             self.check(group)
-            plan = self._plans[id(group)] = _GroupPlan(settings, self.remembers(group), *self.work(group))
+            names, (flops, accesses) = self.remembers(group), self.work(group)
+            # The state of a float16 parameter is float32.
+            moved_bytes = {size: accesses * size + 2 * len(names) * max(4 - size, 0) for size in (2, 4, 8, 16)}
+            plan = self._plans[id(group)] = _GroupPlan(settings, names, flops, moved_bytes)
         return plan
 
     def element_work(self, param: Tensor) -> tuple[int, int, int, int] | None:
@@ -306,9 +302,7 @@ class Optimizer:
         for group in self.param_groups:
             if any(param is own for own in group["params"]):
                 plan, itemsize = self._plan(group), param.dtype.itemsize
-                total = [0, 0, 0]
-                plan.add_work(total, 1, itemsize, itemsize)
-                return total[0], total[1], total[2], len(plan.names) * wider(param.dtype).itemsize
+                return plan.flops, plan.moved_bytes[itemsize], itemsize, len(plan.names) * wider(param.dtype).itemsize
         return None
 
     def _params(self) -> list[Tensor]:
@@ -352,7 +346,10 @@ class Optimizer:
                 if grad is None:
                     continue
                 self.update(param, grad, group)
-                plan.add_work(work.setdefault(param._device, [0, 0, 0]), grad.size, param._data.itemsize, grad.itemsize)
+                total = work.setdefault(param._device, [0, 0, 0])
+                total[0] += plan.flops * grad.size
+                total[1] += plan.moved_bytes[param._data.itemsize] * grad.size
+                total[2] = max(total[2], grad.itemsize)
         mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
         observer.end_step(f"{self._name}.step", start_ns, work)
         if isinstance(observer, Recorder):
