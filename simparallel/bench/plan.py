@@ -43,9 +43,9 @@ class Chain(Module):
 
 CHAIN = KnownModel(Chain, (CHAIN_WIDTH,))
 # Capturing reserves address space for whole tensors, and systems refuse to reserve more than they have: the batches on
-# 1,024 devices are small, and the sequences of GPT-2 medium short.
+# 1,024 devices are small, and so are the sequences and the vocabulary of GPT-2 medium.
 FEW_IMAGES = MODELS["resnet50"]._replace(batch=4)
-LARGE_GPT = KnownModel(partial(models.gpt, 51_200, 128, num_layers=24, num_heads=16, width=1024), (128,), 51_200, 1)
+LARGE_GPT = KnownModel(partial(models.gpt, 8192, 128, num_layers=24, num_heads=16, width=1024), (128,), 8192, 1)
 
 
 class Case(NamedTuple):
