@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from programs import PROGRAMS, plan_of, slow_cluster, space_of, train
 from refusals import refused
+from training_programs import PROGRAMS, plan_of, slow_cluster, space_of, train
 
 import simparallel as sp
 from simparallel import nn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from programs import PROGRAMS, graph_of
 from refusals import refused
+from training_programs import PROGRAMS, graph_of
 
 import simparallel as sp
 from simparallel import functions as F, nn

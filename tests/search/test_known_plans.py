@@ -32,7 +32,7 @@ def _classes(count, *, samples=256):
     return _plan(network, (samples, 512), np.zeros(samples, np.int64), nn.CrossEntropyLoss(), "dgx-a100")
 
 
-def test_convolutions_of_large_batches_are_data_parallel():
+def test_large_batches_are_data_parallel():
     with sp.no_init_parameters():
         network = sp.models.resnet18(10)
     plan = _plan(network, (512, 3, 224, 224), np.zeros(512, np.int64), nn.CrossEntropyLoss(), "dgx-h100")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from programs import plan_of, slow_cluster, space_of, train
 from refusals import refused
+from training_programs import plan_of, slow_cluster, space_of, train
 
 import simparallel as sp
 from simparallel.errors import PlanError, StrategyError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from programs import PROGRAMS, plan_of, slow_cluster, space_of, train
+from training_programs import PROGRAMS, plan_of, slow_cluster, space_of, train
 
 import simparallel as sp
 from simparallel.hardware.cluster import describe
