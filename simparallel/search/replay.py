@@ -93,7 +93,7 @@ def replay(space: Space, choice: Sequence[int]) -> Clocks:
         space: the choices.
         choice: the number of the choice of each op.
 
-    Exact where ranks have equal slices and no part of the program is checkpointed.
+    Exact where no redistribution sends messages (`sends_messages`) and no part of the program is checkpointed.
     """
     clocks, graph = Clocks(space.prices), space.graph
     chosen = [choices[number] for choices, number in zip(space.choices, choice, strict=True)]
@@ -135,3 +135,10 @@ def _moves(space: Space, choice: Sequence[int], reader: int, i: int) -> tuple[Ev
     there = space.prices.way(source, target, itemsize)
     has_backward = node.needs[i] and node.inputs[i].kind in (NODE, PARAMETER)
     return there, space.prices.way(target, source, itemsize) if has_backward else ()
+
+
+def sends_messages(space: Space, choice: Sequence[int]) -> bool:
+    """Return whether a redistribution of the plan sends messages: ranks may then differ in time within a step."""
+    inputs = ((reader, i) for reader, node in enumerate(space.graph.nodes) for i in range(len(node.inputs)))
+    ways = (way for each in inputs for way in _moves(space, choice, *each))
+    return any(isinstance(event, Messages) for way in ways for event in way)
