@@ -34,6 +34,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--method", metavar="NAME", help="a model: how to search (default auto: the exact search)")
     command.add_argument("--out", metavar="FILE", help="write the plan as JSON, for AutoParallel(..., plan=FILE)")
     command.add_argument("--picture", metavar="FILE", help="draw the plan: .svg, .png or .pdf")
+    command.add_argument(
+        "--explain", metavar="OP", action="append", default=[], help="say why a call has its strategy; repeatable"
+    )
     command.add_argument("--json", action="store_true", help="print JSON, not a table")
     command.add_argument(
         "what", metavar="MODEL|SCRIPT", help="a model of simparallel.models, such as resnet50; or a Python file"
@@ -161,6 +164,8 @@ def _tell(plan: Plan, number: int, options: argparse.Namespace) -> None:
         print(plan)
         if plan.memory_bytes is not None:
             print(f"memory of a device, as modelled: {format_bytes(plan.memory_bytes)}")
+        for name in options.explain:
+            print(plan.explain(name))
     tell = partial(print, file=sys.stderr if options.json else sys.stdout)
     if options.out:
         path = _numbered(options.out, number)

@@ -13,9 +13,9 @@ from simparallel.base.files import write_atomically
 from simparallel.base.units import format_seconds
 from simparallel.errors import PlanError
 from simparallel.layout.mesh import plain_cuts
+from simparallel.search.explanation import Cuts, Explanation, Move, Option, strategy_text
 
 FORMAT = 1
-_CUTS = tuple[tuple[int, ...], ...]
 
 
 class PlannedOp(NamedTuple):
@@ -27,14 +27,18 @@ class PlannedOp(NamedTuple):
         shapes: global shapes of its inputs.
         in_strategy, out_strategy: the arguments of `shard`; None for an op that runs as the program says.
         line: of the program.
+        options: its strategy and the next best ones, with their costs; empty if no search is behind the plan.
+        moves: redistributions of its inputs.
     """
 
     name: str
     op: str
-    shapes: _CUTS
-    in_strategy: _CUTS | None
+    shapes: Cuts
+    in_strategy: Cuts | None
     out_strategy: tuple[int, ...] | None = None
     line: str = ""
+    options: tuple[Option, ...] = ()
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,15 +102,35 @@ class Plan:
             raise PlanError(
                 f"plan: {name} has {len(planned.shapes)} inputs, the strategy {cuts!r} {len(cuts)} entries."
             )
-        edited = planned._replace(in_strategy=cuts, out_strategy=out)
-        ops = (*self.ops[:number], edited, *self.ops[number + 1 :])
-        return replace(self, ops=ops, method=f"{self.method}, edited", step_time_ps=None, cost_ps=None, bound_ps=None)
+        # The costs that were known are those of the other plan.
+        ops = [op._replace(options=(), moves=()) for op in self.ops]
+        ops[number] = ops[number]._replace(in_strategy=cuts, out_strategy=out)
+        return replace(
+            self, ops=tuple(ops), method=f"{self.method}, edited", step_time_ps=None, cost_ps=None, bound_ps=None
+        )
 
     def diff(self, other: Plan) -> list[tuple[str, Any, Any]]:
         """Return (name, strategy here, strategy there) for each call that differs; None where a plan lacks the call."""
         mine, theirs = ({p.name: (p.in_strategy, p.out_strategy) for p in plan.ops} for plan in (self, other))
         names = dict.fromkeys((*mine, *theirs))
         return [(name, mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)]
+
+    def explain(self, name: str | int) -> Explanation:
+        """Return why a call has its strategy: its cost, those of the next best ones, and what it redistributes.
+
+        Costs are those of the search, beside the strategies of all other calls.
+
+        Raises:
+            PlanError: no such call, or a plan without costs: made or edited by hand.
+        """
+        planned = self[name]
+        if not planned.options:
+            raise PlanError(
+                f"plan: the cost of {planned.name} is not known, as this plan was made or edited by hand; a search "
+                "(plan=None) gives one with costs."
+            )
+        title = f"{planned.name} on {_shapes_text(planned.shapes)}{f', {planned.line}' if planned.line else ''}"
+        return Explanation(title, planned.options, planned.moves)
 
     # --- files ----------------------------------------------------------------------------------------
 
@@ -184,8 +208,7 @@ class Plan:
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         for planned in self.ops:
-            shapes = " ".join("x".join(map(str, shape)) or "()" for shape in planned.shapes)
-            yield planned.name, shapes, strategy_text(planned.in_strategy, planned.out_strategy)
+            yield planned.name, _shapes_text(planned.shapes), strategy_text(planned.in_strategy, planned.out_strategy)
 
     def _number(self, name: str) -> int:
         for number, planned in enumerate(self.ops):
@@ -194,26 +217,23 @@ class Plan:
         raise PlanError(f"plan: no op {name!r}; the names are those of print(plan), such as {self.ops[0].name!r}.")
 
 
-def strategy_text(in_strategy: Any, out_strategy: Any) -> str:
-    """Return a strategy as text."""
-    if in_strategy is None:
-        return "as the program says"
-    if all(cut == 1 for entry in in_strategy for cut in entry) and out_strategy is None:
-        return "whole on every device"
-    return f"{in_strategy!r}{'' if out_strategy is None else f' -> {out_strategy!r}'}"
+def _shapes_text(shapes: Cuts) -> str:
+    return " ".join("x".join(map(str, shape)) or "()" for shape in shapes)
 
 
 def _read(entry: dict[str, Any]) -> PlannedOp:
     cuts, out = _checked(entry["name"], _tuples(entry["in_strategy"]), _tuples(entry.get("out_strategy")))
     shapes = tuple(tuple(shape) for shape in entry["shapes"])
-    return PlannedOp(entry["name"], entry["op"], shapes, cuts, out, entry.get("line", ""))
+    options = tuple(Option(*_tuples(option)) for option in entry.get("options", ()))
+    moves = tuple(Move(*move) for move in entry.get("moves", ()))
+    return PlannedOp(entry["name"], entry["op"], shapes, cuts, out, entry.get("line", ""), options, moves)
 
 
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _checked(name: str, in_strategy: Any, out_strategy: Any) -> tuple[_CUTS | None, tuple[int, ...] | None]:
+def _checked(name: str, in_strategy: Any, out_strategy: Any) -> tuple[Cuts | None, tuple[int, ...] | None]:
     """Return a strategy of plain integers. Whether it is legal depends on the op."""
     cuts, out = plain_cuts(in_strategy), plain_cuts(out_strategy)
     rows: Sequence[Any] = cuts if isinstance(cuts, tuple) else () if cuts is None else (None,)

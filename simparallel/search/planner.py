@@ -6,8 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +30,8 @@ from simparallel.search.integer_program import solve_milp
 from simparallel.search.plan import Plan, PlannedOp
 from simparallel.search.problem import Problem, Solution
 from simparallel.search.propagation import propagate
-from simparallel.search.replay import replay
+from simparallel.search.reasons import moves_into, options_of
+from simparallel.search.replay import Clocks, replay
 from simparallel.search.space import Space, fixed
 from simparallel.search.tables import Progress
 from simparallel.simulate.arrays import DryArray
@@ -117,18 +117,19 @@ def plan_graph(
     plain = data_parallel(space)
     gamma = settings.gamma
     found = [_solved(space, settings, 1.0 if gamma is None else gamma, plain, progress)]
-    sums = space.sums_ps(found[0][1].choice)
+    sums = space.sums_ps(found[0].solution.choice)
     # How much of the sums of gradients is exposed depends on the plan: the first search counts all of it.
-    exposed = min(found[0][2] / sums, 1.0) if sums else 1.0
+    exposed = min(found[0].clocks.exposed_ps / sums, 1.0) if sums else 1.0
     if gamma is None and exposed < 0.95 and settings.method in ("auto", "integer_program"):
         found.append(_solved(space, settings, exposed, plain, progress))
-    step_ps, chosen, _ = min(found, key=itemgetter(0))
+    best = min(found, key=lambda each: each.clocks.step_ps)
+    chosen = best.solution
     return Plan(
         device_num=space.device_num,
-        ops=_planned(space, chosen.choice),
+        ops=_planned(space, chosen.choice, best.exposed),
         method=chosen.method,
         cluster=cluster.name,
-        step_time_ps=step_ps,
+        step_time_ps=best.clocks.step_ps,
         data_parallel_ps=replay(space, plain).step_ps,
         cost_ps=chosen.cost,
         bound_ps=chosen.bound,
@@ -137,14 +138,18 @@ def plan_graph(
     )
 
 
+class Found(NamedTuple):
+    """The result of a search at one weight of the sums of gradients, and its clocks after a step."""
+
+    solution: Solution
+    clocks: Clocks
+    exposed: float
+
+
 def _solved(
     space: Space, settings: SearchSettings, exposed: float, plain: tuple[int, ...], progress: Progress
-) -> tuple[int, Solution, int]:
-    """Search at one weight of the sums of gradients.
-
-    Returns:
-        The time [ps] of a step, the plan, and the time [ps] for which its sums are exposed.
-    """
+) -> Found:
+    """Search at one weight of the sums of gradients."""
     problem = space.problem(exposed)
     limit = settings.memory_limit_bytes
     found = _solve(problem, space, settings, progress)
@@ -155,7 +160,7 @@ def _solved(
         if others.step_ps < clocks.step_ps:
             bound = min(found.bound, problem.cost(plain))
             clocks, found = others, Solution.of(problem, plain, bound, "data parallelism")
-    return clocks.step_ps, found, clocks.exposed_ps
+    return Found(found, clocks, exposed)
 
 
 def _solve(problem: Problem, space: Space, settings: SearchSettings, progress: Progress) -> Solution:
@@ -239,11 +244,17 @@ def _is_further(now: Any, then: Any, factor: int) -> bool:
     return len(changed) == 1 and after.cut(changed[0]) == factor * before.cut(changed[0])
 
 
-def _planned(space: Space, choice: Sequence[int]) -> tuple[PlannedOp, ...]:
-    found = []
-    for node, choices, number in zip(space.graph.nodes, space.choices, choice, strict=True):
-        own = (None, None) if node.op.in_strategy is not None else choices[number].strategy
-        found.append(PlannedOp(node.name, node.op.name, node.shapes, *own, node.line))  # type: ignore[arg-type]
+def _planned(space: Space, choice: Sequence[int], exposed: float = 1.0) -> tuple[PlannedOp, ...]:
+    """Return the choices as strategies, with their costs at this weight of the sums of gradients."""
+    problem, found = space.problem(exposed), []
+    for number, node in enumerate(space.graph.nodes):
+        options = options_of(space, problem, exposed, choice, number)
+        own, moves = options[0], tuple(moves_into(space, choice, number))
+        found.append(
+            PlannedOp(
+                node.name, node.op.name, node.shapes, own.in_strategy, own.out_strategy, node.line, options, moves
+            )
+        )
     return tuple(found)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simparallel.errors import ClusterError
 from simparallel.hardware.cluster import ClusterSpec
 from simparallel.layout.boxes import Transfer, boxes_of, shape_of
 from simparallel.layout.layout import Layout
@@ -44,6 +45,7 @@ class Work(NamedTuple):
 class Exchange(NamedTuple):
     """A collective that ranks wait for, in several groups at once. `ps`: its time [ps] in each group."""
 
+    op: str
     groups: tuple[Group, ...]
     ps: tuple[int, ...]
 
@@ -207,7 +209,16 @@ class Prices:
         return (copy,) if found.kind == "slice" else (self._exchange_of(found, have), copy)
 
     def way_ps(self, source: Placement, target: Placement, itemsize: int, messages: bool) -> int | None:
-        """Return the cost [ps] of a redistribution, as `way`; None if it needs messages and these are not allowed."""
+        """Return the cost [ps] of a redistribution, as `way`.
+
+        None if it is not considered: it needs messages and these are not allowed, or the cluster forbids a group.
+        """
+        try:
+            return self._way_ps(source, target, itemsize, messages)
+        except ClusterError:
+            return None
+
+    def _way_ps(self, source: Placement, target: Placement, itemsize: int, messages: bool) -> int | None:
         found = _movement(source.layout, target.layout)
         if found is None:
             return self.cost_ps(self.way(source, target, itemsize)) if messages else None
@@ -254,7 +265,7 @@ class Prices:
             priced = groups if self.device_num <= MOST_DEVICES else (first, last)
             times = [self.cluster.collective(op, size_bytes, group).time_ps for group in priced]
             ps = tuple(times) if priced is groups else (max(times),) * len(groups)
-            self._exchanges[key] = Exchange(groups, ps)
+            self._exchanges[key] = Exchange(op, groups, ps)
         return self._exchanges[key]
 
     def _messages(self, each: Sequence[tuple[int, int, int]]) -> Events:

@@ -101,7 +101,7 @@ def replay(space: Space, choice: Sequence[int]) -> Clocks:
     for number, (node, own) in enumerate(zip(graph.nodes, chosen, strict=True)):
         forward: list[Event] = []
         for i in range(len(node.inputs)):
-            there, back = _moves(space, choice, number, i)
+            there, back = moves_of(space, choice, number, i)
             forward += there
             if node.has_backward:
                 backwards.append(back)
@@ -119,7 +119,7 @@ def replay(space: Space, choice: Sequence[int]) -> Clocks:
     return clocks
 
 
-def _moves(space: Space, choice: Sequence[int], reader: int, i: int) -> tuple[Events, Events]:
+def moves_of(space: Space, choice: Sequence[int], reader: int, i: int) -> tuple[Events, Events]:
     """Return the events of an input's redistribution, forward and backward."""
     node = space.graph.nodes[reader]
     target = space.choices[reader][choice[reader]].inputs[i]
@@ -140,5 +140,5 @@ def _moves(space: Space, choice: Sequence[int], reader: int, i: int) -> tuple[Ev
 def sends_messages(space: Space, choice: Sequence[int]) -> bool:
     """Return whether a redistribution of the plan sends messages: ranks may then differ in time within a step."""
     inputs = ((reader, i) for reader, node in enumerate(space.graph.nodes) for i in range(len(node.inputs)))
-    ways = (way for each in inputs for way in _moves(space, choice, *each))
+    ways = (way for each in inputs for way in moves_of(space, choice, *each))
     return any(isinstance(event, Messages) for way in ways for event in way)

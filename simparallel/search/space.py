@@ -147,8 +147,12 @@ class Space:
             node.rule, node.shapes, self.device_num, node.op.repeat, node.op.axis_order,
             None if self.device_num <= MOST_DEVICES else MOST_DIMS, self._fully,
         )  # fmt: skip
-        cut = (each for each in every if self._fits(each))
-        return [(with_strategy(node.op, each.in_strategy, each.out_strategy), each.sharding) for each in cut]
+        found: list[tuple[Op, Sharding | None]] = []
+        for each in filter(self._fits, every):
+            op = with_strategy(node.op, each.in_strategy, each.out_strategy)
+            # Some strategies of an embedding put the devices that repeat elsewhere.
+            found.append((op, each.sharding if op.repeat == node.op.repeat else None))
+        return found
 
     def _fits(self, candidate: Candidate) -> bool:
         # The borders of windows are planned rank by rank.
@@ -192,10 +196,12 @@ class Space:
             leaves = [(i, self._updates[leaf]) for leaf, i in self._first_readers.get(number, ())]
             key = id(choices), node.is_recomputed, repr(leaves)
             if key not in known:
-                own = np.array([self._cost_ps(number, choice) for choice in choices], np.int64)
+                own = np.array([self.cost_ps(number, choice) for choice in choices], np.int64)
                 known[key] = own, np.array([sums_ps(choice.backward) for choice in choices], np.int64)
             nodes.append(known[key][0])
             sums.append(known[key][1])
+        for number in self.graph.results:
+            nodes[number] = nodes[number] + self._gathering_ps(number)
         edges: dict[tuple[int, int], np.ndarray] = {}
         for reader, node in enumerate(self.graph.nodes):
             for i in range(len(node.inputs)):
@@ -212,10 +218,13 @@ class Space:
                     edges[maker, reader] = table if before is None else before + table
         return nodes, sums, edges, tuple(self._memory())
 
-    def _cost_ps(self, number: int, choice: Choice) -> int:
-        """Return what an op costs: forward, backward, and the step of the optimizers for its parameters."""
+    def cost_ps(self, number: int, choice: Choice, kind: type | tuple[type, ...] = object) -> int:
+        """Return what an op costs: events of one kind, and the step of the optimizers for its parameters."""
         node = self.graph.nodes[number]
-        forward = self.prices.cost_ps(choice.forward) * (2 if node.is_recomputed and node.has_backward else 1)
+        forward_ps, backward_ps = (
+            self.prices.cost_ps(tuple(event for event in events if isinstance(event, kind)))
+            for events in (choice.forward, choice.backward)
+        )
         # Of the optimizers' kernels without their launch, which all parameters share.
         updates = 0
         for leaf, i in self._first_readers.get(number, ()):
@@ -224,7 +233,7 @@ class Space:
                 name = type(self.optimizers[optimizer]).__name__
                 step, launch = (self.prices.optimizer(name, n * flops, n * size_bytes, itemsize) for n in (count, 0))
                 updates += max(step.longest_ps - launch.longest_ps, 0)
-        return forward + self.prices.cost_ps(choice.backward) + updates
+        return forward_ps * (2 if node.is_recomputed and node.has_backward else 1) + backward_ps + updates
 
     @cached_property
     def _first_readers(self) -> dict[int, list[tuple[int, int]]]:
@@ -361,8 +370,17 @@ class Space:
     def gathering(self, node: int, number: int) -> Events:
         """Return the events that give every rank the whole result of an op, as what a program returns."""
         output = self.choices[node][number].output
-        whole = placement(uncut(self._mesh, output.shape), output.shape)
-        return self.prices.way(output, whole, self.graph.nodes[node].plan.output.dtype.itemsize)
+        return self.prices.way(output, self._whole(output), self.graph.nodes[node].plan.output.dtype.itemsize)
+
+    def _gathering_ps(self, node: int) -> np.ndarray:
+        """Return the cost [ps] of it for each choice."""
+        outputs, is_small = [c.output for c in self.choices[node]], self.device_num <= MOST_DEVICES
+        itemsize = self.graph.nodes[node].plan.output.dtype.itemsize
+        costs = [self.prices.way_ps(output, self._whole(output), itemsize, is_small) for output in outputs]
+        return np.array([FORBIDDEN_PS if cost is None else cost for cost in costs], np.int64)
+
+    def _whole(self, place: Placement) -> Placement:
+        return placement(uncut(self._mesh, place.shape), place.shape)
 
     def placements(self, choice: Sequence[int]) -> list[Placement]:
         """Return where each parameter is: where its first reader needs it."""

@@ -57,6 +57,14 @@ def test_plan_of_a_model_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == ""
 
 
+def test_explanations_follow_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([*MLP, "--explain", "5.Linear", "--explain", "ReLU"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.endswith("of all other ops:")] == ["5.Linear", "ReLU"]
+    assert main.main([*MLP, "--explain", "Linaer"]) == 2
+    assert "no op 'Linaer'" in capsys.readouterr().err
+
+
 def test_plan_of_a_model_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main([*MLP, "--batch", "64", "--out", "plan.json", "--json"]) == 0
 

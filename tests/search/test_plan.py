@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given, settings, strategies as st
 from refusals import refused
 from training_programs import plan_of, slow_cluster, space_of, train
 
@@ -13,6 +14,7 @@ from simparallel.errors import PlanError, StrategyError
 from simparallel.search.elimination import eliminate
 from simparallel.search.plan import Plan
 from simparallel.search.planner import METHODS, SearchSettings, data_parallel, plan_graph
+from simparallel.search.reasons import options_of
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,52 @@ def test_text_names_every_op(plan):
     text = str(plan)
     assert text.startswith("9 ops on 4 devices; by hand")
     assert "up.Linear      8x8 16x8 16  ((4, 1), (1, 1), (1,))" in text
+
+
+@settings(max_examples=10)
+@given(st.data())
+def test_explanations_are_differences_of_plans(data):
+    name, exposed = (
+        data.draw(st.sampled_from(["residual", "tokens", "checkpointed"])),
+        data.draw(st.sampled_from([0, 1])),
+    )
+    space, _kept = space_of(name, slow_cluster(data.draw(st.sampled_from([1, 2, 4]))))
+    choice = [data.draw(st.integers(0, len(choices) - 1)) for choices in space.choices]
+    problem = space.problem(float(exposed))
+    number = data.draw(st.integers(0, len(choice) - 1))
+    options = options_of(space, problem, exposed, choice, number)
+    strategies = [each.strategy for each in space.choices[number]]
+    costs = []
+    for option in options:
+        other = [*choice[:number], strategies.index((option.in_strategy, option.out_strategy)), *choice[number + 1 :]]
+        costs.append(problem.cost(other))
+        assert costs[-1] - costs[0] == option.cost_ps - options[0].cost_ps
+        assert min(option[2:]) >= 0
+    assert strategies[choice[number]] == tuple(options[0][:2])
+    assert costs[1:] == sorted(costs[1:])
+    # No option that was left out is better.
+    left = [problem.cost([*choice[:number], i, *choice[number + 1 :]]) for i in range(len(strategies))]
+    assert costs[1:] == sorted(left[: choice[number]] + left[choice[number] + 1 :])[: len(options) - 1]
+
+
+def test_plans_explain_their_ops(tmp_path):
+    space, _kept = space_of("tokens", slow_cluster(4, 1e10))
+    plan = plan_graph(space.graph, slow_cluster(4, 1e10))
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded == plan
+    for number, planned in enumerate(plan.ops):
+        told = loaded.explain(number)
+        assert told.chosen[:2] == planned[3:5]
+        assert all(option.cost_ps >= told.chosen.cost_ps for option in told.options)
+        assert str(told).startswith(f"{planned.name} on ")
+        for move in told.moves:
+            assert f"input {move.input}, from {move.source}: " in str(told)
+    moved = {move.source for planned in plan.ops for move in planned.moves}
+    assert moved <= {planned.name for planned in plan.ops} | {"argument", "parameter"}
+    assert moved
+    with refused(PlanError):
+        plan.with_("Add", ((4, 1, 1), (4, 1, 1))).explain("Add")
 
 
 def test_edits_are_checked(plan):
@@ -77,10 +125,10 @@ def test_no_method_is_worse_than_data_parallelism(name, method):
 
 def test_exhaustive_search_agrees():
     space, _ = space_of("residual", slow_cluster(2), fully=True)
-    settings = [SearchSettings(method, fully=True) for method in ("exhaustive", "auto")]
+    searches = [SearchSettings(method, fully=True) for method in ("exhaustive", "auto")]
     if space.size > 10_000_000:
         pytest.skip("too many combinations")
-    slow, fast = (plan_graph(space.graph, slow_cluster(2), each) for each in settings)
+    slow, fast = (plan_graph(space.graph, slow_cluster(2), each) for each in searches)
     assert slow.cost_ps == fast.cost_ps
 
 

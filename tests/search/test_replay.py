@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from training_programs import PROGRAMS, plan_of, slow_cluster, space_of, train
 
 import simparallel as sp
 from simparallel.hardware.cluster import describe
-from simparallel.search.planner import data_parallel
-from simparallel.search.replay import replay, sends_messages
+from simparallel.search.planner import data_parallel, plan_graph
+from simparallel.search.replay import replay
 
 
 def _step_ps(name, plan, cluster):
@@ -22,13 +22,11 @@ def _step_ps(name, plan, cluster):
 
 @pytest.mark.parametrize("name", sorted(set(PROGRAMS) - {"checkpointed"}))
 @given(st.data())
-# The same examples each time: a random search finds rare choices of "tokens" on 4 devices that differ by up to 1 %.
-@settings(derandomize=True, max_examples=12, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=12)
 def test_replay_equals_dry_run(name, data):
     cluster = slow_cluster(data.draw(st.sampled_from([1, 2, 4, 8])), data.draw(st.sampled_from([1e8, 1e10])))
     space, _kept = space_of(name, cluster)
     choice = [data.draw(st.integers(0, len(choices) - 1)) for choices in space.choices]
-    assume(not sends_messages(space, choice))
     assert replay(space, choice).step_ps == _step_ps(name, plan_of(space, choice), cluster)
 
 
@@ -37,6 +35,8 @@ def test_replay_equals_dry_run(name, data):
 def test_presets(name, preset):
     cluster = describe(8, preset)
     space, _kept = space_of(name, cluster)
+    plan = plan_graph(space.graph, cluster)
+    assert plan.step_time_ps == _step_ps(name, plan, cluster)
     choice = data_parallel(space)
     assert replay(space, choice).step_ps == _step_ps(name, plan_of(space, choice), cluster)
 

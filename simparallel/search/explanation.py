@@ -1,0 +1,108 @@
+"""Why an op of a plan is cut as it is: what its strategy costs, what others would, and which data it moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from simparallel.base.units import format_seconds
+
+Cuts = tuple[tuple[int, ...], ...]
+
+
+class Option(NamedTuple):
+    """A strategy of an op beside the strategies that the plan has for all others, and the parts of its cost.
+
+    Attributes:
+        in_strategy, out_strategy: the arguments of `shard`; None for an op that runs as the program says.
+        compute_ps: forward, backward, and the optimizers' work for its parameters [ps].
+        exchange_ps: collectives and messages that its ranks wait for [ps].
+        sums_ps: sums of parameters' gradients [ps], as far as they are not hidden behind backward.
+        redistribution_ps: redistributions from and to its neighbours [ps], forward and backward.
+    """
+
+    in_strategy: Cuts | None
+    out_strategy: tuple[int, ...] | None
+    compute_ps: int
+    exchange_ps: int
+    sums_ps: int
+    redistribution_ps: int
+
+    @property
+    def cost_ps(self) -> int:
+        return self.compute_ps + self.exchange_ps + self.sums_ps + self.redistribution_ps
+
+
+class Move(NamedTuple):
+    """The redistribution of an input.
+
+    Attributes:
+        input: its number.
+        source: the call that makes it, or "argument", "parameter", "constant".
+        forward, backward: the collectives; "" for none, "slice" if no data is exchanged.
+        cost_ps: of both [ps].
+    """
+
+    input: int
+    source: str
+    forward: str
+    backward: str
+    cost_ps: int
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """What the strategy of a call costs, and why no other was taken.
+
+    Attributes:
+        title: name, shapes and line of the call.
+        options: the strategy of the plan, then the next best ones.
+        moves: redistributions of its inputs.
+    """
+
+    title: str
+    options: tuple[Option, ...]
+    moves: tuple[Move, ...]
+
+    @property
+    def chosen(self) -> Option:
+        return self.options[0]
+
+    @property
+    def second(self) -> Option | None:
+        """The best of all other strategies; None if there is no other."""
+        return self.options[1] if len(self.options) > 1 else None
+
+    def __str__(self) -> str:
+        rows = [("", "strategy", "cost", "compute", "exchanges", "sums of gradients", "redistributions")]
+        for number, option in enumerate(self.options):
+            told = "chosen" if number == 0 else f"{number + 1}. best"
+            parts = (option.cost_ps, *option[2:])
+            times = [format_seconds(ps / 1e12) if ps else "-" for ps in parts]
+            rows.append((told, strategy_text(*option[:2]), *times))  # type: ignore[arg-type]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [f"{self.title}; beside the strategies of all other ops:"]
+        for row in rows:
+            signs = "<<>>>>>"  # texts stand at the left, numbers at the right
+            texts = [f"{cell:{sign}{w}}" for cell, sign, w in zip(row, signs, widths, strict=True)]
+            lines.append("  " + "  ".join(texts).rstrip())
+        lines += [f"  {_move_text(move)}" for move in self.moves] or ["  no input is redistributed"]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _move_text(move: Move) -> str:
+    ways = [f"{phase} {text}" for phase, text in (("forward", move.forward), ("backward", move.backward)) if text]
+    told = ", ".join(ways)
+    return f"input {move.input}, from {move.source}: {told}; {format_seconds(move.cost_ps / 1e12)}"
+
+
+def strategy_text(in_strategy: Any, out_strategy: Any) -> str:
+    """Return a strategy as text."""
+    if in_strategy is None:
+        return "as the program says"
+    if all(cut == 1 for entry in in_strategy for cut in entry) and out_strategy is None:
+        return "whole on every device"
+    return f"{in_strategy!r}{'' if out_strategy is None else f' -> {out_strategy!r}'}"
