@@ -19,10 +19,9 @@ import simparallel as sp
 from simparallel import functions as F, models
 from simparallel.base.units import format_seconds
 from simparallel.hardware.cluster import describe, this_host_file
-from simparallel.hardware.recorder import current_recorder
 from simparallel.parallel import distribute_module, distribute_tensor, implicit_replication
 from simparallel.simulate.calibration import table as calibration_table
-from simparallel.simulate.measuring import Sample, samples_of
+from simparallel.simulate.measuring import Sample, op_samples
 
 FIGURES = Path(__file__).parent
 PAGE = FIGURES.parent / "docs" / "calibration.md"
@@ -178,12 +177,9 @@ def result(row: Row, rounds: list[list[float]], prediction: sp.Prediction) -> Re
     )  # fmt: skip
 
 
-def recorded(row: Row) -> list[Sample]:
+def sampled(row: Row) -> list[Sample]:
     """Train on one rank; return the measured operations of a step."""
-    recorder = current_recorder()
-    assert recorder is not None
-    train(row)
-    return samples_of(recorder.events)
+    return op_samples(partial(train, row))
 
 
 def profile() -> str:
@@ -191,12 +187,12 @@ def profile() -> str:
     costs = describe(1, "this-host").device.op_costs
     largest = {row.network: row for row in ROWS if row.ranks == 1}
     lines = ["| network | operation | times | measured | predicted | of the step |", "|---|---|---|---|---|---|"]
-    with sp.Cluster(1, blas_threads=1, record="full") as cluster:
+    with sp.Cluster(1, blas_threads=1) as cluster:
         for name, row in largest.items():
-            samples = cluster.run(recorded, row)[0]
+            samples = cluster.run(sampled, row)[0]
             step_s, by_name = sum(sample.time_s for sample in samples), {}
             for sample in samples:
-                by_name.setdefault(sample.name, []).append((sample.time_s, costs[sample.name].time_s(*sample[1:3])))
+                by_name.setdefault(sample.name, []).append((sample.time_s, costs[sample.name].time_s(*sample[1:4])))
             sums = {op: (len(each), *map(sum, zip(*each, strict=True))) for op, each in by_name.items()}
             for op, (count, measured_s, predicted_s) in sorted(sums.items(), key=lambda x: -abs(x[1][1] - x[1][2]))[:3]:
                 lines.append(

@@ -300,7 +300,7 @@ class Optimizer:
                 group["lr"] = rate
         self._num_steps += 1
         remaining = iter(zip(params, arrays, strict=True))
-        # Device -> flops, bytes, widest item.
+        # Device -> flops, bytes, widest item, tensors.
         work: dict[Device | None, list[int]] = {}
         for group, plan in zip(self.param_groups, plans, strict=True):
             for _ in group["params"]:
@@ -308,12 +308,15 @@ class Optimizer:
                 if grad is None:
                     continue
                 self.update(param, grad, group)
-                data, total = param._data, work.setdefault(param._device, [0, 0, 0])
+                data, total = param._data, work.get(param._device)
+                if total is None:
+                    total = work[param._device] = [0, 0, 0, 0]
                 total[0] += plan.flops * grad.size
                 total[1] += plan.accesses * data.nbytes
                 if data.itemsize < 4:  # its state is float32
                     total[1] += 2 * len(plan.names) * grad.size * (4 - data.itemsize)
                 total[2] = max(total[2], grad.itemsize)
+                total[3] += 1
         mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
         observer.end_step(f"{self._name}.step", start_ns, work)
         if isinstance(observer, Recorder):

@@ -12,6 +12,7 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import exp, inf, log
 from pathlib import Path
@@ -24,12 +25,14 @@ from simparallel.base import blas
 from simparallel.base.system import memory_size_bytes, usable_cores
 from simparallel.base.units import format_number_of
 from simparallel.hardware.cluster import ClusterSpec, Curve, DeviceSpec, LinkSpec, Segment, this_host_file
-from simparallel.hardware.device import OpCost
+from simparallel.hardware.device import Measured, OpCost
 from simparallel.runtime.launcher.launch import Cluster
 from simparallel.simulate import measuring
 from simparallel.simulate.measuring import OPS, PROGRAMS, Sample
 
 RANKS = (2, 4, 8)
+# (op, number of ranks) -> size of the vector [bytes] -> time [s].
+Collectives = dict[tuple[str, int], dict[int, float]]
 # A relative error from which on a time counts as an outlier: its weight falls with the error (Huber 1964).
 _OUTLIER = 0.1
 _ITERATIONS = 12
@@ -74,15 +77,15 @@ def _subsets(count: int) -> Iterator[list[int]]:
 
 def fit_op(samples: Iterable[Sample]) -> OpCost:
     """Fit the cost of an operation to samples of it: one or more, of any shapes."""
-    by_shape: dict[tuple[int, int], list[float]] = {}
+    by_shape: dict[tuple[int, int, int], list[float]] = {}
     for sample in samples:
-        by_shape.setdefault((sample.flops, sample.size_bytes), []).append(sample.time_s)
+        by_shape.setdefault((sample.flops, sample.size_bytes, sample.results), []).append(sample.time_s)
     times = {shape: median(found) for shape, found in sorted(by_shape.items())}
     columns = np.array([(1.0, *shape) for shape in times])
-    launch_s, s_per_flop, s_per_byte = map(float, _nonnegative(columns, np.array(list(times.values()))))
-    plain = OpCost(launch_s, s_per_flop, s_per_byte)
-    shapes = ((*shape, time_s / plain.plain_s(*shape)) for shape, time_s in times.items())
-    return OpCost(launch_s, s_per_flop, s_per_byte, tuple(shapes))  # type: ignore[arg-type]
+    launch_s, s_per_flop, s_per_byte, s_per_result = map(float, _nonnegative(columns, np.array(list(times.values()))))
+    plain = OpCost(launch_s, s_per_flop, s_per_byte, s_per_result)
+    shapes = (Measured(*shape, time_s / plain.plain_s(*shape)) for shape, time_s in times.items())
+    return replace(plain, shapes=tuple(shapes))
 
 
 def fit_ops(samples: Iterable[Sample]) -> dict[str, OpCost]:
@@ -164,16 +167,14 @@ def quantiles(errors: Iterable[float]) -> dict[str, float]:
 
 def op_errors(samples: Iterable[Sample], costs: Mapping[str, OpCost]) -> list[float]:
     """Return the error of each shape of each operation, without the shape's own correction."""
-    times: dict[tuple[str, int, int], list[float]] = {}
+    times: dict[tuple[Any, ...], list[float]] = {}
     for sample in samples:
-        times.setdefault(sample[:3], []).append(sample.time_s)
+        times.setdefault(sample[:4], []).append(sample.time_s)
     errors = []
     for (name, *shape), found in times.items():
-        cost = costs[name]
-        others = tuple(each for each in cost.shapes if list(each[:2]) != shape)
+        others = tuple(each for each in costs[name].shapes if list(each[:3]) != shape)
         if others:
-            blind = OpCost(cost.launch_s, cost.s_per_flop, cost.s_per_byte, others)
-            errors.append(log(median(found) / blind.time_s(*shape)))
+            errors.append(log(median(found) / replace(costs[name], shapes=others).time_s(*shape)))
     return errors
 
 
@@ -183,7 +184,7 @@ def program_errors(programs: Sequence[Sequence[Sample]]) -> list[float]:
     for number, program in enumerate(programs):
         costs = fit_ops(sample for other, found in enumerate(programs) if other != number for sample in found)
         known = [sample for sample in program if sample.name in costs]
-        predicted = sum(costs[sample.name].time_s(*sample[1:3]) for sample in known)
+        predicted = sum(costs[sample.name].time_s(*sample[1:4]) for sample in known)
         if known:
             errors.append(log(sum(sample.time_s for sample in known) / predicted))
     return errors
@@ -195,7 +196,7 @@ def program_errors(programs: Sequence[Sequence[Sample]]) -> list[float]:
 def describe_host(
     programs: Sequence[Sequence[Sample]],
     slowdowns: Mapping[int, Sequence[float]],
-    collectives: Mapping[tuple[str, int], Mapping[int, float]],
+    collectives: Collectives,
     messages: Mapping[int, float],
 ) -> ClusterSpec:
     """Return the description of this host that fits its measured times.
@@ -286,7 +287,7 @@ def calibrate(
     path = Path(this_host_file() if out is None else out)
     path.parent.mkdir(parents=True, exist_ok=True)
     rounds, seconds = _QUICK if quick else _WHOLE
-    programs = _operations(rounds, seconds, tell)
+    programs = _programs(rounds, seconds, tell)
     slowdowns: dict[int, list[float]] = {}
     collectives: dict[tuple[str, int], dict[int, float]] = {}
     messages: dict[int, float] = {}
@@ -323,18 +324,22 @@ _WORK = PROGRAMS[2]
 _SHARED = tuple(PROGRAMS[number] for number in (2, 9, 12, 20))
 
 
-def _operations(rounds: int, seconds: float, tell: Callable[[str], object]) -> list[list[Sample]]:
+def _programs(rounds: int, seconds: float, tell: Callable[[str], object]) -> list[list[Sample]]:
     """Return the operations of a step of each program, with the median of the rounds."""
     found: list[list[list[Sample]]] = [[] for _ in PROGRAMS]
-    with Cluster(1, blas_threads=1, record="full") as cluster:
+    with Cluster(1, blas_threads=1) as cluster:
         for number in range(rounds):
             tell(f"operations of {len(PROGRAMS)} programs, round {number + 1} of {rounds}")
             for program, each in zip(PROGRAMS, found, strict=True):
-                each.append(cluster.run(measuring.op_samples, program, seconds)[0])
+                each.append(cluster.run(_operations, program, seconds)[0])
     return [
         [again[0]._replace(time_s=median(sample.time_s for sample in again)) for again in zip(*each, strict=True)]
         for each in found
     ]
+
+
+def _operations(program: measuring.Program, seconds: float) -> list[Sample]:
+    return measuring.op_samples(lambda: measuring.repeat(measuring.training(program), seconds))
 
 
 def _slowdowns(one: Cluster, many: Cluster, rounds: int, seconds: float) -> list[float]:
