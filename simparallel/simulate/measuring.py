@@ -306,30 +306,35 @@ def collective_s(op: str, size_bytes: int, seconds: float) -> float:
     return float(np.median(times))
 
 
-def wait_s(program: Program, seconds: float) -> float:
-    """Return how much longer [s] a step with a barrier behind it takes than without, while all ranks train.
+def free_and_joined_s(program: Program, seconds: float) -> tuple[float, float]:
+    """Return the time [s] of a step without and with a barrier behind it, while all ranks train.
 
     Ranks that take turns on a core arrive one after the other, and a core may be idle until the last has arrived.
     """
-    step, barrier = training(program), current().barrier
+    communicator = current()
+    step, barrier = training(program), communicator.barrier
 
-    def together() -> None:
+    def joined() -> None:
         step()
         barrier()
 
     step()
+    start = time.perf_counter()
+    step()
     # All ranks make as many steps: a barrier has to meet its like.
-    times: dict[Step, float] = {}
-    for each in (step, together, step, together):
-        barrier()
-        start = time.perf_counter()
-        count = max(5, round(seconds / 0.02))
-        for _ in range(count):
-            each()
-        # Until the last rank is done: ranks that are done leave their core to the others.
-        barrier()
-        times[each] = times.get(each, 0.0) + (time.perf_counter() - start) / count / 2
-    return max(0.0, times[together] - times[step])
+    batch = communicator.broadcast_object(max(3, round(0.05 / (time.perf_counter() - start))))
+    times: dict[Step, list[float]] = {step: [], joined: []}
+    # By turns, so that other programs on the machine slow both down.
+    for _ in range(max(1, round(seconds / 0.2))):
+        for each, found in times.items():
+            barrier()
+            start = time.perf_counter()
+            for _ in range(batch):
+                each()
+            # Until the last rank is done: ranks that are done leave their core to the others.
+            barrier()
+            found.append((time.perf_counter() - start) / batch)
+    return float(np.median(times[step])), float(np.median(times[joined]))
 
 
 def message_s(size_bytes: int, seconds: float) -> float:

@@ -25,6 +25,7 @@ from simparallel.simulate.calibration import (
     op_errors,
     program_errors,
     quantiles,
+    summed_up,
 )
 from simparallel.simulate.measuring import Sample, Span
 
@@ -161,6 +162,20 @@ def test_samples_add_up_to_the_step(spans, between):
     assert samples[1].time_s == pytest.approx(sum(spans[1]) * 1e-6 + (len(spans) == 2) * (between + spans[0][0]) * 1e-6)
 
 
+def test_quietest_round_of_each_time_counts():
+    quiet = {
+        ("shared", 1, 0): 1.0, ("shared", 2, 0): 1.5, ("free", 2, 0): 1.5, ("joined", 2, 0): 1.75,
+        ("collective", 2, "all_reduce", 8): 0.5, ("collective", 2, "barrier", 0): 0.125, ("message", 2, 8): 0.25,
+    }  # fmt: skip
+    # Another program slows a different time down in each round.
+    rounds = [{**quiet, key: 10 * quiet[key]} for key in quiet]
+    slowdowns, collectives, messages = summed_up(rounds)
+    assert slowdowns == {2: [1.5]}
+    # With the wait for late ranks, 0.25 - 0.125 over a barrier in a row.
+    assert collectives == {("all_reduce", 2): {8: 0.625}, ("barrier", 2): {0: 0.25}}
+    assert messages == {8: 0.25}
+
+
 def test_stopwatch_sees_what_events_do_not_have():
     layer = sp.nn.Linear(3, 5)
     optimizer = sp.optim.SGD(layer.parameters(), lr=0.1)
@@ -294,6 +309,7 @@ def test_calibration_of_a_few_points(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(calibration, "PROGRAMS", measuring.PROGRAMS[:2])
     monkeypatch.setattr(calibration, "_SHARED", measuring.PROGRAMS[:1])
+    monkeypatch.setattr(calibration, "_JOINED", measuring.PROGRAMS[:1])
     monkeypatch.setattr(calibration, "RANKS", (2,))
     monkeypatch.setattr(calibration, "OPS", ("all_reduce", "barrier"))
     monkeypatch.setattr(calibration, "_QUICK", (1, 0.001))
