@@ -224,7 +224,7 @@ def describe_host(
         {4: max(1.0, max(sample.flops / sample.time_s for sample in samples))},
         max(1.0, median(sample.size_bytes / sample.time_s for sample in large or samples)),
         memory_size_bytes(),
-        min(cost.launch_s for cost in costs.values()),
+        median(cost.launch_s for cost in costs.values()),
         op_costs=costs,
         sources=dict.fromkeys(
             ("peak_flops_per_s", "memory_bandwidth_bytes_per_s", "launch_s", "op_costs", "memory_bytes"), "measured"
