@@ -52,7 +52,7 @@ from simparallel.hardware.devices import Device as device
 from simparallel.hardware.recorder import record_function
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh
-from simparallel.world import rank as _rank
+from simparallel.world import context as _context, rank as _rank
 from simparallel.world.context import (
     GRAPH_MODE,
     PYNATIVE_MODE,
@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     )
     from simparallel.runtime import progress
     from simparallel.runtime.launcher.launch import Cluster, Results, launch
+    from simparallel.search.plan import Plan
     from simparallel.simulate.dry_run import dry_run
     from simparallel.simulate.prediction import Prediction
     from simparallel.trace import Trace
@@ -114,9 +115,9 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoParallel", "Callback", "CheckpointConfig", "CheckpointManager", "Cluster", "ClusterSpec", "DeviceSpec",
     "EarlyStopping", "Function", "GRAPH_MODE", "Group", "Layout", "LearningRateScheduler", "Ledger", "LinkSpec",
-    "LossMonitor", "Mesh", "Model", "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Prediction",
-    "Results", "Tensor", "TimeMonitor", "Trace", "Work", "adasum", "all_gather", "all_gather_object", "all_reduce",
-    "all_to_all", "barrier", "broadcast", "broadcast_object", "cluster", "data", "device", "device_count",
+    "LossMonitor", "Mesh", "Model", "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Plan",
+    "Prediction", "Results", "Tensor", "TimeMonitor", "Trace", "Work", "adasum", "all_gather", "all_gather_object",
+    "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object", "cluster", "data", "device", "device_count",
     "distribute_module", "distribute_tensor", "dry_run", "empty", "enable_grad", "errors", "exscan", "from_local",
     "functions", "gather", "gather_object", "get_auto_parallel_context", "get_group_size", "get_local_rank",
     "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes", "get_rank", "get_world_size", "init",
@@ -134,7 +135,7 @@ logging.getLogger("simparallel").addHandler(logging.NullHandler())
 _LATER = {
     "Cluster": "runtime", "launch": "runtime", "progress": "runtime", "Trace": "trace",
     "Ledger": "comm.algorithms.ledger", "Results": "runtime.launcher.launch",
-    "dry_run": "simulate.dry_run", "Prediction": "simulate.prediction",
+    "dry_run": "simulate.dry_run", "Prediction": "simulate.prediction", "Plan": "search.plan",
     **dict.fromkeys(
         ("Callback", "CheckpointConfig", "CheckpointManager", "EarlyStopping", "LearningRateScheduler",
          "LossMonitor", "Model", "ModelCheckpoint", "TimeMonitor", "load", "load_checkpoint",
@@ -161,6 +162,7 @@ class _Later:
 
 # Methods of lower rooms call these higher ones, which may not be imported there.
 ops.Op.planner = _Later("parallel.operator.explain_network")
+_context.planner = _Later("search.planner")
 _rank.joiner = _Later("runtime.joined.join")
 
 

@@ -154,6 +154,14 @@ class LaunchError(SimParallelError, RuntimeError):
     """Device processes could not be started, or a function or result could not be sent."""
 
 
+class SearchError(SimParallelError, RuntimeError):
+    """No choice of candidates fits into a limit of memory. Facts: `least_bytes`, `limit_bytes`."""
+
+
+class PlanError(SimParallelError, RuntimeError):
+    """A plan of strategies cannot be read, or does not fit the program. Facts: `op`, `expected`."""
+
+
 class UnknownValueError(SimParallelError, RuntimeError):
     """A program without data asks for a value. Fact: `place`, the line that asks."""
 

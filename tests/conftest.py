@@ -32,6 +32,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker looks for leaks in its ow
 else:  # once for all workers: a host process that has to compile takes twice as long to start
     compileall.compile_dir(Path(simparallel.__file__).parent, quiet=2)
 
+# A calibration of this machine changes every prediction for "this-host"; tests start without one.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="configuration-of-simparallel-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
+
 # No deadline: tests share slow machines, so the time of one example means nothing.
 settings.register_profile(
     "default", deadline=None, max_examples=20, print_blob=True, suppress_health_check=[HealthCheck.too_slow]

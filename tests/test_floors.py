@@ -34,6 +34,7 @@ FLOORS = (
     {"runtime.joined", "runtime.mpi"},
     {"runtime.nodes", "runtime"},
     {"simulate"},
+    {"search"},
     {"train"},
     {"__init__"},
     {"bench", "compat"},

@@ -18,7 +18,13 @@ class AbstractInterpreter:
 
     A tensor carries its interpreter (`Tensor.interpreter`), and results of the interpreter carry it on. Inside of a
     block, such as `AutoParallel`, one interpreter runs all ops of the thread (`grad_mode.interpreter`).
+
+    Attributes:
+        position: number of calls so far, for an interpreter that tells calls apart by it; a part that is recomputed
+            goes back to where it began.
     """
+
+    position = 0
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Return the op's result; None to let the op compute with the arrays of the inputs."""

@@ -1,4 +1,4 @@
-"""The `simparallel` command: demo, run (also as torchrun and msrun), predict, bench, trace, cluster, …"""
+"""The `simparallel` command: demo, run (also as torchrun and msrun), predict, plan, bench, trace, cluster, …"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import simparallel as sp
 from simparallel.base.argparse_checks import at_least_one, exit_code, flag, names, numbers
 from simparallel.base.units import format_number_of
-from simparallel.cli import clusters, predict, ranktable as rank_table, run_flags
+from simparallel.cli import clusters, plan, predict, ranktable as rank_table, run_flags
 from simparallel.compat import FRONTS
 from simparallel.errors import InputError, RunFailedError
 from simparallel.hardware.cluster import DEFAULT_DEVICE, PRESETS, load_cluster
@@ -35,6 +35,7 @@ BENCHES = {
     "shard": {},
     "redistribution": {"ranks": "ranks"},
     "predict": {},
+    "plan": {},
 }
 
 
@@ -72,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
         rest.required = False
 
     predict.add_arguments(commands.add_parser("predict", help="predict a script on a described cluster"))
+    plan.add_arguments(commands.add_parser("plan", help="search for the fastest way to cut a training step"))
 
     bench = commands.add_parser("bench", help="measure beside peers, in one interleaved run")
     bench.add_argument(
@@ -84,7 +86,8 @@ def parser() -> argparse.ArgumentParser:
         "collectives: each of them, beside gloo, Open MPI, MPICH and memcpy; "
         "adasum: beside a sum, and Horovod's algorithm over MPI; "
         "shard: a network cut over 8 devices, beside the same slicing by hand; "
-        "redistribution: plans of few bytes beside plans of few waits",
+        "redistribution: plans of few bytes beside plans of few waits; "
+        "predict: how long predictions take; plan: how long searches take",
     )
     bench.add_argument(
         "--setup", action="store_true", help="first make the environments of gloo, Open MPI and MPICH (1.3 GB), once"
@@ -232,6 +235,7 @@ def _code_of(options: argparse.Namespace) -> int:
     commands = {
         "demo": _demo, **dict.fromkeys(RUN_COMMANDS, _run), "bench": _bench, "trace": _trace,
         "rank-table": rank_table.main, "doctor": _doctor, "predict": predict.main,
+        "plan": plan.main,
         "cluster": clusters.main, "expected-busbw": clusters.busbw,
         "calibrate": clusters.calibrate,
     }  # fmt: skip

@@ -68,7 +68,7 @@ def from_strategy(
     def read(entries: Strategy) -> Sharding:
         if is_layouts:
             return _from_layouts(rule, shapes, entries, out_entry(out_strategy))
-        return _from_tuples(rule, shapes, entries, device_num, repeat, order, out_entry(out_strategy))
+        return from_tuples(rule, shapes, entries, device_num, repeat, order, out_entry(out_strategy))
 
     def is_legal(entries: Strategy) -> bool:
         try:
@@ -92,7 +92,7 @@ def from_strategy(
         raise StrategyError(str(error), nearest=legal) from None
 
 
-def _from_tuples(
+def from_tuples(
     rule: str,
     shapes: tuple[Shape, ...],
     strategy: Sequence[tuple[int, ...]],
@@ -101,6 +101,7 @@ def _from_tuples(
     order: tuple[str, ...],
     out: Any,
 ) -> Sharding:
+    """Return the Sharding for tuples of cuts, as `from_strategy`, but without suggestions in errors."""
     _check_tuples(strategy, shapes, device_num)
     cuts, problem = _names_of(rule, shapes, strategy)
     if problem:

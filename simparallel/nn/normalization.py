@@ -74,7 +74,8 @@ class AbstractBatchNorm(Affine):
         self.register_buffer("running_var", np.ones(num_features, dtype) if tracked else None)
         self.register_buffer("num_batches_tracked", np.zeros((), np.int64) if tracked else None)
         # Not a shared instance, because it reports the statistics to this module.
-        self._op = BatchNorm(self.eps, self._move_running if tracked else None, group_size)
+        # Every rank has the running statistics of all channels.
+        self._op = BatchNorm(self.eps, self._move_running if tracked else None, group_size, keeps_channels=tracked)
         shape = (self.num_features,) if affine else None
         self._make(dtype, weight_init, bias_init, weight=shape, bias=shape)
 

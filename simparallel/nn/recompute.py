@@ -50,7 +50,13 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
         (2, 3)
     """
     drawn, start = random_state.snapshot(), next(grad_mode.numbers)
-    y = part(*inputs)
+    outer, grad_mode.checkpointed = grad_mode.checkpointed, True
+    interpreter = grad_mode.interpreter
+    position = None if interpreter is None else interpreter.position
+    try:
+        y = part(*inputs)
+    finally:
+        grad_mode.checkpointed = outer
     if not isinstance(y, Tensor):
         raise AutogradError(f"checkpoint: the part returned {type(y).__name__}; it must return one Tensor.")
     if _is_end(y, start):
@@ -75,6 +81,7 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
         part=random_state.part,
         device=current_device(),
         casts=hidden_casts(),
+        position=position,
         **{f"source_{i}": x.data for i, x in enumerate(sources)},
     )
     return y._like(y.data, Node(_Recompute(part), context, sources))  # type: ignore[arg-type]
@@ -138,6 +145,9 @@ class _Recompute(Reversible):
         """Run forward once more, on the tape, in the state of the first run: random numbers, device, casts."""
         before, part = random_state.snapshot(), random_state.given_part
         modes = grad_mode.enabled, grad_mode.recomputing
+        interpreter = grad_mode.interpreter
+        if interpreter is not None and context.position is not None:
+            after, interpreter.position = interpreter.position, context.position
         random_state.restore(context.drawn)
         random_state.given_part = context.part
         grad_mode.enabled = grad_mode.recomputing = True
@@ -148,6 +158,8 @@ class _Recompute(Reversible):
             random_state.restore(before)
             random_state.given_part = part
             grad_mode.enabled, grad_mode.recomputing = modes
+            if interpreter is not None and context.position is not None:
+                interpreter.position = after
 
     def _check_same(self, context: Any, y: Any, start: int) -> None:
         """Raise AutogradError unless the second run gives the same kind of result from the same tensors."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -24,6 +27,24 @@ from simparallel.optim.schedules import Rate, as_schedule
 from simparallel.optim.state_dict import EXTRAS, Group, checked_state_dict
 
 
+class _Living(threading.local):
+    """The optimizers that this thread has made and that are in use, by number."""
+
+    def __init__(self) -> None:
+        self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self.numbers = count()
+
+
+_living = _Living()
+
+
+def optimizers_of(params: Iterable[Tensor]) -> list[Optimizer]:
+    """Return the optimizers that this thread has made for any of these parameters, the oldest first."""
+    wanted = set(map(id, params))
+    living = sorted(_living.optimizers.items())
+    return [optimizer for _, optimizer in living if any(id(param) in wanted for param in optimizer._params())]
+
+
 def call_closure(closure: Callable[[], Any] | None) -> Any:
     """Call the closure with the tape on and return its result; None without one."""
     if closure is None:
@@ -39,13 +60,14 @@ class _GroupPlan:
     Attributes:
         settings: the settings, checked.
         names: names of the arrays in the state of each parameter.
-        flops, accesses: floating-point operations and memory accesses for each element of a parameter.
+        flops: floating-point operations for each element of a parameter.
+        moved_bytes: bytes of its items -> bytes moved in memory for each element.
     """
 
     settings: list[Any]
     names: tuple[str, ...]
     flops: int
-    accesses: int
+    moved_bytes: dict[int, int]
 
 
 class Optimizer:
@@ -102,6 +124,7 @@ class Optimizer:
                 self.add_param_group(group)
         else:
             self.add_param_group({"params": entries})
+        _living.optimizers[next(_living.numbers)] = self
 
     # --- for subclasses to define ----------------------------------------------------------------
 
@@ -264,8 +287,23 @@ class Optimizer:
         plan = self._plans.get(id(group))
         if plan is None or plan.settings != settings:
             self.check(group)
-            plan = self._plans[id(group)] = _GroupPlan(settings, self.remembers(group), *self.work(group))
+            names, (flops, accesses) = self.remembers(group), self.work(group)
+            # The state of a float16 parameter is float32.
+            moved_bytes = {size: accesses * size + 2 * len(names) * max(4 - size, 0) for size in (2, 4, 8, 16)}
+            plan = self._plans[id(group)] = _GroupPlan(settings, names, flops, moved_bytes)
         return plan
+
+    def element_work(self, param: Tensor) -> tuple[int, int, int, int] | None:
+        """Return the cost of a parameter in a step, for each of its elements; None for one of another optimizer.
+
+        Returns:
+            Flops, bytes moved in memory, bytes of the widest item, bytes of the state.
+        """
+        for group in self.param_groups:
+            if any(param is own for own in group["params"]):
+                plan, itemsize = self._plan(group), param.dtype.itemsize
+                return plan.flops, plan.moved_bytes[itemsize], itemsize, len(plan.names) * wider(param.dtype).itemsize
+        return None
 
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
@@ -308,13 +346,9 @@ class Optimizer:
                 if grad is None:
                     continue
                 self.update(param, grad, group)
-                data, total = param._data, work.get(param._device)
-                if total is None:
-                    total = work[param._device] = [0, 0, 0, 0]
+                total = work.setdefault(param._device, [0, 0, 0, 0])
                 total[0] += plan.flops * grad.size
-                total[1] += plan.accesses * data.nbytes
-                if data.itemsize < 4:  # its state is float32
-                    total[1] += 2 * len(plan.names) * grad.size * (4 - data.itemsize)
+                total[1] += plan.moved_bytes[param._data.itemsize] * grad.size
                 total[2] = max(total[2], grad.itemsize)
                 total[3] += 1
         mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)

@@ -26,8 +26,8 @@ from simparallel.train.control import History, ModelCheckpoint
 from simparallel.train.ddp_wrappers import group_of, of_first_rank, warn, wrappers
 from simparallel.train.loop import Training
 from simparallel.train.metrics import Loss, get_metrics
-from simparallel.train.step import Cut, TrainStep, loss_of
-from simparallel.world.context import CUTTING_MODES, ParallelMode, check_world, get_auto_parallel_context
+from simparallel.train.step import TrainStep, loss_of
+from simparallel.world.context import CUTTING_MODES, SEARCHES, ParallelMode, check_world, get_auto_parallel_context
 from simparallel.world.rank import get_world_size
 
 
@@ -119,7 +119,8 @@ class Model:
         self._is_parallel = self._reduces or (is_wrapped and get_world_size(self._group) > 1)
         self._step: TrainStep | None = None
         if optimizer is not None:
-            self._step = boost.make_step(network, loss_fn, optimizer, loss_scale_manager, self._reduces, self._cut)
+            cut = self._cut and partial(self._cut, parallel_mode=_search_of(self.parallel_mode))
+            self._step = boost.make_step(network, loss_fn, optimizer, loss_scale_manager, self._reduces, cut)
 
     def train(
         self,
@@ -363,11 +364,17 @@ class Model:
         return tuple(given) if isinstance(given, (tuple, list)) else (given,), self.eval_indexes
 
 
-def _cut_by(parallel_mode: str) -> Cut | None:
+def _cut_by(parallel_mode: str) -> partial[AutoParallel] | None:
     """Return a wrapper that shards a function of a batch, or None in modes that cut no operators."""
     if parallel_mode not in CUTTING_MODES:
         return None
     return partial(AutoParallel, dataset_strategy=get_auto_parallel_context("dataset_strategy"))
+
+
+def _search_of(parallel_mode: str) -> str:
+    """Return the mode of `AutoParallel` for training; evaluation follows the parameters that training has cut."""
+    is_auto = parallel_mode == ParallelMode.AUTO_PARALLEL
+    return SEARCHES[get_auto_parallel_context("search_mode")] if is_auto else "semi_auto"
 
 
 def _mix_precision(network: Module, level: str, keep_norms: bool | None) -> None:

@@ -127,7 +127,7 @@ def mark_steps(ax: Axes, starts: dict[int, float], points_per_unit: float, heigh
         if step % every or start < max(free_from, left) or start > right:
             continue
         until = start + gap + width(step)
-        if until > right:
+        if until + gap > right:  # a drawn text is a little wider than its outlines
             continue
         ax.axvline(start, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         ax.text(

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from simparallel.backend import random_state
+from simparallel.base.checks import check_number
 from simparallel.comm import current
 from simparallel.errors import InputError
 from simparallel.hardware.notes import forget_notes, note_once
@@ -47,9 +48,23 @@ _DEFAULTS: dict[str, Any] = {
     "dataset_strategy": "data_parallel",
     "device_num": None,
     "global_rank": None,
+    "search_mode": "dynamic_programming",
+}
+# MindSpore's searches for ParallelMode.AUTO_PARALLEL -> the modes of `AutoParallel`.
+SEARCHES: Final = {
+    "dynamic_programming": "auto",
+    "recursive_programming": "recursive_programming",
+    "sharding_propagation": "sharding_propagation",
 }
 # Earlier names, and a misspelling in a tutorial.
-_EARLIER = {"mirror_mean": "gradients_mean", "paramater_broadcast": "parameter_broadcast"}
+_EARLIER = {
+    "mirror_mean": "gradients_mean", "paramater_broadcast": "parameter_broadcast",
+    "auto_parallel_search_mode": "search_mode",
+}  # fmt: skip
+
+
+# Searches for the strategies of `AutoParallel`; the `__init__` of the package passes it.
+planner: Any = None
 
 
 class _Settings(threading.local):
@@ -60,6 +75,7 @@ class _Settings(threading.local):
         self.values = dict(_DEFAULTS)
         self.context: dict[str, Any] = {}
         self.algorithm: dict[str, Any] = {}
+        self.cost_model: dict[str, float] = {}
 
 
 _settings = _Settings()
@@ -79,6 +95,8 @@ def set_auto_parallel_context(**settings: Any) -> None:
             only in data-parallel mode.
         dataset_strategy, full_batch: distribution of batches in the modes that shard operators: "data_parallel" (each
             rank has its part, the default) or "full_batch"; see `AutoParallel`.
+        search_mode: how AUTO_PARALLEL searches: "dynamic_programming" (exact, the default), "recursive_programming" or
+            "sharding_propagation"; see `AutoParallel`.
         device_num, global_rank: number of ranks, and this rank; they must agree with the run.
         Other settings of MindSpore have no effect; the first call logs a note.
 
@@ -99,8 +117,6 @@ def set_auto_parallel_context(**settings: Any) -> None:
     _note_unused(who, unused)
     _settings.values.update(settings)
     mode = settings.get("parallel_mode")
-    if mode == ParallelMode.AUTO_PARALLEL:
-        note_once(f"{who}: nothing searches for strategies yet: operators without one cut the batch.")
     # In this mode random numbers are drawn for the whole batch: the rank takes its part of them.
     if mode == ParallelMode.DATA_PARALLEL:
         random_state.usual_part = _part_of_rank
@@ -113,7 +129,7 @@ def get_auto_parallel_context(name: str) -> Any:
 
     Args:
         name: "parallel_mode", "gradients_mean", "parameter_broadcast", "dataset_strategy", "device_num",
-            "global_rank", or an earlier name of one of them.
+            "global_rank", "search_mode", or an earlier name of one of them.
 
     Raises:
         InputError: an unknown name.
@@ -139,6 +155,7 @@ def forget_settings() -> None:
     """Restore all defaults at the beginning of a run."""
     reset_auto_parallel_context()
     reset_algo_parameters()
+    reset_cost_model_context()
     _settings.context = {}
     forget_notes()
 
@@ -151,9 +168,8 @@ _UNUSED_CONTEXT = (
     "save_graphs", "save_graphs_path", "variable_memory_max_size",
 )  # fmt: skip
 _UNUSED_PARALLEL = (
-    "all_reduce_fusion_config", "auto_parallel_search_mode", "comm_fusion", "communi_parallel_mode", "enable_alltoall",
+    "all_reduce_fusion_config", "comm_fusion", "communi_parallel_mode", "enable_alltoall",
     "enable_parallel_optimizer", "gradient_fp32_sync", "loss_repeated_mean", "parallel_optimizer_config",
-    "search_mode",
 )  # fmt: skip
 _TARGETS = {"CPU": None, "GPU": "a100", "Ascend": "ascend910"}
 
@@ -213,13 +229,22 @@ def set_algo_parameters(
     tensor_slice_align_enable: bool | None = None,
     tensor_slice_align_size: int | None = None,
 ) -> None:
-    """Accept the settings of MindSpore's strategy search. They have no effect: there is no search.
+    """Set how the searches for strategies choose; see `AutoParallel`.
 
-    Elementwise ops without a strategy of their own follow their input in any case.
+    Args:
+        elementwise_op_strategy_follow: whether elementwise ops take the strategy of the op before them.
+        fully_use_devices: whether an op that is cut has to use all devices.
+        Other settings of MindSpore have no effect; the first call logs a note.
+
+    Raises:
+        InputError: one of the first two is not True or False; nothing is changed.
     """
     # The first statement, so `locals` are the arguments.
     given = {name: value for name, value in locals().items() if value is not None}
-    _note_unused("set_algo_parameters", given)
+    for name in _SEARCH_FLAGS:
+        if not isinstance(given.get(name, False), bool):
+            raise InputError(f"set_algo_parameters: {name}={given[name]!r} must be True or False.")
+    _note_unused("set_algo_parameters", {name: value for name, value in given.items() if name not in _SEARCH_FLAGS})
     _settings.algorithm.update(given)
 
 
@@ -228,9 +253,60 @@ def get_algo_parameters(attr_key: str) -> Any:
     return _settings.algorithm.get(attr_key)
 
 
+_SEARCH_FLAGS = ("elementwise_op_strategy_follow", "fully_use_devices")
+
+
 def reset_algo_parameters() -> None:
     """Discard the settings of `set_algo_parameters`."""
     _settings.algorithm = {}
+
+
+# Weights and limits of the search's cost model, with their defaults; the times are those of the described cluster.
+_COST_MODEL: dict[str, float | None] = {
+    "device_memory_capacity": None, "costmodel_alpha": 1.0, "costmodel_beta": 1.0, "costmodel_gamma": None,
+}  # fmt: skip
+_UNUSED_COST_MODEL = (
+    "costmodel_allreduce_fusion_algorithm", "costmodel_allreduce_fusion_allreduce_bandwidth",
+    "costmodel_allreduce_fusion_allreduce_inherent_time", "costmodel_allreduce_fusion_computation_time_parameter",
+    "costmodel_allreduce_fusion_tail_percent", "costmodel_allreduce_fusion_tail_time",
+    "costmodel_allreduce_fusion_times", "costmodel_communi_bias", "costmodel_communi_const",
+    "costmodel_communi_threshold", "multi_subgraphs", "run_phase",
+)  # fmt: skip
+
+
+def set_cost_model_context(**settings: Any) -> None:
+    """Set the weights of the cost model that searches for strategies minimise; MindSpore's names.
+
+    The cost of a step is alpha * computing + beta * communication + gamma * sums of gradients, all in seconds on the
+    described cluster, where MindSpore counts bytes.
+
+    Args:
+        device_memory_capacity: bytes of memory of a device that a plan may use; by default the device's.
+        costmodel_alpha, costmodel_beta: weights, 1.0 by default.
+        costmodel_gamma: weight of sums that overlap with backward; by default the share of them that a step exposes.
+        Other settings of MindSpore have no effect; the first call logs a note.
+
+    Raises:
+        InputError: an unknown name, or a value that is no number of 0 or more; nothing is changed.
+    """
+    who = "set_cost_model_context"
+    _refuse_unknown(who, settings, (*_COST_MODEL, *_UNUSED_COST_MODEL))
+    used = {name: value for name, value in settings.items() if name in _COST_MODEL}
+    for name, value in used.items():
+        check_number(who, name, value)
+    _note_unused(who, {name: value for name, value in settings.items() if name not in used})
+    _settings.cost_model.update(used)
+
+
+def get_cost_model_context(name: str) -> Any:
+    """Return a setting of `set_cost_model_context`, or its default. Raises InputError for an unknown name."""
+    _refuse_unknown("get_cost_model_context", {name: None}, tuple(_COST_MODEL))
+    return _settings.cost_model.get(name, _COST_MODEL[name])
+
+
+def reset_cost_model_context() -> None:
+    """Restore the defaults of `set_cost_model_context`."""
+    _settings.cost_model = {}
 
 
 def _refuse_unknown(who: str, settings: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -272,6 +348,10 @@ def _checked(name: str, value: Any) -> Any:
     if name in ("gradients_mean", "parameter_broadcast"):
         if not isinstance(value, bool):
             raise InputError(f"{who}: {name}={value!r} must be True or False.")
+        return value
+    if name == "search_mode":
+        if value not in SEARCHES:
+            raise InputError(f"{who}: search_mode={value!r} is not one of {', '.join(SEARCHES)}.")
         return value
     # A tuple of cuts is checked by `AutoParallel`, which knows the arguments.
     if name == "dataset_strategy":

@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
@@ -131,6 +131,7 @@ def test_legend_title_names_and_steps() -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(2, 400), st.sampled_from(["sim", "wall"]))
+@example(368, "sim")
 def test_step_labels_do_not_overlap(num_steps: int, clock: str) -> None:
     ax = training(1, num_steps).timeline(clock=clock)
     figure: Any = ax.figure

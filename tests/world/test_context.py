@@ -10,7 +10,14 @@ import simparallel as sp
 from simparallel.errors import InputError, RunFailedError
 from simparallel.hardware.cluster import describe
 from simparallel.hardware.notes import forget_notes
-from simparallel.world.context import get_algo_parameters, get_context, set_algo_parameters, set_context
+from simparallel.world.context import (
+    get_algo_parameters,
+    get_context,
+    get_cost_model_context,
+    set_algo_parameters,
+    set_context,
+    set_cost_model_context,
+)
 
 DEFAULTS = {
     "parallel_mode": "stand_alone", "gradients_mean": False, "parameter_broadcast": False, "device_num": 1,
@@ -145,11 +152,14 @@ def test_unused_settings_are_noted_once(capsys):
     for _ in range(2):
         sp.set_context(enable_hccl=True)
         sp.set_auto_parallel_context(enable_alltoall=True)
-        set_algo_parameters(fully_use_devices=True)
+        set_algo_parameters(fully_use_devices=True, algo_phase=1)
+        set_cost_model_context(costmodel_beta=2.0, multi_subgraphs=True)
     assert get_algo_parameters("fully_use_devices") is True
+    assert get_cost_model_context("costmodel_beta") == 2.0
     assert get_context("enable_hccl") is True
     notes = capsys.readouterr().err.splitlines()
-    assert len(notes) == 3
+    assert len(notes) == 4
+    assert "fully_use_devices" not in notes[2]
     assert all(note.startswith("simparallel: note: ") for note in notes)
 
 

@@ -37,6 +37,7 @@ class BatchNorm(Op):
             all groups, so that they are equal on every rank; this takes one more exchange of 2 c.
         group_size: number of slices that share statistics, with the slices of n outermost; None for all. It must
             divide the number of slices, else the call raises StrategyError. A plain tensor is one slice.
+        keeps_channels: c may not be cut: the observer takes the statistics of all channels.
 
     Raises:
         InputError: `group_size` is less than 1.
@@ -49,18 +50,21 @@ class BatchNorm(Op):
         eps: float = 1e-5,
         observe: Callable[[Array, Array, int], None] | None = None,
         group_size: int | None = None,
+        *,
+        keeps_channels: bool = False,
     ) -> None:
         if group_size is not None and as_int("BatchNorm: group_size", group_size) < 1:
             raise InputError(f"BatchNorm: group_size={group_size!r} must be 1 or more.")
         self.eps = eps
-        self._observe = observe
+        self._observe, self._keeps_channels = observe, keeps_channels
         self.group_size = group_size
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
         check_channels(shapes[0])
         inner = dim_names(len(shapes[0]) - 2)
-        left = " ".join(["[n] c", *(f"[{name}]" for name in inner)])
-        return f"{left}{', c' * (len(shapes) - 1)} -> {' '.join(['n c', *inner])}"
+        channels = "{c}" if self._keeps_channels else "c"
+        left = " ".join([f"[n] {channels}", *(f"[{name}]" for name in inner)])
+        return f"{left}{f', {channels}' * (len(shapes) - 1)} -> {' '.join(['n c', *inner])}"
 
     def infer(self, x: Spec, *affine: Spec) -> Spec:
         return infer_like_x(self, x, *affine)

@@ -22,19 +22,22 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.grad_mode import grad_mode
+from simparallel.autograd.tree_map import change_each
 from simparallel.backend import is_array
 from simparallel.base.units import format_bytes, format_type_of
 from simparallel.comm import current
 from simparallel.errors import CollectiveMismatchError, InputError, LayoutError, StrategyError
+from simparallel.hardware.memory import parse_bytes
 from simparallel.layout.layout import Layout, from_strategy
 from simparallel.layout.sharding import Placement, placement
 from simparallel.nn.deferred import deferred_init
 from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.parallel.operator.op_call import Implicit, mode
+from simparallel.world import context
 
 # Below this, a redistribution costs mostly the latency of a message: it is listed, without a warning.
 WORTH_TELLING_BYTES = 1 << 12
-MODES = ("semi_auto", "sharding_propagation", "recursive_programming")
+MODES = ("semi_auto", "auto", "sharding_propagation", "recursive_programming")
 
 __all__ = [
     "AutoParallel",
@@ -60,15 +63,26 @@ class AutoParallel:
     Args:
         network: module, or a function such as a whole training step. Arrays and Tensors among its arguments get the
             layout of `dataset_strategy`; Tensors among its results are gathered.
-        parallel_mode: "semi_auto": the program gives strategies, and other ops follow their inputs. The modes that
-            search ("sharding_propagation", "recursive_programming") do not exist yet.
+        parallel_mode: "semi_auto": the program gives strategies, and other ops follow their inputs. "auto": the ops
+            that the program does not cut get the strategies with which a step takes the least simulated time on the
+            described cluster, see `simparallel.search`. "sharding_propagation" and "recursive_programming" search as
+            MindSpore does. All of these capture the program before it first runs with arguments of new shapes: its
+            code runs once more, on tensors without data, up to its first backward.
         dataset_strategy: layout of the arguments. "full_batch": every rank passes the whole. "data_parallel": every
             rank passes its slice of dim 0 (scalars are replicated). A tuple with a tuple of cuts or a Layout for
             each argument: every rank passes its slice.
         strict: an implicit redistribution that moves data is an error.
+        plan: a `Plan`, or the file of one, to execute in place of a search, in the modes that search.
+        memory_limit: of each device in the model of the search, in bytes or as "32GB"; by default the device's.
+
+    Attributes:
+        plan: the plan of the last call; None before, and in semi-automatic mode.
 
     Raises:
-        InputError: unknown mode or dataset strategy.
+        InputError: unknown mode or dataset strategy, or a plan in semi-automatic mode.
+        PlanError: (also when called) the plan cannot be read, or does not fit the program.
+        SearchError: (when called) no plan fits into the memory.
+        UnknownValueError: (when called, modes that search) the program decides by a value.
         StrategyError, LayoutError: (when called) a strategy is not legal for these shapes.
         LayoutError: (when called) the ranks' slices of an argument differ in shape.
 
@@ -91,18 +105,22 @@ class AutoParallel:
         *,
         dataset_strategy: Any = "full_batch",
         strict: bool = False,
+        plan: Any = None,
+        memory_limit: str | int | None = None,
     ) -> None:
         if not callable(network):
             raise InputError(f"AutoParallel: network is {format_type_of(network)}, expected a Module or a function.")
         if parallel_mode not in MODES:
-            raise InputError(f"AutoParallel: parallel_mode={parallel_mode!r} is unknown; use 'semi_auto'.")
-        if parallel_mode != "semi_auto":
-            raise InputError(
-                f"AutoParallel: parallel_mode={parallel_mode!r} searches for strategies, which is not supported yet; "
-                "use 'semi_auto', and .shard(...) where the default does not fit."
-            )
+            raise InputError(f"AutoParallel: parallel_mode={parallel_mode!r} is not one of {', '.join(MODES)}.")
+        if parallel_mode == "semi_auto" and plan is not None:
+            raise InputError("AutoParallel: a plan is for the modes that search; pass parallel_mode='auto' with it.")
         self.network, self.parallel_mode, self.strict = network, parallel_mode, strict
         self.redistributions: list[Implicit] = []
+        self._memory_limit = None if memory_limit is None else parse_bytes(memory_limit)
+        self.plan = None if plan is None else context.planner.read_plan(plan)
+        self._given_plan = self.plan
+        # The interpreters of plans, by what a plan depends on.
+        self._planned: dict[Any, Any] = {}
         # Shapes that were found equal on all ranks.
         self._known: set[tuple[tuple[int, ...], ...]] = set()
         self.dataset_strategy(dataset_strategy)
@@ -126,10 +144,10 @@ class AutoParallel:
         entries = self._dataset if isinstance(self._dataset, tuple) else (self._dataset,) * len(args)
         # The shapes of all arrays among the arguments, to compare them between the ranks.
         shapes: list[tuple[int, ...]] = []
-        laid = [_map(arg, partial(_as_input, entry, shapes)) for arg, entry in zip(args, entries, strict=True)]
+        laid = [change_each(arg, partial(_as_input, entry, shapes)) for arg, entry in zip(args, entries, strict=True)]
         # A tuple has entries for positional arguments only; named ones then count as full batches.
         rest = self._dataset if isinstance(self._dataset, str) else "full_batch"
-        named = {name: _map(arg, partial(_as_input, rest, shapes)) for name, arg in kwargs.items()}
+        named = {name: change_each(arg, partial(_as_input, rest, shapes)) for name, arg in kwargs.items()}
         # `redistributions` lists the last call only. The mode belongs to this thread, and calls may be nested.
         self.redistributions = []
         before = mode.automatic, mode.strict, mode.noted, grad_mode.interpreter
@@ -138,7 +156,9 @@ class AutoParallel:
         try:
             # Before any op: later, unequal slices would show up as a mismatch in some collective.
             is_new = self._check_equal(tuple(shapes))
-            result = _map(self.network(*laid, **named), _whole)
+            if self.parallel_mode != "semi_auto":
+                grad_mode.interpreter = self._by_plan(tuple(shapes), laid, named)
+            result = change_each(self.network(*laid, **named), _whole)
             if is_new:
                 self._warn_of_movement()
             return result
@@ -151,6 +171,17 @@ class AutoParallel:
             raise
         finally:
             mode.automatic, mode.strict, mode.noted, grad_mode.interpreter = before
+
+    def _by_plan(self, shapes: tuple[tuple[int, ...], ...], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the interpreter of the plan for such a call. Collective: yes, where a plan is searched."""
+        # A module has other ops in evaluation, and without gradients other costs.
+        key = shapes, grad_mode.enabled, getattr(self.network, "training", None)
+        found = self._planned.get(key)
+        if found is None:
+            found = self._planned[key] = context.planner.interpreter(self, args, kwargs, self._given_plan)
+        found.position = 0
+        self.plan = found.plan
+        return found
 
     def _warn_of_movement(self) -> None:
         """Warn on rank 0 of redistributions due to ops without a strategy.
@@ -285,15 +316,3 @@ def input_layout(shape: tuple[int, ...], entry: Any, device_num: int) -> Layout:
 
 def _whole(x: Any) -> Any:
     return x.full_tensor() if isinstance(x, Tensor) else x
-
-
-def _map(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to every leaf of nested tuples, lists and dicts."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        # A named tuple takes its fields as separate arguments.
-        return type(value)(*(_map(entry, change) for entry in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_map(entry, change) for entry in value)
-    if isinstance(value, dict):
-        return {key: _map(entry, change) for key, entry in value.items()}
-    return change(value)

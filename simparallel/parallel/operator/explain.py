@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
@@ -304,21 +304,21 @@ class _Rehearsal(Context):
         return 0, self.sharding.cut(dim)
 
 
-def rehearse(op: Op, local: Plan, sharding: Sharding) -> Asking:
-    """Return the op's exchanges, recorded in a run on a slice of zeros."""
+def rehearse(op: Op, local: Plan, sharding: Sharding, zeros: Callable[..., Array] = np.zeros) -> Asking:
+    """Return the op's exchanges, recorded in a run on a slice of zeros; `zeros` makes arrays of a shape and dtype."""
     ctx = _Rehearsal(tuple(map(_is_float, local.inputs)), local, sharding)
     # Many ops divide by zero here; only sizes matter.
     with np.errstate(all="ignore"):
-        y = op.forward(ctx, *(np.zeros(spec.shape, spec.dtype) for spec in local.inputs))
+        y = op.forward(ctx, *(zeros(spec.shape, spec.dtype) for spec in local.inputs))
         forward, ctx.noted = tuple(ctx.noted), []
         # The exchanges of forward and backward are listed separately.
         if _has_gradients(local):
-            op.backward(ctx, np.zeros(np.shape(y), local.output.dtype))
+            op.backward(ctx, zeros(np.shape(y), local.output.dtype))
     return Asking(forward, tuple(ctx.noted))
 
 
-def _inside(op: Op, local: Plan, sharding: Sharding) -> tuple[Exchanges, Exchanges]:
-    """Return the collectives that complete cut dims inside forward and inside backward.
+def asked_inside(op: Op, local: Plan, sharding: Sharding, zeros: Callable[..., Array] = np.zeros) -> Asking:
+    """Return the exchanges that complete cut dims inside forward and inside backward.
 
     An op that does not declare them is run on zeros, if its rule has dims that it completes.
     """
@@ -328,9 +328,15 @@ def _inside(op: Op, local: Plan, sharding: Sharding) -> tuple[Exchanges, Exchang
         sharding.cut(name) > 1 for place in places for name in place.names[1:]
     )
     if not asks or not sharding.cuts:
-        return Exchanges(), Exchanges()
+        return Asking()
     # A rehearsal takes as long as the op, so ask first.
-    asking = op.exchanges(local) or rehearse(op, local, sharding)
+    asking = op.exchanges(local) or rehearse(op, local, sharding, zeros)
+    return asking if _has_gradients(local) else Asking(asking.forward)
+
+
+def _inside(op: Op, local: Plan, sharding: Sharding) -> tuple[Exchanges, Exchanges]:
+    """Return the collectives of `asked_inside`."""
+    asking = asked_inside(op, local, sharding)
 
     def exchanges(asked: Iterable[Asked]) -> Exchanges:
         return Exchanges(
@@ -341,7 +347,7 @@ def _inside(op: Op, local: Plan, sharding: Sharding) -> tuple[Exchanges, Exchang
             )
         )
 
-    return exchanges(asking.forward), exchanges(asking.backward if _has_gradients(local) else ())
+    return exchanges(asking.forward), exchanges(asking.backward)
 
 
 def _is_float(spec: Spec) -> bool:

@@ -373,6 +373,16 @@ class _Sharded(NamedInterpreter):
         """
         if type(op) is Redistribute:
             return _redistribute(op, inputs[0])
+        call = self.runner(op, inputs)
+        # The op that reads the reshaped tensor may need another layout: move the elements once, to that one.
+        if call.can_wait:
+            y = pending_view(inputs[0], inputs[0].placement, call.call, partial(call, inputs), self)
+            if y is not None:
+                return y
+        return call(inputs)
+
+    def runner(self, op: Op, inputs: tuple[Tensor, ...]) -> Runner:
+        """Return what runs the op on inputs of these layouts, the same one in every step. Raises as `run`."""
         own = sharder()
         # Equal placements are one object (`placement` is cached), so the key is cheap to hash and compare.
         lie = [x.placement or x.data.shape for x in inputs]
@@ -383,12 +393,7 @@ class _Sharded(NamedInterpreter):
         if call is None:
             check_mixing(op, inputs)
             call = own.calls[key] = Runner(Call(op, inputs, own.world_size, fixed), own)
-        # The op that reads the reshaped tensor may need another layout: move the elements once, to that one.
-        if call.can_wait:
-            y = pending_view(inputs[0], inputs[0].placement, call.call, partial(call, inputs), self)
-            if y is not None:
-                return y
-        return call(inputs)
+        return call
 
     def slice_of(self, x: Array, target: Placement) -> Array:
         return sharder().carry(x, whole_place(target), target).copy()

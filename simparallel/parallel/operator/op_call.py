@@ -90,6 +90,7 @@ class Call:
         inputs: Tensors, or objects with shape, dtype, placement and layout.
         device_num: number of devices.
         parameters: for each input whether it is a parameter; by default none is.
+        sharding: the cuts of the op's dims, if they are known; None to decide them.
 
     Attributes:
         inputs: for each input the placement that the op needs; None for a plain scalar, which is used unchanged.
@@ -104,7 +105,14 @@ class Call:
         StrategyError: the strategy is not legal for these inputs.
     """
 
-    def __init__(self, op: Op, inputs: Sequence[Any], device_num: int, parameters: Sequence[bool] = ()) -> None:
+    def __init__(
+        self,
+        op: Op,
+        inputs: Sequence[Any],
+        device_num: int,
+        parameters: Sequence[bool] = (),
+        sharding: Sharding | None = None,
+    ) -> None:
         self.op = op
         # On whole shapes first: an error about shapes is then the op's own, without a word about cuts.
         try:
@@ -114,7 +122,9 @@ class Call:
             raise type(error)(f"{op.described}: {what}", **error.facts) from None
         # A linear op of addends gives addends, so their sum may wait.
         partial = _common_partial(op, inputs)
-        self.sharding = sharding = decide(op, inputs, device_num, parameters)
+        if sharding is None:
+            sharding = decide(op, inputs, device_num, parameters)
+        self.sharding = sharding
         self.inputs = [
             None if x.placement is None and not x.shape else placement(layout.with_partial(partial), x.shape)
             for x, layout in zip(inputs, sharding.input_layouts, strict=True)

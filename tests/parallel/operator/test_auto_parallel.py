@@ -437,13 +437,7 @@ def test_strict_blocks_without_auto_parallel():
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"parallel_mode": "auto"},
-        {"parallel_mode": "recursive_programming"},
-        {"dataset_strategy": "half"},
-        {"dataset_strategy": ((1,),)},
-    ],
+    "settings", [{"parallel_mode": "fast"}, {"dataset_strategy": "half"}, {"dataset_strategy": ((1,),)}]
 )
 def test_bad_settings(settings):
     with refused(InputError):

@@ -1,0 +1,181 @@
+"""The command `simparallel plan`: automatic parallelism for a model or a script, without running it for real."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simparallel.base.argparse_checks import at_least_one, flag
+from simparallel.base.units import format_bytes
+from simparallel.errors import InputError
+from simparallel.hardware.cluster import ClusterSpec, load_cluster
+from simparallel.hardware.memory import parse_bytes
+from simparallel.world import context
+
+if TYPE_CHECKING:
+    from simparallel.search.plan import Plan
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--cluster", required=True, metavar="NAME", help="described hardware: the name of a preset, or a file"
+    )
+    command.add_argument("-n", "--world-size", type=int, metavar="N", help="number of devices (default: one node)")
+    command.add_argument("--memory", metavar="SIZE", help='a model: limit of each device (default: its own), as "32GB"')
+    command.add_argument(
+        "--batch", type=int, metavar="N", help="a model: samples in a step, of all devices (default: 32 for each)"
+    )
+    command.add_argument("--method", metavar="NAME", help="a model: how to search (default auto: the exact search)")
+    command.add_argument("--out", metavar="FILE", help="write the plan as JSON, for AutoParallel(..., plan=FILE)")
+    command.add_argument("--picture", metavar="FILE", help="draw the plan: .svg, .png or .pdf")
+    command.add_argument("--json", action="store_true", help="print JSON, not a table")
+    command.add_argument(
+        "what", metavar="MODEL|SCRIPT", help="a model of simparallel.models, such as resnet50; or a Python file"
+    )
+    # Not the rest of the line, as in `predict`: options may stand after the model.
+    command.add_argument("arguments", nargs="*", help="passed on to the script; its options after SCRIPT --")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Make the plan of a model, or those of a script, and print or write what was asked for.
+
+    Raises:
+        InputError: neither a model nor a script, or an option that does not go with it.
+        ClusterError: the cluster cannot be described.
+        SearchError: no plan fits into the memory.
+        RunFailedError: the script failed.
+    """
+    from simparallel.search.model_steps import MODELS
+
+    at_least_one(n=options.world_size, batch=options.batch)
+    cluster = load_cluster(options.cluster, options.world_size)
+    plans = [_of_model(options, cluster)] if options.what in MODELS else _of_script(options, cluster)
+    if options.json:
+        told = [plan.to_dict() for plan in plans]
+        print(json.dumps(told if len(told) > 1 else told[0], indent=1))
+    for number, plan in enumerate(plans, 1):
+        _tell(plan, number, options)
+    return 0
+
+
+def _of_model(options: argparse.Namespace, cluster: ClusterSpec) -> Plan:
+    from simparallel.search.model_steps import MODELS, ModelStep
+    from simparallel.search.planner import SearchSettings, plan_graph
+
+    if options.arguments:
+        raise InputError(
+            f"plan: {options.what} is a model and takes no arguments; remove {' '.join(options.arguments)}."
+        )
+    limit = cluster.device.memory_bytes if options.memory is None else parse_bytes(options.memory, "--memory")
+    known = MODELS[options.what]
+    batch = options.batch or known.batch * cluster.world_size
+    step = ModelStep(known)
+    settings = SearchSettings(method=options.method or "auto", memory_limit_bytes=limit)
+    with _progress() as progress:
+        plan = plan_graph(step.graph(batch, cluster.world_size), cluster, settings, progress)
+    if not options.json:
+        told = f"{options.what}: a training step on {batch} samples of shape {known.sample}"
+        print(f"{told}, cross-entropy, {type(step.optimizer).__name__}")
+    return plan
+
+
+def _of_script(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
+    from simparallel.runtime.ranks.script import check_script, run_script
+    from simparallel.search.model_steps import MODELS
+    from simparallel.simulate.dry_run import dry_run
+
+    if not options.what.endswith(".py") and not Path(options.what).exists():
+        raise InputError(f"plan: {options.what} is no model ({', '.join(MODELS)}), and there is no such script.")
+    for name in ("memory", "batch", "method"):
+        if getattr(options, name) is not None:
+            raise InputError(f"plan: {flag(name)} goes with a model; a script says it itself, at AutoParallel.")
+    check_script(options.what)
+    program = partial(run_script, options.what, options.arguments)
+    # The script's own output goes beside the plans.
+    with redirect_stdout(sys.stderr), _noted() as found:
+        dry_run(program, world_size=cluster.world_size, cluster=cluster)
+    if not found:
+        raise InputError(
+            f'plan: {options.what} has searched for nothing; it calls sp.AutoParallel(step, parallel_mode="auto").'
+        )
+    return found
+
+
+@contextmanager
+def _noted() -> Iterator[list[Plan]]:
+    """Collect the plans that `AutoParallel` searches inside the block, each once."""
+    found: list[Plan] = []
+    planner = context.planner
+
+    class Noting:
+        @staticmethod
+        def interpreter(parallel: Any, args: Any, kwargs: Any, plan: Any) -> Any:
+            made = planner.interpreter(parallel, args, kwargs, plan)
+            # Every rank has the same plan, and a folded run may begin several times.
+            if plan is None and made.plan not in found:
+                found.append(made.plan)
+            return made
+
+        read_plan = staticmethod(planner.read_plan)
+
+    context.planner = Noting
+    try:
+        yield found
+    finally:
+        context.planner = planner
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None] | None]:
+    """Give a function that shows the part of the search that is done, on one line of a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    shown = -1
+
+    def show(part: float) -> None:
+        nonlocal shown
+        # A terminal takes longer to draw a line than the search for one op.
+        if int(part * 100) != shown:
+            shown = int(part * 100)
+            print(f"\rsearching: {shown} % of the ops", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        # Clear the line, so that the plan or an error stands alone.
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _tell(plan: Plan, number: int, options: argparse.Namespace) -> None:
+    """Print a plan, and write its files."""
+    from simparallel.cli import run_folder
+
+    if not options.json:
+        print(plan)
+        if plan.memory_bytes is not None:
+            print(f"memory of a device, as modelled: {format_bytes(plan.memory_bytes)}")
+    tell = partial(print, file=sys.stderr if options.json else sys.stdout)
+    if options.out:
+        path = _numbered(options.out, number)
+        plan.save(path)
+        tell(f'written: {path}; to execute it: AutoParallel(step, "auto", plan="{path}")')
+    if options.picture:
+        from simparallel.view.plan import plot_plan
+
+        rows = [(planned.name, planned.in_strategy) for planned in plan.ops]
+        picture = Path(_numbered(options.picture, number))
+        run_folder.save_and_close(plot_plan(rows, title=plan.title), picture)
+        tell(f"written: {picture}")
+
+
+def _numbered(name: str, number: int) -> str:
+    """Return the file of one plan of several: plan.json, plan-2.json, …"""
+    path = Path(name)
+    return name if number == 1 else str(path.with_name(f"{path.stem}-{number}{path.suffix}"))

@@ -1,0 +1,109 @@
+"""All strategies of an op: what a search chooses from. Pure integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+from simparallel.errors import StrategyError
+from simparallel.layout.rule import Place, Shape, places
+from simparallel.layout.sharding import Sharding
+from simparallel.layout.strategy import from_tuples
+
+
+class Candidate(NamedTuple):
+    """A legal strategy of an op, as arguments of `shard`, and what follows from it.
+
+    Attributes:
+        in_strategy: for each input its cuts.
+        out_strategy: cuts of the output; None for a sum that is finished on all ranks, or no choice.
+        sharding: the cuts of the op's dims.
+    """
+
+    in_strategy: tuple[tuple[int, ...], ...]
+    out_strategy: tuple[int, ...] | None
+    sharding: Sharding
+
+    @property
+    def num_used(self) -> int:
+        """Number of devices that compute different parts; the others repeat them."""
+        return prod(map(self.sharding.cut, self.sharding.cuts))
+
+
+@lru_cache(maxsize=1024)
+def candidates(
+    rule: str,
+    shapes: tuple[Shape, ...],
+    device_num: int,
+    repeat: str = "right",
+    order: tuple[str, ...] = (),
+    most_dims: int | None = None,
+    fully: bool = False,
+) -> tuple[Candidate, ...]:
+    """Return all legal tuple strategies of an op, the one without cuts first.
+
+    They are all factorisations of the devices over the named dims, also with devices that repeat. A sum over a cut dim
+    is finished on all ranks, or leaves a dim of the output cut further (a reduce-scatter).
+
+    Args:
+        rule, shapes, device_num, repeat, order: as for `strategy.from_strategy`.
+        most_dims: most dims that are cut at once; None for any number.
+        fully: only strategies that use all devices, and the one without cuts.
+    """
+    inputs, output = places(rule, shapes)
+    sizes = _sizes([*inputs, output])
+    made = {name for place in output for name in place.names} - {n for t in inputs for p in t for n in p.names}
+    found = []
+    for cuts in _factorisations(list(sizes.items()), device_num, len(sizes) if most_dims is None else most_dims):
+        if fully and prod(cuts.values()) not in (1, device_num):
+            continue
+        entries = tuple(tuple(prod(cuts[n] for n in place.names) for place in tensor) for tensor in inputs)
+        out = tuple(prod(cuts[n] for n in place.names) for place in output)
+        new = out if any(cuts[name] > 1 for name in made) else None
+        try:
+            sharding = from_tuples(rule, shapes, entries, device_num, repeat, order, new)
+            # A cut of a merged dim is read as one of its outermost factors; other factors have no tuple.
+            if all(sharding.cut(name) == cut for name, cut in cuts.items()):
+                found.append(Candidate(entries, new, sharding))
+                found += [Candidate(entries, cut, sharding) for cut in _scattered(sharding, output) if new is None]
+        except StrategyError:
+            continue
+    return tuple(found)
+
+
+def _sizes(tensors: Sequence[tuple[Place, ...]]) -> dict[str, int]:
+    """Return the size of each dim that may be cut, by name."""
+    found: dict[str, int] = {}
+    whole: set[str] = set()
+    for tensor in tensors:
+        for place in tensor:
+            if place.kind == "whole":
+                whole.update(place.names)
+            for name, size in zip(place.names, place.sizes, strict=True):
+                found.setdefault(name, size)
+    return {name: 1 if name in whole else size for name, size in found.items()}
+
+
+def _factorisations(sizes: list[tuple[str, int]], device_num: int, most_dims: int) -> Iterator[dict[str, int]]:
+    """Yield the cuts of all dims whose product divides the number of devices; at most `most_dims` are cut."""
+    if not sizes:
+        yield {}
+        return
+    (name, size), *rest = sizes
+    cuts = (c for c in range(1, device_num + 1) if device_num % c == 0 and size % c == 0)
+    for cut in cuts if most_dims else (1,):
+        for others in _factorisations(rest, device_num // cut, most_dims - (cut > 1)):
+            yield {name: cut, **others}
+
+
+def _scattered(sharding: Sharding, output: tuple[Place, ...]) -> list[tuple[int, ...]]:
+    """Return the cuts of the output if the axes of an unfinished sum cut one of its dims further."""
+    made: Any = sharding.output_layout
+    share = prod(made.mesh.axis_size(axis) for axis in made.partial)
+    if share == 1:
+        return []
+    cuts = made.cuts
+    further = ((d, cuts[d] * share) for d in range(len(cuts)))
+    return [(*cuts[:d], cut, *cuts[d + 1 :]) for d, cut in further if output[d].size % cut == 0]

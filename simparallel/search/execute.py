@@ -1,0 +1,80 @@
+"""Execute a plan: give every call of an op its strategy, in the order of the program."""
+
+from __future__ import annotations
+
+from simparallel.autograd import Op, Redistribute, Tensor
+from simparallel.autograd.interpreter import AbstractInterpreter
+from simparallel.backend import Array
+from simparallel.errors import PlanError
+from simparallel.layout.sharding import Placement
+from simparallel.parallel.operator.interpreter import SHARDED
+from simparallel.search.plan import Plan
+from simparallel.search.space import with_strategy
+
+
+class Planned(AbstractInterpreter):
+    """Runs a program's ops as a plan says.
+
+    A plan covers the ops up to the first backward. After its last op, a call like its first one begins it anew, as the
+    next micro-batch does; other ops follow their inputs.
+
+    Args:
+        plan: the plan.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.position = plan, 0
+        # Call -> the program's op, and the copy that has its strategy. Functions use one op for all calls.
+        self._twins: dict[int, tuple[Op, Op]] = {}
+
+    def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """Run an op with its strategy.
+
+        Raises:
+            PlanError: the program makes another call than the plan has here.
+            StrategyError: the plan's strategy is not legal for the op.
+
+        Collective: yes, where data is exchanged.
+        """
+        number = self._number(op, inputs)
+        if number is None or type(op) is Redistribute:
+            return SHARDED.run(op, inputs)
+        # A view does not wait for its reader: the plan says where its result is.
+        return SHARDED.runner(self._planned(number, op), inputs)(inputs)
+
+    def _number(self, op: Op, inputs: tuple[Tensor, ...]) -> int | None:
+        """Return the number of this call in the plan; None after its end."""
+        ops, number = self.plan.ops, self.position
+        signature = op.name, tuple([x.shape for x in inputs])
+        if number == len(ops):
+            if (ops[0].op, ops[0].shapes) != signature:
+                return None
+            number = 0
+        planned = ops[number]
+        if (planned.op, planned.shapes) != signature:
+            raise PlanError(
+                f"AutoParallel: op {number} of the program is {op.described} on {signature[1]}, but the plan has "
+                f"{planned.name} on {planned.shapes}{f' ({planned.line})' if planned.line else ''}. A plan holds for "
+                "one sequence of ops: make an AutoParallel for each path of the program, such as training and "
+                "evaluation, or a new plan (plan=None) after a change.",
+                op=op.name,
+                expected=planned.name,
+            )
+        self.position = number + 1
+        return number
+
+    def _planned(self, number: int, op: Op) -> Op:
+        planned = self.plan.ops[number]
+        if planned.in_strategy is None or op.in_strategy is not None:
+            return op
+        known, twin = self._twins.get(number, (None, op))
+        if known is not op:
+            twin = with_strategy(op, planned.in_strategy, planned.out_strategy)
+            self._twins[number] = op, twin
+        return twin
+
+    def slice_of(self, x: Array, target: Placement) -> Array:
+        return SHARDED.slice_of(x, target)
+
+    def to_local(self, x: Tensor, grad_layout: object = None) -> Tensor:
+        return SHARDED.to_local(x, grad_layout)  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""Brute force: every combination of candidates is priced. The oracle of the other solvers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import numpy as np
+
+from simparallel.errors import InputError
+from simparallel.search.problem import Pairs, Problem, Solution
+from simparallel.search.refusal import nothing_fits
+
+_CHUNK = 1 << 16  # combinations priced at once: their arrays stay in the cache
+
+
+def enumerate_all(
+    problem: Problem, *, memory_limit_bytes: int | None = None, max_combinations: int = 10_000_000
+) -> Solution:
+    """Return the cheapest of all combinations; among equals, the first in lexicographic order.
+
+    Args:
+        problem: what to choose.
+        memory_limit_bytes: no choice may hold more; None for no limit.
+        max_combinations: how many to price at most.
+
+    Raises:
+        InputError: there are more combinations. Facts: `combinations`, `limit`.
+        SearchError: no choice fits. Facts: `least_bytes`, `limit_bytes`.
+
+    Cost: about 10 ns for each combination and each node and edge.
+    """
+    best: tuple[int, int] | None = None
+    least_bytes = None
+    for first, costs, memory in totals(problem, max_combinations):
+        if memory_limit_bytes is not None:
+            fewest = int(memory.min())
+            least_bytes = fewest if least_bytes is None else min(fewest, least_bytes)
+            costs = np.where(memory <= memory_limit_bytes, costs, np.iinfo(np.int64).max)
+            if fewest > memory_limit_bytes:
+                continue
+        place = int(costs.argmin())
+        if best is None or costs[place] < best[0]:
+            best = int(costs[place]), first + place
+    if best is None:
+        assert least_bytes is not None
+        assert memory_limit_bytes is not None
+        raise nothing_fits("enumerate_all", least_bytes, memory_limit_bytes)
+    sizes = [len(costs) for costs in problem.nodes]
+    choice = map(int, np.unravel_index(best[1], sizes)) if sizes else ()
+    return Solution.of(problem, choice, best[0], "exhaustive")
+
+
+def totals(problem: Problem, max_combinations: int = 10_000_000) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield the number of the first combination of each chunk, and the cost and memory of all in it."""
+    sizes = [len(costs) for costs in problem.nodes]
+    count = prod(sizes)
+    if count > max_combinations:
+        raise InputError(
+            f"enumerate_all: {count} combinations of candidates, more than the limit of {max_combinations}; use "
+            "eliminate(), or raise max_combinations.",
+            combinations=count,
+            limit=max_combinations,
+        )
+    for first in range(0, count, _CHUNK):
+        rest = np.arange(first, min(first + _CHUNK, count))
+        digits: list[np.ndarray] = []
+        for size in reversed(sizes):
+            rest, digit = np.divmod(rest, size)
+            digits.insert(0, digit)
+        shape = rest.shape
+        yield (
+            first,
+            _sums(problem.nodes, problem.edges, digits, shape),
+            _sums(problem.memory or (), problem.edge_memory, digits, shape),
+        )
+
+
+def _sums(nodes: tuple[np.ndarray, ...], edges: Pairs, digits: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    sums = np.zeros(shape, np.int64)
+    for costs, digit in zip(nodes, digits, strict=False):
+        sums += costs[digit]
+    for (u, v), table in edges.items():
+        sums += table[digits[u], digits[v]]
+    return sums

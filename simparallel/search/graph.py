@@ -1,0 +1,335 @@
+"""The graph of a program: its ops up to the first backward, recorded in a run without data.
+
+The program runs once more than the user asked for: on arrays that have shapes and no elements, and for the whole batch.
+Every op is noted with the ops, parameters and arguments that it reads. When the program calls `backward`, the graph is
+complete, since the tape follows from it, and the run ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from simparallel.autograd import Context, Op, Plan, Tensor
+from simparallel.autograd.grad_mode import grad_mode
+from simparallel.autograd.interpreter import AbstractInterpreter
+from simparallel.autograd.tape import Node as TapeNode, Reversible, is_backward_running
+from simparallel.backend import Array, get_namespace, is_array, random_state
+from simparallel.base.callsite import user_line
+from simparallel.comm import current
+from simparallel.hardware.cluster import describe
+from simparallel.hardware.memory import owner_of
+from simparallel.hardware.recorder import Recorder, use_recorder
+from simparallel.layout.rule import Shape
+from simparallel.layout.sharding import Placement
+from simparallel.nn.deferred import placeholder
+from simparallel.simulate.arrays import DryArray, without_data
+
+# Kinds of what an op reads: the result of an op, a trained leaf, an argument of the program, or any other value, which
+# every rank holds whole.
+NODE, PARAMETER, ARGUMENT, CONSTANT = "node", "parameter", "argument", "constant"
+
+
+# Larger ops are not run on arrays without data, which reserve as many addresses.
+LARGE_BYTES = 1 << 32
+
+
+class Source(NamedTuple):
+    """What an op reads at one of its inputs: its kind, and its number among those of its kind."""
+
+    kind: str
+    number: int
+
+
+@dataclass(eq=False)
+class Node:
+    """A call of an op.
+
+    Attributes:
+        op: with its settings, and the strategy of the user if it has one.
+        name: of the op, numbered if it has several calls, after the name of its first parameter.
+        inputs: what it reads.
+        plan: shapes, dtypes and work of the whole call.
+        rule: text of the op's rule for these shapes.
+        needs: for each input whether backward wants its gradient.
+        kept: for each input whether backward reads it.
+        keeps_output: whether backward reads the output.
+        kept_bytes: bytes of other arrays that are kept for backward.
+        is_recomputed: it runs again in backward (`nn.checkpoint`), and keeps nothing until then.
+        line: of the user's program.
+    """
+
+    op: Op
+    name: str
+    inputs: tuple[Source, ...]
+    plan: Plan
+    rule: str
+    needs: tuple[bool, ...]
+    kept: tuple[bool, ...]
+    keeps_output: bool
+    kept_bytes: int
+    is_recomputed: bool
+    line: str
+    has_backward: bool = False
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Global shapes of the inputs."""
+        return tuple(spec.shape for spec in self.plan.inputs)
+
+    @property
+    def signature(self) -> tuple[str, tuple[Shape, ...]]:
+        """What a call has to have in common with this one to take its strategy."""
+        return self.op.name, self.shapes
+
+
+@dataclass(eq=False)
+class Leaf:
+    """A parameter: a trained leaf of the tape.
+
+    Attributes:
+        tensor: the leaf.
+        placement: where its elements are, if they are cut already.
+    """
+
+    tensor: Tensor
+    placement: Placement | None
+
+    @property
+    def shape(self) -> Shape:
+        return self.tensor.shape if self.placement is None else self.placement.shape
+
+
+@dataclass(eq=False)
+class Graph:
+    """The ops of a program in order.
+
+    Attributes:
+        nodes: the ops.
+        parameters: the trained leaves, by first use.
+        arguments: placements of the arguments.
+        results: the ops whose results the program returns; each rank gets them whole.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    parameters: list[Leaf] = field(default_factory=list)
+    arguments: list[Placement] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
+
+    @property
+    def readers(self) -> dict[Source, list[tuple[int, int]]]:
+        """What is read -> (op, input) of its readers, in order."""
+        found: dict[Source, list[tuple[int, int]]] = {}
+        for number, node in enumerate(self.nodes):
+            for i, source in enumerate(node.inputs):
+                found.setdefault(source, []).append((number, i))
+        return found
+
+    def mark_backward(self, roots: Sequence[int]) -> None:
+        """Note which ops a backward from these ones passes."""
+        stack = list(roots)
+        while stack:
+            node = self.nodes[stack.pop()]
+            if node.has_backward or not any(node.needs):
+                continue
+            node.has_backward = True
+            sources = zip(node.inputs, node.needs, strict=True)
+            stack += [source.number for source, needed in sources if needed and source.kind == NODE]
+
+
+def capture(
+    program: Callable[..., Any], arguments: Sequence[tuple[Tensor, Placement]], args: Any, kwargs: Any
+) -> Graph:
+    """Run `program(*args, **kwargs)` without data, and return its graph.
+
+    The run ends where the program calls `backward`. It changes no parameter, buffer or random number; code of the
+    user that is not an op, such as a counter or a print, runs once more.
+
+    Args:
+        program: a training step, or a part of one.
+        arguments: the Tensors among its arguments, each with its placement. They have the global shapes.
+        args, kwargs: the arguments.
+
+    Raises:
+        UnknownValueError: the program decides by a value that is not known without data.
+        Other errors: those of the program.
+    """
+    graph = Graph(arguments=[place for _, place in arguments])
+    capturing = _Capturing(graph, [x for x, _ in arguments])
+    with _without_effects(), _interpreted_by(capturing):
+        try:
+            result = program(*args, **kwargs)
+        except _BackwardBegins as begun:
+            roots = begun.roots
+        else:
+            graph.results = [number for x in _leaves(result) for number in capturing.made_by(x)]
+            roots = graph.results
+    graph.mark_backward(roots)
+    return graph
+
+
+class _BackwardBegins(BaseException):
+    """The program has called `backward`. Not an Exception, which the program might handle."""
+
+    def __init__(self, roots: list[int]) -> None:
+        super().__init__()
+        self.roots = roots
+
+
+class _Ends(Reversible):
+    """The tape entry of every recorded op: the first that backward reaches ends the capture."""
+
+    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
+        raise _BackwardBegins([ctx.number])
+
+    def __repr__(self) -> str:
+        return "an op without data"
+
+
+_ENDS: Any = _Ends()
+
+
+class _Capturing(AbstractInterpreter):
+    """Records ops, and computes the shapes of their results."""
+
+    def __init__(self, graph: Graph, arguments: Sequence[Tensor]) -> None:
+        self.graph = graph
+        # Arrays -> what they are. By the arrays and not the Tensors, because `detach` makes a new Tensor of one array.
+        self._sources: dict[int, Source] = {}
+        # Keeps the arrays alive, so that no other one gets the same id.
+        self._alive: list[Any] = []
+        self._dry: dict[int, Array] = {}
+        self._counts: dict[str, int] = {}
+        for number, x in enumerate(arguments):
+            self._note(x.data, Source(ARGUMENT, number))
+
+    def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor:
+        if is_backward_running():
+            # The loss itself is the end of a checkpointed part, which backward runs again.
+            raise _BackwardBegins([len(self.graph.nodes) - 1])
+        sources = tuple(map(self._source, inputs))
+        arrays = [self._array(x) for x in inputs]
+        needs = tuple(grad_mode.enabled and x.requires_grad for x in inputs)
+        plan = op._plan(arrays)
+        ctx = Context(get_namespace(*arrays), needs, plan)
+        if plan.work.size_bytes <= LARGE_BYTES and plan.output.size_bytes <= LARGE_BYTES:
+            y = op.forward(ctx, *arrays)
+        else:
+            # The address space of one process is too small for the arrays of many devices: assume that backward reads
+            # the inputs.
+            y = placeholder(*plan.output).view(DryArray)
+            ctx.inputs = arrays
+        number = len(self.graph.nodes)
+        self.graph.nodes.append(self._node(op, inputs, sources, ctx, arrays, y))
+        tape = TapeNode(_ENDS, SimpleNamespace(needs=needs, number=number), inputs) if True in needs else None  # type: ignore[arg-type]
+        found = Tensor._result(y, tape, inputs[0]._device)
+        self._note(found.data, Source(NODE, number))
+        return found
+
+    def made_by(self, x: Any) -> list[int]:
+        """Return the number of the op whose result x is, in a list; an empty one if x is no such result."""
+        source = self._sources.get(id(x.data)) if isinstance(x, Tensor) else None
+        return [source.number] if source is not None and source.kind == NODE else []
+
+    def slice_of(self, x: Array, target: Placement) -> Array:
+        return x.copy()
+
+    def _node(
+        self, op: Op, inputs: tuple[Tensor, ...], sources: tuple[Source, ...], ctx: Context, arrays: Any, y: Array
+    ) -> Node:
+        owners = [id(owner_of(x)) for x in arrays]
+        kept = {id(owner_of(v)): owner_of(v) for v in _arrays(vars(ctx).values())} if True in ctx.needs else {}
+        own = id(owner_of(y)) if is_array(y) else 0
+        other_bytes = sum(array.nbytes for key, array in kept.items() if key not in (*owners, own))
+        layer = next((x.name.rpartition(".")[0] for x in inputs if x.is_leaf and "." in x.name), "")
+        shapes = tuple(spec.shape for spec in ctx.plan.inputs)
+        return Node(
+            op=op,
+            name=self._named(f"{layer}.{op.name}" if layer else op.name),
+            inputs=sources,
+            plan=ctx.plan,
+            rule=op.rule_for(*shapes),
+            needs=ctx.needs,
+            kept=tuple(owner in kept and owner != own for owner in owners),
+            keeps_output=own in kept,
+            kept_bytes=other_bytes,
+            is_recomputed=grad_mode.checkpointed,
+            line=user_line(),
+        )
+
+    def _named(self, name: str) -> str:
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        return name if count == 1 else f"{name}.{count}"
+
+    def _source(self, x: Tensor) -> Source:
+        found = self._sources.get(id(x._data))
+        if found is not None:
+            return found
+        if x.is_leaf and x.requires_grad:
+            self.graph.parameters.append(Leaf(x, x.placement))
+            return self._note(x._data, Source(PARAMETER, len(self.graph.parameters) - 1))
+        # A sharded tensor from before the program: it is where it is.
+        if x.placement is not None:
+            self.graph.arguments.append(x.placement)
+            return self._note(x._data, Source(ARGUMENT, len(self.graph.arguments) - 1))
+        return Source(CONSTANT, 0)
+
+    def _note(self, array: Array, source: Source) -> Source:
+        self._sources[id(array)] = source
+        self._alive.append(array)
+        return source
+
+    def _array(self, x: Tensor) -> Array:
+        """Return the array to compute shapes with: without elements for parameters, and whole for slices."""
+        if x.placement is not None:
+            return self._dry.setdefault(id(x._data), placeholder(x.placement.shape, x._data.dtype).view(DryArray))
+        if x.is_leaf and x.requires_grad:
+            return self._dry.setdefault(id(x._data), without_data(x._data))
+        return x._data
+
+
+def _arrays(values: Any) -> Iterator[Array]:
+    for value in values:
+        if is_array(value):
+            yield value
+        elif type(value) in (tuple, list):
+            yield from _arrays(value)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the leaves of nested tuples, lists and dicts."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from _leaves(entry)
+    else:
+        yield value
+
+
+@contextmanager
+def _without_effects() -> Iterator[None]:
+    """Inside the block no event, running statistic or random number is left behind."""
+    drawn, recomputing = random_state.snapshot(), grad_mode.recomputing
+    # As in a part that runs for the second time, no layer updates its state.
+    grad_mode.recomputing = True
+    communicator = current()
+    try:
+        # Events, metrics and the scratch memory of kernels belong to a recorder: they end with this one.
+        with use_recorder(Recorder(communicator.rank, describe(communicator.world_size), record="off")):
+            yield
+    finally:
+        grad_mode.recomputing = recomputing
+        random_state.restore(drawn)
+
+
+@contextmanager
+def _interpreted_by(interpreter: AbstractInterpreter) -> Iterator[None]:
+    before, grad_mode.interpreter = grad_mode.interpreter, interpreter
+    try:
+        yield
+    finally:
+        grad_mode.interpreter = before

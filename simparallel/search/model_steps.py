@@ -1,0 +1,81 @@
+"""Training steps of the known models, to plan them without memory for parameters or data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simparallel import models
+from simparallel.autograd import Tensor, functions as F
+from simparallel.layout.layout import Layout
+from simparallel.layout.sharding import placement
+from simparallel.nn import Module
+from simparallel.nn.deferred import deferred_init
+from simparallel.optim import AdamW, Momentum
+from simparallel.search.graph import Graph, capture
+from simparallel.simulate.arrays import empty
+
+
+class KnownModel(NamedTuple):
+    """A model, and what it is trained on.
+
+    Attributes:
+        build: makes the model.
+        sample: shape of one sample.
+        vocabulary: number of tokens of a language model; None for a model of images.
+        batch: samples for each device.
+    """
+
+    build: Callable[[], Module]
+    sample: tuple[int, ...]
+    vocabulary: int | None = None
+    batch: int = 32
+
+
+MODELS = {
+    "mlp": KnownModel(models.mlp, (784,)),
+    "lenet5": KnownModel(models.lenet5, (1, 28, 28)),
+    "resnet18": KnownModel(models.resnet18, (3, 224, 224)),
+    "resnet50": KnownModel(models.resnet50, (3, 224, 224)),
+    "gpt": KnownModel(models.gpt, (64,), 256),
+}
+
+
+class ModelStep:
+    """A training step of a known model: the cross-entropy, its gradients, Momentum or, for a language model, AdamW.
+
+    Args:
+        known: the model. Its parameters get no data until the step runs.
+    """
+
+    def __init__(self, known: KnownModel) -> None:
+        self.known = known
+        with deferred_init():
+            self.model = known.build()
+        trained = self.model.parameters()
+        self.optimizer = Momentum(trained, 0.1, 0.9) if known.vocabulary is None else AdamW(trained, lr=3e-4)
+
+    def __call__(self, x: Any, y: Any) -> Tensor:
+        self.optimizer.zero_grad()
+        logits = self.model(x)
+        if self.known.vocabulary is not None:
+            logits = logits.reshape(-1, self.known.vocabulary)
+        loss = F.cross_entropy(logits, y)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def graph(self, batch: int, device_num: int) -> Graph:
+        """Return the graph of the step on a batch that every device is given whole (`full_batch`)."""
+        shape = (batch, *self.known.sample)
+        is_text = self.known.vocabulary is not None
+        x = np.zeros(shape, np.int64) if is_text else empty(shape, np.dtype(np.float32))
+        y = np.zeros(x.size if is_text else batch, np.int64)
+        inputs = [Tensor(x), Tensor(y)]
+        given = []
+        for each in inputs:
+            whole = Layout((device_num,), ("batch",))(*["None"] * each.ndim)
+            given.append((each, placement(whole, each.shape)))
+        return capture(self, given, inputs, {})

@@ -1,0 +1,65 @@
+"""The front of cost against memory: what less memory costs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simparallel.search.elimination import MAX_ENTRIES
+from simparallel.search.frontier import Frontier, TooManyRows
+from simparallel.search.local import improve
+from simparallel.search.multiplier import allowance, capped, priced
+from simparallel.search.problem import Problem, Solution
+from simparallel.search.tables import minimise
+
+
+def pareto(problem: Problem, *, points: int = 32, max_entries: int = MAX_ENTRIES) -> list[Solution]:
+    """Return choices of which none is as good as another in both cost and memory, by ascending memory.
+
+    Lists of cost and memory give the whole front. Where they would be longer than an eighth of `max_entries`, prices of
+    memory give the corners of its convex hull; each is optimal at some limit, but choices between them are missing.
+    `method` says which.
+
+    Args:
+        problem: what to choose.
+        points: how many to return at most; of a longer front every so many, with both ends.
+        max_entries: of a table, 8 bytes each.
+
+    Returns:
+        Solutions; the bound of each is that at its own memory as the limit.
+    """
+    try:
+        front = Frontier(problem, (), max_entries)
+    except TooManyRows:
+        return _hull(problem, points, max_entries)
+    count = len(front.cost)
+    wanted = np.unique(np.linspace(0, count - 1, min(points, count)).round().astype(int))
+    found = ((front.choice(point), int(front.cost[point])) for point in wanted.tolist())
+    return [Solution.of(problem, choice, cost, "Pareto lists") for choice, cost in found]
+
+
+def _hull(problem: Problem, points: int, max_entries: int) -> list[Solution]:
+    """Return corners of the convex hull of the front, by halving between neighbours (as in `multiplier.relax`)."""
+    method = "Lagrange multipliers (corners of the convex hull)"
+    free = minimise(problem, max_entries)
+    smallest = minimise(problem.memory_problem, max_entries).choice
+    smallest = improve(problem, smallest, problem.memory_bytes(smallest))
+    ends = [Solution.of(problem, choice, free.bound, method) for choice in (smallest, improve(problem, free.choice))]
+    found, gaps = {(end.memory_bytes, end.cost): end for end in ends}, [tuple(ends)]
+    while gaps and len(found) < points:
+        below, above = gaps.pop(0)
+        if above.memory_bytes <= below.memory_bytes or above.cost >= below.cost:
+            continue
+        price = (below.cost - above.cost) / (above.memory_bytes - below.memory_bytes)
+        price = capped(price, problem)
+        lowest = minimise(priced(problem, price), max_entries)
+        memory = problem.memory_bytes(lowest.choice)
+        bound = lowest.bound - allowance(price, memory)
+        point = Solution.of(problem, lowest.choice, max(bound, free.bound), method)
+        if point.cost + price * memory < below.cost + price * below.memory_bytes - len(problem):
+            found[memory, point.cost] = point
+            gaps += [(below, point), (point, above)]
+    front: list[Solution] = []
+    for _, point in sorted(found.items()):
+        if not front or point.cost < front[-1].cost:
+            front.append(point)
+    return front

@@ -1,0 +1,226 @@
+"""`Plan`: a strategy for every op of a program. Plain data: printed, compared, edited, saved, loaded, executed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simparallel.base.files import write_atomically
+from simparallel.base.units import format_seconds
+from simparallel.errors import PlanError
+from simparallel.layout.mesh import plain_cuts
+
+FORMAT = 1
+_CUTS = tuple[tuple[int, ...], ...]
+
+
+class PlannedOp(NamedTuple):
+    """The strategy of one call of an op.
+
+    Attributes:
+        name: of the call: layer and op, numbered.
+        op: name of the op.
+        shapes: global shapes of its inputs.
+        in_strategy, out_strategy: the arguments of `shard`; None for an op that runs as the program says.
+        line: of the program.
+    """
+
+    name: str
+    op: str
+    shapes: _CUTS
+    in_strategy: _CUTS | None
+    out_strategy: tuple[int, ...] | None = None
+    line: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """Strategies for all ops of a program, in the order of their calls.
+
+    Attributes:
+        device_num: number of devices.
+        ops: the strategies.
+        method: how they were found.
+        cluster: name of the hardware that they were found for.
+        step_time_ps: simulated time [ps] of a step: forward, backward and the optimizer. None if it is not known, as
+            after an edit.
+        data_parallel_ps: that of data parallelism.
+        cost_ps, bound_ps: cost of the plan in the model of the search, and a lower bound of all plans' costs.
+        memory_bytes: memory of a device that the model counts.
+        notes: what the search left out.
+    """
+
+    device_num: int
+    ops: tuple[PlannedOp, ...]
+    method: str = "by hand"
+    cluster: str = ""
+    step_time_ps: int | None = None
+    data_parallel_ps: int | None = None
+    cost_ps: int | None = None
+    bound_ps: int | None = None
+    memory_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Simulated time [s] of a step."""
+        return None if self.step_time_ps is None else self.step_time_ps / 1e12
+
+    @property
+    def gap(self) -> float | None:
+        """How far the cost may be above the optimum, as a part of the bound; 0.0 if the plan is proven optimal."""
+        if self.cost_ps is None or self.bound_ps is None:
+            return None
+        more = self.cost_ps - self.bound_ps
+        return more / self.bound_ps if more and self.bound_ps else float(more)
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def __getitem__(self, name: str | int) -> PlannedOp:
+        """Return the strategy of a call, by name or number. Raises PlanError."""
+        return self.ops[name if isinstance(name, int) else self._number(name)]
+
+    def with_(self, name: str, in_strategy: Any, out_strategy: Any = None) -> Plan:
+        """Return the plan with another strategy of one call, as the arguments of `shard`.
+
+        Raises:
+            PlanError: no call of this name, or a strategy that is no tuple of tuples of integers.
+        """
+        number = self._number(name)
+        planned = self.ops[number]
+        cuts, out = _checked(name, in_strategy, out_strategy)
+        if cuts is not None and len(cuts) != len(planned.shapes):
+            raise PlanError(
+                f"plan: {name} has {len(planned.shapes)} inputs, the strategy {cuts!r} {len(cuts)} entries."
+            )
+        edited = planned._replace(in_strategy=cuts, out_strategy=out)
+        ops = (*self.ops[:number], edited, *self.ops[number + 1 :])
+        return replace(self, ops=ops, method=f"{self.method}, edited", step_time_ps=None, cost_ps=None, bound_ps=None)
+
+    def diff(self, other: Plan) -> list[tuple[str, Any, Any]]:
+        """Return (name, strategy here, strategy there) for each call that differs; None where a plan lacks the call."""
+        mine, theirs = ({p.name: (p.in_strategy, p.out_strategy) for p in plan.ops} for plan in (self, other))
+        names = dict.fromkeys((*mine, *theirs))
+        return [(name, mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)]
+
+    # --- files ----------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as dicts, lists, strings and numbers."""
+        return {"format": FORMAT, **asdict(self), "ops": [op._asdict() for op in self.ops]}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON, in one move: a reader never sees half a file."""
+        lines = ",\n  ".join(json.dumps(op) for op in self.to_dict()["ops"])
+        head = {name: value for name, value in self.to_dict().items() if name != "ops"}
+        write_atomically(path, f'{json.dumps(head, indent=1)[:-2]},\n "ops": [\n  {lines}\n ]\n}}\n'.encode())
+
+    @classmethod
+    def from_dict(cls, data: Any, where: str = "plan") -> Plan:
+        """Return the plan of `to_dict`.
+
+        Raises:
+            PlanError: not such a dict.
+        """
+        if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("ops"), list):
+            raise PlanError(f"{where}: no plan of format {FORMAT}: expected an object with 'format' and 'ops'.")
+        try:
+            ops = tuple(_read(entry) for entry in data["ops"])
+            rest = {name: value for name, value in data.items() if name not in ("format", "ops")}
+            plan = cls(**{**rest, "ops": ops, "notes": tuple(rest.get("notes", ()))})
+        except (TypeError, KeyError, ValueError) as error:
+            raise PlanError(f"{where}: {error}; compare with a file that Plan.save has written.") from None
+        if isinstance(plan.device_num, bool) or not isinstance(plan.device_num, int) or plan.device_num < 1:
+            raise PlanError(f"{where}: device_num={plan.device_num!r} must be an integer of 1 or more.")
+        return plan
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Return the plan of a file.
+
+        Raises:
+            PlanError: no such file, or no plan.
+        """
+        where = os.fspath(path)
+        try:
+            data = json.loads(Path(path).read_text("utf-8"))
+        except OSError as error:
+            raise PlanError(f"{where}: {error.strerror or error}.") from None
+        except ValueError as error:
+            raise PlanError(f"{where}: no JSON: {error}.") from None
+        return cls.from_dict(data, where)
+
+    # --- as text ----------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        rows = [("op", "inputs", "strategy"), *self._rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [self.title, *self.notes]
+        lines += ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def title(self) -> str:
+        """One line: devices, times, and how good the plan is."""
+        parts = [f"{len(self.ops)} ops on {self.device_num} devices{f' of {self.cluster}' if self.cluster else ''}"]
+        if self.step_time_ps is not None:
+            parts.append(f"{format_seconds(self.step_time_ps / 1e12)} a step")
+        if self.data_parallel_ps is not None:
+            parts.append(f"data parallelism {format_seconds(self.data_parallel_ps / 1e12)}")
+        gap = self.gap
+        if gap is not None:
+            parts.append(f"{self.method}, " + ("optimal in the model" if gap == 0 else f"gap at most {gap:.2%}"))
+        else:
+            parts.append(self.method)
+        return "; ".join(parts)
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        for planned in self.ops:
+            shapes = " ".join("x".join(map(str, shape)) or "()" for shape in planned.shapes)
+            yield planned.name, shapes, strategy_text(planned.in_strategy, planned.out_strategy)
+
+    def _number(self, name: str) -> int:
+        for number, planned in enumerate(self.ops):
+            if planned.name == name:
+                return number
+        raise PlanError(f"plan: no op {name!r}; the names are those of print(plan), such as {self.ops[0].name!r}.")
+
+
+def strategy_text(in_strategy: Any, out_strategy: Any) -> str:
+    """Return a strategy as text."""
+    if in_strategy is None:
+        return "as the program says"
+    if all(cut == 1 for entry in in_strategy for cut in entry) and out_strategy is None:
+        return "whole on every device"
+    return f"{in_strategy!r}{'' if out_strategy is None else f' -> {out_strategy!r}'}"
+
+
+def _read(entry: dict[str, Any]) -> PlannedOp:
+    cuts, out = _checked(entry["name"], _tuples(entry["in_strategy"]), _tuples(entry.get("out_strategy")))
+    shapes = tuple(tuple(shape) for shape in entry["shapes"])
+    return PlannedOp(entry["name"], entry["op"], shapes, cuts, out, entry.get("line", ""))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _checked(name: str, in_strategy: Any, out_strategy: Any) -> tuple[_CUTS | None, tuple[int, ...] | None]:
+    """Return a strategy of plain integers. Whether it is legal depends on the op."""
+    cuts, out = plain_cuts(in_strategy), plain_cuts(out_strategy)
+    rows: Sequence[Any] = cuts if isinstance(cuts, tuple) else () if cuts is None else (None,)
+    for row in (*rows, *(() if out is None else (out,))):
+        if not isinstance(row, tuple) or not all(type(cut) is int and cut >= 1 for cut in row):
+            raise PlanError(
+                f"plan: the strategy of {name} is {in_strategy!r}, {out_strategy!r}; expected a tuple of cuts for each "
+                "input, such as ((8, 1), (1, 1)), and for the output None or a tuple."
+            )
+    return cuts, out

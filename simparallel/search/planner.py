@@ -1,0 +1,304 @@
+"""Make a plan: capture the program, price its choices, search, and keep what is fastest on the simulated clock."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.autograd.tree_map import change_each
+from simparallel.comm import current
+from simparallel.errors import InputError, PlanError
+from simparallel.hardware.cluster import ClusterSpec, describe
+from simparallel.hardware.recorder import current_recorder
+from simparallel.layout import strategy
+from simparallel.layout.layout import Layout
+from simparallel.layout.sharding import Placement
+from simparallel.nn.deferred import placeholder
+from simparallel.parallel.operator.auto import AutoParallel
+from simparallel.search.annealing import anneal
+from simparallel.search.elimination import eliminate
+from simparallel.search.execute import Planned
+from simparallel.search.exhaustive import enumerate_all
+from simparallel.search.graph import ARGUMENT, NODE, PARAMETER, Graph, capture
+from simparallel.search.integer_program import solve_milp
+from simparallel.search.plan import Plan, PlannedOp
+from simparallel.search.problem import Problem, Solution
+from simparallel.search.propagation import propagate
+from simparallel.search.replay import replay
+from simparallel.search.space import Space, fixed
+from simparallel.search.tables import Progress
+from simparallel.simulate.arrays import DryArray
+from simparallel.world.context import get_algo_parameters, get_cost_model_context
+
+# Names of the searches. The first three are those of `AutoParallel(parallel_mode=...)`.
+METHODS = (
+    "auto", "sharding_propagation", "recursive_programming", "data_parallel", "exhaustive", "integer_program",
+    "annealing",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How to search.
+
+    Attributes:
+        method: one of METHODS. "auto": exact elimination.
+        fully: candidates use all devices, or are whole (MindSpore's `fully_use_devices`).
+        follow: elementwise ops have the strategy of the op before them (`elementwise_op_strategy_follow`).
+        memory_limit_bytes: of each device; None for no limit.
+        alpha, beta, gamma: weights of computing, of communication, and of sums of gradients, which overlap (MindSpore's
+            cost model). gamma=None: as much of these sums as is exposed in a step.
+    """
+
+    method: str = "auto"
+    fully: bool = False
+    follow: bool = False
+    memory_limit_bytes: int | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float | None = None
+
+
+def plan_program(
+    program: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    cluster: ClusterSpec,
+    settings: SearchSettings = SearchSettings(),
+    progress: Progress = None,
+) -> Plan:
+    """Return the plan of a program whose Tensor arguments have placements, as `AutoParallel` gives them.
+
+    Raises:
+        SearchError: no plan fits into the memory limit.
+        UnknownValueError: the program decides by a value that is not known without data.
+    """
+    graph = graph_of(program, args, kwargs)
+    return plan_graph(graph, cluster, settings, progress)
+
+
+def graph_of(program: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Graph:
+    """Capture a program on whole arguments: without data where they are floating point, else of legal values."""
+    given: list[tuple[Tensor, Placement]] = []
+
+    def whole(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.placement is None:
+            return x
+        place, data = x.placement, x.data
+        is_number = data.dtype.kind in "fc"
+        new = Tensor._result(
+            placeholder(place.shape, data.dtype).view(DryArray) if is_number else np.resize(data, place.shape)
+        )
+        new.requires_grad = x.requires_grad
+        given.append((new, place))
+        return new
+
+    args, kwargs = change_each(list(args), whole), change_each(kwargs, whole)
+    return capture(program, given, args, kwargs)
+
+
+def plan_graph(
+    graph: Graph, cluster: ClusterSpec, settings: SearchSettings = SearchSettings(), progress: Progress = None
+) -> Plan:
+    """Return the plan of a captured program."""
+    if settings.method not in METHODS:
+        raise InputError(f"search: method={settings.method!r} is not one of {', '.join(METHODS)}.")
+    space = Space(
+        graph, cluster, fully=settings.fully, follow=settings.follow, alpha=settings.alpha, beta=settings.beta
+    )
+
+    plain = data_parallel(space)
+    gamma = settings.gamma
+    found = [_solved(space, settings, 1.0 if gamma is None else gamma, plain, progress)]
+    sums = space.sums_ps(found[0][1].choice)
+    # How much of the sums of gradients is exposed depends on the plan: the first search counts all of it.
+    exposed = min(found[0][2] / sums, 1.0) if sums else 1.0
+    if gamma is None and exposed < 0.95 and settings.method in ("auto", "integer_program"):
+        found.append(_solved(space, settings, exposed, plain, progress))
+    step_ps, chosen, _ = min(found, key=itemgetter(0))
+    return Plan(
+        device_num=space.device_num,
+        ops=_planned(space, chosen.choice),
+        method=chosen.method,
+        cluster=cluster.name,
+        step_time_ps=step_ps,
+        data_parallel_ps=replay(space, plain).step_ps,
+        cost_ps=chosen.cost,
+        bound_ps=chosen.bound,
+        memory_bytes=chosen.memory_bytes,
+        notes=space.notes,
+    )
+
+
+def _solved(
+    space: Space, settings: SearchSettings, exposed: float, plain: tuple[int, ...], progress: Progress
+) -> tuple[int, Solution, int]:
+    """Search at one weight of the sums of gradients.
+
+    Returns:
+        The time [ps] of a step, the plan, and the time [ps] for which its sums are exposed.
+    """
+    problem = space.problem(exposed)
+    limit = settings.memory_limit_bytes
+    found = _solve(problem, space, settings, progress)
+    clocks = replay(space, found.choice)
+    # The clock may prefer data parallelism, as the model weighs all sums by one number.
+    if limit is None or problem.memory_bytes(plain) <= limit:
+        others = replay(space, plain)
+        if others.step_ps < clocks.step_ps:
+            bound = min(found.bound, problem.cost(plain))
+            clocks, found = others, Solution.of(problem, plain, bound, "data parallelism")
+    return clocks.step_ps, found, clocks.exposed_ps
+
+
+def _solve(problem: Problem, space: Space, settings: SearchSettings, progress: Progress) -> Solution:
+    limit = settings.memory_limit_bytes
+    if settings.method == "auto":
+        return eliminate(problem, memory_limit_bytes=limit, progress=progress)
+    if settings.method == "exhaustive":
+        return enumerate_all(problem, memory_limit_bytes=limit)
+    if settings.method == "integer_program":
+        return solve_milp(problem, memory_limit_bytes=limit)
+    if settings.method == "annealing":
+        return anneal(problem, memory_limit_bytes=limit, start=data_parallel(space), progress=progress)
+    if settings.method == "sharding_propagation":
+        return propagate(problem, dict.fromkeys(fixed(space), 0))
+    choice = data_parallel(space) if settings.method == "data_parallel" else bisect(space, problem)
+    return Solution.of(problem, choice, problem.least, settings.method)
+
+
+def data_parallel(space: Space) -> tuple[int, ...]:
+    """Return the choices that semi-automatic mode makes without strategies: cut the batch, and follow."""
+    chosen: list[int] = []
+    placed: dict[int, Layout | None] = {}
+    for number, node in enumerate(space.graph.nodes):
+        if len(space.choices[number]) == 1:
+            chosen.append(0)
+            continue
+        layouts: list[Layout | None] = []
+        for source in node.inputs:
+            if source.kind == NODE:
+                layouts.append(space.choices[source.number][chosen[source.number]].output.layout)
+            elif source.kind == ARGUMENT:
+                layouts.append(space.graph.arguments[source.number].layout)
+            else:
+                layouts.append(placed.get(source.number) if source.kind == PARAMETER else None)
+        chosen.append(space.nearest(number, _followed(space, number, layouts)))
+        for source, place in zip(node.inputs, space.choices[number][chosen[-1]].inputs, strict=True):
+            if source.kind == PARAMETER and place is not None:
+                placed.setdefault(source.number, place.layout)
+    return tuple(chosen)
+
+
+def _followed(space: Space, number: int, layouts: list[Layout | None]) -> Any:
+    """Return the Sharding of an op that follows its inputs, as `op_call.decide` does."""
+    node = space.graph.nodes[number]
+    if any(layout is not None and any(cut > 1 for cut in layout.cuts) for layout in layouts):
+        return strategy.follow(node.rule, node.shapes, layouts)
+    if all(source.kind == PARAMETER for source in node.inputs):
+        return strategy.whole(node.rule, node.shapes, space.device_num)
+    return strategy.default(node.rule, node.shapes, space.device_num)
+
+
+def bisect(space: Space, problem: Problem) -> tuple[int, ...]:
+    """Return the choices of a recursive bisection: MindSpore's "recursive_programming".
+
+    Each round doubles the cuts (by the smallest prime factor of the devices that are left). Op by op, it takes the dim
+    to cut that is cheapest for the op itself and the redistributions to its neighbours, as they are cut so far.
+    """
+    chosen = [0] * len(space.choices)
+    rest = space.device_num
+    while rest > 1:
+        factor = next(p for p in range(2, rest + 1) if rest % p == 0)
+        rest //= factor
+        for number, choices in enumerate(space.choices):
+            further = [c for c in range(len(choices)) if _is_further(choices[chosen[number]], choices[c], factor)]
+
+            def cost(candidate: int, number: int = number) -> int:
+                links = sum(int(table[candidate, chosen[other]]) for other, table in problem.links[number])
+                return int(problem.nodes[number][candidate]) + links
+
+            chosen[number] = min([chosen[number], *further], key=cost)
+    return tuple(chosen)
+
+
+def _is_further(now: Any, then: Any, factor: int) -> bool:
+    """Return whether `then` cuts one dim `factor` times as often, and all others as `now` does."""
+    before, after = (getattr(choice.call, "sharding", None) for choice in (now, then))
+    if before is None or after is None or then.strategy[1] is not None:
+        return False
+    names = {*before.cuts, *after.cuts}
+    changed = [name for name in names if before.cut(name) != after.cut(name)]
+    return len(changed) == 1 and after.cut(changed[0]) == factor * before.cut(changed[0])
+
+
+def _planned(space: Space, choice: Sequence[int]) -> tuple[PlannedOp, ...]:
+    found = []
+    for node, choices, number in zip(space.graph.nodes, space.choices, choice, strict=True):
+        own = (None, None) if node.op.in_strategy is not None else choices[number].strategy
+        found.append(PlannedOp(node.name, node.op.name, node.shapes, *own, node.line))  # type: ignore[arg-type]
+    return tuple(found)
+
+
+# --- for `AutoParallel` ------------------------------------------------------------------------------------
+
+
+def read_plan(plan: Any) -> Plan:
+    """Return a plan, or that of a file. Raises InputError, PlanError."""
+    if isinstance(plan, Plan):
+        return plan
+    if not isinstance(plan, (str, os.PathLike)):
+        raise InputError(f"AutoParallel: plan={plan!r} must be a Plan, or the path of a file that Plan.save wrote.")
+    return Plan.load(plan)
+
+
+def interpreter(parallel: AutoParallel, args: list[Any], kwargs: dict[str, Any], plan: Plan | None) -> Planned:
+    """Return what executes the given plan, or the one that is searched for this call.
+
+    Every rank captures the program, and the first one searches for all. Collective: yes, without a given plan.
+
+    Raises:
+        PlanError: the plan is for another number of devices.
+        As `plan_program`.
+    """
+    communicator = current()
+    if plan is None:
+        graph = graph_of(parallel.network, args, kwargs)
+        found = None if communicator.rank else plan_graph(graph, _cluster(), _settings(parallel)).to_dict()
+        with communicator.asked_by("AutoParallel: the plan"):
+            # As data: what is sent holds no object of this process.
+            shared = communicator.broadcast_object(found) if communicator.world_size > 1 else found
+        plan = Plan.from_dict(json.loads(json.dumps(shared)))
+    if plan.device_num != communicator.world_size:
+        raise PlanError(
+            f"AutoParallel: the plan is for {plan.device_num} devices, and the run has {communicator.world_size}. "
+            "Search anew (plan=None), or start as many ranks."
+        )
+    return Planned(plan)
+
+
+def _cluster() -> ClusterSpec:
+    recorder = current_recorder()
+    return describe(current().world_size) if recorder is None else recorder.cluster
+
+
+def _settings(parallel: AutoParallel) -> SearchSettings:
+    limit, model = parallel._memory_limit, get_cost_model_context
+    if limit is None:
+        limit = model("device_memory_capacity") or _cluster().device.memory_bytes
+    return SearchSettings(
+        method=parallel.parallel_mode,
+        fully=bool(get_algo_parameters("fully_use_devices")),
+        follow=bool(get_algo_parameters("elementwise_op_strategy_follow")),
+        memory_limit_bytes=int(limit),
+        alpha=model("costmodel_alpha"),
+        beta=model("costmodel_beta"),
+        gamma=model("costmodel_gamma"),
+    )

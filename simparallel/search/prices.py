@@ -1,0 +1,308 @@
+"""The prices of a strategy: the events of an op and of a redistribution on the described cluster.
+
+Every number comes from where a run takes it: work from the op's plan on a slice, a collective from the cluster's model,
+the order of both from `parallel.operator.interpreter`. So the events of a plan are those of a dry run, without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simparallel.hardware.cluster import ClusterSpec
+from simparallel.layout.boxes import Transfer, boxes_of, shape_of
+from simparallel.layout.layout import Layout
+from simparallel.layout.mesh import Group
+from simparallel.layout.movement import Movement, digits_of, movement
+from simparallel.layout.redistribution import Step, plan_redistribution
+from simparallel.layout.rule import Shape
+from simparallel.layout.sharding import Placement
+from simparallel.parallel.operator.explain import asked_inside
+from simparallel.parallel.operator.halo import WindowCut
+from simparallel.parallel.operator.op_call import Call
+from simparallel.simulate.arrays import empty
+
+# Up to this many devices, all groups of a collective are priced, and movements without a closed form are planned rank
+# by rank. Above, the first and the last group stand for all, and such movements are not considered.
+MOST_DEVICES = 64
+
+
+class Work(NamedTuple):
+    """Computing on every rank. `ps`: its time [ps], by rank; one number if it is the same on all."""
+
+    ps: int | tuple[int, ...]
+
+    @property
+    def longest_ps(self) -> int:
+        return self.ps if isinstance(self.ps, int) else max(self.ps)
+
+
+class Exchange(NamedTuple):
+    """A collective that ranks wait for, in several groups at once. `ps`: its time [ps] in each group."""
+
+    groups: tuple[Group, ...]
+    ps: tuple[int, ...]
+
+    @property
+    def longest_ps(self) -> int:
+        return max(self.ps)
+
+
+class Messages(NamedTuple):
+    """Messages between ranks, which wait for those they receive. `each`: (sender, receiver, time [ps])."""
+
+    each: tuple[tuple[int, int, int], ...]
+
+    @property
+    def longest_ps(self) -> int:
+        return max(ps for _, _, ps in self.each)
+
+
+class Sum(NamedTuple):
+    """The sum of a parameter's gradient, which may overlap with the rest of backward.
+
+    Attributes:
+        exchange: the sum by itself.
+        kind: sums of one kind share collectives: groups and dtype.
+        size_bytes: of a rank's slice.
+    """
+
+    exchange: Exchange
+    kind: tuple[tuple[Group, ...], np.dtype]
+    size_bytes: int
+
+    @property
+    def longest_ps(self) -> int:
+        """No rank waits for it here: the search weighs how much of it is hidden."""
+        return 0
+
+
+Event = Work | Exchange | Messages | Sum
+Events = tuple[Event, ...]
+
+
+class Prices:
+    """Prices of ops and redistributions on one cluster, all of whose ranks take part.
+
+    Args:
+        cluster: the described hardware.
+        alpha, beta: weights of computing and of communication in the costs of a search; the events keep their times.
+    """
+
+    def __init__(self, cluster: ClusterSpec, alpha: float = 1.0, beta: float = 1.0) -> None:
+        self.cluster, self.device_num = cluster, cluster.world_size
+        self._alpha, self._beta = alpha, beta
+        factors = [cluster.device_factor(rank) for rank in range(self.device_num)]
+        self._factors: tuple[float, ...] = (factors[0],) if len(set(factors)) == 1 else tuple(factors)
+        self._ways: dict[Any, Events] = {}
+        self._copied_ps: dict[tuple[int, int], int] = {}
+        self._moved_ps: dict[tuple[Movement, int], int] = {}
+        self._exchanges: dict[Any, Exchange] = {}
+
+    # --- ops -----------------------------------------------------------------------------------------
+
+    def forward(self, call: Call) -> Events:
+        """Return the events of an op's forward on inputs that lie as it needs them.
+
+        Raises:
+            ClusterError: the cluster's rules forbid a group.
+        """
+        op, plan = call.op, call.local
+        asked, _ = self._asked(call)
+        work = self._op(op.name, call, plan.work)
+        return (*self._halo(call, "forward"), *asked, work, *self.finish(call))
+
+    def backward(self, call: Call, needs: Sequence[bool], leaves: Sequence[bool]) -> Events:
+        """Return the events of an op's backward.
+
+        Args:
+            call: the op.
+            needs: for each input whether its gradient is wanted.
+            leaves: for each input whether it is a parameter that nothing else reads, whose sum may wait.
+        """
+        op, plan, itemsize = call.op, call.local, call.local.output.dtype.itemsize
+        events: list[Event] = []
+        if call.output is not call.made.gradient:
+            events += self.way(call.output.gradient, call.made.gradient, itemsize)
+        events += self._asked(call)[1]
+        events.append(self._op(op.backward_name, call, op.work_backward(tuple(needs), plan.work)))
+        if call.window_cut is not None and needs[call.window_cut.input]:
+            events += self._halo(call, "backward")
+        for i, spec in enumerate(plan.inputs):
+            axes = call.sharding.gradient_axes(i)
+            groups = call.sharding.groups(axes) if axes and needs[i] else ()
+            if groups and len(groups[0]) > 1:
+                exchange = self.exchange("all_reduce", spec.size_bytes, groups)
+                size_bytes = spec.size_bytes
+                events.append(Sum(exchange, (groups, spec.dtype), size_bytes) if leaves[i] else exchange)
+        return tuple(events)
+
+    def finish(self, call: Call) -> Events:
+        """Return the events that finish the sum which an op's forward leaves."""
+        made, output, itemsize = call.made, call.output, call.local.output.dtype.itemsize
+        if made is output:
+            return ()
+        size_bytes = prod(made.local_shape) * itemsize
+        kind = "all_reduce" if output is made.gradient else "reduce_scatter"
+        return (self.exchange(kind, size_bytes, made.layout.mesh.groups(made.layout.partial)),)
+
+    def optimizer(self, name: str, flops: int, size_bytes: int, itemsize: int, tensors: int) -> Work:
+        """Return the event of an optimizer's step."""
+        return self._work(f"{name}.step", flops, size_bytes, itemsize, tensors)
+
+    def _asked(self, call: Call) -> list[Events]:
+        """Return the collectives inside forward, and those inside backward."""
+        sharding = call.sharding
+        found: list[Events] = []
+        for asked in asked_inside(call.op, call.plan_of(sharding.mesh.ranks[0]), sharding, empty):
+            each = ((a.size_bytes, sharding.groups(sharding.axes(a.dims), a.group_size)) for a in asked)
+            found.append(
+                tuple(self.exchange("all_reduce", size, groups) for size, groups in each if len(groups[0]) > 1)
+            )
+        return found
+
+    def _halo(self, call: Call, phase: str) -> Events:
+        """Return the events of the borders that neighbouring slices exchange, and of the copies around them."""
+        cut = call.window_cut
+        if cut is None:
+            return ()
+        itemsize = call.local.inputs[cut.input].dtype.itemsize
+        moves = _moves_of(cut)
+        ends = ((m.source, m.target) if phase == "forward" else (m.target, m.source) for m in moves)
+        sizes = [prod(shape_of(m.box)) * itemsize for m in moves]
+        events = self._messages([(*end, size) for end, size in zip(ends, sizes, strict=True)])
+        have = boxes_of(cut.halo.layout, cut.halo.shape)
+        # A rank that reads exactly its slice copies nothing forward; backward neither, unless it gets gradients back.
+        givers = {m.source for m in moves}
+        copied = []
+        for rank, need in sorted(cut.halo.needs.items()):
+            is_idle = need == have[rank] and (phase == "forward" or rank not in givers)
+            copied.append(0 if is_idle else prod(shape_of(need if phase == "forward" else have[rank])) * itemsize)
+        return (*events, self._copies("Halo", copied, itemsize))
+
+    # --- redistributions -----------------------------------------------------------------------------
+
+    def way(self, source: Placement, target: Placement, itemsize: int) -> Events:
+        """Return the events of a redistribution between two placements without partial sums."""
+        key = source, target, itemsize
+        if key not in self._ways:
+            self._ways[key] = self._way(source.layout, target.layout, source.shape, itemsize)
+        return self._ways[key]
+
+    def _way(self, source: Layout, target: Layout, shape: Shape, itemsize: int) -> Events:
+        have, new = (_local_bytes(layout, shape, itemsize) for layout in (source, target))
+        found = _movement(source, target)
+        if found is None:
+            steps = plan_redistribution(source, target, shape).steps
+            events = tuple(event for step in steps for event in self._step(step, have, itemsize))
+            return (*events, self._copy("Redistribute", new, itemsize)) if steps else ()
+        if found.kind == "nothing":
+            return ()
+        copy = self._copy("Redistribute", new, itemsize)
+        return (copy,) if found.kind == "slice" else (self._exchange_of(found, have), copy)
+
+    def way_ps(self, source: Placement, target: Placement, itemsize: int, messages: bool) -> int | None:
+        """Return the cost [ps] of a redistribution, as `way`; None if it needs messages and these are not allowed."""
+        found = _movement(source.layout, target.layout)
+        if found is None:
+            return self.cost_ps(self.way(source, target, itemsize)) if messages else None
+        if found.kind == "nothing":
+            return 0
+        new = _local_bytes(target.layout, target.shape, itemsize)
+        if (new, itemsize) not in self._copied_ps:
+            self._copied_ps[new, itemsize] = self.cost_ps((self._copy("Redistribute", new, itemsize),))
+        copy_ps = self._copied_ps[new, itemsize]
+        if found.kind == "slice":
+            return copy_ps
+        key = found, _local_bytes(source.layout, source.shape, itemsize)
+        if key not in self._moved_ps:
+            self._moved_ps[key] = self.cost_ps((self._exchange_of(*key),))
+        return copy_ps + self._moved_ps[key]
+
+    def cost_ps(self, events: Events) -> int:
+        """Return the weighted time [ps] that a rank computes and waits in these events, without sums of gradients."""
+        computed = sum(event.longest_ps for event in events if isinstance(event, Work))
+        waited = sum(event.longest_ps for event in events if not isinstance(event, Work))
+        return round(self._alpha * computed + self._beta * waited)
+
+    def _exchange_of(self, found: Movement, have: int) -> Exchange:
+        vector = found.group_size * have // found.kept
+        return self.exchange(found.kind, vector, found.groups(self.device_num))
+
+    def _step(self, step: Step, have: int, itemsize: int) -> Events:
+        """Return the events of one step of a plan made rank by rank."""
+        if step.kind == "slice" or step.exchange is None:
+            return ()
+        moves = [move for move in step.moves if move.source != move.target]
+        sizes = [prod(shape_of(move.box)) * itemsize for move in moves]
+        if step.kind == "messages":
+            return self._messages([(m.source, m.target, size) for m, size in zip(moves, sizes, strict=True)])
+        size = len(step.groups[0])
+        vector = {"broadcast": have, "all_gather": have * size, "all_to_all": sizes[0] * size}[step.kind]
+        return (self.exchange(step.kind, vector, step.groups),)
+
+    def exchange(self, op: str, size_bytes: int, groups: tuple[Group, ...]) -> Exchange:
+        """Return a collective on a vector of `size_bytes` in all these groups."""
+        key = op, size_bytes, groups
+        if key not in self._exchanges:
+            first, last = groups[0], groups[-1]
+            priced = groups if self.device_num <= MOST_DEVICES else (first, last)
+            times = [self.cluster.collective(op, size_bytes, group).time_ps for group in priced]
+            ps = tuple(times) if priced is groups else (max(times),) * len(groups)
+            self._exchanges[key] = Exchange(groups, ps)
+        return self._exchanges[key]
+
+    def _messages(self, each: Sequence[tuple[int, int, int]]) -> Events:
+        if not each:
+            return ()
+        message = lru_cache(maxsize=None)(lambda *of: self.cluster.message(*of).time_ps)
+        return (Messages(tuple((src, dst, message(size, src, dst)) for src, dst, size in each)),)
+
+    # --- work ----------------------------------------------------------------------------------------
+
+    def _copy(self, name: str, size_bytes: int, itemsize: int) -> Work:
+        return self._work(name, 0, 2 * size_bytes, itemsize)
+
+    def _copies(self, name: str, sizes_bytes: Sequence[int], itemsize: int) -> Work:
+        """Return a copy of another size on every rank; 0 bytes are no copy."""
+        copies = {size: self._copy(name, size, itemsize) if size else Work(0) for size in set(sizes_bytes)}
+        if len(copies) == 1:
+            return copies[sizes_bytes[0]]
+        each = [copies[size].ps for size in sizes_bytes]
+        return Work(tuple(ps if isinstance(ps, int) else ps[rank] for rank, ps in enumerate(each)))
+
+    def _op(self, name: str, call: Call, work: tuple[int, int]) -> Work:
+        output = call.local.output
+        return self._work(name, *work, output.dtype.itemsize, prod(output.shape), call.op.is_matrix_product)
+
+    def _work(
+        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
+    ) -> Work:
+        time_ps, work = self.cluster.device.time_ps, (flops, size_bytes, itemsize, is_product)
+        times = [time_ps(*work, factor, name, results) for factor in self._factors]
+        return Work(times[0] if len(times) == 1 else tuple(times))
+
+
+@lru_cache(maxsize=64)
+def _moves_of(cut: WindowCut) -> list[Transfer]:
+    """Return the transfers between ranks; forward and backward ask one after the other."""
+    return [move for move in cut.halo.moves.all() if move.source != move.target]
+
+
+def _movement(source: Layout, target: Layout) -> Movement | None:
+    before, after = digits_of(source), digits_of(target)
+    return None if before is None or after is None else movement(before, after)
+
+
+@lru_cache(maxsize=1 << 16)
+def _local_bytes(layout: Layout, shape: Shape, itemsize: int) -> int:
+    return prod(layout.local_shape(shape)) * itemsize
+
+
+def sums_ps(events: Events) -> int:
+    """Return the time [ps] of the sums of gradients among these events."""
+    return sum(event.exchange.longest_ps for event in events if isinstance(event, Sum))

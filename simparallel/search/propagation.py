@@ -1,0 +1,52 @@
+"""Propagation: the candidates of configured nodes spread to their neighbours, greedily."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+
+from simparallel.errors import InputError
+from simparallel.search.problem import Problem, Solution
+
+
+def propagate(problem: Problem, fixed: Mapping[int, int]) -> Solution:
+    """Return the choice that fixed nodes lead to, breadth first, as MindSpore's "sharding_propagation" does.
+
+    A node that is reached takes the candidate with the least cost of its edges to nodes that are decided; of equals the
+    one of least cost of its own, of equals the first. What no fixed node reaches starts at its node of largest cost
+    (the largest of the nodes' cheapest candidates), with its cheapest candidate.
+
+    Args:
+        problem: what to choose.
+        fixed: node -> its candidate.
+
+    Raises:
+        InputError: a fixed node or candidate that does not exist. Facts: `node`.
+
+    Cost: S_v for each node and edge; no promise of how good it is: the bound is that of the single nodes and edges.
+    """
+    for node, candidate in fixed.items():
+        if not 0 <= node < len(problem) or not 0 <= candidate < len(problem.nodes[node]):
+            what = f"node {node} of {len(problem)}" if not 0 <= node < len(problem) else f"candidate {candidate}"
+            raise InputError(f"propagate: fixed[{node}]={candidate}: there is no {what}.", node=node)
+    chosen = dict(fixed)
+    # From the costliest on: each part of the graph that is still undecided starts anew.
+    starts = sorted(range(len(problem)), key=lambda v: (-int(problem.nodes[v].min()), v))
+    for start in (None, *starts):
+        if start in chosen:
+            continue
+        if start is not None:
+            chosen[start] = int(problem.nodes[start].argmin())
+        queue = deque(chosen if start is None else [start])
+        while queue:
+            for v, _ in problem.links[queue.popleft()]:
+                if v not in chosen:
+                    ends = np.zeros_like(problem.nodes[v])
+                    for u, table in problem.links[v]:
+                        if u in chosen:
+                            ends += table[:, chosen[u]]
+                    chosen[v] = int(np.lexsort((problem.nodes[v], ends))[0])
+                    queue.append(v)
+    return Solution.of(problem, (chosen[v] for v in range(len(problem))), problem.least, "propagation")

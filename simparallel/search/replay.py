@@ -1,0 +1,144 @@
+"""The time of one step under a plan, event by event, without a run: what a dry run of the executed plan gives.
+
+The events are those of `prices`, in the order in which the interpreter and the tape run them. Every rank has a clock,
+every group a stream, and the sums of gradients share collectives and overlap with backward as `gradient_sums` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from simparallel.layout.mesh import Group
+from simparallel.parallel.operator.gradient_sums import Filling
+from simparallel.search.graph import NODE, PARAMETER
+from simparallel.search.prices import Event, Events, Exchange, Messages, Prices, Sum, Work
+from simparallel.search.space import Space
+
+
+class Clocks:
+    """The clocks of all ranks, and of the streams of their groups.
+
+    Attributes:
+        now: the time [ps] of each rank.
+        exposed_ps: the time that ranks have waited for sums of gradients; the maximum over the ranks.
+    """
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+        self.now = np.zeros(prices.device_num, np.int64)
+        self._streams: dict[Group, int] = {}
+        self._filling = Filling()
+        self._started: list[tuple[tuple[Group, ...], list[int]]] = []
+        self.exposed_ps = 0
+
+    @property
+    def step_ps(self) -> int:
+        """The time [ps] of the last rank."""
+        return int(self.now.max(initial=0))
+
+    def run(self, events: Events) -> None:
+        for event in events:
+            self._run(event)
+
+    def _run(self, event: Event) -> None:
+        if isinstance(event, Work):
+            self.now += event.ps
+        elif isinstance(event, Exchange):
+            for group, end in zip(event.groups, self._start(event), strict=True):
+                self.now[list(group)] = end
+        elif isinstance(event, Messages):
+            sent = self.now.copy()
+            for source, target, ps in event.each:
+                arrives = sent[source] + ps
+                # The sender waits, too, until its message is on its way.
+                for rank in (source, target):
+                    self.now[rank] = max(self.now[rank], arrives)
+        else:
+            self._send(self._filling.add(event.kind, event, event.size_bytes))
+
+    def _start(self, exchange: Exchange) -> list[int]:
+        """Return the end of a collective in each group: it begins when all members and the stream are ready."""
+        ends = []
+        for group, ps in zip(exchange.groups, exchange.ps, strict=True):
+            start = max(int(self.now[list(group)].max()), self._streams.get(group, 0))
+            self._streams[group] = start + ps
+            ends.append(start + ps)
+        return ends
+
+    def _send(self, part: list[Sum]) -> None:
+        if part:
+            groups = part[0].kind[0]
+            exchange = self._prices.exchange("all_reduce", sum(each.size_bytes for each in part), groups)
+            self._started.append((groups, self._start(exchange)))
+
+    def finish_sums(self) -> None:
+        """End a backward pass: start the sums that are left, and wait for all."""
+        for part in self._filling.rest():
+            self._send(part)
+        before = self.now.copy()
+        for groups, ends in self._started:
+            for group, end in zip(groups, ends, strict=True):
+                ranks = list(group)
+                self.now[ranks] = np.maximum(self.now[ranks], end)
+        self.exposed_ps += int((self.now - before).max(initial=0))
+        self._started.clear()
+
+
+def replay(space: Space, choice: Sequence[int]) -> Clocks:
+    """Return the clocks after one step: forward, backward, and the steps of the optimizers.
+
+    Args:
+        space: the choices.
+        choice: the number of the choice of each op.
+
+    Exact where no redistribution sends messages (`sends_messages`) and no part of the program is checkpointed.
+    """
+    clocks, graph = Clocks(space.prices), space.graph
+    chosen = [choices[number] for choices, number in zip(space.choices, choice, strict=True)]
+    backwards: list[Events] = []
+    for number, (node, own) in enumerate(zip(graph.nodes, chosen, strict=True)):
+        forward: list[Event] = []
+        for i in range(len(node.inputs)):
+            there, back = _moves(space, choice, number, i)
+            forward += there
+            if node.has_backward:
+                backwards.append(back)
+        forward += own.forward
+        clocks.run(tuple(forward))
+        if node.has_backward:
+            # Recomputed parts run forward once more.
+            backwards.append((*(forward if node.is_recomputed else ()), *own.backward))
+    for number in graph.results:
+        clocks.run(space.gathering(number, choice[number]))
+    for events in reversed(backwards):
+        clocks.run(events)
+    clocks.finish_sums()
+    clocks.run(space.steps(choice))
+    return clocks
+
+
+def _moves(space: Space, choice: Sequence[int], reader: int, i: int) -> tuple[Events, Events]:
+    """Return the events of an input's redistribution, forward and backward."""
+    node = space.graph.nodes[reader]
+    target = space.choices[reader][choice[reader]].inputs[i]
+    if target is None:
+        return (), ()
+    maker, sources = space.origin(reader, i)
+    if not sources:
+        return (), ()
+    source = sources[0 if maker is None else choice[maker]]
+    if source is target:
+        return (), ()
+    itemsize = node.plan.inputs[i].dtype.itemsize
+    there = space.prices.way(source, target, itemsize)
+    has_backward = node.needs[i] and node.inputs[i].kind in (NODE, PARAMETER)
+    return there, space.prices.way(target, source, itemsize) if has_backward else ()
+
+
+def sends_messages(space: Space, choice: Sequence[int]) -> bool:
+    """Return whether a redistribution of the plan sends messages: ranks may then differ in time within a step."""
+    inputs = ((reader, i) for reader, node in enumerate(space.graph.nodes) for i in range(len(node.inputs)))
+    ways = (way for each in inputs for way in _moves(space, choice, *each))
+    return any(isinstance(event, Messages) for way in ways for event in way)

@@ -1,0 +1,436 @@
+"""The space of a search: the candidates of every op of a graph, and what each choice costs.
+
+The cost of a choice is the time that a rank computes and waits in one step, plus `exposed` times that of the sums of
+gradients, which overlap with backward. A cost is of one op, or of two: a redistribution between the op that makes a
+tensor and an op that reads it, or between two ops that read one parameter, whose first reader determines where it is.
+Every reader redistributes by itself, as in a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simparallel.autograd import Op, Redistribute, Tensor
+from simparallel.errors import ClusterError
+from simparallel.hardware.cluster import ClusterSpec
+from simparallel.layout.candidates import Candidate, candidates
+from simparallel.layout.mesh import Mesh
+from simparallel.layout.movement import digits_of
+from simparallel.layout.sharding import Placement, Sharding, placement
+from simparallel.optim.optimizer import optimizers_of
+from simparallel.parallel.operator.explain import Input
+from simparallel.parallel.operator.op_call import Call, uncut
+from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, Node, Source
+from simparallel.search.prices import MOST_DEVICES, Events, Prices, sums_ps
+from simparallel.search.problem import Problem
+
+# Price of a redistribution that is not considered: beyond that of any step, and sums of it stay within an int64.
+FORBIDDEN_PS = 1 << 47
+_ELEMENTWISE = ("... -> ...", "..., ... -> ...")
+# Up to this many devices, also redistributions by messages between some of the ranks are considered.
+FEW = 4
+# Beyond MOST_DEVICES, an op's candidates cut at most this many dims, use all devices, and exchange no borders.
+MOST_DIMS = 2
+
+
+class Choice(NamedTuple):
+    """A strategy of one op, and what follows from it.
+
+    Attributes:
+        call: the op with this strategy.
+        forward, backward: its events; backward is empty for an op that no gradient passes.
+        inputs: placement that it needs of each input; None for a scalar, and for whatever it is given.
+        output: placement of its result.
+    """
+
+    call: Call
+    forward: Events
+    backward: Events
+    inputs: tuple[Placement | None, ...]
+    output: Placement
+
+    @property
+    def strategy(self) -> tuple[object, object]:
+        """The arguments of `shard`; (None, None) for none."""
+        return self.call.op.in_strategy, self.call.op.out_strategy
+
+
+class Space:
+    """All choices for a graph on a cluster.
+
+    Args:
+        graph: the program.
+        cluster: the described hardware, with as many ranks as devices.
+        fully: only candidates that use all devices, or none (MindSpore's `fully_use_devices`).
+        follow: elementwise ops do not redistribute their first input (`elementwise_op_strategy_follow`).
+        alpha, beta: weights of computing and of communication.
+
+    Attributes:
+        choices: for each op its choices.
+        optimizers: those that update the parameters.
+        is_whole: whether these are all legal strategies of the ops.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        cluster: ClusterSpec,
+        *,
+        fully: bool = False,
+        follow: bool = False,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+    ) -> None:
+        self.graph, self.prices, self.device_num = graph, Prices(cluster, alpha, beta), cluster.world_size
+        self.is_whole = self.device_num <= MOST_DEVICES and not fully
+        self._fully = fully or self.device_num > MOST_DEVICES
+        self._follow = follow
+        self.optimizers = optimizers_of(leaf.tensor for leaf in graph.parameters)
+        self._mesh = Mesh((self.device_num,), ("rank",))
+        self._readers = graph.readers
+        # Calls of equal ops on equal shapes share their choices.
+        self._known: dict[object, list[Choice]] = {}
+        self.choices = [self._choices_of(node) for node in graph.nodes]
+        self._tables: dict[object, np.ndarray] = {}
+
+    # --- choices --------------------------------------------------------------------------------------
+
+    def _choices_of(self, node: Node) -> list[Choice]:
+        leaves = tuple(self._is_alone(node, i) for i in range(len(node.inputs)))
+        key = (
+            node.op.named,
+            node.rule,
+            node.op.in_strategy,
+            node.op.out_strategy,
+            node.plan.inputs,
+            node.needs,
+            leaves,
+            (node.has_backward),
+        )
+        if key not in self._known:
+            self._known[key] = self._made(node, leaves)
+        return self._known[key]
+
+    def _is_alone(self, node: Node, i: int) -> bool:
+        """Return whether an input is a parameter that no other op reads."""
+        source = node.inputs[i]
+        if source.kind != PARAMETER:
+            return False
+        return self.graph.parameters[source.number].placement is None and len(self._readers[source]) == 1
+
+    def _made(self, node: Node, leaves: tuple[bool, ...]) -> list[Choice]:
+        if isinstance(node.op, Redistribute):
+            return [self._given(node)]
+        found = []
+        inputs = [Input(spec) for spec in node.plan.inputs]
+        for op, sharding in self._cut(node):
+            try:
+                call = Call(op, inputs, self.device_num, sharding=sharding)
+                forward = self.prices.forward(call)
+                backward = self.prices.backward(call, node.needs, leaves) if node.has_backward else ()
+            # The cluster's rules forbid one of its groups.
+            except ClusterError:
+                continue
+            found.append(Choice(call, forward, backward, tuple(call.inputs), call.output))
+        return found
+
+    def _cut(self, node: Node) -> list[tuple[Op, Sharding | None]]:
+        """Return the op with each of its strategies, or with that of the user."""
+        if node.op.in_strategy is not None:
+            return [(node.op, None)]
+        every = candidates(
+            node.rule, node.shapes, self.device_num, node.op.repeat, node.op.axis_order,
+            None if self.device_num <= MOST_DEVICES else MOST_DIMS, self._fully,
+        )  # fmt: skip
+        cut = (each for each in every if self._fits(each))
+        return [(with_strategy(node.op, each.in_strategy, each.out_strategy), each.sharding) for each in cut]
+
+    def _fits(self, candidate: Candidate) -> bool:
+        # The borders of windows are planned rank by rank.
+        sharding = candidate.sharding
+        slides = (n for tensor in sharding.inputs for place in tensor if place.kind == "window" for n in place.names)
+        return self.device_num <= MOST_DEVICES or all(sharding.cut(name) == 1 for name in slides)
+
+    def _given(self, node: Node) -> Choice:
+        """Return the only choice of `redistribute`: its layout."""
+        layout, shape = node.op.layout, node.plan.output.shape  # type: ignore[attr-defined]
+        output = placement(uncut(self._mesh, shape) if layout is None else layout, shape)
+        call = Call.__new__(Call)
+        call.op, call.output, call.made = node.op, output, output
+        return Choice(call, (), (), (output,), output)
+
+    # --- costs ----------------------------------------------------------------------------------------
+
+    def problem(self, exposed: float = 1.0) -> Problem:
+        """Return the costs of all choices.
+
+        Args:
+            exposed: the share of the sums of gradients that is not hidden behind backward, 0 to 1.
+        """
+        blocking, sums, edges, memory = self._costs
+        known: dict[tuple[int, int], np.ndarray] = {}
+        nodes = []
+        for own, each in zip(blocking, sums, strict=True):
+            key = id(own), id(each)
+            if key not in known:
+                known[key] = own + np.rint(exposed * each).astype(np.int64)
+            nodes.append(known[key])
+        return Problem(tuple(nodes), edges, memory)
+
+    @cached_property
+    def _costs(self) -> tuple[list[np.ndarray], list[np.ndarray], dict[tuple[int, int], np.ndarray], Any]:
+        """Costs of nodes without sums of gradients, those of the sums, costs of edges, memory."""
+        # Equal blocks of a network share their arrays, which solvers then work on only once.
+        known: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
+        nodes, sums = [], []
+        for number, (node, choices) in enumerate(zip(self.graph.nodes, self.choices, strict=True)):
+            leaves = [(i, self._updates[leaf]) for leaf, i in self._first_readers.get(number, ())]
+            key = id(choices), node.is_recomputed, repr(leaves)
+            if key not in known:
+                own = np.array([self._cost_ps(number, choice) for choice in choices], np.int64)
+                known[key] = own, np.array([sums_ps(choice.backward) for choice in choices], np.int64)
+            nodes.append(known[key][0])
+            sums.append(known[key][1])
+        edges: dict[tuple[int, int], np.ndarray] = {}
+        for reader, node in enumerate(self.graph.nodes):
+            for i in range(len(node.inputs)):
+                maker, table = self.table(reader, i)
+                if table is None:
+                    continue
+                if self._follow and maker is not None and i == 0 and node.rule in _ELEMENTWISE:
+                    table = np.where(table > 0, FORBIDDEN_PS, 0)
+                if maker is None:
+                    if table.any():
+                        nodes[reader] = nodes[reader] + table[0]
+                else:
+                    before = edges.get((maker, reader))
+                    edges[maker, reader] = table if before is None else before + table
+        return nodes, sums, edges, tuple(self._memory())
+
+    def _cost_ps(self, number: int, choice: Choice) -> int:
+        """Return what an op costs: forward, backward, and the step of the optimizers for its parameters."""
+        node = self.graph.nodes[number]
+        forward = self.prices.cost_ps(choice.forward) * (2 if node.is_recomputed and node.has_backward else 1)
+        # Of the optimizers' kernels without their launch, which all parameters share.
+        updates = 0
+        for leaf, i in self._first_readers.get(number, ()):
+            count = _local_size(choice.inputs[i], self.graph.parameters[leaf].tensor)
+            for optimizer, (flops, size_bytes, itemsize, _) in self._updates[leaf]:
+                name = type(self.optimizers[optimizer]).__name__
+                step, launch = (self.prices.optimizer(name, n * flops, n * size_bytes, itemsize, 1) for n in (count, 0))
+                updates += max(step.longest_ps - launch.longest_ps, 0)
+        return forward + self.prices.cost_ps(choice.backward) + updates
+
+    @cached_property
+    def _first_readers(self) -> dict[int, list[tuple[int, int]]]:
+        """Op -> the parameters that it reads first, each with the number of the input."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for number in range(len(self.graph.parameters)):
+            reader, i = self._readers[Source(PARAMETER, number)][0]
+            found.setdefault(reader, []).append((number, i))
+        return found
+
+    @cached_property
+    def _updates(self) -> list[list[tuple[int, tuple[int, int, int, int]]]]:
+        """For each parameter the optimizers that update it: number, and cost of an element (`element_work`)."""
+        found = []
+        for leaf in self.graph.parameters:
+            works = ((number, each.element_work(leaf.tensor)) for number, each in enumerate(self.optimizers))
+            found.append([(number, work) for number, work in works if work is not None])
+        return found
+
+    def _memory(self) -> Iterator[np.ndarray]:
+        """Yield the bytes that each choice of each op holds: its parameters, and what it keeps for backward.
+
+        A parameter counts with its gradient and the state of its optimizer.
+        """
+        known: dict[Any, np.ndarray] = {}
+        kept_by = {number for node in self.graph.nodes if node.has_backward for number in _read_again(node)}
+        for number, (node, choices) in enumerate(zip(self.graph.nodes, self.choices, strict=True)):
+            itemsize, whole = node.plan.output.dtype.itemsize, prod(node.plan.output.shape)
+            keeps = node.has_backward and not node.is_recomputed
+            keeps_output = keeps and (node.keeps_output or number in kept_by)
+            leaves = []
+            for leaf, i in self._first_readers.get(number, ()):
+                tensor = self.graph.parameters[leaf].tensor
+                state = sum(state_bytes for _, (_, _, _, state_bytes) in self._updates[leaf])
+                leaves.append((tensor, i, 2 * tensor.dtype.itemsize + state))
+            key = id(choices), keeps, keeps_output, repr([(i, each) for _, i, each in leaves])
+            if key in known:
+                yield known[key]
+                continue
+            found = []
+            for choice in choices:
+                own = prod(choice.output.local_shape)
+                size = keeps_output * own * itemsize + keeps * node.kept_bytes * own // max(whole, 1)
+                found.append(size + sum(each * _local_size(choice.inputs[i], tensor) for tensor, i, each in leaves))
+            known[key] = np.array(found, np.int64)
+            yield known[key]
+
+    def sums_ps(self, choice: Sequence[int]) -> int:
+        """Return the time [ps] of all sums of gradients."""
+        return sum(sums_ps(choices[number].backward) for choices, number in zip(self.choices, choice, strict=True))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the space leaves out, as sentences."""
+        left = []
+        if not self.is_whole:
+            kinds = "use all devices" + (
+                "" if self.device_num <= MOST_DEVICES else f" and cut at most {MOST_DIMS} dims"
+            )
+            left.append(f"Only strategies that {kinds}.")
+        if self.device_num > FEW:
+            left.append("No redistributions by messages between some of the ranks.")
+        return tuple(left)
+
+    def table(self, reader: int, i: int) -> tuple[int | None, np.ndarray | None]:
+        """Return what the redistribution of an input costs.
+
+        Returns:
+            The op that determines where the input is, or None if it is fixed, and the cost [ps] of each pair of its
+            choices and the reader's; None if there is never a redistribution.
+        """
+        node = self.graph.nodes[reader]
+        source, spec = node.inputs[i], node.plan.inputs[i]
+        targets = [choice.inputs[i] for choice in self.choices[reader]]
+        if not spec.shape or targets[0] is None:
+            return None, None
+        maker, sources = self.origin(reader, i)
+        if not sources:
+            return None, None
+        is_again = node.is_recomputed and node.has_backward
+        has_backward = node.needs[i] and node.has_backward and source.kind in (NODE, PARAMETER)
+        key = tuple(map(id, sources)), tuple(map(id, targets)), spec.dtype, has_backward, is_again
+        if key not in self._tables:
+            self._tables[key] = self._way_costs(sources, targets, spec.dtype.itemsize, has_backward, 1 + is_again)  # type: ignore[arg-type]
+        return maker, self._tables[key]
+
+    def origin(self, reader: int, i: int) -> tuple[int | None, list[Placement]]:
+        """Return the op that determines where an input is, and that place for each of its choices.
+
+        The op is None if the place is fixed. Without places, the reader itself determines it.
+        """
+        node = self.graph.nodes[reader]
+        source, shape = node.inputs[i], node.plan.inputs[i].shape
+        if source.kind == NODE:
+            return source.number, [choice.output for choice in self.choices[source.number]]
+        if source.kind == ARGUMENT:
+            return None, [self.graph.arguments[source.number]]
+        if source.kind == CONSTANT:
+            return None, [placement(uncut(self._mesh, shape), shape)]
+        place = self.graph.parameters[source.number].placement
+        if place is not None:
+            return None, [place]
+        first, j = self._readers[source][0]
+        if first == reader and j == i:
+            return None, []
+        # One op that reads a parameter twice has cut it for its first input.
+        return first, [choice.inputs[j] or place for choice in self.choices[first]]  # type: ignore[misc]
+
+    def _way_costs(
+        self, sources: list[Placement], targets: list[Placement], itemsize: int, has_backward: bool, times: int
+    ) -> np.ndarray:
+        """Return the time [ps] of each redistribution; few of the places differ, so each pair is priced once."""
+        starts, rows = _distinct(sources)
+        ends, columns = _distinct(targets)
+        # Where no other choice is left, movements by messages are priced as well.
+        messages = self.device_num <= MOST_DEVICES and (min(len(starts), len(ends)) == 1 or self.device_num <= FEW)
+        way = self.prices.way_ps
+
+        def both(a: Placement, b: Placement) -> int:
+            there = way(a, b, itemsize, messages)
+            back = way(b, a, itemsize, messages) if has_backward else 0
+            return FORBIDDEN_PS if there is None or back is None else times * there + back
+
+        costs = np.array([[both(a, b) for b in ends] for a in starts], np.int64)
+        return costs[np.ix_(rows, columns)]
+
+    @cached_property
+    def size(self) -> int:
+        """Number of combinations."""
+        return prod(map(len, self.choices))
+
+    # --- the rest of a step ---------------------------------------------------------------------------
+
+    def gathering(self, node: int, number: int) -> Events:
+        """Return the events that give every rank the whole result of an op, as what a program returns."""
+        output = self.choices[node][number].output
+        whole = placement(uncut(self._mesh, output.shape), output.shape)
+        return self.prices.way(output, whole, self.graph.nodes[node].plan.output.dtype.itemsize)
+
+    def placements(self, choice: Sequence[int]) -> list[Placement]:
+        """Return where each parameter is: where its first reader needs it."""
+        found = []
+        for number, leaf in enumerate(self.graph.parameters):
+            reader, i = self._readers[Source(PARAMETER, number)][0]
+            wanted = leaf.placement or self.choices[reader][choice[reader]].inputs[i]
+            found.append(wanted or placement(uncut(self._mesh, leaf.shape), leaf.shape))
+        return found
+
+    def steps(self, choice: Sequence[int]) -> Events:
+        """Return the events of the optimizers' steps, on the slices of the parameters."""
+        totals = [[0, 0, 0, 0] for _ in self.optimizers]
+        for works, place in zip(self._updates, self.placements(choice), strict=True):
+            for optimizer, (flops, size_bytes, itemsize, _) in works:
+                count, total = prod(place.local_shape), totals[optimizer]
+                total[0] += count * flops
+                total[1] += count * size_bytes
+                total[2] = max(total[2], itemsize)
+                total[3] += 1
+        names = (type(optimizer).__name__ for optimizer in self.optimizers)
+        return tuple(self.prices.optimizer(name, *total) for name, total in zip(names, totals, strict=True))
+
+    # --- known strategies -----------------------------------------------------------------------------
+
+    def nearest(self, node: int, sharding: Sharding) -> int:
+        """Return the choice with the cuts of a Sharding; if there is none, the one without cuts."""
+        cuts = {name: sharding.cut(name) for name in sharding.cuts if sharding.cut(name) > 1}
+        for number, choice in enumerate(self.choices[node]):
+            own = getattr(choice.call, "sharding", None)
+            if own is None or choice.strategy[1] is not None:
+                continue
+            if {name: own.cut(name) for name in own.cuts if own.cut(name) > 1} == cuts:
+                return number
+        return 0
+
+
+def _local_size(place: Placement | None, leaf: Tensor) -> int:
+    return prod(leaf.shape if place is None else place.local_shape)
+
+
+def _read_again(node: Node) -> list[int]:
+    """Return the ops whose results an op's backward reads."""
+    each = zip(node.inputs, node.kept, strict=True)
+    return [source.number for source, is_kept in each if is_kept and source.kind == NODE]
+
+
+def _distinct(places: list[Placement]) -> tuple[list[Placement], list[int]]:
+    """Return one placement of each distinct slicing, and for each of `places` the number of its own."""
+    found: dict[object, int] = {}
+    kept: list[Placement] = []
+    numbers = []
+    for place in places:
+        key = digits_of(place.layout) or place
+        if key not in found:
+            found[key] = len(kept)
+            kept.append(place)
+        numbers.append(found[key])
+    return kept, numbers
+
+
+def with_strategy(op: Op, in_strategy: object, out_strategy: object) -> Op:
+    """Return a copy of an op with a strategy."""
+    twin = op.twin()
+    twin.in_strategy, twin.out_strategy = in_strategy, out_strategy  # type: ignore[assignment]
+    return twin
+
+
+def fixed(space: Space) -> Sequence[int]:
+    """Return the ops that the user has cut."""
+    return [number for number, node in enumerate(space.graph.nodes) if node.op.in_strategy is not None]

@@ -1,0 +1,87 @@
+"""The problem of the search: what is refused, sums, edge cases; brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from problems import seeded
+from refusals import refused
+
+from simparallel.errors import InputError
+from simparallel.search.elimination import eliminate
+from simparallel.search.exhaustive import enumerate_all
+from simparallel.search.problem import Problem, Solution
+
+A, B = np.array([1, 2]), np.array([3, 4, 5])
+TABLE = np.arange(6).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        (((A, np.zeros(0, np.int64)), {}), {"field": "nodes", "node": 1}),
+        (((A, [1]), {}), {"field": "nodes", "node": 1}),
+        (((A.astype(float), B), {}), {"field": "nodes", "node": 0}),
+        (((A, TABLE), {}), {"field": "nodes", "node": 1}),
+        (((A, -B), {}), {"field": "nodes", "node": 1}),
+        (((A, B), {(0, 1): TABLE.T}), {"field": "edges", "edge": (0, 1)}),
+        (((A, B), {(1, 0): TABLE.T}), {"field": "edges", "edge": (1, 0)}),
+        (((A, B), {(0, 0): TABLE}), {"field": "edges", "edge": (0, 0)}),
+        (((A, B), {(0, 2): TABLE}), {"field": "edges", "edge": (0, 2)}),
+        (((A, B), {3: TABLE}), {"field": "edges", "edge": 3}),
+        (((A, B), {(0, 1): TABLE.astype(np.int32)}), {"field": "edges", "edge": (0, 1)}),
+        (((A, B), {(0, 1): TABLE - 1}), {"field": "edges", "edge": (0, 1)}),
+        (((A, B), {}, (A,)), {"field": "memory"}),
+        (((A, B), {}, (A, A)), {"field": "memory", "node": 1}),
+        (((A, B), {}, None, {(0, 1): TABLE.T}), {"field": "edge_memory", "edge": (0, 1)}),
+        (((A + 2**60, B + 2**60), {}), {"field": "nodes"}),
+        (((A, B), {}, (A + 2**60, B + 2**60)), {"field": "memory"}),
+    ],
+    ids=range(17),
+)
+def test_bad_problem_is_refused(arguments, facts):
+    with refused(InputError, **facts):
+        Problem(*arguments)
+
+
+@pytest.mark.parametrize(("choice", "facts"), [((0,), {"nodes": 2}), ((0, 3), {"node": 1}), ((-1, 0), {"node": 0})])
+def test_bad_choice_is_refused(choice, facts):
+    with refused(InputError, **facts):
+        Problem((A, B), {}).cost(choice)
+
+
+def test_sums_of_a_choice():
+    problem = Problem((A, B), {(0, 1): TABLE}, (A, B), {(0, 1): TABLE})
+    assert problem.cost((1, 2)) == problem.memory_bytes((1, 2)) == 2 + 5 + 5
+    assert Problem((A, B), {}).memory_bytes((1, 2)) == 0
+    assert problem.least == 1 + 3 + 0
+    assert problem.most == 2 + 5 + 5
+
+
+@pytest.mark.parametrize("solve", [enumerate_all, eliminate])
+def test_empty_and_single_problems(solve):
+    assert solve(Problem((), {})) == Solution((), 0, 0, 0, solve(Problem((), {})).method)
+    assert solve(Problem((B,), {}), memory_limit_bytes=0).choice == (0,)
+    one = Problem((A[:1], B[:1]), {(0, 1): TABLE[:1, :1]})
+    assert solve(one).cost == 1 + 3 + 0
+
+
+@pytest.mark.parametrize(("cost", "bound", "gap"), [(3, 2, 0.5), (2, 2, 0.0), (0, 0, 0.0), (1, 0, np.inf)])
+def test_gap_is_a_part_of_the_bound(cost, bound, gap):
+    solution = Solution((), cost, bound, 0, "")
+    assert (solution.gap, solution.is_exact) == (gap, gap == 0)
+
+
+def test_too_many_combinations_are_refused():
+    problem = Problem((B,) * 4, {})
+    with refused(InputError, combinations=81, limit=80):
+        enumerate_all(problem, max_combinations=80)
+    assert enumerate_all(problem, max_combinations=81).choice == (0, 0, 0, 0)
+
+
+def test_brute_force_in_chunks_is_that_in_one(monkeypatch):
+    problem = seeded(7)
+    limit = (problem.memory_problem.least + enumerate_all(problem).memory_bytes) // 2 + 20
+    whole = [enumerate_all(problem), enumerate_all(problem, memory_limit_bytes=limit)]
+    monkeypatch.setattr("simparallel.search.exhaustive._CHUNK", 7)
+    assert [enumerate_all(problem), enumerate_all(problem, memory_limit_bytes=limit)] == whole
