@@ -1,4 +1,4 @@
-"""Predicts programs on this machine and measures them by turns: `python figures/calibration.py`.
+"""Measures programs on this machine by turns, and predicts them: `python figures/calibration.py`.
 
 Run `simparallel calibrate` first. Writes `docs/calibration.md` and its picture. None of these programs is one of those
 that the calibration was fitted to (`simparallel/simulate/measuring.py`).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,15 +20,14 @@ import simparallel as sp
 from simparallel import functions as F, models
 from simparallel.base.units import format_seconds
 from simparallel.hardware.cluster import describe, this_host_file
-from simparallel.hardware.recorder import current_recorder
 from simparallel.parallel import distribute_module, distribute_tensor, implicit_replication
 from simparallel.simulate.calibration import table as calibration_table
-from simparallel.simulate.measuring import Sample, samples_of
+from simparallel.simulate.measuring import Sample, op_samples
 
 FIGURES = Path(__file__).parent
 PAGE = FIGURES.parent / "docs" / "calibration.md"
 PICTURE = FIGURES / "calibration.png"
-STEPS, ROUNDS = 12, 3  # the first two steps do not count
+STEPS, ROUNDS = 12, 5  # the first two steps do not count
 
 
 class Network(NamedTuple):
@@ -128,8 +128,10 @@ class Result(NamedTuple):
     """A row with its measured and predicted time of a step.
 
     Attributes:
-        deviation_s: median absolute deviation of the steps.
-        noise: half of the range of the rounds' medians, in measured times.
+        measured_s: median of the steps of the quietest round.
+        deviation_s: median absolute deviation of these steps.
+        noise: how much longer the next quiet round took, in measured times.
+        usual_s: median of the steps of all rounds.
         flops: of all ranks in a step.
     """
 
@@ -137,6 +139,7 @@ class Result(NamedTuple):
     measured_s: float
     deviation_s: float
     noise: float
+    usual_s: float
     flops: int
     predicted_s: float
     interval_s: tuple[float, float, float]
@@ -147,43 +150,41 @@ class Result(NamedTuple):
 
 
 def measure() -> list[Result]:
-    """Measure and predict each row, by turns."""
+    """Measure each row, by turns, and predict it."""
     times: dict[Row, list[list[float]]] = {row: [] for row in ROWS}
-    clusters = {count: sp.Cluster(count, blas_threads=1) for count in (1, 2, 4, 8)}
-    predictions = {}
-    try:
+    with ExitStack() as stack:
+        clusters = {count: stack.enter_context(sp.Cluster(count, blas_threads=1)) for count in (1, 2, 4, 8)}
         for _ in range(ROUNDS):
             for row in ROWS:
                 # Rank 0's steps: the collectives of each step keep the ranks together.
                 times[row].append(clusters[row.ranks].run(train, row)[0])
-                predictions[row] = sp.dry_run(train, (row, 4), world_size=row.ranks, cluster="this-host")
-    finally:
-        for cluster in clusters.values():
-            cluster.close()
-    results = [result(row, rounds, predictions[row]) for row, rounds in times.items()]
+    results = [result(row, rounds) for row, rounds in times.items()]
     for each in results:
         print(each.row, f"{each.measured_s * 1e3:.2f} ms", f"{each.error:+.1%}", f"noise {each.noise:.1%}", flush=True)
     return results
 
 
-def result(row: Row, rounds: list[list[float]], prediction: sp.Prediction) -> Result:
-    steps, medians = np.concatenate(rounds), [np.median(found) for found in rounds]
-    middle = float(np.median(steps))
+def result(row: Row, rounds: list[list[float]]) -> Result:
+    prediction = sp.dry_run(train, (row, 4), world_size=row.ranks, cluster="this-host")
+    quietest, following = sorted(rounds, key=np.median)[:2]
+    measured_s = float(np.median(quietest))
+    deviation_s = float(np.median(np.abs(np.subtract(quietest, measured_s))))
     own = [event for event in prediction.trace.events if event.rank == prediction.stands_for[0]]
     flops = row.ranks * sum(event.flops for event in own if event.step == own[-1].step)
     assert prediction.interval_s is not None
     return Result(
-        row, middle, float(np.median(np.abs(steps - middle))), float(np.ptp(medians)) / 2 / middle, flops,
+        row, measured_s, deviation_s, float(np.median(following)) / measured_s - 1, float(np.median(rounds)), flops,
         prediction.step_time_s, prediction.interval_s,
     )  # fmt: skip
 
 
-def recorded(row: Row) -> list[Sample]:
+def sampled(row: Row) -> list[Sample]:
     """Train on one rank; return the measured operations of a step."""
-    recorder = current_recorder()
-    assert recorder is not None
-    train(row)
-    return samples_of(recorder.events)
+    return op_samples(partial(train, row))
+
+
+def whole_s(samples: list[Sample]) -> float:
+    return sum(sample.time_s for sample in samples)
 
 
 def profile() -> str:
@@ -191,12 +192,13 @@ def profile() -> str:
     costs = describe(1, "this-host").device.op_costs
     largest = {row.network: row for row in ROWS if row.ranks == 1}
     lines = ["| network | operation | times | measured | predicted | of the step |", "|---|---|---|---|---|---|"]
-    with sp.Cluster(1, blas_threads=1, record="full") as cluster:
+    with sp.Cluster(1, blas_threads=1) as cluster:
         for name, row in largest.items():
-            samples = cluster.run(recorded, row)[0]
-            step_s, by_name = sum(sample.time_s for sample in samples), {}
+            # The quietest round, as for the programs.
+            samples = min((cluster.run(sampled, row)[0] for _ in range(ROUNDS)), key=whole_s)
+            step_s, by_name = whole_s(samples), {}
             for sample in samples:
-                by_name.setdefault(sample.name, []).append((sample.time_s, costs[sample.name].time_s(*sample[1:3])))
+                by_name.setdefault(sample.name, []).append((sample.time_s, costs[sample.name].time_s(*sample[1:4])))
             sums = {op: (len(each), *map(sum, zip(*each, strict=True))) for op, each in by_name.items()}
             for op, (count, measured_s, predicted_s) in sorted(sums.items(), key=lambda x: -abs(x[1][1] - x[1][2]))[:3]:
                 lines.append(
@@ -234,17 +236,16 @@ def summary(results: list[Result]) -> str:
 
 def rows_table(results: list[Result]) -> str:
     lines = [
-        "| network | samples | data | tensor | measured | deviation | noise | predicted | p10 to p90 | error |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| network | samples | data | tensor | measured | deviation | noise | usual | predicted | p10 to p90 | error |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for each in results:
         row, (low_s, _, high_s) = each.row, each.interval_s
-        times = [
-            format_seconds(time_s) for time_s in (each.measured_s, each.deviation_s, each.predicted_s, low_s, high_s)
-        ]
+        shown = each.measured_s, each.deviation_s, each.usual_s, each.predicted_s, low_s, high_s
+        times = [format_seconds(time_s) for time_s in shown]
         lines.append(
             f"| {row.network} | {row.batch_size} | {row.data} | {row.tensor} | {times[0]} | {times[1]} | "
-            f"{each.noise:.0%} | {times[2]} | {times[3]} to {times[4]} | {each.error:+.1%} |"
+            f"{each.noise:.0%} | {times[2]} | {times[3]} | {times[4]} to {times[5]} | {each.error:+.1%} |"
         )
     return "\n".join(lines)
 
@@ -284,6 +285,7 @@ def draw(results: list[Result]) -> None:
 
 
 def page(results: list[Result]) -> str:
+    unquiet = [abs(each.predicted_s / each.usual_s - 1) for each in results]
     return TEMPLATE.format(
         count=len(results),
         rounds=ROUNDS,
@@ -296,6 +298,9 @@ def page(results: list[Result]) -> str:
         guess=guess_error(results),
         noise=float(np.median([each.noise for each in results])),
         noisy=float(np.quantile([each.noise for each in results], 0.9)),
+        slower=float(np.median([each.usual_s / each.measured_s for each in results])) - 1,
+        usual=float(np.median(unquiet)),
+        usual_most=float(np.quantile(unquiet, 0.9)),
         inside=sum(each.interval_s[0] <= each.measured_s <= each.interval_s[2] for each in results),
     )
 
@@ -324,13 +329,18 @@ holds such predictions beside measured runs; `python figures/calibration.py` wri
 
 * **Operations**, forward and backward, and the steps of optimizers: in small training programs on one rank with one
   BLAS thread, from the end of the operation before, so that the interpreter's part is in it. The cost is a constant,
-  a time for each flop and one for each byte, fitted to relative errors, of which outliers count less; the four
-  nearest measured shapes correct it.
+  and a time for each flop, each byte and each result, fitted to relative errors, of which outliers count less; the four
+  nearest measured shapes correct it. *Results* are the elements of an op's output, or the tensors that an optimizer
+  changes: products of equal flops and bytes are faster the longer their inner dim is.
 * **Collectives** of 8 B to 64 MiB on 2, 4 and 8 ranks: latency and bandwidth in segments of sizes. Where ranks share
   the cores, a group of some ranks waits for the others as the group of all does, so it has the time of all ranks.
-  The wait for ranks that still compute is measured apart, with a barrier behind each training step, and added.
+  The wait for ranks that still compute is measured apart, with a barrier behind each step of short training programs,
+  and added.
 * **Sharing**: how much slower a rank is while 1, 3 or 7 others train, too. The cores also do the communication, so it
   never overlaps with computing, even if the program starts it early.
+
+All this is measured in five rounds, of which the quietest counts for each number: other programs on the machine can
+only slow it down. So a prediction is the time of a step on a quiet machine.
 
 Residuals are errors of what a fit has not seen: an operation without its own shape, a program without its own
 operations, every third size of a collective. From them a prediction has `interval_s`, p10, p50 and p90 of the time of
@@ -342,16 +352,21 @@ a step.
 
 ## How good it is
 
-{count} programs that were not used for the fit, each measured and predicted by turns in {rounds} rounds of {steps}
-steps, from the third step on. The measured time is the median; *deviation* is the median absolute deviation of the
-steps, *noise* half of the range of the rounds' medians. No prediction is better than the noise: its median is
-{noise:.1%}, its 90th percentile {noisy:.1%}.
+{count} programs that were not used for the fit, measured by turns in {rounds} rounds of {steps} steps each, from the
+third step on. The measured time is the median of the quietest round, as in the calibration; *deviation* is the median
+absolute deviation of its steps, and *noise* is how much longer the next quiet round took: its median is {noise:.1%},
+its 90th percentile {noisy:.1%}.
 
 {reached}
 
+The machine was shared, and other programs ran on it now and then. The median of the steps of all rounds, *usual*, is
+longer than the measured time by {slower:.0%} in the median row. Against it, the predictions have a median error of
+{usual:.1%}, and a 90th percentile of {usual_most:.1%}.
+
 No constant is fitted to these programs, but they are not unseen: the sweep was extended with common shapes, and the
-wait for late ranks was added, after errors in these rows. The sweep has the shapes of nearly all convolutions of
-ResNet-18 with 2 and 8 samples, and of LeNet-5's first one with 64; rows with other sizes show more of what to expect.
+wait for late ranks, the results and the quietest rounds were added, after errors in these rows. The sweep has the
+shapes of nearly all convolutions of ResNet-18 with 2 and 8 samples, and of LeNet-5's first one with 64; rows with other
+sizes show more of what to expect.
 
 The guess that every program does as many flops a second has a median error of {guess:.0%}. {inside} of {count}
 measured times lie between p10 and p90.

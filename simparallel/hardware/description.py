@@ -255,6 +255,7 @@ def _number(name: str, value: Any) -> str:
         return ", ".join(f"from {format_bytes(a)} {format_seconds(b)} {format_bytes(c)}/s" for a, b, c in value)
     if hasattr(value, "shapes"):
         work = f"{format_seconds(value.launch_s)} + {value.s_per_flop:.3g} s/flop + {value.s_per_byte:.3g} s/B"
+        work += f" + {value.s_per_result:.3g} s/result"
         return f"{work}, corrected by {len(value.shapes)} shapes"
     if hasattr(value, "points"):
         return ", ".join(f"{fraction:g} at {size:g}" for size, fraction in value.points)

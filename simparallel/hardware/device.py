@@ -78,6 +78,7 @@ class Measured(NamedTuple):
 
     flops: int
     size_bytes: int
+    results: int
     factor: float
 
 
@@ -87,15 +88,19 @@ _NEAREST, _EXACT, _FAR = 4, 100.0, 0.5
 
 @dataclass(frozen=True)
 class OpCost:
-    """The measured cost of an operation: launch_s + flops s_per_flop + bytes s_per_byte, corrected by near shapes.
+    """The measured cost of an operation: launch_s + work at rates of its own, corrected by near shapes.
 
-    The correction is the mean of log(factor) over the nearest shapes, in log scale of flops and bytes, weighted by
-    1 / distance^2. Far from all shapes there is none.
+    The results tell operations of equal flops and bytes apart: products with long and with short inner dims, views of
+    large and of small tensors, an optimizer with few and with many parameters.
+
+    The correction is the mean of log(factor) over the nearest shapes, in log scale of flops, bytes and results,
+    weighted by 1 / distance^2. Far from all shapes there is none.
 
     Args:
         launch_s: the time of an operation without work; at least that of the interpreter.
-        s_per_flop, s_per_byte: of its flops, and of the bytes that it moves in memory.
-        shapes: (flops, bytes, factor) of measured shapes.
+        s_per_flop, s_per_byte, s_per_result: of its flops, of the bytes that it moves in memory, and of its results:
+            elements of an op's output, or tensors that an optimizer changes.
+        shapes: (flops, bytes, results, factor) of measured shapes.
 
     Raises:
         ClusterError: a number out of range. Fact: `key`.
@@ -104,32 +109,34 @@ class OpCost:
     launch_s: float
     s_per_flop: float = 0.0
     s_per_byte: float = 0.0
+    s_per_result: float = 0.0
     shapes: tuple[Measured, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shapes", tuple(Measured(*each) for each in self.shapes))
-        for name in ("launch_s", "s_per_flop", "s_per_byte"):
+        for name in ("launch_s", "s_per_flop", "s_per_byte", "s_per_result"):
             check_number("op cost", name, getattr(self, name), 0.0, 1e6)
-        for flops, size_bytes, factor in self.shapes:
-            check_number("op cost", "shapes", min(flops, size_bytes), 0, 1 << 100)
+        for *work, factor in self.shapes:
+            check_number("op cost", "shapes", min(work), 0, 1 << 100)
             check_number("op cost", "shapes", factor, 1e-6, 1e6)
 
-    def plain_s(self, flops: int, size_bytes: int) -> float:
+    def plain_s(self, flops: int, size_bytes: int, results: int = 0) -> float:
         """Return the time [s] without a correction."""
-        return self.launch_s + flops * self.s_per_flop + size_bytes * self.s_per_byte
+        work_s = flops * self.s_per_flop + size_bytes * self.s_per_byte + results * self.s_per_result
+        return self.launch_s + work_s
 
-    def time_s(self, flops: int, size_bytes: int) -> float:
+    def time_s(self, flops: int, size_bytes: int, results: int = 0) -> float:
         """Return the time [s]."""
-        place = log1p(flops), log1p(size_bytes)
+        place = log1p(flops), log1p(size_bytes), log1p(results)
         each = sorted(
-            ((log1p(near.flops) - place[0]) ** 2 + (log1p(near.size_bytes) - place[1]) ** 2, log(near.factor))
+            (sum((log1p(a) - b) ** 2 for a, b in zip(near[:3], place, strict=True)), log(near.factor))
             for near in self.shapes
         )
         weights, total = _FAR, 0.0
         for distance, correction in islice(each, _NEAREST):
             weight = 1 / (distance + 1 / _EXACT)
             weights, total = weights + weight, total + weight * correction
-        return self.plain_s(flops, size_bytes) * exp(total / weights)
+        return self.plain_s(flops, size_bytes, results) * exp(total / weights)
 
 
 @dataclass(frozen=True)
@@ -189,7 +196,14 @@ class DeviceSpec:
         )
 
     def time_ps(
-        self, flops: int, size_bytes: int, itemsize: int, is_product: bool = False, factor: float = 1.0, name: str = ""
+        self,
+        flops: int,
+        size_bytes: int,
+        itemsize: int,
+        is_product: bool = False,
+        factor: float = 1.0,
+        name: str = "",
+        results: int = 0,
     ) -> int:
         """Return the time [ps] of one operation: launch cost plus max(flops / rate, bytes / bandwidth), a roofline.
 
@@ -203,10 +217,11 @@ class DeviceSpec:
             is_product: whether the flops are those of a matrix product.
             factor: how much slower than described this device is.
             name: name of the operation.
+            results: elements of its output, or tensors that an optimizer changes; for measured costs.
         """
         measured = self.op_costs.get(name)
         if measured is not None:
-            return picoseconds(measured.time_s(flops, size_bytes) * factor)
+            return picoseconds(measured.time_s(flops, size_bytes, results) * factor)
         if flops == 0 and size_bytes == 0:
             return 0
         compute_s = flops / self.peak(itemsize, is_product)

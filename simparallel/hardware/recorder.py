@@ -18,6 +18,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
+from math import prod
 from time import perf_counter_ns
 from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any
@@ -293,11 +294,21 @@ class Recorder:
         return self.clock_ps[COMPUTE]
 
     def price(
-        self, name: str, flops: int, size_bytes: int, itemsize: int, is_product: bool = False
+        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
     ) -> tuple[int, int, int]:
-        """Return (duration [ps], flops, bytes) of work on this rank's device; `name` is that of its event."""
-        factor = self.cluster.device_factor(self.rank)
-        return self.cluster.device.time_ps(flops, size_bytes, itemsize, is_product, factor, name), flops, size_bytes
+        """Return (duration [ps], flops, bytes) of work on this rank's device.
+
+        Args:
+            name: that of its event.
+            flops, size_bytes, itemsize, results, is_product: see `DeviceSpec.time_ps`.
+        """
+        factor, device = self.cluster.device_factor(self.rank), self.cluster.device
+        duration_ps = device.time_ps(flops, size_bytes, itemsize, is_product, factor, name, results)
+        return duration_ps, flops, size_bytes
+
+    def _price(self, name: str, op: Op, plan: Plan, work: tuple[int, int]) -> tuple[int, int, int]:
+        results = prod(plan.output.shape)
+        return self.price(name, *work, plan.output.dtype.itemsize, results, op.is_matrix_product)
 
     def compute(self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int]) -> None:
         """Advance the compute stream by `price` and record the event."""
@@ -345,9 +356,7 @@ class Recorder:
                 self.memory.hold(value, ACTIVATIONS)
         price = self.prices.get(plan)
         if price is None:
-            price = self.prices[plan] = self.price(
-                op.name, *plan.work, plan.output.dtype.itemsize, op.is_matrix_product
-            )
+            price = self.prices[plan] = self._price(op.name, op, plan, plan.work)
         self.compute(op.name, "forward", start_ns, perf_counter_ns(), price)
 
     def end_backward(self, op: Op, ctx: Context, start_ns: int) -> None:
@@ -355,10 +364,7 @@ class Recorder:
         plan, key = ctx.plan, (ctx.plan, ctx.needs)
         price = self.prices.get(key)
         if price is None:
-            work = op.work_backward(ctx.needs, plan.work)
-            price = self.prices[key] = self.price(
-                op.backward_name, *work, plan.output.dtype.itemsize, op.is_matrix_product
-            )
+            price = self.prices[key] = self._price(op.backward_name, op, plan, op.work_backward(ctx.needs, plan.work))
         self.compute(op.backward_name, "backward", start_ns, perf_counter_ns(), price)
 
     def end_step(self, name: str, start_ns: int, work: dict[Device | None, list[int]]) -> None:
@@ -367,16 +373,19 @@ class Recorder:
         Args:
             name: name of the event.
             start_ns: wall time at which the step began [ns].
-            work: device, or None for the first -> flops, bytes, and bytes of the widest item, which sets the peak rate.
+            work: device, or None for the first -> flops, bytes, bytes of the widest item, which sets the peak rate, and
+                number of changed tensors.
         """
-        for device, numbers in (work or {None: [0, 0, 4]}).items():
+        for device, numbers in (work or {None: [0, 0, 4, 0]}).items():
             recorder = self if device in (None, self.device) else self.of(device)
             recorder.work(name, "optimizer", start_ns, *numbers)
         self.next_step()
 
-    def work(self, name: str, kind: str, wall_start_ns: int, flops: int, size_bytes: int, itemsize: int) -> None:
-        """Record work that ends now, at the price of its flops and bytes, which is cached."""
-        key = name, flops, size_bytes, itemsize
+    def work(
+        self, name: str, kind: str, wall_start_ns: int, flops: int, size_bytes: int, itemsize: int, results: int = 0
+    ) -> None:
+        """Record work that ends now, at the price of its flops, bytes and results, which is cached."""
+        key = name, flops, size_bytes, itemsize, results
         price = self.prices.get(key)
         if price is None:
             price = self.prices[key] = self.price(*key)

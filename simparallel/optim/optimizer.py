@@ -338,7 +338,7 @@ class Optimizer:
                 group["lr"] = rate
         self._num_steps += 1
         remaining = iter(zip(params, arrays, strict=True))
-        # Device -> flops, bytes, widest item.
+        # Device -> flops, bytes, widest item, tensors.
         work: dict[Device | None, list[int]] = {}
         for group, plan in zip(self.param_groups, plans, strict=True):
             for _ in group["params"]:
@@ -346,10 +346,11 @@ class Optimizer:
                 if grad is None:
                     continue
                 self.update(param, grad, group)
-                total = work.setdefault(param._device, [0, 0, 0])
+                total = work.setdefault(param._device, [0, 0, 0, 0])
                 total[0] += plan.flops * grad.size
                 total[1] += plan.moved_bytes[param._data.itemsize] * grad.size
                 total[2] = max(total[2], grad.itemsize)
+                total[3] += 1
         mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
         observer.end_step(f"{self._name}.step", start_ns, work)
         if isinstance(observer, Recorder):

@@ -115,7 +115,7 @@ class Prices:
         """
         op, plan = call.op, call.local
         asked, _ = self._asked(call)
-        work = self._work(op.name, *plan.work, plan.output.dtype.itemsize, op.is_matrix_product)
+        work = self._op(op.name, call, plan.work)
         return (*self._halo(call, "forward"), *asked, work, *self.finish(call))
 
     def backward(self, call: Call, needs: Sequence[bool], leaves: Sequence[bool]) -> Events:
@@ -127,12 +127,11 @@ class Prices:
             leaves: for each input whether it is a parameter that nothing else reads, whose sum may wait.
         """
         op, plan, itemsize = call.op, call.local, call.local.output.dtype.itemsize
-        work = op.work_backward(tuple(needs), plan.work)
         events: list[Event] = []
         if call.output is not call.made.gradient:
             events += self.way(call.output.gradient, call.made.gradient, itemsize)
         events += self._asked(call)[1]
-        events.append(self._work(op.backward_name, *work, itemsize, op.is_matrix_product))
+        events.append(self._op(op.backward_name, call, op.work_backward(tuple(needs), plan.work)))
         if call.window_cut is not None and needs[call.window_cut.input]:
             events += self._halo(call, "backward")
         for i, spec in enumerate(plan.inputs):
@@ -153,9 +152,9 @@ class Prices:
         kind = "all_reduce" if output is made.gradient else "reduce_scatter"
         return (self.exchange(kind, size_bytes, made.layout.mesh.groups(made.layout.partial)),)
 
-    def optimizer(self, name: str, flops: int, size_bytes: int, itemsize: int) -> Work:
+    def optimizer(self, name: str, flops: int, size_bytes: int, itemsize: int, tensors: int) -> Work:
         """Return the event of an optimizer's step."""
-        return self._work(f"{name}.step", flops, size_bytes, itemsize)
+        return self._work(f"{name}.step", flops, size_bytes, itemsize, tensors)
 
     def _asked(self, call: Call) -> list[Events]:
         """Return the collectives inside forward, and those inside backward."""
@@ -287,9 +286,15 @@ class Prices:
         each = [copies[size].ps for size in sizes_bytes]
         return Work(tuple(ps if isinstance(ps, int) else ps[rank] for rank, ps in enumerate(each)))
 
-    def _work(self, name: str, flops: int, size_bytes: int, itemsize: int, is_product: bool = False) -> Work:
-        device = self.cluster.device
-        times = [device.time_ps(flops, size_bytes, itemsize, is_product, factor, name) for factor in self._factors]
+    def _op(self, name: str, call: Call, work: tuple[int, int]) -> Work:
+        output = call.local.output
+        return self._work(name, *work, output.dtype.itemsize, prod(output.shape), call.op.is_matrix_product)
+
+    def _work(
+        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
+    ) -> Work:
+        time_ps, work = self.cluster.device.time_ps, (flops, size_bytes, itemsize, is_product)
+        times = [time_ps(*work, factor, name, results) for factor in self._factors]
         return Work(times[0] if len(times) == 1 else tuple(times))
 
 

@@ -231,7 +231,7 @@ class Space:
             count = _local_size(choice.inputs[i], self.graph.parameters[leaf].tensor)
             for optimizer, (flops, size_bytes, itemsize, _) in self._updates[leaf]:
                 name = type(self.optimizers[optimizer]).__name__
-                step, launch = (self.prices.optimizer(name, n * flops, n * size_bytes, itemsize) for n in (count, 0))
+                step, launch = (self.prices.optimizer(name, n * flops, n * size_bytes, itemsize, 1) for n in (count, 0))
                 updates += max(step.longest_ps - launch.longest_ps, 0)
         return forward_ps * (2 if node.is_recomputed and node.has_backward else 1) + backward_ps + updates
 
@@ -393,13 +393,14 @@ class Space:
 
     def steps(self, choice: Sequence[int]) -> Events:
         """Return the events of the optimizers' steps, on the slices of the parameters."""
-        totals = [[0, 0, 0] for _ in self.optimizers]
+        totals = [[0, 0, 0, 0] for _ in self.optimizers]
         for works, place in zip(self._updates, self.placements(choice), strict=True):
             for optimizer, (flops, size_bytes, itemsize, _) in works:
                 count, total = prod(place.local_shape), totals[optimizer]
                 total[0] += count * flops
                 total[1] += count * size_bytes
                 total[2] = max(total[2], itemsize)
+                total[3] += 1
         names = (type(optimizer).__name__ for optimizer in self.optimizers)
         return tuple(self.prices.optimizer(name, *total) for name, total in zip(names, totals, strict=True))
 

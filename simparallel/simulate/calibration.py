@@ -11,7 +11,8 @@ import datetime
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import exp, inf, log
 from pathlib import Path
@@ -22,19 +23,20 @@ import numpy as np
 
 from simparallel.base import blas
 from simparallel.base.system import memory_size_bytes, usable_cores
-from simparallel.base.units import format_number_of
 from simparallel.hardware.cluster import ClusterSpec, Curve, DeviceSpec, LinkSpec, Segment, this_host_file
-from simparallel.hardware.device import OpCost
+from simparallel.hardware.device import Measured, OpCost
 from simparallel.runtime.launcher.launch import Cluster
 from simparallel.simulate import measuring
 from simparallel.simulate.measuring import OPS, PROGRAMS, Sample
 
 RANKS = (2, 4, 8)
+# (op, number of ranks) -> size of the vector [bytes] -> time [s].
+Collectives = dict[tuple[str, int], dict[int, float]]
 # A relative error from which on a time counts as an outlier: its weight falls with the error (Huber 1964).
 _OUTLIER = 0.1
 _ITERATIONS = 12
 # Rounds, and seconds of each measurement.
-_QUICK, _WHOLE = (1, 0.3), (3, 0.8)
+_QUICK, _WHOLE = (1, 0.3), (5, 0.4)
 # Errors below this are noise: they do not pay for another segment.
 _NOISE = 0.03
 _MOST_SEGMENTS = 4
@@ -74,15 +76,15 @@ def _subsets(count: int) -> Iterator[list[int]]:
 
 def fit_op(samples: Iterable[Sample]) -> OpCost:
     """Fit the cost of an operation to samples of it: one or more, of any shapes."""
-    by_shape: dict[tuple[int, int], list[float]] = {}
+    by_shape: dict[tuple[int, int, int], list[float]] = {}
     for sample in samples:
-        by_shape.setdefault((sample.flops, sample.size_bytes), []).append(sample.time_s)
+        by_shape.setdefault((sample.flops, sample.size_bytes, sample.results), []).append(sample.time_s)
     times = {shape: median(found) for shape, found in sorted(by_shape.items())}
     columns = np.array([(1.0, *shape) for shape in times])
-    launch_s, s_per_flop, s_per_byte = map(float, _nonnegative(columns, np.array(list(times.values()))))
-    plain = OpCost(launch_s, s_per_flop, s_per_byte)
-    shapes = ((*shape, time_s / plain.plain_s(*shape)) for shape, time_s in times.items())
-    return OpCost(launch_s, s_per_flop, s_per_byte, tuple(shapes))  # type: ignore[arg-type]
+    launch_s, s_per_flop, s_per_byte, s_per_result = map(float, _nonnegative(columns, np.array(list(times.values()))))
+    plain = OpCost(launch_s, s_per_flop, s_per_byte, s_per_result)
+    shapes = (Measured(*shape, time_s / plain.plain_s(*shape)) for shape, time_s in times.items())
+    return replace(plain, shapes=tuple(shapes))
 
 
 def fit_ops(samples: Iterable[Sample]) -> dict[str, OpCost]:
@@ -164,16 +166,14 @@ def quantiles(errors: Iterable[float]) -> dict[str, float]:
 
 def op_errors(samples: Iterable[Sample], costs: Mapping[str, OpCost]) -> list[float]:
     """Return the error of each shape of each operation, without the shape's own correction."""
-    times: dict[tuple[str, int, int], list[float]] = {}
+    times: dict[tuple[Any, ...], list[float]] = {}
     for sample in samples:
-        times.setdefault(sample[:3], []).append(sample.time_s)
+        times.setdefault(sample[:4], []).append(sample.time_s)
     errors = []
     for (name, *shape), found in times.items():
-        cost = costs[name]
-        others = tuple(each for each in cost.shapes if list(each[:2]) != shape)
+        others = tuple(each for each in costs[name].shapes if list(each[:3]) != shape)
         if others:
-            blind = OpCost(cost.launch_s, cost.s_per_flop, cost.s_per_byte, others)
-            errors.append(log(median(found) / blind.time_s(*shape)))
+            errors.append(log(median(found) / replace(costs[name], shapes=others).time_s(*shape)))
     return errors
 
 
@@ -183,7 +183,7 @@ def program_errors(programs: Sequence[Sequence[Sample]]) -> list[float]:
     for number, program in enumerate(programs):
         costs = fit_ops(sample for other, found in enumerate(programs) if other != number for sample in found)
         known = [sample for sample in program if sample.name in costs]
-        predicted = sum(costs[sample.name].time_s(*sample[1:3]) for sample in known)
+        predicted = sum(costs[sample.name].time_s(*sample[1:4]) for sample in known)
         if known:
             errors.append(log(sum(sample.time_s for sample in known) / predicted))
     return errors
@@ -195,7 +195,7 @@ def program_errors(programs: Sequence[Sequence[Sample]]) -> list[float]:
 def describe_host(
     programs: Sequence[Sequence[Sample]],
     slowdowns: Mapping[int, Sequence[float]],
-    collectives: Mapping[tuple[str, int], Mapping[int, float]],
+    collectives: Collectives,
     messages: Mapping[int, float],
 ) -> ClusterSpec:
     """Return the description of this host that fits its measured times.
@@ -224,7 +224,7 @@ def describe_host(
         {4: max(1.0, max(sample.flops / sample.time_s for sample in samples))},
         max(1.0, median(sample.size_bytes / sample.time_s for sample in large or samples)),
         memory_size_bytes(),
-        min(cost.launch_s for cost in costs.values()),
+        median(cost.launch_s for cost in costs.values()),
         op_costs=costs,
         sources=dict.fromkeys(
             ("peak_flops_per_s", "memory_bandwidth_bytes_per_s", "launch_s", "op_costs", "memory_bytes"), "measured"
@@ -273,11 +273,12 @@ def calibrate(
 ) -> ClusterSpec:
     """Measure this host, and write the description that `cluster="this-host"` then names.
 
-    Each rank computes in one BLAS thread. Other programs on the machine make it slower than it is.
+    Each rank computes in one BLAS thread. All is measured in several rounds, and the quietest counts: other programs on
+    the machine can only slow it down.
 
     Args:
         out: the file; None for that of "this-host" (`this_host_file`).
-        quick: fewer and shorter measurements, in less than a minute; otherwise about three.
+        quick: one round of shorter measurements, in less than a minute; otherwise about five.
         tell: called with lines about the progress.
 
     Raises:
@@ -286,67 +287,83 @@ def calibrate(
     path = Path(this_host_file() if out is None else out)
     path.parent.mkdir(parents=True, exist_ok=True)
     rounds, seconds = _QUICK if quick else _WHOLE
-    programs = _operations(rounds, seconds, tell)
-    slowdowns: dict[int, list[float]] = {}
-    collectives: dict[tuple[str, int], dict[int, float]] = {}
-    messages: dict[int, float] = {}
     sizes = [*(8 << shift for shift in range(0, 23, 6 if quick else 2)), 64 << 20]
-    with Cluster(1, blas_threads=1) as one:
-        for count in RANKS:
-            tell(f"{format_number_of(count, 'rank')}: cores shared, {len(OPS)} collectives of {len(sizes)} sizes")
-            with Cluster(count, blas_threads=1) as cluster:
-                slowdowns[count] = _slowdowns(one, cluster, rounds, seconds)
-                waits = [max(cluster.run(measuring.wait_s, _WORK, seconds)) for _ in range(2 * rounds)]
-                for op in OPS:
-                    asked = [0] if op == "barrier" else sizes
-                    found = [cluster.run(_collectives, op, asked, seconds / 8) for _ in range(rounds)]
-                    # The slowest rank of each round.
-                    collectives[op, count] = {
-                        size: median(max(each[i] for each in results) for results in found)
-                        for i, size in enumerate(asked)
-                    }
-                # Calls in a row meet no rank that still computes.
-                late_s = max(0.0, median(waits) - collectives["barrier", count][0])
-                for op in OPS:
-                    collectives[op, count] = {size: time_s + late_s for size, time_s in collectives[op, count].items()}
-                if count == 2:
-                    messages = dict(zip(sizes, cluster.run(_messages, sizes, seconds / 8)[0], strict=True))
-    spec = describe_host(programs, slowdowns, collectives, messages)
+    samples: list[list[list[Sample]]] = [[] for _ in PROGRAMS]
+    times: list[dict[Key, float]] = []
+    with ExitStack() as stack:
+        clusters = {count: stack.enter_context(Cluster(count, blas_threads=1)) for count in (1, *RANKS)}
+        for number in range(rounds):
+            told = f"round {number + 1} of {rounds}"
+            tell(f"{told}: operations of {len(PROGRAMS)} programs")
+            for program, found in zip(PROGRAMS, samples, strict=True):
+                found.append(clusters[1].run(_operations, program, seconds)[0])
+            tell(f"{told}: shared cores, {len(OPS)} collectives of {len(sizes)} sizes")
+            times.append(_times(clusters, sizes, seconds))
+    programs = [min(found, key=lambda step: sum(sample.time_s for sample in step)) for found in samples]
+    spec = describe_host(programs, *summed_up(times))
     spec.save(path)
     tell(table(spec))
     tell(f"written: {path}")
     return spec
 
 
-# Small, middle and large steps: of linear layers, of convolutions, of attention.
-_WORK = PROGRAMS[2]
+# Large and small steps: of linear layers, of convolutions, of attention.
 _SHARED = tuple(PROGRAMS[number] for number in (2, 9, 12, 20))
+# Short ones: the wait for late ranks is a difference of two times of a step.
+_JOINED = tuple(PROGRAMS[number] for number in (0, 7, 8, 2))
+
+# What was measured: its kind, the number of ranks, and a program, or an operation and a size.
+Key = tuple[Any, ...]
 
 
-def _operations(rounds: int, seconds: float, tell: Callable[[str], object]) -> list[list[Sample]]:
-    """Return the operations of a step of each program, with the median of the rounds."""
-    found: list[list[list[Sample]]] = [[] for _ in PROGRAMS]
-    with Cluster(1, blas_threads=1, record="full") as cluster:
-        for number in range(rounds):
-            tell(f"operations of {len(PROGRAMS)} programs, round {number + 1} of {rounds}")
-            for program, each in zip(PROGRAMS, found, strict=True):
-                each.append(cluster.run(measuring.op_samples, program, seconds)[0])
-    return [
-        [again[0]._replace(time_s=median(sample.time_s for sample in again)) for again in zip(*each, strict=True)]
-        for each in found
-    ]
+def _times(clusters: Mapping[int, Cluster], sizes: Sequence[int], seconds: float) -> dict[Key, float]:
+    """Measure once: programs on ranks that share the cores, collectives, messages."""
+    times: dict[Key, float] = {}
+    for count, cluster in clusters.items():
+        for i, program in enumerate(_SHARED):
+            times["shared", count, i] = float(np.mean(list(cluster.run(measuring.shared_step_s, program, seconds))))
+        if count == 1:
+            continue
+        for i, program in enumerate(_JOINED):
+            each = list(cluster.run(measuring.free_and_joined_s, program, seconds))
+            times["free", count, i], times["joined", count, i] = map(max, zip(*each, strict=True))
+        for op in OPS:
+            asked = [0] if op == "barrier" else sizes
+            # The slowest rank.
+            slowest = map(max, zip(*cluster.run(_collectives, op, asked, seconds / 8), strict=True))
+            times |= {("collective", count, op, size): time_s for size, time_s in zip(asked, slowest, strict=True)}
+    found = clusters[min(RANKS)].run(_messages, sizes, seconds / 8)[0]
+    return times | {("message", 2, size): time_s for size, time_s in zip(sizes, found, strict=True)}
 
 
-def _slowdowns(one: Cluster, many: Cluster, rounds: int, seconds: float) -> list[float]:
-    """Return how much slower each program is where all ranks of `many` train at once, by turns with one alone."""
-    slowdowns = []
-    for program in _SHARED:
-        pairs = [
-            [float(np.mean(list(cluster.run(measuring.shared_step_s, program, seconds)))) for cluster in (one, many)]
-            for _ in range(rounds)
-        ]
-        slowdowns.append(median(max(1.0, shared / alone) for alone, shared in pairs))
-    return slowdowns
+def summed_up(rounds: Sequence[Mapping[Key, float]]) -> tuple[dict[int, list[float]], Collectives, dict[int, float]]:
+    """Return what `describe_host` needs of the times of each round: slowdowns, collectives and messages.
+
+    Of each time the shortest counts. A collective also takes the wait for ranks that still compute, which calls in a
+    row do not meet.
+    """
+    times = {key: min(each[key] for each in rounds) for key in rounds[0]}
+    slowdowns: dict[int, list[float]] = {}
+    late: dict[int, list[float]] = {}
+    collectives: Collectives = {}
+    messages: dict[int, float] = {}
+    for (kind, count, *rest), time_s in times.items():
+        if kind == "shared" and count > 1:
+            slowdowns.setdefault(count, []).append(max(1.0, time_s / times["shared", 1, *rest]))
+        elif kind == "joined":
+            late.setdefault(count, []).append(time_s - times["free", count, *rest])
+        elif kind == "message":
+            messages[rest[0]] = time_s
+    for (kind, count, *rest), time_s in times.items():
+        if kind == "collective":
+            op, size = rest
+            late_s = max(0.0, float(np.mean(late[count])) - times["collective", count, "barrier", 0])
+            collectives.setdefault((op, count), {})[size] = time_s + late_s
+    return slowdowns, collectives, messages
+
+
+def _operations(program: measuring.Program, seconds: float) -> list[Sample]:
+    return measuring.op_samples(lambda: measuring.repeat(measuring.training(program), seconds))
 
 
 def _collectives(op: str, sizes: Sequence[int], seconds: float) -> list[float]:

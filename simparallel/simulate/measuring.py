@@ -19,18 +19,49 @@ from simparallel import functions as F, nn, optim
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import as_tensor
 from simparallel.comm import current
-from simparallel.hardware.recorder import RANGE, Event, current_recorder
+from simparallel.hardware.cluster import describe
+from simparallel.hardware.recorder import Recorder, use_recorder
 
 NS_PER_S = 10**9
 
 
 class Sample(NamedTuple):
-    """The measured time [s] of an operation."""
+    """The measured time [s] of an operation, and what its price depends on."""
 
     name: str
     flops: int
     size_bytes: int
+    results: int
     time_s: float
+
+
+class Span(NamedTuple):
+    """An operation that ran from one wall time to another, in a step of an optimizer."""
+
+    step: int
+    wall_start_ns: int
+    wall_end_ns: int
+    work: tuple[str, int, int, int]  # name, flops, bytes, results
+
+
+class Stopwatch(Recorder):
+    """A recorder that keeps spans in place of events: an event does not have all that a price depends on."""
+
+    def __init__(self) -> None:
+        super().__init__(0, describe(1), record="off")
+        self.spans: list[Span] = []
+        self._work: dict[int, tuple[str, int, int, int]] = {}
+
+    def price(
+        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
+    ) -> tuple[int, int, int]:
+        price = super().price(name, flops, size_bytes, itemsize, results, is_product)
+        # Prices are kept, so no other one gets this id.
+        self._work[id(price)] = name, flops, size_bytes, results
+        return price
+
+    def compute(self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int]) -> None:
+        self.spans.append(Span(self.step, wall_start_ns, wall_end_ns, self._work[id(price)]))
 
 
 # --- training programs ---------------------------------------------------------------------------
@@ -190,41 +221,33 @@ def repeat(step: Step, seconds: float, least: int = 10, most: int = 200) -> list
     return times
 
 
-def op_samples(program: Program, seconds: float) -> list[Sample]:
-    """Train a program on this rank; return the median time of each operation of a step.
-
-    The rank's described device gives the roofline of an operation.
-    """
-    recorder = current_recorder()
-    assert recorder is not None
-    first = len(recorder.events)
-    repeat(training(program), seconds)
-    return samples_of(recorder.events[first:])
+def op_samples(train: Callable[[], object]) -> list[Sample]:
+    """Run a training program on this rank alone; return the median time of each operation of a step."""
+    watch = Stopwatch()
+    with use_recorder(watch):
+        train()
+    return samples_of(watch.spans)
 
 
-def samples_of(events: Sequence[Event]) -> list[Sample]:
+def samples_of(spans: Sequence[Span]) -> list[Sample]:
     """Return the median over the steps, but the first two, of the time of each operation of a rank's training step.
 
     The time between two steps belongs to the optimizer: it is a cost of each step.
     """
-    steps: dict[int, list[Event]] = {}
-    for event in events:
-        if event.kind != RANGE:
-            steps.setdefault(event.step, []).append(event)
+    steps: dict[int, list[Span]] = {}
+    for span in spans:
+        steps.setdefault(span.step, []).append(span)
     each = list(steps.values())
     found: list[list[float]] = []
     for before, step in pairwise(each[1:]):
-        ends = [before[-1].wall_end_ns, *(event.wall_end_ns for event in step)]
+        ends = [before[-1].wall_end_ns, *(span.wall_end_ns for span in step)]
         times = [float(end - start) for start, end in pairwise(ends)]
         between = step[0].wall_start_ns - before[-1].wall_end_ns
         times[0] -= between
         times[-1] += between
         found.append(times)
     medians = np.median(found, axis=0) / NS_PER_S
-    return [
-        Sample(event.name, event.flops, event.size_bytes, float(time_s))
-        for event, time_s in zip(each[-1], medians, strict=True)
-    ]
+    return [Sample(*span.work, float(time_s)) for span, time_s in zip(each[-1], medians, strict=True)]
 
 
 # --- ranks that share the cores ------------------------------------------------------------------
@@ -283,30 +306,35 @@ def collective_s(op: str, size_bytes: int, seconds: float) -> float:
     return float(np.median(times))
 
 
-def wait_s(program: Program, seconds: float) -> float:
-    """Return how much longer [s] a step with a barrier behind it takes than without, while all ranks train.
+def free_and_joined_s(program: Program, seconds: float) -> tuple[float, float]:
+    """Return the time [s] of a step without and with a barrier behind it, while all ranks train.
 
     Ranks that take turns on a core arrive one after the other, and a core may be idle until the last has arrived.
     """
-    step, barrier = training(program), current().barrier
+    communicator = current()
+    step, barrier = training(program), communicator.barrier
 
-    def together() -> None:
+    def joined() -> None:
         step()
         barrier()
 
     step()
+    start = time.perf_counter()
+    step()
     # All ranks make as many steps: a barrier has to meet its like.
-    times: dict[Step, float] = {}
-    for each in (step, together, step, together):
-        barrier()
-        start = time.perf_counter()
-        count = max(5, round(seconds / 0.02))
-        for _ in range(count):
-            each()
-        # Until the last rank is done: ranks that are done leave their core to the others.
-        barrier()
-        times[each] = times.get(each, 0.0) + (time.perf_counter() - start) / count / 2
-    return max(0.0, times[together] - times[step])
+    batch = communicator.broadcast_object(max(3, round(0.05 / (time.perf_counter() - start))))
+    times: dict[Step, list[float]] = {step: [], joined: []}
+    # By turns, so that other programs on the machine slow both down.
+    for _ in range(max(1, round(seconds / 0.2))):
+        for each, found in times.items():
+            barrier()
+            start = time.perf_counter()
+            for _ in range(batch):
+                each()
+            # Until the last rank is done: ranks that are done leave their core to the others.
+            barrier()
+            found.append((time.perf_counter() - start) / batch)
+    return float(np.median(times[step])), float(np.median(times[joined]))
 
 
 def message_s(size_bytes: int, seconds: float) -> float:

@@ -15,7 +15,7 @@ from simparallel.cli.main import main
 from simparallel.errors import ClusterError
 from simparallel.hardware.cluster import ClusterSpec, Curve, LinkSpec, describe, this_host_file
 from simparallel.hardware.device import DeviceSpec, OpCost
-from simparallel.hardware.recorder import Event
+from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.simulate import calibration, measuring
 from simparallel.simulate.calibration import (
     describe_host,
@@ -25,8 +25,9 @@ from simparallel.simulate.calibration import (
     op_errors,
     program_errors,
     quantiles,
+    summed_up,
 )
-from simparallel.simulate.measuring import Sample
+from simparallel.simulate.measuring import Sample, Span
 
 BARE = DeviceSpec("bare", {4: 1e9}, 1e9, 1 << 30, 1e-6)
 
@@ -35,8 +36,9 @@ BARE = DeviceSpec("bare", {4: 1e9}, 1e9, 1 << 30, 1e-6)
 def costs(draw):
     """Draw a cost of which each part counts for some of the shapes, and these shapes."""
     launch_s = draw(st.floats(1e-6, 1e-4))
-    shapes = [(0, 0), *((10**i, 10**j) for i in range(3, 10) for j in range(3, 8))]
-    return OpCost(launch_s, draw(st.floats(1e-12, 1e-9)), draw(st.floats(1e-11, 1e-8))), shapes
+    shapes = [(0, 0, 0), *((10**i, 10**j, 10**k) for i in range(3, 10, 2) for j in range(3, 8) for k in range(1, 8, 3))]
+    rates = (st.floats(1e-12, 1e-9), st.floats(1e-11, 1e-8), st.floats(1e-11, 1e-8))
+    return OpCost(launch_s, *map(draw, rates)), shapes
 
 
 def sampled(cost, shapes, name="op"):
@@ -48,9 +50,9 @@ def sampled(cost, shapes, name="op"):
 def test_constants_of_an_operation_are_found(drawn):
     cost, shapes = drawn
     found = fit_op(sampled(cost, shapes))
-    for name in ("launch_s", "s_per_flop", "s_per_byte"):
+    for name in ("launch_s", "s_per_flop", "s_per_byte", "s_per_result"):
         assert getattr(found, name) == pytest.approx(getattr(cost, name), rel=1e-6)
-    for shape in (*shapes, (12345, 678), (3 * 10**8, 5 * 10**6)):
+    for shape in (*shapes, (12345, 678, 90), (3 * 10**8, 5 * 10**6, 10**5)):
         assert found.time_s(*shape) == pytest.approx(cost.plain_s(*shape), rel=1e-6)
 
 
@@ -67,18 +69,26 @@ def test_outliers_hardly_move_the_constants(drawn, factor):
 
 
 def test_measured_shapes_have_their_own_time():
-    samples = [Sample("op", 10**i, 10**i, time_s) for i, time_s in enumerate((3e-6, 9e-6, 2e-5, 1e-3), 3)]
+    samples = [Sample("op", 10**i, 10**i, 10**i, time_s) for i, time_s in enumerate((3e-6, 9e-6, 2e-5, 1e-3), 3)]
     found = fit_op([*samples, samples[0]._replace(time_s=3e-6)])
     for sample in samples:
-        assert found.time_s(sample.flops, sample.size_bytes) == pytest.approx(sample.time_s, rel=0.02)
+        assert found.time_s(*sample[1:4]) == pytest.approx(sample.time_s, rel=0.02)
     # Far from all shapes, the correction fades.
-    far = 10**20, 10**20
+    far = 10**20, 10**20, 10**20
     assert found.time_s(*far) == pytest.approx(found.plain_s(*far), rel=0.05)
 
 
+def test_results_tell_equal_flops_and_bytes_apart():
+    """A product with a short inner dim runs far below the rate of a long one of the same flops and bytes."""
+    long, short = Sample("product", 10**6, 10**5, 10**2, 1e-4), Sample("product", 10**6, 10**5, 10**4, 5e-4)
+    found = fit_op([long, short])
+    for sample in (long, short):
+        assert found.time_s(*sample[1:4]) == pytest.approx(sample.time_s, rel=0.02)
+
+
 def test_one_sample_is_a_constant():
-    assert fit_op([Sample("view", 0, 0, 5e-6)]).time_s(0, 0) == pytest.approx(5e-6)
-    assert fit_op([Sample("sum", 0, 1000, 5e-6)]).time_s(0, 1000) == pytest.approx(5e-6)
+    assert fit_op([Sample("view", 0, 0, 7, 5e-6)]).time_s(0, 0, 7) == pytest.approx(5e-6)
+    assert fit_op([Sample("sum", 0, 1000, 1, 5e-6)]).time_s(0, 1000, 1) == pytest.approx(5e-6)
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e6, 1e11))
@@ -121,13 +131,13 @@ def test_more_ranks_are_never_faster(slowdowns):
 
 def test_errors_are_of_what_the_fit_has_not_seen():
     cost = OpCost(1e-6, 1e-9)
-    shapes = [(10**i, 0) for i in range(3, 8)]
+    shapes = [(10**i, 0, 0) for i in range(3, 8)]
     programs = [sampled(cost, shapes), sampled(cost, shapes[1:4])]
     assert program_errors(programs) == pytest.approx([0, 0], abs=1e-6)
     # The red control: a program twice as slow as the others, by log 2.
     slow = [sample._replace(time_s=2 * sample.time_s) for sample in sampled(cost, shapes)]
     assert program_errors([slow, *programs])[0] == pytest.approx(log(2), abs=0.02)
-    strange = [*sampled(cost, shapes), Sample("op", 5 * 10**5, 0, 2 * cost.plain_s(5 * 10**5, 0))]
+    strange = [*sampled(cost, shapes), Sample("op", 5 * 10**5, 0, 0, 2 * cost.plain_s(5 * 10**5, 0))]
     errors = op_errors(strange, {"op": fit_op(strange)})
     assert max(errors) > 0.3
     assert quantiles([]) == {"p10": 0.0, "p50": 0.0, "p90": 0.0}
@@ -137,20 +147,59 @@ def test_errors_are_of_what_the_fit_has_not_seen():
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=2, max_size=6), st.integers(0, 9))
 def test_samples_add_up_to_the_step(spans, between):
-    """Gaps and durations of a step's events, and the gap between steps, in µs: all of them count."""
-    events, now = [], 0
+    """Gaps and durations of a step's operations, and the gap between steps, in µs: all of them count."""
+    found, now = [], 0
     for step in range(5):
         now += between * 1000
         for number, (gap, duration) in enumerate(spans):
             start = now + gap * 1000
             now = start + duration * 1000
-            kind = "optimizer" if number == len(spans) - 1 else "forward"
-            events.append(Event(0, "compute", f"op {number}", kind, step, start, now, 0, 0, number, 0, 0, (), -1))
-    samples = measuring.samples_of(events)
+            found.append(Span(step, start, now, (f"op {number}", number, 0, 0)))
+    samples = measuring.samples_of(found)
     assert [sample.flops for sample in samples] == list(range(len(spans)))
     step_s = (between + sum(gap + duration for gap, duration in spans)) * 1e-6
     assert sum(sample.time_s for sample in samples) == pytest.approx(step_s)
     assert samples[1].time_s == pytest.approx(sum(spans[1]) * 1e-6 + (len(spans) == 2) * (between + spans[0][0]) * 1e-6)
+
+
+def test_quietest_round_of_each_time_counts():
+    quiet = {
+        ("shared", 1, 0): 1.0, ("shared", 2, 0): 1.5, ("free", 2, 0): 1.5, ("joined", 2, 0): 1.75,
+        ("collective", 2, "all_reduce", 8): 0.5, ("collective", 2, "barrier", 0): 0.125, ("message", 2, 8): 0.25,
+    }  # fmt: skip
+    # Another program slows a different time down in each round.
+    rounds = [{**quiet, key: 10 * quiet[key]} for key in quiet]
+    slowdowns, collectives, messages = summed_up(rounds)
+    assert slowdowns == {2: [1.5]}
+    # With the wait for late ranks, 0.25 - 0.125 over a barrier in a row.
+    assert collectives == {("all_reduce", 2): {8: 0.625}, ("barrier", 2): {0: 0.25}}
+    assert messages == {8: 0.25}
+
+
+def test_stopwatch_sees_what_events_do_not_have():
+    layer = sp.nn.Linear(3, 5)
+    optimizer = sp.optim.SGD(layer.parameters(), lr=0.1)
+
+    def train():
+        for _ in range(4):
+            layer(sp.Tensor(np.ones((2, 3), np.float32))).sum().backward()
+            optimizer.step()
+
+    samples = {sample.name: sample for sample in measuring.op_samples(train)}
+    # Elements of the outputs, and tensors that the optimizer changes.
+    assert {name: sample.results for name, sample in samples.items()} == {
+        "Linear": 2 * 5, "Sum": 1, "Sum.backward": 1, "Linear.backward": 2 * 5, "SGD.step": 2,
+    }  # fmt: skip
+    assert samples["Linear"].flops == 2 * 2 * 5 * 3 + 2 * 5
+
+
+def test_price_depends_on_results():
+    """A view does no work, and a large one may still take longer than a small one."""
+    device = replace(BARE, op_costs={"Slice": OpCost(0.0, s_per_result=1e-3)})
+    recorder = Recorder(0, ClusterSpec(1, device, LinkSpec(1e-6, 1e9)))
+    with use_recorder(recorder):
+        sp.Tensor(np.ones(10, np.float32))[:7]
+    assert recorder.now_ps == 7 * 10**9
 
 
 def program():
@@ -166,7 +215,7 @@ def program():
 def synthetic(slowdown=2.0):
     """Describe a host on which each operation takes 1 ms, and each collective 5 ms."""
     names = ("Linear", "Linear.backward", "Sum", "Sum.backward", "SGD.step")
-    samples = [Sample(name, 0, 0, 1e-3) for name in names]
+    samples = [Sample(name, 0, 0, 0, 1e-3) for name in names]
     sizes = (8, 512, 32768)
     collectives = {("all_reduce", 2): dict.fromkeys(sizes, 5e-3)}
     return describe_host([samples, samples], {2: [slowdown]}, collectives, dict.fromkeys(sizes, 1e-3))
@@ -244,8 +293,9 @@ def test_groups_that_share_cores_take_turns():
     [
         ("launch_s", {"launch_s": -1.0}),
         ("s_per_flop", {"launch_s": 0.0, "s_per_flop": float("nan")}),
-        ("shapes", {"launch_s": 0.0, "shapes": ((1, 1, 0.0),)}),
-        ("shapes", {"launch_s": 0.0, "shapes": ((-1, 1, 1.0),)}),
+        ("s_per_result", {"launch_s": 0.0, "s_per_result": -1.0}),
+        ("shapes", {"launch_s": 0.0, "shapes": ((1, 1, 1, 0.0),)}),
+        ("shapes", {"launch_s": 0.0, "shapes": ((1, 1, -1, 1.0),)}),
     ],
 )
 def test_costs_out_of_range_are_refused(key, given):
@@ -259,6 +309,7 @@ def test_calibration_of_a_few_points(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(calibration, "PROGRAMS", measuring.PROGRAMS[:2])
     monkeypatch.setattr(calibration, "_SHARED", measuring.PROGRAMS[:1])
+    monkeypatch.setattr(calibration, "_JOINED", measuring.PROGRAMS[:1])
     monkeypatch.setattr(calibration, "RANKS", (2,))
     monkeypatch.setattr(calibration, "OPS", ("all_reduce", "barrier"))
     monkeypatch.setattr(calibration, "_QUICK", (1, 0.001))
