@@ -289,6 +289,11 @@ class Model:
             network = self.network if self._cut is None else AutoParallel(self.network)
             return network(*predict_data)
 
+    @property
+    def plan(self) -> Any:
+        """The `Plan` of the last training step in automatic parallel mode; None before, and in other modes."""
+        return None if self._step is None else self._step.plan
+
     # --- internals -------------------------------------------------------------------------------------
 
     def _params(self, mode: str, **more: Any) -> CallbackParams:

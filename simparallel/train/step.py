@@ -81,6 +81,11 @@ class TrainStep:
         self.is_parallel = is_parallel
         self.reducer = DistributedGradReducer(optimizer.parameters) if is_parallel else None
 
+    @property
+    def plan(self) -> Any:
+        """The plan of the last step, if one was searched."""
+        return getattr(self._run, "plan", None)
+
     def __call__(self, fields: tuple[Any, ...]) -> Tensor:
         """Run the step. Collective: yes, if gradients are reduced.
 

@@ -60,6 +60,27 @@ def test_operator_parallel(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_auto_parallel_resnet(tmp_path: Path) -> None:
+    """Data parallel and automatic parallel train as one device does, which can continue from a checkpoint of eight."""
+    script = TUTORIALS / "auto_parallel_resnet.py"
+    program = f"import runpy; print(runpy.run_path({str(script)!r}, run_name='tutorial')['main'](log_dir='logs'))"
+    done = run_in(tmp_path, sys.executable, "-W", "error", "-c", program)
+    assert done.returncode == 0, done.stderr
+    losses = ast.literal_eval(done.stdout.splitlines()[-1])
+    for name in ("data_parallel", "auto_parallel", "continued alone"):
+        assert losses[name][:2] == pytest.approx(losses["stand_alone"], rel=1e-3)
+    assert sorted(losses["continued alone"], reverse=True) == losses["continued alone"]
+    for mode in ("data_parallel", "auto_parallel"):
+        for rank in range(8):
+            text = (tmp_path / "logs" / mode / f"worker_{rank}.log").read_text()
+            assert re.findall(r"^epoch: (\d) step: 5, loss is 2\.\d+$", text, re.MULTILINE) == ["1", "2"]
+        assert len(list((tmp_path / "logs" / mode / "CKP").glob("ckpt-*/rank_7.safetensors"))) == 2
+    # The tables: a million classes are cut, a thousand are not.
+    chosen = re.findall(r"^  chosen +(\(.*\))", done.stdout, re.MULTILINE)
+    assert [ast.literal_eval(text.split("  ")[0])[1][0] for text in chosen] == [1, 8]
+
+
+@pytest.mark.process
 def test_adasum_resnet(tmp_path: Path) -> None:
     """Two nodes of two devices train a small residual network and stay equal; one node is reported to be a mean."""
     script = TUTORIALS / "adasum_resnet.py"
