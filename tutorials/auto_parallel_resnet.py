@@ -132,7 +132,7 @@ def train(folder: Path, mode: str, batch_size: int, checkpoints: str, epochs: in
 # %% [markdown]
 # ## Why these strategies
 #
-# A plan says what each op costs, and what the next best strategy would. For ResNet-50 with 32 large images on each card,
+# A plan has the cost of each op, and of the next best strategies. For ResNet-50 with 32 large images on each card,
 # nothing is much faster than data parallelism. With a million classes, the sum of the last layer's gradient would take
 # most of a step, so the classes are cut: the logits stay where they are made.
 
