@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -126,7 +126,7 @@ def plan_graph(
     chosen = best.solution
     return Plan(
         device_num=space.device_num,
-        ops=_planned(space, chosen.choice, best.exposed),
+        ops=planned(space, chosen.choice, best.exposed),
         method=chosen.method,
         cluster=cluster.name,
         step_time_ps=best.clocks.step_ps,
@@ -181,12 +181,18 @@ def _solve(problem: Problem, space: Space, settings: SearchSettings, progress: P
 
 def data_parallel(space: Space) -> tuple[int, ...]:
     """Return the choices that semi-automatic mode makes without strategies: cut the batch, and follow."""
+    return _followed_by(space, {}, strategy.default)
+
+
+def follow(space: Space, given: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the given choices (op -> choice), and for all other ops those that follow from their inputs."""
+    return _followed_by(space, given, strategy.whole)
+
+
+def _followed_by(space: Space, given: Mapping[int, int], start: Callable[..., Any]) -> tuple[int, ...]:
     chosen: list[int] = []
     placed: dict[int, Layout | None] = {}
     for number, node in enumerate(space.graph.nodes):
-        if len(space.choices[number]) == 1:
-            chosen.append(0)
-            continue
         layouts: list[Layout | None] = []
         for source in node.inputs:
             if source.kind == NODE:
@@ -195,21 +201,23 @@ def data_parallel(space: Space) -> tuple[int, ...]:
                 layouts.append(space.graph.arguments[source.number].layout)
             else:
                 layouts.append(placed.get(source.number) if source.kind == PARAMETER else None)
-        chosen.append(space.nearest(number, _followed(space, number, layouts)))
+        if number in given or len(space.choices[number]) == 1:
+            chosen.append(given.get(number, 0))
+        else:
+            chosen.append(space.nearest(number, _followed(space, number, layouts, start)))
         for source, place in zip(node.inputs, space.choices[number][chosen[-1]].inputs, strict=True):
             if source.kind == PARAMETER and place is not None:
                 placed.setdefault(source.number, place.layout)
     return tuple(chosen)
 
 
-def _followed(space: Space, number: int, layouts: list[Layout | None]) -> Any:
-    """Return the Sharding of an op that follows its inputs, as `op_call.decide` does."""
+def _followed(space: Space, number: int, layouts: list[Layout | None], start: Callable[..., Any]) -> Any:
+    """Return the Sharding of an op that follows its inputs, as `op_call.decide` does; `start` cuts whole ones."""
     node = space.graph.nodes[number]
     if any(layout is not None and any(cut > 1 for cut in layout.cuts) for layout in layouts):
         return strategy.follow(node.rule, node.shapes, layouts)
-    if all(source.kind == PARAMETER for source in node.inputs):
-        return strategy.whole(node.rule, node.shapes, space.device_num)
-    return strategy.default(node.rule, node.shapes, space.device_num)
+    is_of_parameters = all(source.kind == PARAMETER for source in node.inputs)
+    return (strategy.whole if is_of_parameters else start)(node.rule, node.shapes, space.device_num)
 
 
 def bisect(space: Space, problem: Problem) -> tuple[int, ...]:
@@ -244,7 +252,7 @@ def _is_further(now: Any, then: Any, factor: int) -> bool:
     return len(changed) == 1 and after.cut(changed[0]) == factor * before.cut(changed[0])
 
 
-def _planned(space: Space, choice: Sequence[int], exposed: float = 1.0) -> tuple[PlannedOp, ...]:
+def planned(space: Space, choice: Sequence[int], exposed: float = 1.0) -> tuple[PlannedOp, ...]:
     """Return the choices as strategies, with their costs at this weight of the sums of gradients."""
     problem, found = space.problem(exposed), []
     for number, node in enumerate(space.graph.nodes):

@@ -153,4 +153,4 @@ def _placement(layout: sp.Layout, x: np.ndarray) -> Any:
 
 def plan_of(space: Space, choice: Any) -> Plan:
     """Return the plan of a choice, as a hand-made one."""
-    return Plan(space.device_num, planner._planned(space, choice))
+    return Plan(space.device_num, planner.planned(space, choice))
