@@ -1,7 +1,7 @@
 """Measures plans on this machine by turns, beside what the search predicts: `python figures/plans.py`.
 
-Run `simparallel calibrate` first. Writes `docs/plans.md` and its pictures: predicted beside measured times, all kinds of
-plans in time and memory with the Pareto front, and the timeline of a real step beside that of its dry run.
+Run `simparallel calibrate` first. Writes `docs/plans.md` and its pictures: predicted beside measured times, plans in
+time and memory with the Pareto front, and the timeline of a real step beside that of its dry run.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import simparallel as sp
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.hardware.cluster import describe
 from simparallel.search.model_steps import MODELS, ModelStep
-from simparallel.search.pareto import pareto
 from simparallel.search.plan import Plan
-from simparallel.search.planner import data_parallel, follow, plan_graph, planned
+from simparallel.search.planner import data_parallel, follow, pareto_plans, plan_graph, planned
 from simparallel.search.replay import replay
 from simparallel.search.space import Space
 
@@ -184,37 +183,44 @@ def draw(results: list[Result]) -> None:
     figure.savefig(FIGURES / "plans.png", dpi=120)
 
 
-def landscape(ax: Any, count: int = 300) -> None:
-    """Draw random plans of the GPT on eight described devices in time and memory, known ones, and the Pareto front."""
-    step = ModelStep(MODELS["gpt"])
-    space = Space(step.graph(BATCHES["gpt"], 8), describe(8, "dgx-h100"))
+def landscape(ax: Any, count: int = 400) -> None:
+    """Draw plans of the GPT on eight described devices in time and memory: known ones, their neighbours, the front."""
+    step, cluster = ModelStep(MODELS["gpt"]), describe(8, "dgx-h100")
+    graph, *split = step.graphs(BATCHES["gpt"], 8)
+    space = Space(graph, cluster)
     problem = space.problem()
     generator = np.random.default_rng(0)
-    ops = range(len(space.choices))
 
     def place(choice: Any) -> tuple[float, float]:
         return replay(space, choice).step_ps / 1e9, problem.memory_bytes(choice) / 1e6
 
     known = {"data": data_parallel(space), "every device all": (0,) * len(space.choices)}
-    known |= {"tensor": pairs(space, "gpt", 1, 4), "2 x 4": pairs(space, "gpt", 2, 4)}
-    front = pareto(problem, points=40)
-    # Neighbours of the known plans and of the front: a plan of random strategies is far off the picture.
-    starts = [*known.values(), *(found.choice for found in front)]
+    known |= {"2 x 4": pairs(space, "gpt", 2, 4), "4 x 2": pairs(space, "gpt", 4, 2)}
+    # Plans of random strategies only would be far off the picture.
     near = []
     for number in range(count):
-        choice = list(starts[number % len(starts)])
-        for op in generator.choice(ops, int(generator.integers(1, 12)), replace=False):
+        choice = list(tuple(known.values())[number % len(known)])
+        for op in generator.choice(len(choice), int(generator.integers(1, 12)), replace=False):
             choice[op] = int(generator.integers(len(space.choices[op])))
-        if problem.cost(choice) < 1 << 46:
-            near.append(place(choice))
-    ax.scatter(*zip(*near, strict=True), s=9, color="0.75", label="known plans with a few random strategies")
-    ax.plot(*zip(*map(place, (found.choice for found in front)), strict=True), "-o", ms=4, lw=1, color="#D55E00",
-            label="Pareto front")  # fmt: skip
+        near.append(place(choice))
+    ax.scatter(*zip(*near, strict=True), s=9, color="0.75", label="these, with some random strategies")
+    front = [(p.step_time_ps / 1e9, p.memory_bytes / 1e6, p) for p in pareto_plans(graph, cluster, split=split)]
+    ax.plot(*zip(*((t, m) for t, m, _ in front), strict=True), "-", lw=1, color="#D55E00")
+    kinds = {
+        "front": lambda p: p.num_micro_batches == 1 and not p.recomputed,
+        "front, recomputing": lambda p: p.num_micro_batches == 1 and p.recomputed,
+        "front, micro-batches": lambda p: p.num_micro_batches > 1,
+    }
+    for (name, is_kind), mark in zip(kinds.items(), "osD", strict=True):
+        found = [(t, m) for t, m, plan in front if is_kind(plan)]
+        if found:
+            ax.scatter(*zip(*found, strict=True), s=26, marker=mark, color="#D55E00", zorder=3, label=name)
     for (name, choice), color in zip(known.items(), ("#0072B2", "#009E73", "#E69F00", "#CC79A7"), strict=True):
         ax.scatter(*place(choice), s=60, color=color, edgecolor="black", zorder=4, label=name)
-    ax.set(xscale="log", xlabel="predicted time of a step [ms]", ylabel="memory of a device, as modelled [MB]")
-    ax.set_title("Plans of a GPT on eight h100 in one server", loc="left", fontsize=11)
-    ax.legend(fontsize=8, frameon=False, loc="upper right")
+    ax.set(xscale="log", yscale="log")
+    ax.set(xlabel="predicted time of a step [ms]", ylabel="memory of a device, as modelled [MB]")
+    ax.set_title("Plans of the GPT on eight h100 in one server", loc="left", fontsize=11)
+    ax.legend(fontsize=8, frameon=False)
 
 
 def draw_timelines() -> None:

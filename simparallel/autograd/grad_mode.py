@@ -18,8 +18,6 @@ class _GradMode(threading.local):
     enabled: bool = True
     # A checkpointed part runs for the second time: it must have no further effects.
     recomputing = False
-    # A part runs whose activations are not kept (`nn.checkpoint`).
-    checkpointed = False
     # Runs all ops of this thread, such as inside of `AutoParallel`; None leaves that to the interpreters of tensors.
     interpreter: AbstractInterpreter | None = None
     # Numbers of nodes, for all threads; threads that share one graph number in turns.

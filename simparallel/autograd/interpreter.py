@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from simparallel.backend import Array
@@ -29,6 +30,14 @@ class AbstractInterpreter:
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Return the op's result; None to let the op compute with the arrays of the inputs."""
         raise TypeError(f"{type(self).__name__} does not define run")
+
+    def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor | None:
+        """Return the result of a part that `nn.checkpoint` would recompute in backward; None to let it do so."""
+        return part(*inputs) if is_optional else None
+
+    def micro_batches(self, inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Return the parts of a batch whose gradients are accumulated, see `parallel.micro_batches`."""
+        return [inputs]
 
     def slice_of(self, x: Array, target: Placement) -> Array:
         """Return a copy of this rank's slice of an array that every rank holds whole. Collective: no."""

@@ -149,11 +149,6 @@ def running_backward(*, delivers: bool = False) -> Backward:
     return running
 
 
-def is_backward_running() -> bool:
-    """Return whether a backward pass of this thread is running."""
-    return _running.backward is not None
-
-
 def at_backward_end(callback: Callable[[], None], place: int = 0) -> None:
     """Call `callback` once, when the running backward has delivered its last gradient.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simparallel.base.argparse_checks import at_least_one, flag
-from simparallel.base.units import format_bytes
+from simparallel.base.units import format_bytes, format_seconds
 from simparallel.errors import InputError
 from simparallel.hardware.cluster import ClusterSpec, load_cluster
 from simparallel.hardware.memory import parse_bytes
@@ -32,6 +32,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--batch", type=int, metavar="N", help="a model: samples in a step, of all devices (default: 32 for each)"
     )
     command.add_argument("--method", metavar="NAME", help="a model: how to search (default auto: the exact search)")
+    command.add_argument(
+        "--front", action="store_true", help="a model: the plans of which none is as good as another in time and memory"
+    )
     command.add_argument("--out", metavar="FILE", help="write the plan as JSON, for AutoParallel(..., plan=FILE)")
     command.add_argument("--picture", metavar="FILE", help="draw the plan: .svg, .png or .pdf")
     command.add_argument(
@@ -58,18 +61,20 @@ def main(options: argparse.Namespace) -> int:
 
     at_least_one(n=options.world_size, batch=options.batch)
     cluster = load_cluster(options.cluster, options.world_size)
-    plans = [_of_model(options, cluster)] if options.what in MODELS else _of_script(options, cluster)
+    plans = _of_model(options, cluster) if options.what in MODELS else _of_script(options, cluster)
     if options.json:
         told = [plan.to_dict() for plan in plans]
         print(json.dumps(told if len(told) > 1 else told[0], indent=1))
+    if options.front and not options.json:
+        print(_front(plans))
     for number, plan in enumerate(plans, 1):
         _tell(plan, number, options)
     return 0
 
 
-def _of_model(options: argparse.Namespace, cluster: ClusterSpec) -> Plan:
+def _of_model(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
     from simparallel.search.model_steps import MODELS, ModelStep
-    from simparallel.search.planner import SearchSettings, plan_graph
+    from simparallel.search.planner import SearchSettings, pareto_plans, plan_graph
 
     if options.arguments:
         raise InputError(
@@ -80,12 +85,16 @@ def _of_model(options: argparse.Namespace, cluster: ClusterSpec) -> Plan:
     batch = options.batch or known.batch * cluster.world_size
     step = ModelStep(known)
     settings = SearchSettings(method=options.method or "auto", memory_limit_bytes=limit)
-    with _progress() as progress:
-        plan = plan_graph(step.graph(batch, cluster.world_size), cluster, settings, progress)
+    graph, *split = step.graphs(batch, cluster.world_size)
+    if options.front:
+        plans = pareto_plans(graph, cluster, settings, split)
+    else:
+        with _progress() as progress:
+            plans = [plan_graph(graph, cluster, settings, progress, split)]
     if not options.json:
         told = f"{options.what}: a training step on {batch} samples of shape {known.sample}"
         print(f"{told}, cross-entropy, {type(step.optimizer).__name__}")
-    return plan
+    return plans
 
 
 def _of_script(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
@@ -95,8 +104,8 @@ def _of_script(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
 
     if not options.what.endswith(".py") and not Path(options.what).exists():
         raise InputError(f"plan: {options.what} is no model ({', '.join(MODELS)}), and there is no such script.")
-    for name in ("memory", "batch", "method"):
-        if getattr(options, name) is not None:
+    for name in ("memory", "batch", "method", "front"):
+        if getattr(options, name):
             raise InputError(f"plan: {flag(name)} goes with a model; a script says it itself, at AutoParallel.")
     check_script(options.what)
     program = partial(run_script, options.what, options.arguments)
@@ -156,14 +165,25 @@ def _progress() -> Iterator[Callable[[float], None] | None]:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
+def _front(plans: list[Plan]) -> str:
+    """Return a table of plans: memory, time, and how memory is saved."""
+    rows = [("plan", "memory", "step", "micro-batches", "recomputed parts")]
+    for number, plan in enumerate(plans, 1):
+        memory, step = format_bytes(plan.memory_bytes or 0), format_seconds(plan.step_time_s or 0.0)
+        rows.append((str(number), memory, step, str(plan.num_micro_batches), str(len(plan.recomputed))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in rows)
+
+
 def _tell(plan: Plan, number: int, options: argparse.Namespace) -> None:
     """Print a plan, and write its files."""
     from simparallel.cli import run_folder
 
-    if not options.json:
+    if not options.json and not options.front:
         print(plan)
         if plan.memory_bytes is not None:
             print(f"memory of a device, as modelled: {format_bytes(plan.memory_bytes)}")
+    if not options.json:
         for name in options.explain:
             print(plan.explain(name))
     tell = partial(print, file=sys.stderr if options.json else sys.stdout)

@@ -12,7 +12,7 @@ from simparallel.autograd import Tensor, functions as F
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import get_namespace
 from simparallel.errors import InputError, ShapeError
-from simparallel.nn import GELU, Embedding, LayerNorm, Linear, Module, ModuleList, init
+from simparallel.nn import GELU, Embedding, LayerNorm, Linear, Module, ModuleList, checkpoint, init
 
 # GPT-2's standard deviation.
 INIT_STD = 0.02
@@ -91,7 +91,7 @@ class GPT(Module):
         positions = get_namespace(tokens.data).arange(tokens.shape[-1])
         x = self.tokens(tokens) + self.positions(positions)
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, optional=True)
         # Tied embeddings: the output layer is the token table.
         return F.linear(self.norm(x), self.tokens.weight)
 

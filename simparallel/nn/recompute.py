@@ -20,7 +20,7 @@ from simparallel.hardware.devices import current_device
 from simparallel.nn.amp import hidden_casts, hiding
 
 
-def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
+def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False) -> Tensor:
     """Run `part(*inputs)`, and keep only the tensors that it starts from for backward.
 
     All tensors on which the result depends get their gradients, as without a checkpoint: inputs, parameters, and
@@ -31,6 +31,8 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
             numbers drawn from this rank's state are the same in both runs, and so is the device of a surrounding
             `with device(...)`.
         inputs: Tensors, or other values, which are passed on.
+        optional: recompute this part only if the plan of `AutoParallel` says so, as where memory is short; without a
+            plan, this is `part(*inputs)`.
 
     Returns:
         The result of `part`: one Tensor.
@@ -49,14 +51,16 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
         >>> layer.weight.grad.shape
         (2, 3)
     """
-    drawn, start = random_state.snapshot(), next(grad_mode.numbers)
-    outer, grad_mode.checkpointed = grad_mode.checkpointed, True
     interpreter = grad_mode.interpreter
+    if interpreter is not None:
+        found = interpreter.run_part(part, inputs, optional)
+        if found is not None:
+            return found
+    elif optional:
+        return part(*inputs)
+    drawn, start = random_state.snapshot(), next(grad_mode.numbers)
     position = None if interpreter is None else interpreter.position
-    try:
-        y = part(*inputs)
-    finally:
-        grad_mode.checkpointed = outer
+    y = part(*inputs)
     if not isinstance(y, Tensor):
         raise AutogradError(f"checkpoint: the part returned {type(y).__name__}; it must return one Tensor.")
     if _is_end(y, start):

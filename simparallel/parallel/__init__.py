@@ -16,6 +16,7 @@ from simparallel.parallel.operator.auto import (
     explicit_redistribution,
     implicit_redistributions,
     implicit_replication,
+    micro_batches,
     no_init_parameters,
     quick_redistribution,
 )
@@ -40,5 +41,5 @@ __all__ = [
     "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding", "broadcast_parameters",
     "comm_hooks", "convert_sync_batchnorm", "distribute_module", "distribute_tensor", "explicit_redistribution",
     "from_local", "gather", "implicit_redistributions", "implicit_replication", "max_difference_between_ranks",
-    "no_init_parameters", "parallel_apply", "quick_redistribution", "replicate", "scatter", "shard",
+    "micro_batches", "no_init_parameters", "parallel_apply", "quick_redistribution", "replicate", "scatter", "shard",
 ]  # fmt: skip

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from simparallel.autograd import Op, Redistribute, Tensor
 from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.backend import Array
 from simparallel.errors import PlanError
-from simparallel.layout.sharding import Placement
+from simparallel.layout.sharding import Placement, placement
 from simparallel.parallel.operator.interpreter import SHARDED
 from simparallel.search.plan import Plan
 from simparallel.search.space import with_strategy
@@ -41,6 +44,20 @@ class Planned(AbstractInterpreter):
             return SHARDED.run(op, inputs)
         # A view does not wait for its reader: the plan says where its result is.
         return SHARDED.runner(self._planned(number, op), inputs)(inputs)
+
+    def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor | None:
+        begins_at = self.plan.ops[self.position % len(self.plan.ops)].name
+        return None if not is_optional or begins_at in self.plan.recomputed else part(*inputs)
+
+    def micro_batches(self, inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Return the parts of a batch: of each argument, equal parts of this rank's rows.
+
+        Raises:
+            PlanError: the rows of an argument cannot be split so.
+        """
+        count = self.plan.num_micro_batches
+        each = [_parts_of(x, count) for x in inputs]
+        return list(zip(*each, strict=True)) if count > 1 else [inputs]
 
     def _number(self, op: Op, inputs: tuple[Tensor, ...]) -> int | None:
         """Return the number of this call in the plan; None after its end."""
@@ -78,3 +95,19 @@ class Planned(AbstractInterpreter):
 
     def to_local(self, x: Tensor, grad_layout: object = None) -> Tensor:
         return SHARDED.to_local(x, grad_layout)  # type: ignore[arg-type]
+
+
+def _parts_of(x: Any, count: int) -> list[Any]:
+    """Return equal parts of this rank's rows of an argument, in the same layout; any other value `count` times."""
+    place = x.placement if isinstance(x, Tensor) else None
+    if place is None or not place.shape or count == 1:
+        return [x] * count
+    rows = place.local_shape[0]
+    if rows % count or len(set(place.local_shapes.values())) > 1:
+        raise PlanError(
+            f"AutoParallel: the plan has {count} micro-batches, but ranks have {place.shapes_text} of an argument: "
+            "their first dims must be equal and divisible. Pass another batch, or search anew (plan=None)."
+        )
+    part = placement(place.layout, (place.shape[0] // count, *place.shape[1:]))
+    each = (x.data[start : start + rows // count] for start in range(0, rows, rows // count))
+    return [Tensor._result(data, placement=part, interpreter=SHARDED) for data in each]

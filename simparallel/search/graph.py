@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import gcd
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from simparallel.autograd import Context, Op, Plan, Tensor
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
-from simparallel.autograd.tape import Node as TapeNode, Reversible, is_backward_running
+from simparallel.autograd.tape import Node as TapeNode, Reversible
 from simparallel.backend import Array, get_namespace, is_array, random_state
 from simparallel.base.callsite import user_line
 from simparallel.comm import current
@@ -24,7 +25,7 @@ from simparallel.hardware.cluster import describe
 from simparallel.hardware.memory import owner_of
 from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.layout.rule import Shape
-from simparallel.layout.sharding import Placement
+from simparallel.layout.sharding import Placement, placement
 from simparallel.nn.deferred import placeholder
 from simparallel.simulate.arrays import DryArray, without_data
 
@@ -33,6 +34,7 @@ from simparallel.simulate.arrays import DryArray, without_data
 NODE, PARAMETER, ARGUMENT, CONSTANT = "node", "parameter", "argument", "constant"
 
 
+_MICRO_BATCHES = 2, 4, 8, 16
 # Larger ops are not run on arrays without data, which reserve as many addresses.
 LARGE_BYTES = 1 << 32
 
@@ -58,7 +60,6 @@ class Node:
         kept: for each input whether backward reads it.
         keeps_output: whether backward reads the output.
         kept_bytes: bytes of other arrays that are kept for backward.
-        is_recomputed: it runs again in backward (`nn.checkpoint`), and keeps nothing until then.
         line: of the user's program.
     """
 
@@ -71,7 +72,6 @@ class Node:
     kept: tuple[bool, ...]
     keeps_output: bool
     kept_bytes: int
-    is_recomputed: bool
     line: str
     has_backward: bool = False
 
@@ -103,21 +103,35 @@ class Leaf:
         return self.tensor.shape if self.placement is None else self.placement.shape
 
 
+class Part(NamedTuple):
+    """Ops `begin` to `end` - 1, which backward runs again (`nn.checkpoint`); if it is optional, the plan decides."""
+
+    begin: int
+    end: int
+    is_optional: bool
+
+
 @dataclass(eq=False)
 class Graph:
-    """The ops of a program in order.
+    """The ops of a program in order: those of one micro-batch.
 
     Attributes:
         nodes: the ops.
         parameters: the trained leaves, by first use.
         arguments: placements of the arguments.
         results: the ops whose results the program returns; each rank gets them whole.
+        parts: what is recomputed, or may be.
+        num_micro_batches: into how many parts `parallel.micro_batches` has split the batch.
+        rows: samples of each rank that it can split; 0 if the program does not call it.
     """
 
     nodes: list[Node] = field(default_factory=list)
     parameters: list[Leaf] = field(default_factory=list)
     arguments: list[Placement] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    num_micro_batches: int = 1
+    rows: int = 0
 
     @property
     def readers(self) -> dict[Source, list[tuple[int, int]]]:
@@ -140,8 +154,17 @@ class Graph:
             stack += [source.number for source, needed in sources if needed and source.kind == NODE]
 
 
+def micro_batch_counts(rows: int) -> list[int]:
+    """Return the numbers of micro-batches, beyond one, to consider for a batch of `rows` samples on a rank."""
+    return [count for count in _MICRO_BATCHES if rows and rows % count == 0]
+
+
 def capture(
-    program: Callable[..., Any], arguments: Sequence[tuple[Tensor, Placement]], args: Any, kwargs: Any
+    program: Callable[..., Any],
+    arguments: Sequence[tuple[Tensor, Placement]],
+    args: Any,
+    kwargs: Any,
+    num_micro_batches: int = 1,
 ) -> Graph:
     """Run `program(*args, **kwargs)` without data, and return its graph.
 
@@ -152,12 +175,13 @@ def capture(
         program: a training step, or a part of one.
         arguments: the Tensors among its arguments, each with its placement. They have the global shapes.
         args, kwargs: the arguments.
+        num_micro_batches: into how many parts `parallel.micro_batches` splits the batch.
 
     Raises:
         UnknownValueError: the program decides by a value that is not known without data.
         Other errors: those of the program.
     """
-    graph = Graph(arguments=[place for _, place in arguments])
+    graph = Graph(arguments=[place for _, place in arguments], num_micro_batches=num_micro_batches)
     capturing = _Capturing(graph, [x for x, _ in arguments])
     with _without_effects(), _interpreted_by(capturing):
         try:
@@ -203,13 +227,11 @@ class _Capturing(AbstractInterpreter):
         self._alive: list[Any] = []
         self._dry: dict[int, Array] = {}
         self._counts: dict[str, int] = {}
+        self._is_in_part = False
         for number, x in enumerate(arguments):
             self._note(x.data, Source(ARGUMENT, number))
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor:
-        if is_backward_running():
-            # The loss itself is the end of a checkpointed part, which backward runs again.
-            raise _BackwardBegins([len(self.graph.nodes) - 1])
         sources = tuple(map(self._source, inputs))
         arrays = [self._array(x) for x in inputs]
         needs = tuple(grad_mode.enabled and x.requires_grad for x in inputs)
@@ -229,9 +251,45 @@ class _Capturing(AbstractInterpreter):
         self._note(found.data, Source(NODE, number))
         return found
 
+    def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor:
+        begin, outer = len(self.graph.nodes), self._is_in_part
+        self._is_in_part = True
+        try:
+            y = part(*inputs)
+        finally:
+            self._is_in_part = outer
+        end = len(self.graph.nodes)
+        # Parts inside a part are recomputed with it.
+        if not outer and end > begin:
+            self.graph.parts.append(Part(begin, end, is_optional))
+        return y
+
+    def micro_batches(self, inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        count = self.graph.num_micro_batches
+        places = [self.graph.arguments[s.number] for s in map(self._source_of, inputs) if s and s.kind == ARGUMENT]
+        rows = {gcd(*(shape[0] for shape in place.local_shapes.values())) if place.shape else 1 for place in places}
+        self.graph.rows = gcd(*rows)
+        if count == 1:
+            return [inputs]
+        return [tuple(map(self._part_of, inputs))] * count
+
+    def _part_of(self, x: Any) -> Any:
+        """Return the first micro-batch of an argument: a smaller argument in the same layout."""
+        source = self._source_of(x)
+        if source is None or source.kind != ARGUMENT:
+            return x
+        place, count = self.graph.arguments[source.number], self.graph.num_micro_batches
+        new = Tensor._result(x.data[: x.data.shape[0] // count])
+        self.graph.arguments.append(placement(place.layout, (place.shape[0] // count, *place.shape[1:])))
+        self._note(new.data, Source(ARGUMENT, len(self.graph.arguments) - 1))
+        return new
+
+    def _source_of(self, x: Any) -> Source | None:
+        return self._sources.get(id(x._data)) if isinstance(x, Tensor) else None
+
     def made_by(self, x: Any) -> list[int]:
         """Return the number of the op whose result x is, in a list; an empty one if x is no such result."""
-        source = self._sources.get(id(x.data)) if isinstance(x, Tensor) else None
+        source = self._source_of(x)
         return [source.number] if source is not None and source.kind == NODE else []
 
     def slice_of(self, x: Array, target: Placement) -> Array:
@@ -256,7 +314,6 @@ class _Capturing(AbstractInterpreter):
             kept=tuple(owner in kept and owner != own for owner in owners),
             keeps_output=own in kept,
             kept_bytes=other_bytes,
-            is_recomputed=grad_mode.checkpointed,
             line=user_line(),
         )
 

@@ -11,10 +11,11 @@ from simparallel import models
 from simparallel.autograd import Tensor, functions as F
 from simparallel.layout.layout import Layout
 from simparallel.layout.sharding import placement
-from simparallel.nn import Module
+from simparallel.nn import BatchNorm2d, Module
 from simparallel.nn.deferred import deferred_init
 from simparallel.optim import AdamW, Momentum
-from simparallel.search.graph import Graph, capture
+from simparallel.parallel.operator.auto import micro_batches
+from simparallel.search.graph import Graph, capture, micro_batch_counts
 from simparallel.simulate.arrays import empty
 
 
@@ -55,19 +56,29 @@ class ModelStep:
         with deferred_init():
             self.model = known.build()
         trained = self.model.parameters()
+        self._has_batch_norm = any(isinstance(module, BatchNorm2d) for module in self.model.modules())
         self.optimizer = Momentum(trained, 0.1, 0.9) if known.vocabulary is None else AdamW(trained, lr=3e-4)
 
     def __call__(self, x: Any, y: Any) -> Tensor:
+        """Make a step; return the loss of the last micro-batch."""
         self.optimizer.zero_grad()
-        logits = self.model(x)
-        if self.known.vocabulary is not None:
-            logits = logits.reshape(-1, self.known.vocabulary)
-        loss = F.cross_entropy(logits, y)
-        loss.backward()
+        # The statistics of a batch norm would be those of a micro-batch.
+        parts = [(x, y)] if self._has_batch_norm else micro_batches(x, y)
+        for part, labels in parts:
+            logits = self.model(part)
+            if self.known.vocabulary is not None:
+                logits = logits.reshape(-1, self.known.vocabulary)
+            loss = F.cross_entropy(logits, labels)
+            (loss if len(parts) == 1 else loss / len(parts)).backward()
         self.optimizer.step()
         return loss
 
-    def graph(self, batch: int, device_num: int) -> Graph:
+    def graphs(self, batch: int, device_num: int) -> list[Graph]:
+        """Return the graphs of the step with 1, 2, 4, … micro-batches, see `graph`."""
+        first = self.graph(batch, device_num)
+        return [first, *(self.graph(batch, device_num, count) for count in micro_batch_counts(first.rows))]
+
+    def graph(self, batch: int, device_num: int, num_micro_batches: int = 1) -> Graph:
         """Return the graph of the step on a batch that every device is given whole (`full_batch`)."""
         shape = (batch, *self.known.sample)
         is_text = self.known.vocabulary is not None
@@ -78,4 +89,4 @@ class ModelStep:
         for each in inputs:
             whole = Layout((device_num,), ("batch",))(*["None"] * each.ndim)
             given.append((each, placement(whole, each.shape)))
-        return capture(self, given, inputs, {})
+        return capture(self, given, inputs, {}, num_micro_batches)

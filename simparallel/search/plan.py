@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simparallel.base.checks import is_integer
 from simparallel.base.files import write_atomically
 from simparallel.base.units import format_seconds
 from simparallel.errors import PlanError
@@ -56,6 +57,8 @@ class Plan:
         cost_ps, bound_ps: cost of the plan in the model of the search, and a lower bound of all plans' costs.
         memory_bytes: memory of a device that the model counts.
         notes: what the search left out.
+        recomputed: names of the calls with which the optional parts (`nn.checkpoint`) begin that backward runs again.
+        num_micro_batches: into how many parts `parallel.micro_batches` splits a batch.
     """
 
     device_num: int
@@ -68,6 +71,8 @@ class Plan:
     bound_ps: int | None = None
     memory_bytes: int | None = None
     notes: tuple[str, ...] = ()
+    recomputed: tuple[str, ...] = ()
+    num_micro_batches: int = 1
 
     @property
     def step_time_s(self) -> float | None:
@@ -156,11 +161,14 @@ class Plan:
         try:
             ops = tuple(_read(entry) for entry in data["ops"])
             rest = {name: value for name, value in data.items() if name not in ("format", "ops")}
-            plan = cls(**{**rest, "ops": ops, "notes": tuple(rest.get("notes", ()))})
+            told = {name: tuple(rest.get(name, ())) for name in ("notes", "recomputed")}
+            plan = cls(**{**rest, "ops": ops, **told})
         except (TypeError, KeyError, ValueError) as error:
             raise PlanError(f"{where}: {error}; compare with a file that Plan.save has written.") from None
-        if isinstance(plan.device_num, bool) or not isinstance(plan.device_num, int) or plan.device_num < 1:
-            raise PlanError(f"{where}: device_num={plan.device_num!r} must be an integer of 1 or more.")
+        for name in ("device_num", "num_micro_batches"):
+            number = getattr(plan, name)
+            if not is_integer(number) or number < 1:
+                raise PlanError(f"{where}: {name}={number!r} must be an integer of 1 or more.")
         return plan
 
     @classmethod
@@ -184,7 +192,7 @@ class Plan:
     def __str__(self) -> str:
         rows = [("op", "inputs", "strategy"), *self._rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [self.title, *self.notes]
+        lines = [self.title, *self.notes, *self._saved_memory()]
         lines += ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join(lines)
 
@@ -205,6 +213,12 @@ class Plan:
         else:
             parts.append(self.method)
         return "; ".join(parts)
+
+    def _saved_memory(self) -> Iterator[str]:
+        if self.num_micro_batches > 1:
+            yield f"A batch is split into {self.num_micro_batches} micro-batches."
+        if self.recomputed:
+            yield f"Backward recomputes {len(self.recomputed)} parts, which begin with {', '.join(self.recomputed)}."
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         for planned in self.ops:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.tree_map import change_each
+from simparallel.base.units import format_bytes
 from simparallel.comm import current
-from simparallel.errors import InputError, PlanError
+from simparallel.errors import InputError, PlanError, SearchError
 from simparallel.hardware.cluster import ClusterSpec, describe
 from simparallel.hardware.recorder import current_recorder
 from simparallel.layout import strategy
@@ -25,12 +26,14 @@ from simparallel.search.annealing import anneal
 from simparallel.search.elimination import eliminate
 from simparallel.search.execute import Planned
 from simparallel.search.exhaustive import enumerate_all
-from simparallel.search.graph import ARGUMENT, NODE, PARAMETER, Graph, capture
+from simparallel.search.graph import ARGUMENT, NODE, PARAMETER, Graph, Part, capture, micro_batch_counts
 from simparallel.search.integer_program import solve_milp
+from simparallel.search.pareto import pareto
 from simparallel.search.plan import Plan, PlannedOp
 from simparallel.search.problem import Problem, Solution
 from simparallel.search.propagation import propagate
 from simparallel.search.reasons import moves_into, options_of
+from simparallel.search.refusal import nothing_fits
 from simparallel.search.replay import Clocks, replay
 from simparallel.search.space import Space, fixed
 from simparallel.search.tables import Progress
@@ -80,11 +83,19 @@ def plan_program(
         SearchError: no plan fits into the memory limit.
         UnknownValueError: the program decides by a value that is not known without data.
     """
-    graph = graph_of(program, args, kwargs)
-    return plan_graph(graph, cluster, settings, progress)
+    graph, *split = graphs_of(program, args, kwargs)
+    return plan_graph(graph, cluster, settings, progress, split)
 
 
-def graph_of(program: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Graph:
+def graphs_of(program: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Graph]:
+    """Capture a program with one micro-batch, and if it splits its batch, with 2, 4, and more of them."""
+    first = graph_of(program, args, kwargs)
+    return [first, *(graph_of(program, args, kwargs, count) for count in micro_batch_counts(first.rows))]
+
+
+def graph_of(
+    program: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], num_micro_batches: int = 1
+) -> Graph:
     """Capture a program on whole arguments: without data where they are floating point, else of legal values."""
     given: list[tuple[Tensor, Placement]] = []
 
@@ -101,58 +112,154 @@ def graph_of(program: Callable[..., Any], args: Sequence[Any], kwargs: dict[str,
         return new
 
     args, kwargs = change_each(list(args), whole), change_each(kwargs, whole)
-    return capture(program, given, args, kwargs)
+    return capture(program, given, args, kwargs, num_micro_batches)
 
 
 def plan_graph(
-    graph: Graph, cluster: ClusterSpec, settings: SearchSettings = SearchSettings(), progress: Progress = None
+    graph: Graph,
+    cluster: ClusterSpec,
+    settings: SearchSettings = SearchSettings(),
+    progress: Progress = None,
+    split: Sequence[Graph] = (),
 ) -> Plan:
-    """Return the plan of a captured program."""
+    """Return the plan of a captured program.
+
+    Where the fastest plan needs more memory than the limit, the fastest is taken of those that fit: also with the parts
+    recomputed that `nn.checkpoint` marks as optional, and with micro-batches, if the program has them.
+
+    Args:
+        graph: the program.
+        cluster: the described hardware.
+        settings: how to search.
+        progress: called with the part of a search that is done.
+        split: the program with more and more micro-batches.
+
+    Raises:
+        InputError: unknown method.
+        SearchError: no plan fits into the memory limit.
+    """
     if settings.method not in METHODS:
         raise InputError(f"search: method={settings.method!r} is not one of {', '.join(METHODS)}.")
-    space = Space(
-        graph, cluster, fully=settings.fully, follow=settings.follow, alpha=settings.alpha, beta=settings.beta
-    )
+    plain = _space(graph, cluster, settings)
+    limit = settings.memory_limit_bytes
+    best = _search(plain, replace(settings, memory_limit_bytes=None), progress)
+    if limit is not None and best.solution.memory_bytes > limit:
+        found, least_bytes = [], best.solution.memory_bytes
+        for space in _variants(plain, cluster, settings, split):
+            try:
+                found.append(_search(space, settings, progress))
+            except SearchError as error:
+                least_bytes = min(least_bytes, error.least_bytes)  # type: ignore[attr-defined]
+        if not found:
+            raise SearchError(
+                f"search: no plan fits into {format_bytes(limit)} of memory on a device; the least that was found "
+                f"needs {format_bytes(least_bytes)}. Raise the limit (memory_limit, --memory), take more devices, or "
+                "let the program save memory: nn.checkpoint(part, x, optional=True), parallel.micro_batches(x, y).",
+                least_bytes=least_bytes,
+                limit_bytes=limit,
+            )
+        best = min(found, key=lambda each: each.clocks.step_ps)
+    return best.plan(replay(plain, data_parallel(plain)).step_ps)
 
-    plain = data_parallel(space)
-    gamma = settings.gamma
-    found = [_solved(space, settings, 1.0 if gamma is None else gamma, plain, progress)]
-    sums = space.sums_ps(found[0].solution.choice)
-    # How much of the sums of gradients is exposed depends on the plan: the first search counts all of it.
-    exposed = min(found[0].clocks.exposed_ps / sums, 1.0) if sums else 1.0
-    if gamma is None and exposed < 0.95 and settings.method in ("auto", "integer_program"):
-        found.append(_solved(space, settings, exposed, plain, progress))
-    best = min(found, key=lambda each: each.clocks.step_ps)
-    chosen = best.solution
-    return Plan(
-        device_num=space.device_num,
-        ops=planned(space, chosen.choice, best.exposed),
-        method=chosen.method,
-        cluster=cluster.name,
-        step_time_ps=best.clocks.step_ps,
-        data_parallel_ps=replay(space, plain).step_ps,
-        cost_ps=chosen.cost,
-        bound_ps=chosen.bound,
-        memory_bytes=chosen.memory_bytes,
-        notes=space.notes,
-    )
+
+def pareto_plans(
+    graph: Graph,
+    cluster: ClusterSpec,
+    settings: SearchSettings = SearchSettings(),
+    split: Sequence[Graph] = (),
+    points: int = 16,
+) -> list[Plan]:
+    """Return plans of which none is as good as another in both the time of a step and memory, by ascending memory.
+
+    Args:
+        graph, cluster, settings, split: as for `plan_graph`; the method is the exact search.
+        points: most plans of one kind: with some parts recomputed, and some number of micro-batches.
+    """
+    plain = _space(graph, cluster, settings)
+    found: list[Found] = []
+    for space in _variants(plain, cluster, settings, split):
+        free = _search(space, replace(settings, method="auto", memory_limit_bytes=None))
+        found.append(free)
+        for exposed in {1.0, free.exposed}:
+            front = pareto(space.problem(exposed), points=points)
+            found += [Found(space, each, replay(space, each.choice), exposed) for each in front]
+    data_parallel_ps = replay(plain, data_parallel(plain)).step_ps
+    kept: list[Found] = []
+    for each in sorted(found, key=lambda each: (each.solution.memory_bytes, each.clocks.step_ps)):
+        if not kept or each.clocks.step_ps < kept[-1].clocks.step_ps:
+            kept.append(each)
+    limit = settings.memory_limit_bytes
+    return [each.plan(data_parallel_ps) for each in kept if limit is None or each.solution.memory_bytes <= limit]
 
 
 class Found(NamedTuple):
     """The result of a search at one weight of the sums of gradients, and its clocks after a step."""
 
+    space: Space
     solution: Solution
     clocks: Clocks
     exposed: float
 
+    def plan(self, data_parallel_ps: int) -> Plan:
+        space, solution = self.space, self.solution
+        return Plan(
+            device_num=space.device_num,
+            ops=planned(space, solution.choice, self.exposed),
+            method=solution.method,
+            cluster=space.prices.cluster.name,
+            step_time_ps=self.clocks.step_ps,
+            data_parallel_ps=data_parallel_ps,
+            cost_ps=solution.cost,
+            bound_ps=solution.bound,
+            memory_bytes=solution.memory_bytes,
+            notes=space.notes,
+            recomputed=tuple(space.graph.nodes[part.begin].name for part in space.recomputed if part.is_optional),
+            num_micro_batches=space.graph.num_micro_batches,
+        )
 
-def _solved(
-    space: Space, settings: SearchSettings, exposed: float, plain: tuple[int, ...], progress: Progress
-) -> Found:
+
+def _space(graph: Graph, cluster: ClusterSpec, settings: SearchSettings, recomputed: Sequence[int] = ()) -> Space:
+    return Space(
+        graph, cluster, fully=settings.fully, follow=settings.follow, alpha=settings.alpha, beta=settings.beta,
+        recomputed=recomputed,
+    )  # fmt: skip
+
+
+def _variants(plain: Space, cluster: ClusterSpec, settings: SearchSettings, split: Sequence[Graph]) -> Iterator[Space]:
+    """Yield the spaces with no, half of, and all of the optional parts recomputed, for each number of micro-batches."""
+    for graph in (plain.graph, *split):
+        optional = [number for number, part in enumerate(graph.parts) if part.is_optional]
+        # First those that save most for their work.
+        optional.sort(key=lambda number: _work_per_byte(graph, graph.parts[number]))
+        for count in sorted({0, (len(optional) + 1) // 2, len(optional)}):
+            is_plain = graph is plain.graph and not count
+            yield plain if is_plain else _space(graph, cluster, settings, optional[:count])
+
+
+def _work_per_byte(graph: Graph, part: Part) -> float:
+    nodes = graph.nodes[part.begin : part.end]
+    return sum(node.plan.work.size_bytes for node in nodes) / max(sum(node.plan.output.size_bytes for node in nodes), 1)
+
+
+def _search(space: Space, settings: SearchSettings, progress: Progress = None) -> Found:
+    """Return the best plan of a space. Raises SearchError."""
+    gamma = settings.gamma
+    found = _solved(space, settings, 1.0 if gamma is None else gamma, progress)
+    sums = space.sums_ps(found.solution.choice)
+    # How much of the sums of gradients is exposed depends on the plan: the first search counts all of it.
+    exposed = min(found.clocks.exposed_ps / sums, 1.0) if sums else 1.0
+    if gamma is not None or exposed >= 0.95 or settings.method not in ("auto", "integer_program"):
+        return found
+    return min(found, _solved(space, settings, exposed, progress), key=lambda each: each.clocks.step_ps)
+
+
+def _solved(space: Space, settings: SearchSettings, exposed: float, progress: Progress) -> Found:
     """Search at one weight of the sums of gradients."""
-    problem = space.problem(exposed)
+    problem, plain = space.problem(exposed), data_parallel(space)
     limit = settings.memory_limit_bytes
     found = _solve(problem, space, settings, progress)
+    if limit is not None and found.memory_bytes > limit:
+        raise nothing_fits(settings.method, found.memory_bytes, limit, is_proven=False)
     clocks = replay(space, found.choice)
     # The clock may prefer data parallelism, as the model weighs all sums by one number.
     if limit is None or problem.memory_bytes(plain) <= limit:
@@ -160,7 +267,7 @@ def _solved(
         if others.step_ps < clocks.step_ps:
             bound = min(found.bound, problem.cost(plain))
             clocks, found = others, Solution.of(problem, plain, bound, "data parallelism")
-    return Found(found, clocks, exposed)
+    return Found(space, found, clocks, exposed)
 
 
 def _solve(problem: Problem, space: Space, settings: SearchSettings, progress: Progress) -> Solution:
@@ -289,8 +396,10 @@ def interpreter(parallel: AutoParallel, args: list[Any], kwargs: dict[str, Any],
     """
     communicator = current()
     if plan is None:
-        graph = graph_of(parallel.network, args, kwargs)
-        found = None if communicator.rank else plan_graph(graph, _cluster(), _settings(parallel)).to_dict()
+        graph, *split = graphs_of(parallel.network, args, kwargs)
+        found = None
+        if communicator.rank == 0:
+            found = plan_graph(graph, _cluster(), _settings(parallel), split=split).to_dict()
         with communicator.asked_by("AutoParallel: the plan"):
             # As data: what is sent holds no object of this process.
             shared = communicator.broadcast_object(found) if communicator.world_size > 1 else found

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from simparallel.search.explanation import Move, Option
 from simparallel.search.graph import NODE
-from simparallel.search.prices import Events, Exchange, Messages, Work, sums_ps
+from simparallel.search.prices import Events, Exchange, Messages, Work
 from simparallel.search.problem import Problem
 from simparallel.search.replay import moves_of
 from simparallel.search.space import FORBIDDEN_PS, Space
@@ -31,7 +31,7 @@ def options_of(
         own = space.choices[number][each]
         compute_ps = space.cost_ps(number, own, Work)
         exchange_ps = space.cost_ps(number, own) - compute_ps
-        exposed_ps = round(exposed * sums_ps(own.backward))
+        exposed_ps = round(exposed * space.own_sums_ps(own))
         rest_ps = int(costs[each]) - compute_ps - exchange_ps - exposed_ps
         strategy = (None, None) if is_given else own.strategy
         found.append(Option(*strategy, compute_ps, exchange_ps, exposed_ps, rest_ps))  # type: ignore[arg-type]

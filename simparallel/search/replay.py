@@ -7,6 +7,7 @@ every group a stream, and the sums of gradients share collectives and overlap wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,13 @@ from simparallel.parallel.operator.gradient_sums import Filling
 from simparallel.search.graph import NODE, PARAMETER
 from simparallel.search.prices import Event, Events, Exchange, Messages, Prices, Sum, Work
 from simparallel.search.space import Space
+
+
+class Pass(NamedTuple):
+    """The sums of gradients of a backward pass: those that wait for more, and those that have started."""
+
+    filling: Filling
+    started: list[tuple[tuple[Group, ...], list[int]]]
 
 
 class Clocks:
@@ -29,8 +37,7 @@ class Clocks:
         self._prices = prices
         self.now = np.zeros(prices.device_num, np.int64)
         self._streams: dict[Group, int] = {}
-        self._filling = Filling()
-        self._started: list[tuple[tuple[Group, ...], list[int]]] = []
+        self._passes: list[Pass] = []
         self.exposed_ps = 0
 
     @property
@@ -56,7 +63,7 @@ class Clocks:
                 for rank in (source, target):
                     self.now[rank] = max(self.now[rank], arrives)
         else:
-            self._send(self._filling.add(event.kind, event, event.size_bytes))
+            self._send(self._passes[-1].filling.add(event.kind, event, event.size_bytes))
 
     def _start(self, exchange: Exchange) -> list[int]:
         """Return the end of a collective in each group: it begins when all members and the stream are ready."""
@@ -71,19 +78,22 @@ class Clocks:
         if part:
             groups = part[0].kind[0]
             exchange = self._prices.exchange("all_reduce", sum(each.size_bytes for each in part), groups)
-            self._started.append((groups, self._start(exchange)))
+            self._passes[-1].started.append((groups, self._start(exchange)))
 
-    def finish_sums(self) -> None:
+    def begin_pass(self) -> None:
+        """Begin a backward pass, maybe inside another one: that of a part that is recomputed."""
+        self._passes.append(Pass(Filling(), []))
+
+    def end_pass(self) -> None:
         """End a backward pass: start the sums that are left, and wait for all."""
-        for part in self._filling.rest():
+        for part in self._passes[-1].filling.rest():
             self._send(part)
         before = self.now.copy()
-        for groups, ends in self._started:
+        for groups, ends in self._passes.pop().started:
             for group, end in zip(groups, ends, strict=True):
                 ranks = list(group)
                 self.now[ranks] = np.maximum(self.now[ranks], end)
         self.exposed_ps += int((self.now - before).max(initial=0))
-        self._started.clear()
 
 
 def replay(space: Space, choice: Sequence[int]) -> Clocks:
@@ -93,28 +103,35 @@ def replay(space: Space, choice: Sequence[int]) -> Clocks:
         space: the choices.
         choice: the number of the choice of each op.
 
-    Exact where no redistribution sends messages (`sends_messages`) and no part of the program is checkpointed.
     """
     clocks, graph = Clocks(space.prices), space.graph
     chosen = [choices[number] for choices, number in zip(space.choices, choice, strict=True)]
-    backwards: list[Events] = []
+    forwards: list[list[Event]] = []
+    backwards: list[list[Events]] = []
     for number, (node, own) in enumerate(zip(graph.nodes, chosen, strict=True)):
-        forward: list[Event] = []
-        for i in range(len(node.inputs)):
-            there, back = moves_of(space, choice, number, i)
-            forward += there
-            if node.has_backward:
-                backwards.append(back)
-        forward += own.forward
-        clocks.run(tuple(forward))
-        if node.has_backward:
-            # Recomputed parts run forward once more.
-            backwards.append((*(forward if node.is_recomputed else ()), *own.backward))
-    for number in graph.results:
-        clocks.run(space.gathering(number, choice[number]))
-    for events in reversed(backwards):
-        clocks.run(events)
-    clocks.finish_sums()
+        moves = [moves_of(space, choice, number, i) for i in range(len(node.inputs))]
+        forwards.append([*(event for there, _ in moves for event in there), *own.forward])
+        backwards.append([own.backward, *(back for _, back in reversed(moves))] if node.has_backward else [])
+    parts = [part for part in space.recomputed if part.begin in space.again]
+    ends = {part.end - 1: forwards[part.begin : part.end] for part in parts}
+    begins = {part.begin for part in parts}
+    for _ in range(graph.num_micro_batches):
+        for forward in forwards:
+            clocks.run(tuple(forward))
+        for number in graph.results:
+            clocks.run(space.gathering(number, choice[number]))
+        clocks.begin_pass()
+        for number in reversed(range(len(backwards))):
+            # A part runs again as soon as backward reaches it, and has a pass of its own.
+            if number in ends:
+                for forward in ends[number]:
+                    clocks.run(tuple(forward))
+                clocks.begin_pass()
+            for events in backwards[number]:
+                clocks.run(events)
+            if number in begins:
+                clocks.end_pass()
+        clocks.end_pass()
     clocks.run(space.steps(choice))
     return clocks
 

@@ -8,7 +8,7 @@ Every reader redistributes by itself, as in a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from simparallel.layout.sharding import Placement, Sharding, placement
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.operator.explain import Input
 from simparallel.parallel.operator.op_call import Call, uncut
-from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, Node, Source
+from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, Node, Part, Source
 from simparallel.search.prices import MOST_DEVICES, Events, Prices, sums_ps
 from simparallel.search.problem import Problem
 
@@ -69,8 +69,10 @@ class Space:
         fully: only candidates that use all devices, or none (MindSpore's `fully_use_devices`).
         follow: elementwise ops do not redistribute their first input (`elementwise_op_strategy_follow`).
         alpha, beta: weights of computing and of communication.
+        recomputed: numbers of the optional parts of the graph that backward runs again.
 
     Attributes:
+        recomputed, again: all parts that backward runs again, and their ops.
         choices: for each op its choices.
         optimizers: those that update the parameters.
         is_whole: whether these are all legal strategies of the ops.
@@ -85,11 +87,20 @@ class Space:
         follow: bool = False,
         alpha: float = 1.0,
         beta: float = 1.0,
+        recomputed: Collection[int] = (),
     ) -> None:
         self.graph, self.prices, self.device_num = graph, Prices(cluster, alpha, beta), cluster.world_size
         self.is_whole = self.device_num <= MOST_DEVICES and not fully
         self._fully = fully or self.device_num > MOST_DEVICES
         self._follow = follow
+        self.recomputed = [p for i, p in enumerate(graph.parts) if not p.is_optional or i in recomputed]
+        # Without a gradient in a part, nothing runs it again.
+        self.again = {
+            number
+            for part in self.recomputed
+            if any(node.has_backward for node in graph.nodes[part.begin : part.end])
+            for number in range(part.begin, part.end)
+        }
         self.optimizers = optimizers_of(leaf.tensor for leaf in graph.parameters)
         self._mesh = Mesh((self.device_num,), ("rank",))
         self._readers = graph.readers
@@ -192,12 +203,12 @@ class Space:
         # Equal blocks of a network share their arrays, which solvers then work on only once.
         known: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
         nodes, sums = [], []
-        for number, (node, choices) in enumerate(zip(self.graph.nodes, self.choices, strict=True)):
+        for number, choices in enumerate(self.choices):
             leaves = [(i, self._updates[leaf]) for leaf, i in self._first_readers.get(number, ())]
-            key = id(choices), node.is_recomputed, repr(leaves)
+            key = id(choices), number in self.again, repr(leaves)
             if key not in known:
                 own = np.array([self.cost_ps(number, choice) for choice in choices], np.int64)
-                known[key] = own, np.array([sums_ps(choice.backward) for choice in choices], np.int64)
+                known[key] = own, np.array([self.own_sums_ps(choice) for choice in choices], np.int64)
             nodes.append(known[key][0])
             sums.append(known[key][1])
         for number in self.graph.results:
@@ -220,7 +231,6 @@ class Space:
 
     def cost_ps(self, number: int, choice: Choice, kind: type | tuple[type, ...] = object) -> int:
         """Return what an op costs: events of one kind, and the step of the optimizers for its parameters."""
-        node = self.graph.nodes[number]
         forward_ps, backward_ps = (
             self.prices.cost_ps(tuple(event for event in events if isinstance(event, kind)))
             for events in (choice.forward, choice.backward)
@@ -233,7 +243,8 @@ class Space:
                 name = type(self.optimizers[optimizer]).__name__
                 step, launch = (self.prices.optimizer(name, n * flops, n * size_bytes, itemsize, 1) for n in (count, 0))
                 updates += max(step.longest_ps - launch.longest_ps, 0)
-        return forward_ps * (2 if node.is_recomputed and node.has_backward else 1) + backward_ps + updates
+        times = 2 if number in self.again else 1
+        return (times * forward_ps + backward_ps) * self.graph.num_micro_batches + updates
 
     @cached_property
     def _first_readers(self) -> dict[int, list[tuple[int, int]]]:
@@ -259,11 +270,19 @@ class Space:
         A parameter counts with its gradient and the state of its optimizer.
         """
         known: dict[Any, np.ndarray] = {}
-        kept_by = {number for node in self.graph.nodes if node.has_backward for number in _read_again(node)}
+        # What recomputed parts start from is kept. While backward runs one again, its own activations are there, too:
+        # those of the largest part count as kept.
+        dropped = self.again - self._largest_part()
+        kept_by = {
+            source.number
+            for number, node in enumerate(self.graph.nodes)
+            for source in (node.inputs if number in dropped else _read_again(node))
+            if source.kind == NODE
+        }
         for number, (node, choices) in enumerate(zip(self.graph.nodes, self.choices, strict=True)):
             itemsize, whole = node.plan.output.dtype.itemsize, prod(node.plan.output.shape)
-            keeps = node.has_backward and not node.is_recomputed
-            keeps_output = keeps and (node.keeps_output or number in kept_by)
+            keeps = node.has_backward and number not in dropped
+            keeps_output = keeps and node.keeps_output or number in kept_by - dropped
             leaves = []
             for leaf, i in self._first_readers.get(number, ()):
                 tensor = self.graph.parameters[leaf].tensor
@@ -281,9 +300,22 @@ class Space:
             known[key] = np.array(found, np.int64)
             yield known[key]
 
+    def _largest_part(self) -> set[int]:
+        """Return the ops of the recomputed part with the most activations."""
+
+        def size_bytes(part: Part) -> int:
+            return sum(node.plan.output.size_bytes for node in self.graph.nodes[part.begin : part.end])
+
+        largest = max(self.recomputed, key=size_bytes, default=None)
+        return set() if largest is None else set(range(largest.begin, largest.end))
+
+    def own_sums_ps(self, choice: Choice) -> int:
+        """Return the time [ps] of the sums of an op's gradients."""
+        return sums_ps(choice.backward) * self.graph.num_micro_batches
+
     def sums_ps(self, choice: Sequence[int]) -> int:
         """Return the time [ps] of all sums of gradients."""
-        return sum(sums_ps(choices[number].backward) for choices, number in zip(self.choices, choice, strict=True))
+        return sum(self.own_sums_ps(choices[number]) for choices, number in zip(self.choices, choice, strict=True))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -313,7 +345,7 @@ class Space:
         maker, sources = self.origin(reader, i)
         if not sources:
             return None, None
-        is_again = node.is_recomputed and node.has_backward
+        is_again = reader in self.again
         has_backward = node.needs[i] and node.has_backward and source.kind in (NODE, PARAMETER)
         key = tuple(map(id, sources)), tuple(map(id, targets)), spec.dtype, has_backward, is_again
         if key not in self._tables:
@@ -357,7 +389,9 @@ class Space:
             back = way(b, a, itemsize, messages) if has_backward else 0
             return FORBIDDEN_PS if there is None or back is None else times * there + back
 
-        costs = np.array([[both(a, b) for b in ends] for a in starts], np.int64)
+        most = FORBIDDEN_PS // self.graph.num_micro_batches
+        costs = np.array([[min(both(a, b), most) for b in ends] for a in starts], np.int64)
+        costs *= self.graph.num_micro_batches
         return costs[np.ix_(rows, columns)]
 
     @cached_property
@@ -422,10 +456,10 @@ def _local_size(place: Placement | None, leaf: Tensor) -> int:
     return prod(leaf.shape if place is None else place.local_shape)
 
 
-def _read_again(node: Node) -> list[int]:
-    """Return the ops whose results an op's backward reads."""
+def _read_again(node: Node) -> list[Source]:
+    """Return what an op's backward reads of its inputs."""
     each = zip(node.inputs, node.kept, strict=True)
-    return [source.number for source, is_kept in each if is_kept and source.kind == NODE]
+    return [source for source, is_kept in each if is_kept and node.has_backward]
 
 
 def _distinct(places: list[Placement]) -> tuple[list[Placement], list[int]]:

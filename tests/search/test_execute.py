@@ -27,7 +27,11 @@ def _check(name, results):
 @settings(max_examples=8)
 def test_any_plan_equals_one_device(name, data):
     device_num = data.draw(st.sampled_from([1, 2, 4, 6, 8]))
-    space, _ = space_of(name, slow_cluster(device_num))
+    saved = {}
+    if PROGRAMS[name].splits:
+        saved["num_micro_batches"] = data.draw(st.sampled_from([1, 2, 4]))
+        saved["recomputed"] = data.draw(st.sets(st.integers(0, 1)))
+    space, _ = space_of(name, slow_cluster(device_num), **saved)
     choice = [data.draw(st.integers(0, len(choices) - 1)) for choices in space.choices]
     plan = plan_of(space, choice)
     _check(name, sp.launch(train, (name,), {"plan": plan}, world_size=device_num, transport="inline"))

@@ -44,9 +44,20 @@ def test_detached_results_keep_their_place():
     assert not any(node.has_backward for node in graph.nodes)
 
 
-def test_checkpointed_ops_are_marked():
+def test_recomputed_parts_are_noted():
     graph, _ = graph_of("checkpointed", 2)
-    assert [node.is_recomputed for node in graph.nodes[:3]] == [True, True, False]
+    assert graph.parts == [(0, 2, False)]
+    graph, _ = graph_of("saving", 2)
+    assert [(part.end - part.begin, part.is_optional) for part in graph.parts] == [(6, True), (6, True)]
+
+
+def test_micro_batches_have_smaller_arguments():
+    graph, _ = graph_of("saving", 2)
+    assert graph.rows == 16
+    smaller, _ = graph_of("saving", 2, 4)
+    shapes = [[node.plan.output.shape for node in each.nodes] for each in (graph, smaller)]
+    assert shapes[1] == [(4, *shape[1:]) if shape else shape for shape in shapes[0]]
+    assert [place.shape for place in smaller.arguments[2:]] == [(4, 8), (4, 8)]
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 import simparallel as sp
 from simparallel import functions as F, nn
 from simparallel.hardware.cluster import ClusterSpec, describe
+from simparallel.parallel import micro_batches
 from simparallel.search import planner
 from simparallel.search.graph import Graph
 from simparallel.search.plan import Plan
@@ -24,11 +26,20 @@ def slow_cluster(device_num: int, bandwidth: float = 1e9) -> ClusterSpec:
 
 
 class Program(NamedTuple):
-    """A network, the arguments of a step, and the loss of outputs and labels."""
+    """A network, the arguments of a step, the loss of outputs and labels, and whether a step may split its batch."""
 
     make: Callable[[], nn.Module]
     args: Callable[[], tuple[np.ndarray, ...]]
     loss: Callable[[Any, Any], Any]
+    splits: bool = False
+
+    def backward(self, network: nn.Module, x: Any, labels: Any) -> list[Any]:
+        """Run forward and backward; return the loss of each micro-batch."""
+        losses = []
+        for part, wanted in micro_batches(x, labels) if self.splits else [(x, labels)]:
+            losses.append(self.loss(network(part), wanted))
+            losses[-1].backward()
+        return losses
 
 
 def _numbers(*shape: int) -> np.ndarray:
@@ -54,6 +65,18 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.second(nn.checkpoint(lambda y: self.first(y).relu(), x))
+
+
+class Saving(nn.Module):
+    """Two residual blocks, which a plan may recompute; the second one reads what the first one has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Residual(), Residual()
+
+    def forward(self, x: Any) -> Any:
+        y = nn.checkpoint(self.first, x, optional=True)
+        return nn.checkpoint(self.second, y, optional=True) + y
 
 
 class Images(nn.Module):
@@ -94,6 +117,7 @@ def _cross_entropy(y: Any, labels: Any) -> Any:
 PROGRAMS = {
     "residual": Program(Residual, lambda: (_numbers(8, 8), _numbers(8, 8)), _square),
     "checkpointed": Program(Checkpointed, lambda: (_numbers(8, 8), _numbers(8, 8)), _square),
+    "saving": Program(Saving, lambda: (_numbers(16, 8), _numbers(16, 8)), _square, True),
     "images": Program(Images, lambda: (_numbers(8, 2, 8, 8), np.arange(8) % 8), _cross_entropy),
     "tokens": Program(Tokens, lambda: (np.arange(32).reshape(8, 4) % 16, np.arange(32) % 16), _cross_entropy),
 }
@@ -110,39 +134,38 @@ def train(name: str, mode: str | None = "auto", steps: int = 2, **settings: Any)
     optimizer = sp.optim.Momentum(network.parameters(), 0.125, 0.5)
 
     def step(x: Any, labels: Any) -> Any:
-        loss = program.loss(network(x), labels)
         optimizer.zero_grad()
-        loss.backward()
+        losses = program.backward(network, x, labels)
         optimizer.step()
-        return loss
+        return losses
 
     parallel: Any = step if mode is None else sp.AutoParallel(step, mode, **settings)
     args = program.args()
     losses = [parallel(*(sp.Tensor(a) if mode is None else a for a in args)) for _ in range(steps)]
-    if not sp.backend.has_data(losses[0].data):
-        return None
+    if not sp.backend.has_data(losses[0][0].data):
+        return getattr(parallel, "plan", None)
     whole = [p.full_tensor().numpy() if p.placement is not None else p.numpy() for p in network.parameters()]
-    return [float(loss.item()) for loss in losses], whole, getattr(parallel, "plan", None)
+    return [sum(loss.item() for loss in each) for each in losses], whole, getattr(parallel, "plan", None)
 
 
-def space_of(name: str, cluster: ClusterSpec, **settings: Any) -> tuple[Space, Any]:
+def space_of(name: str, cluster: ClusterSpec, num_micro_batches: int = 1, **settings: Any) -> tuple[Space, Any]:
     """Return the space of a program's choices, and its optimizer, which has to be kept."""
-    graph, kept = graph_of(name, cluster.world_size)
+    graph, kept = graph_of(name, cluster.world_size, num_micro_batches)
     return Space(graph, cluster, **settings), kept
 
 
-def graph_of(name: str, device_num: int) -> tuple[Graph, Any]:
+def graph_of(name: str, device_num: int, num_micro_batches: int = 1) -> tuple[Graph, Any]:
     """Return the graph of a program, and its optimizer, which has to be kept."""
     program = PROGRAMS[name]
     network = program.make()
     optimizer = sp.optim.Momentum(network.parameters(), 0.125, 0.5)
 
     def step(x: Any, labels: Any) -> None:
-        program.loss(network(x), labels).backward()
+        program.backward(network, x, labels)
 
     whole = sp.Layout((device_num,), ("rank",))
     args = [sp.Tensor._result(a, placement=_placement(whole, a)) for a in program.args()]
-    return planner.graph_of(step, args, {}), optimizer
+    return planner.graph_of(step, args, {}, num_micro_batches), optimizer
 
 
 def _placement(layout: sp.Layout, x: np.ndarray) -> Any:
@@ -153,4 +176,6 @@ def _placement(layout: sp.Layout, x: np.ndarray) -> Any:
 
 def plan_of(space: Space, choice: Any) -> Plan:
     """Return the plan of a choice, as a hand-made one."""
-    return Plan(space.device_num, planner.planned(space, choice))
+    plan = Plan(space.device_num, planner.planned(space, choice), num_micro_batches=space.graph.num_micro_batches)
+    begins = tuple(plan.ops[part.begin].name for part in space.recomputed if part.is_optional)
+    return dataclasses.replace(plan, recomputed=begins)

@@ -44,6 +44,7 @@ __all__ = [
     "explicit_redistribution",
     "implicit_redistributions",
     "implicit_replication",
+    "micro_batches",
     "no_init_parameters",
     "quick_redistribution",
 ]
@@ -221,6 +222,26 @@ class AutoParallel:
 
     def __repr__(self) -> str:
         return f"AutoParallel({self.network!r}, {self.parallel_mode!r}, dataset_strategy={self._dataset!r})"
+
+
+def micro_batches(*inputs: Any) -> list[tuple[Any, ...]]:
+    """Return the parts of a batch whose gradients a step accumulates: as many as the plan of `AutoParallel` says.
+
+    A step that can do so needs less memory for activations. Without a plan there is one part, the whole batch:
+
+        parts = micro_batches(images, labels)
+        for x, y in parts:
+            (loss_fn(net(x), y) / len(parts)).backward()
+        optimizer.step()
+
+    Args:
+        inputs: arguments of the step; every rank splits its own rows. Other values are in every part.
+
+    Returns:
+        The parts, each with a value for each input.
+    """
+    interpreter = grad_mode.interpreter
+    return [inputs] if interpreter is None else interpreter.micro_batches(inputs)
 
 
 @contextmanager
