@@ -86,10 +86,10 @@ def _of_model(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
     step = ModelStep(known)
     settings = SearchSettings(method=options.method or "auto", memory_limit_bytes=limit)
     graph, *split = step.graphs(batch, cluster.world_size)
-    if options.front:
-        plans = pareto_plans(graph, cluster, settings, split)
-    else:
-        with _progress() as progress:
+    with _progress() as progress:
+        if options.front:
+            plans = pareto_plans(graph, cluster, settings, progress, split)
+        else:
             plans = [plan_graph(graph, cluster, settings, progress, split)]
     if not options.json:
         told = f"{options.what}: a training step on {batch} samples of shape {known.sample}"
@@ -156,7 +156,7 @@ def _progress() -> Iterator[Callable[[float], None] | None]:
         # A terminal takes longer to draw a line than the search for one op.
         if int(part * 100) != shown:
             shown = int(part * 100)
-            print(f"\rsearching: {shown} % of the ops", end="", file=sys.stderr, flush=True)
+            print(f"\rsearching: {shown} %", end="", file=sys.stderr, flush=True)
 
     try:
         yield show

@@ -166,30 +166,50 @@ def pareto_plans(
     graph: Graph,
     cluster: ClusterSpec,
     settings: SearchSettings = SearchSettings(),
+    progress: Progress = None,
     split: Sequence[Graph] = (),
     points: int = 16,
 ) -> list[Plan]:
     """Return plans of which none is as good as another in both the time of a step and memory, by ascending memory.
 
     Args:
-        graph, cluster, settings, split: as for `plan_graph`; the method is the exact search.
-        points: most plans of one kind: with some parts recomputed, and some number of micro-batches.
+        graph, cluster, settings, progress, split: as for `plan_graph`; the method is the exact search.
+        points: most plans; of a longer front those at equal ratios of memory, with both ends.
+
+    Raises:
+        InputError: fewer than two points.
     """
+    if points < 2:
+        raise InputError(f"search: a front of {points!r} points has no ends; pass 2 or more.")
     plain = _space(graph, cluster, settings)
+    free_of_limits = replace(settings, method="auto", memory_limit_bytes=None)
     found: list[Found] = []
-    for space in _variants(plain, cluster, settings, split):
-        free = _search(space, replace(settings, method="auto", memory_limit_bytes=None))
-        found.append(free)
-        for exposed in {1.0, free.exposed}:
-            front = pareto(space.problem(exposed), points=points)
-            found += [Found(space, each, replay(space, each.choice), exposed) for each in front]
-    data_parallel_ps = replay(plain, data_parallel(plain)).step_ps
+    spaces = list(_variants(plain, cluster, settings, split))
+    for number, space in enumerate(spaces, 1):
+        free = _search(space, free_of_limits)
+        front = pareto(space.problem(free.exposed), points=points)
+        found += [free, *(Found(space, each, replay(space, each.choice), free.exposed) for each in front)]
+        if progress is not None:
+            progress(number / len(spaces))
+    limit = settings.memory_limit_bytes
     kept: list[Found] = []
     for each in sorted(found, key=lambda each: (each.solution.memory_bytes, each.clocks.step_ps)):
-        if not kept or each.clocks.step_ps < kept[-1].clocks.step_ps:
+        fits = limit is None or each.solution.memory_bytes <= limit
+        if fits and (not kept or each.clocks.step_ps < kept[-1].clocks.step_ps):
             kept.append(each)
-    limit = settings.memory_limit_bytes
-    return [each.plan(data_parallel_ps) for each in kept if limit is None or each.solution.memory_bytes <= limit]
+    data_parallel_ps = replay(plain, data_parallel(plain)).step_ps
+    return [each.plan(data_parallel_ps) for each in _spread(kept, points)]
+
+
+def _spread(front: list[Found], points: int) -> list[Found]:
+    """Return at most `points` of a front, at equal ratios of memory, with both ends."""
+    if len(front) <= points:
+        return front
+    sizes = np.log([each.solution.memory_bytes for each in front])
+    levels = np.linspace(sizes[0], sizes[-1], points)
+    # Of each level the fastest that fits.
+    numbers = np.searchsorted(sizes, levels * (1 + 1e-12), side="right") - 1
+    return [front[number] for number in dict.fromkeys(numbers.tolist())]
 
 
 class Found(NamedTuple):

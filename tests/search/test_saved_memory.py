@@ -12,8 +12,10 @@ import simparallel as sp
 from simparallel import nn
 from simparallel.errors import PlanError, SearchError
 from simparallel.parallel import micro_batches
+from simparallel.search.elimination import eliminate
 from simparallel.search.plan import Plan
 from simparallel.search.planner import SearchSettings, pareto_plans, plan_graph
+from simparallel.search.space import Space
 
 
 def _graphs(device_num):
@@ -29,9 +31,9 @@ def _step_ps(plan, cluster):
 
 
 def test_the_front_runs_as_priced():
-    cluster = slow_cluster(4)
-    (graph, *split), _kept = _graphs(4)
-    plans = pareto_plans(graph, cluster, split=split)
+    cluster = slow_cluster(2)
+    (graph, *split), _kept = _graphs(2)
+    plans = pareto_plans(graph, cluster, split=split, points=8)
     assert len(plans) > 3
     for before, after in zip(plans, plans[1:], strict=False):
         assert before.memory_bytes < after.memory_bytes
@@ -50,11 +52,12 @@ def test_plans_fit_into_the_limit(device_num, share):
     (graph, *split), _kept = _graphs(device_num)
     free = plan_graph(graph, cluster, split=split)
     limit = int(share * free.memory_bytes)
-    front = [plan for plan in pareto_plans(graph, cluster, split=split) if plan.memory_bytes <= limit]
-    if not front:
+    spaces = (Space(each, cluster, recomputed=parts) for each in (graph, *split) for parts in ((), (0,), (1,), (0, 1)))
+    least = min(eliminate(space.problem().memory_problem).cost for space in spaces)
+    if limit < least:
         with pytest.raises(SearchError) as refusal:
             plan_graph(graph, cluster, SearchSettings(memory_limit_bytes=limit), split=split)
-        assert refusal.value.least_bytes > limit
+        assert refusal.value.least_bytes == least
         return
     plan = plan_graph(graph, cluster, SearchSettings(memory_limit_bytes=limit), split=split)
     assert plan.memory_bytes <= limit
