@@ -57,7 +57,7 @@ class Node:
         plan: shapes, dtypes and work of the whole call.
         rule: text of the op's rule for these shapes.
         needs: for each input whether backward wants its gradient.
-        kept: for each input whether backward reads it.
+        is_view: its result is a view of its first input.
         keeps_output: whether backward reads the output.
         kept_bytes: bytes of other arrays that are kept for backward.
         line: of the user's program.
@@ -69,7 +69,7 @@ class Node:
     plan: Plan
     rule: str
     needs: tuple[bool, ...]
-    kept: tuple[bool, ...]
+    is_view: bool
     keeps_output: bool
     kept_bytes: int
     line: str
@@ -311,7 +311,7 @@ class _Capturing(AbstractInterpreter):
             plan=ctx.plan,
             rule=op.rule_for(*shapes),
             needs=ctx.needs,
-            kept=tuple(owner in kept and owner != own for owner in owners),
+            is_view=bool(owners) and own == owners[0],
             keeps_output=own in kept,
             kept_bytes=other_bytes,
             line=user_line(),

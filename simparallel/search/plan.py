@@ -55,7 +55,7 @@ class Plan:
             after an edit.
         data_parallel_ps: that of data parallelism.
         cost_ps, bound_ps: cost of the plan in the model of the search, and a lower bound of all plans' costs.
-        memory_bytes: memory of a device that the model counts.
+        memory_bytes: peak of a device's memory in a step, without work arrays of kernels.
         notes: what the search left out.
         recomputed: names of the calls with which the optional parts (`nn.checkpoint`) begin that backward runs again.
         num_micro_batches: into how many parts `parallel.micro_batches` splits a batch.

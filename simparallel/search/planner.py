@@ -47,6 +47,10 @@ METHODS = (
 )  # fmt: skip
 
 
+# How often a search is repeated with a tighter limit of what is held, until the peak fits.
+_MOST_LIMITS = 4
+
+
 @dataclass(frozen=True)
 class SearchSettings:
     """How to search.
@@ -143,8 +147,8 @@ def plan_graph(
     plain = _space(graph, cluster, settings)
     limit = settings.memory_limit_bytes
     best = _search(plain, replace(settings, memory_limit_bytes=None), progress)
-    if limit is not None and best.solution.memory_bytes > limit:
-        found, least_bytes = [], best.solution.memory_bytes
+    if limit is not None and best.peak_bytes > limit:
+        found, least_bytes = [], best.peak_bytes
         for space in _variants(plain, cluster, settings, split):
             try:
                 found.append(_search(space, settings, progress))
@@ -188,13 +192,13 @@ def pareto_plans(
     for number, space in enumerate(spaces, 1):
         free = _search(space, free_of_limits)
         front = pareto(space.problem(free.exposed), points=points)
-        found += [free, *(Found(space, each, replay(space, each.choice), free.exposed) for each in front)]
+        found += [free, *(Found.of(space, each, free.exposed) for each in front)]
         if progress is not None:
             progress(number / len(spaces))
     limit = settings.memory_limit_bytes
     kept: list[Found] = []
-    for each in sorted(found, key=lambda each: (each.solution.memory_bytes, each.clocks.step_ps)):
-        fits = limit is None or each.solution.memory_bytes <= limit
+    for each in sorted(found, key=lambda each: (each.peak_bytes, each.clocks.step_ps)):
+        fits = limit is None or each.peak_bytes <= limit
         if fits and (not kept or each.clocks.step_ps < kept[-1].clocks.step_ps):
             kept.append(each)
     data_parallel_ps = replay(plain, data_parallel(plain)).step_ps
@@ -205,7 +209,7 @@ def _spread(front: list[Found], points: int) -> list[Found]:
     """Return at most `points` of a front, at equal ratios of memory, with both ends."""
     if len(front) <= points:
         return front
-    sizes = np.log([each.solution.memory_bytes for each in front])
+    sizes = np.log([each.peak_bytes for each in front])
     levels = np.linspace(sizes[0], sizes[-1], points)
     # Of each level the fastest that fits.
     numbers = np.searchsorted(sizes, levels * (1 + 1e-12), side="right") - 1
@@ -213,12 +217,18 @@ def _spread(front: list[Found], points: int) -> list[Found]:
 
 
 class Found(NamedTuple):
-    """The result of a search at one weight of the sums of gradients, and its clocks after a step."""
+    """The result of a search at one weight of the sums of gradients, its clocks after a step, and its memory."""
 
     space: Space
     solution: Solution
     clocks: Clocks
     exposed: float
+    peak_bytes: int
+
+    @classmethod
+    def of(cls, space: Space, solution: Solution, exposed: float) -> Found:
+        choice = solution.choice
+        return cls(space, solution, replay(space, choice), exposed, space.memory.peak_bytes(choice))
 
     def plan(self, data_parallel_ps: int) -> Plan:
         space, solution = self.space, self.solution
@@ -231,7 +241,7 @@ class Found(NamedTuple):
             data_parallel_ps=data_parallel_ps,
             cost_ps=solution.cost,
             bound_ps=solution.bound,
-            memory_bytes=solution.memory_bytes,
+            memory_bytes=self.peak_bytes,
             notes=space.notes,
             recomputed=tuple(space.graph.nodes[part.begin].name for part in space.recomputed if part.is_optional),
             num_micro_batches=space.graph.num_micro_batches,
@@ -274,20 +284,28 @@ def _search(space: Space, settings: SearchSettings, progress: Progress = None) -
 
 
 def _solved(space: Space, settings: SearchSettings, exposed: float, progress: Progress) -> Found:
-    """Search at one weight of the sums of gradients."""
+    """Search at one weight of the sums of gradients.
+
+    Raises:
+        SearchError: no plan was found whose peak is within the limit.
+    """
     problem, plain = space.problem(exposed), data_parallel(space)
     limit = settings.memory_limit_bytes
-    found = _solve(problem, space, settings, progress)
-    if limit is not None and found.memory_bytes > limit:
-        raise nothing_fits(settings.method, found.memory_bytes, limit, is_proven=False)
-    clocks = replay(space, found.choice)
+    found = Found.of(space, _solve(problem, space, settings, progress), exposed)
+    # The search bounds what is held; gradients on their way come on top.
+    for _ in range(_MOST_LIMITS):
+        if limit is None or found.peak_bytes <= limit:
+            break
+        tighter = replace(settings, memory_limit_bytes=found.solution.memory_bytes - (found.peak_bytes - limit))
+        found = Found.of(space, _solve(problem, space, tighter, progress), exposed)
+    if limit is not None and found.peak_bytes > limit:
+        raise nothing_fits(settings.method, found.peak_bytes, limit, is_proven=False)
     # The clock may prefer data parallelism, as the model weighs all sums by one number.
-    if limit is None or problem.memory_bytes(plain) <= limit:
-        others = replay(space, plain)
-        if others.step_ps < clocks.step_ps:
-            bound = min(found.bound, problem.cost(plain))
-            clocks, found = others, Solution.of(problem, plain, bound, "data parallelism")
-    return Found(space, found, clocks, exposed)
+    others = Found.of(space, Solution.of(problem, plain, 0, "data parallelism"), exposed)
+    if others.clocks.step_ps < found.clocks.step_ps and (limit is None or others.peak_bytes <= limit):
+        bound = min(found.solution.bound, others.solution.cost)
+        return others._replace(solution=replace(others.solution, bound=bound))
+    return found
 
 
 def _solve(problem: Problem, space: Space, settings: SearchSettings, progress: Progress) -> Solution:

@@ -8,7 +8,6 @@ from simparallel.search.explanation import Move, Option
 from simparallel.search.graph import NODE
 from simparallel.search.prices import Events, Exchange, Messages, Work
 from simparallel.search.problem import Problem
-from simparallel.search.replay import moves_of
 from simparallel.search.space import FORBIDDEN_PS, Space
 
 # The chosen strategy, and this many others.
@@ -41,7 +40,7 @@ def options_of(
 def moves_into(space: Space, choice: Sequence[int], number: int) -> Iterator[Move]:
     """Yield the redistributions of an op's inputs."""
     for i, source in enumerate(space.graph.nodes[number].inputs):
-        there, back = moves_of(space, choice, number, i)
+        there, back = space.moves(choice, number, i)
         if there or back:
             name = space.graph.nodes[source.number].name if source.kind == NODE else source.kind
             cost_ps = sum(map(space.prices.cost_ps, (there, back)))

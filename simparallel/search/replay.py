@@ -13,7 +13,6 @@ import numpy as np
 
 from simparallel.layout.mesh import Group
 from simparallel.parallel.operator.gradient_sums import Filling
-from simparallel.search.graph import NODE, PARAMETER
 from simparallel.search.prices import Event, Events, Exchange, Messages, Prices, Sum, Work
 from simparallel.search.space import Space
 
@@ -109,7 +108,7 @@ def replay(space: Space, choice: Sequence[int]) -> Clocks:
     forwards: list[list[Event]] = []
     backwards: list[list[Events]] = []
     for number, (node, own) in enumerate(zip(graph.nodes, chosen, strict=True)):
-        moves = [moves_of(space, choice, number, i) for i in range(len(node.inputs))]
+        moves = [space.moves(choice, number, i) for i in range(len(node.inputs))]
         forwards.append([*(event for there, _ in moves for event in there), *own.forward])
         backwards.append([own.backward, *(back for _, back in reversed(moves))] if node.has_backward else [])
     parts = [part for part in space.recomputed if part.begin in space.again]
@@ -136,26 +135,8 @@ def replay(space: Space, choice: Sequence[int]) -> Clocks:
     return clocks
 
 
-def moves_of(space: Space, choice: Sequence[int], reader: int, i: int) -> tuple[Events, Events]:
-    """Return the events of an input's redistribution, forward and backward."""
-    node = space.graph.nodes[reader]
-    target = space.choices[reader][choice[reader]].inputs[i]
-    if target is None:
-        return (), ()
-    maker, sources = space.origin(reader, i)
-    if not sources:
-        return (), ()
-    source = sources[0 if maker is None else choice[maker]]
-    if source is target:
-        return (), ()
-    itemsize = node.plan.inputs[i].dtype.itemsize
-    there = space.prices.way(source, target, itemsize)
-    has_backward = node.needs[i] and node.inputs[i].kind in (NODE, PARAMETER)
-    return there, space.prices.way(target, source, itemsize) if has_backward else ()
-
-
 def sends_messages(space: Space, choice: Sequence[int]) -> bool:
     """Return whether a redistribution of the plan sends messages: ranks may then differ in time within a step."""
     inputs = ((reader, i) for reader, node in enumerate(space.graph.nodes) for i in range(len(node.inputs)))
-    ways = (way for each in inputs for way in moves_of(space, choice, *each))
+    ways = (way for each in inputs for way in space.moves(choice, *each))
     return any(isinstance(event, Messages) for way in ways for event in way)

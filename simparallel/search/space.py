@@ -8,7 +8,7 @@ Every reader redistributes by itself, as in a run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -21,11 +21,13 @@ from simparallel.hardware.cluster import ClusterSpec
 from simparallel.layout.candidates import Candidate, candidates
 from simparallel.layout.mesh import Mesh
 from simparallel.layout.movement import digits_of
+from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement, Sharding, placement
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.operator.explain import Input
 from simparallel.parallel.operator.op_call import Call, uncut
-from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, Node, Part, Source
+from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, Node, Source
+from simparallel.search.memory import Memory
 from simparallel.search.prices import MOST_DEVICES, Events, Prices, sums_ps
 from simparallel.search.problem import Problem
 
@@ -187,7 +189,7 @@ class Space:
         Args:
             exposed: the share of the sums of gradients that is not hidden behind backward, 0 to 1.
         """
-        blocking, sums, edges, memory = self._costs
+        blocking, sums, edges, memory, edge_memory = self._costs
         known: dict[tuple[int, int], np.ndarray] = {}
         nodes = []
         for own, each in zip(blocking, sums, strict=True):
@@ -195,11 +197,16 @@ class Space:
             if key not in known:
                 known[key] = own + np.rint(exposed * each).astype(np.int64)
             nodes.append(known[key])
-        return Problem(tuple(nodes), edges, memory)
+        return Problem(tuple(nodes), edges, memory, edge_memory)
 
     @cached_property
-    def _costs(self) -> tuple[list[np.ndarray], list[np.ndarray], dict[tuple[int, int], np.ndarray], Any]:
-        """Costs of nodes without sums of gradients, those of the sums, costs of edges, memory."""
+    def memory(self) -> Memory:
+        """What the choices hold."""
+        return Memory(self)
+
+    @cached_property
+    def _costs(self) -> Any:
+        """Costs of nodes without sums of gradients, those of the sums, costs of edges, memory of nodes and of edges."""
         # Equal blocks of a network share their arrays, which solvers then work on only once.
         known: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
         nodes, sums = [], []
@@ -214,20 +221,29 @@ class Space:
         for number in self.graph.results:
             nodes[number] = nodes[number] + self._gathering_ps(number)
         edges: dict[tuple[int, int], np.ndarray] = {}
+        held = list(self.memory.of_nodes())
+        copies: dict[tuple[int, int], np.ndarray] = {}
+        known_copies: dict[Any, np.ndarray | None] = {}
         for reader, node in enumerate(self.graph.nodes):
             for i in range(len(node.inputs)):
                 maker, table = self.table(reader, i)
                 if table is None:
                     continue
+                same = id(table), id(self.choices[reader]), i, reader in self.again, node.has_backward
+                if same not in known_copies:
+                    known_copies[same] = self.memory.of_edge(reader, i, table)
+                copied = known_copies[same]
                 if self._follow and maker is not None and i == 0 and node.rule in _ELEMENTWISE:
                     table = np.where(table > 0, FORBIDDEN_PS, 0)
                 if maker is None:
                     if table.any():
                         nodes[reader] = nodes[reader] + table[0]
+                        held[reader] = held[reader] if copied is None else held[reader] + copied[0]
                 else:
-                    before = edges.get((maker, reader))
-                    edges[maker, reader] = table if before is None else before + table
-        return nodes, sums, edges, tuple(self._memory())
+                    _add(edges, (maker, reader), table)
+                    if copied is not None:
+                        _add(copies, (maker, reader), copied)
+        return nodes, sums, edges, tuple(held), copies
 
     def cost_ps(self, number: int, choice: Choice, kind: type | tuple[type, ...] = object) -> int:
         """Return what an op costs: events of one kind, and the step of the optimizers for its parameters."""
@@ -264,50 +280,17 @@ class Space:
             found.append([(number, work) for number, work in works if work is not None])
         return found
 
-    def _memory(self) -> Iterator[np.ndarray]:
-        """Yield the bytes that each choice of each op holds: its parameters, and what it keeps for backward.
+    def leaves_of(self, number: int) -> list[tuple[Shape, int, int]]:
+        """Return the parameters that an op reads first: shape, number of the input, and bytes of an element.
 
-        A parameter counts with its gradient and the state of its optimizer.
+        These are of the parameter, its gradient, and the state of its optimizers.
         """
-        known: dict[Any, np.ndarray] = {}
-        # What recomputed parts start from is kept. While backward runs one again, its own activations are there, too:
-        # those of the largest part count as kept.
-        dropped = self.again - self._largest_part()
-        kept_by = {
-            source.number
-            for number, node in enumerate(self.graph.nodes)
-            for source in (node.inputs if number in dropped else _read_again(node))
-            if source.kind == NODE
-        }
-        for number, (node, choices) in enumerate(zip(self.graph.nodes, self.choices, strict=True)):
-            itemsize, whole = node.plan.output.dtype.itemsize, prod(node.plan.output.shape)
-            keeps = node.has_backward and number not in dropped
-            keeps_output = keeps and node.keeps_output or number in kept_by - dropped
-            leaves = []
-            for leaf, i in self._first_readers.get(number, ()):
-                tensor = self.graph.parameters[leaf].tensor
-                state = sum(state_bytes for _, (_, _, _, state_bytes) in self._updates[leaf])
-                leaves.append((tensor, i, 2 * tensor.dtype.itemsize + state))
-            key = id(choices), keeps, keeps_output, repr([(i, each) for _, i, each in leaves])
-            if key in known:
-                yield known[key]
-                continue
-            found = []
-            for choice in choices:
-                own = prod(choice.output.local_shape)
-                size = keeps_output * own * itemsize + keeps * node.kept_bytes * own // max(whole, 1)
-                found.append(size + sum(each * _local_size(choice.inputs[i], tensor) for tensor, i, each in leaves))
-            known[key] = np.array(found, np.int64)
-            yield known[key]
-
-    def _largest_part(self) -> set[int]:
-        """Return the ops of the recomputed part with the most activations."""
-
-        def size_bytes(part: Part) -> int:
-            return sum(node.plan.output.size_bytes for node in self.graph.nodes[part.begin : part.end])
-
-        largest = max(self.recomputed, key=size_bytes, default=None)
-        return set() if largest is None else set(range(largest.begin, largest.end))
+        found = []
+        for leaf, i in self._first_readers.get(number, ()):
+            tensor = self.graph.parameters[leaf].tensor
+            state = sum(state_bytes for _, (_, _, _, state_bytes) in self._updates[leaf])
+            found.append((self.graph.parameters[leaf].shape, i, 2 * tensor.dtype.itemsize + state))
+        return found
 
     def own_sums_ps(self, choice: Choice) -> int:
         """Return the time [ps] of the sums of an op's gradients."""
@@ -399,6 +382,23 @@ class Space:
         """Number of combinations."""
         return prod(map(len, self.choices))
 
+    def moves(self, choice: Sequence[int], reader: int, i: int) -> tuple[Events, Events]:
+        """Return the events of an input's redistribution, forward and backward."""
+        node = self.graph.nodes[reader]
+        target = self.choices[reader][choice[reader]].inputs[i]
+        if target is None:
+            return (), ()
+        maker, sources = self.origin(reader, i)
+        if not sources:
+            return (), ()
+        source = sources[0 if maker is None else choice[maker]]
+        if source is target:
+            return (), ()
+        itemsize = node.plan.inputs[i].dtype.itemsize
+        there = self.prices.way(source, target, itemsize)
+        has_backward = node.needs[i] and node.inputs[i].kind in (NODE, PARAMETER)
+        return there, self.prices.way(target, source, itemsize) if has_backward else ()
+
     # --- the rest of a step ---------------------------------------------------------------------------
 
     def gathering(self, node: int, number: int) -> Events:
@@ -456,10 +456,9 @@ def _local_size(place: Placement | None, leaf: Tensor) -> int:
     return prod(leaf.shape if place is None else place.local_shape)
 
 
-def _read_again(node: Node) -> list[Source]:
-    """Return what an op's backward reads of its inputs."""
-    each = zip(node.inputs, node.kept, strict=True)
-    return [source for source, is_kept in each if is_kept and node.has_backward]
+def _add(tables: dict[tuple[int, int], np.ndarray], edge: tuple[int, int], table: np.ndarray) -> None:
+    before = tables.get(edge)
+    tables[edge] = table if before is None else before + table
 
 
 def _distinct(places: list[Placement]) -> tuple[list[Placement], list[int]]:
