@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -119,6 +121,19 @@ def graph_of(
     return capture(program, given, args, kwargs, num_micro_batches)
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Inside the block, Python looks for no garbage in circles: the many objects of a search come to stay."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
+
+
+@_collector_paused()
 def plan_graph(
     graph: Graph,
     cluster: ClusterSpec,

@@ -104,6 +104,7 @@ class Prices:
         self._copied_ps: dict[tuple[int, int], int] = {}
         self._moved_ps: dict[tuple[Movement, int], int] = {}
         self._exchanges: dict[Any, Exchange] = {}
+        self._message_ps = lru_cache(maxsize=1 << 16)(lambda *of: cluster.message(*of).time_ps)
 
     # --- ops -----------------------------------------------------------------------------------------
 
@@ -270,8 +271,7 @@ class Prices:
     def _messages(self, each: Sequence[tuple[int, int, int]]) -> Events:
         if not each:
             return ()
-        message = lru_cache(maxsize=None)(lambda *of: self.cluster.message(*of).time_ps)
-        return (Messages(tuple((src, dst, message(size, src, dst)) for src, dst, size in each)),)
+        return (Messages(tuple((src, dst, self._message_ps(size, src, dst)) for src, dst, size in each)),)
 
     # --- work ----------------------------------------------------------------------------------------
 
