@@ -152,14 +152,15 @@ class Program(NamedTuple):
     optimizer: Callable[..., Any] = partial(optim.SGD, lr=1e-4)
 
 
-_ADAM, _MOMENTUM = partial(optim.Adam, lr=1e-5), partial(optim.SGD, lr=1e-5, momentum=0.9)
+_ADAM, _ADAMW = partial(optim.Adam, lr=1e-5), partial(optim.AdamW, lr=1e-5)
+_MOMENTUM = partial(optim.SGD, lr=1e-5, momentum=0.9)
 PROGRAMS = (
     Program(partial(dense, (96, 48, 24, 10)), (8, 96)),
     Program(partial(dense, (256, 192, 320, 24)), (24, 256), optimizer=_ADAM),
     Program(partial(dense, (640, 384, 768, 100)), (48, 640)),
     Program(partial(dense, (1000, 700, 300, 12)), (200, 1000), optimizer=_MOMENTUM),
     Program(partial(dense, (1536, 1024, 10)), (400, 1536)),
-    Program(partial(dense, (512, 256, 512, 64)), (64, 512)),
+    Program(partial(dense, (512, 256, 512, 64)), (64, 512), optimizer=_ADAMW),
     Program(partial(dense, (1024, 512, 512, 16)), (128, 1024)),
     Program(partial(dense, (768, 512, 10)), (16, 768)),
     Program(partial(filters, (1, 4, 8), 5, 60, 24), (16, 1, 24, 24)),
@@ -179,7 +180,7 @@ PROGRAMS = (
     Program(partial(Text, 256, 128, 4, 512, 2), (8, 64), 256),
     Program(partial(Text, 256, 256, 8, 1024, 2), (4, 64), 256),
     Program(partial(Text, 300, 96, 3, 256, 2), (8, 48), 300, _ADAM),
-    Program(partial(Text, 500, 192, 6, 640, 2), (12, 96), 500),
+    Program(partial(Text, 500, 192, 6, 640, 2), (12, 96), 500, _ADAMW),
     Program(partial(Text, 1000, 320, 5, 1024, 1), (16, 64), 1000),
 )
 
