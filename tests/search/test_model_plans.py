@@ -1,0 +1,36 @@
+"""Searches for plans of the models of `simparallel plan`."""
+
+from __future__ import annotations
+
+import pytest
+
+from simparallel.hardware.cluster import describe
+from simparallel.search.elimination import eliminate
+from simparallel.search.exhaustive import enumerate_all
+from simparallel.search.integer_program import solve_milp
+from simparallel.search.model_steps import MODELS, ModelStep
+from simparallel.search.space import Space
+
+
+def _problem(name, device_num):
+    step = ModelStep(MODELS[name])
+    return Space(step.graph(8 * device_num, device_num), describe(device_num, "dgx-h100"), fully=True).problem()
+
+
+@pytest.mark.parametrize(
+    ("name", "device_num"), [("mlp", 2), ("mlp", 4), pytest.param("lenet5", 2, marks=pytest.mark.slow)]
+)
+def test_optimum_of_a_model_is_that_of_brute_force(name, device_num):
+    problem = _problem(name, device_num)
+    found = eliminate(problem)
+    assert found.is_exact
+    # 328 million combinations of LeNet-5's strategies take most of a minute.
+    assert found.cost == enumerate_all(problem, max_combinations=1 << 30).cost
+
+
+@pytest.mark.parametrize("device_num", [2, 4])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_integer_program_finds_the_same_cost(name, device_num):
+    pytest.importorskip("scipy")
+    problem = _problem(name, device_num)
+    assert eliminate(problem).cost == solve_milp(problem).cost
