@@ -106,6 +106,16 @@ def from_zero(trace: sp.Trace) -> sp.Trace:
     return sp.Trace(moved, trace.cluster, name=trace.name)
 
 
+def schedules() -> None:
+    """Pipeline schedules with their bubbles, on four ranks and eight micro-batches."""
+    names = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zbv", "v_half", "dualpipe_v")
+    figure, axes = plt.subplots(len(names), 1, figsize=(13, 2.1 * len(names)), layout="constrained")
+    for name, ax in zip(names, axes, strict=True):
+        sp.view.plot_schedule(sp.pipeline_schedule(name), ax)
+    figure.savefig(FIGURES / "schedules.png", dpi=90)
+
+
 if __name__ == "__main__":
     resnet()
     data_parallel()
+    schedules()

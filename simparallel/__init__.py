@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         no_init_parameters,
         shard,
     )
+    from simparallel.parallel.pipeline.schedule import pipeline_schedule
     from simparallel.runtime import progress
     from simparallel.runtime.launcher.launch import Cluster, Results, launch
     from simparallel.search.plan import Plan
@@ -123,7 +124,8 @@ __all__ = [
     "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes", "get_rank", "get_world_size", "init",
     "iprobe", "irecv", "isend", "isendrecv", "issend", "launch", "load", "load_checkpoint", "load_param_into_net",
     "log", "manual_seed", "models", "monitored_barrier", "new_group", "nn", "no_grad", "no_init_parameters",
-    "node_group", "ops", "optim", "parallel", "probe", "progress", "record_function", "recv", "reduce",
+    "node_group", "ops", "optim", "parallel", "pipeline_schedule", "probe", "progress", "record_function", "recv",
+    "reduce",
     "reduce_scatter", "reset_auto_parallel_context", "save", "save_checkpoint", "scan", "scatter", "send", "sendrecv",
     "set_auto_parallel_context", "set_context", "set_memory", "set_seed", "shard", "ssend", "testing", "train",
     "value_and_grad", "view",
@@ -136,6 +138,7 @@ _LATER = {
     "Cluster": "runtime", "launch": "runtime", "progress": "runtime", "Trace": "trace",
     "Ledger": "comm.algorithms.ledger", "Results": "runtime.launcher.launch",
     "dry_run": "simulate.dry_run", "Prediction": "simulate.prediction", "Plan": "search.plan",
+    "pipeline_schedule": "parallel.pipeline.schedule",
     **dict.fromkeys(
         ("Callback", "CheckpointConfig", "CheckpointManager", "EarlyStopping", "LearningRateScheduler",
          "LossMonitor", "Model", "ModelCheckpoint", "TimeMonitor", "load", "load_checkpoint",

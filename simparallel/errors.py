@@ -162,6 +162,10 @@ class PlanError(SimParallelError, RuntimeError):
     """A plan of strategies cannot be read, or does not fit the program. Facts: `op`, `expected`."""
 
 
+class ScheduleError(SimParallelError, RuntimeError):
+    """A pipeline schedule does not run. Facts: `rank`, `cell`, `stage`, `microbatch`."""
+
+
 class UnknownValueError(SimParallelError, RuntimeError):
     """A program without data asks for a value. Fact: `place`, the line that asks."""
 

@@ -29,6 +29,7 @@ from simparallel.parallel.operator.layers import (
     VocabParallelCrossEntropy,
     VocabParallelEmbedding,
 )
+from simparallel.parallel.pipeline.runtime import Pipeline
 from simparallel.parallel.replicas.data_parallel import DataParallel
 from simparallel.parallel.replicas.replicate import parallel_apply, replicate
 from simparallel.parallel.replicas.scatter_gather import gather, scatter
@@ -36,7 +37,7 @@ from simparallel.parallel.replicas.scatter_gather import gather, scatter
 __all__ = [
     "AdasumOptimizer", "AutoParallel", "ColumnParallelLinear", "DataParallel", "DistributedDataParallel",
     "DistributedGradReducer", "DistributedGradScaler", "GradBucket", "Join", "MixedPrecision", "Nodes",
-    "ParallelTransformerBlock", "PeriodicModelAverager", "PostLocalSGDOptimizer", "PostLocalSGDState",
+    "ParallelTransformerBlock", "PeriodicModelAverager", "Pipeline", "PostLocalSGDOptimizer", "PostLocalSGDState",
     "PowerSGDState", "RowParallelLinear", "SequenceParallelLayerNorm",
     "SyncBatchNorm", "VocabParallelCrossEntropy", "VocabParallelEmbedding", "broadcast_parameters",
     "comm_hooks", "convert_sync_batchnorm", "distribute_module", "distribute_tensor", "explicit_redistribution",

@@ -1,0 +1,6 @@
+"""Pipeline parallelism: schedules as data, and the runtime that executes them."""
+
+from simparallel.parallel.pipeline.schedule import Schedule, pipeline_schedule
+from simparallel.parallel.pipeline.timing import Cost
+
+__all__ = ["Cost", "Schedule", "pipeline_schedule"]

@@ -1,0 +1,95 @@
+"""How many messages wait between two ranks of a pipeline: the depth that keeps them from waiting for each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
+from simparallel.parallel.pipeline.timing import Lists
+
+
+class Message(NamedTuple):
+    """A result on its way: the ranks, and its tag (direction, stage of the sender, micro-batch)."""
+
+    source: int
+    target: int
+    tag: tuple[str, int, int]
+
+
+class Step(NamedTuple):
+    """A step of a rank: it sends or receives a message, or if that is None, computes."""
+
+    sends: bool
+    message: Message | None
+
+
+def depth_of(lists: Lists) -> int:
+    """Return the least depth of mailboxes with which all ranks get to their ends.
+
+    A rank receives just before it computes, and sends just after. With depth 0 a sender waits for its receiver.
+    """
+    steps = [list(_steps(lists, rank)) for rank in range(len(lists.cells))]
+    depth = 0
+    while not _ends(steps, depth):
+        depth += 1
+    return depth
+
+
+def _steps(lists: Lists, rank: int) -> Iterator[Step]:
+    """Yield the receives and sends of a rank in order."""
+    rank_of = lists.rank_of
+    for cell in lists.cells[rank]:
+        for action in cell:
+            before = _beside(lists, action, -1 if action.kind == FORWARD else 1)
+            if before is not None and rank_of[before] != rank:
+                yield Step(False, Message(rank_of[before], rank, (_direction(action), before, action.microbatch)))
+        for action in cell:
+            after = _beside(lists, action, 1 if action.kind == FORWARD else -1)
+            if after is not None and rank_of[after] != rank:
+                yield Step(True, Message(rank, rank_of[after], (_direction(action), action.stage, action.microbatch)))
+
+
+def _direction(action: Action) -> str:
+    return "forward" if action.kind == FORWARD else "backward"
+
+
+def _beside(lists: Lists, action: Action, step: int) -> int | None:
+    """Return the stage next to that of an action in its chain; None at its end, and for weight gradients."""
+    assert action.kind in (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, BACKWARD)
+    other = action.stage + step
+    is_linked = any(action.stage in chain and other in chain for chain in lists.chains)
+    return other if is_linked and action.kind != WEIGHT_GRADIENT else None
+
+
+def _ends(steps: list[list[Step]], depth: int) -> bool:
+    """Return whether all ranks get to their ends with mailboxes of this depth."""
+    at = [0] * len(steps)
+    boxes: dict[tuple[int, int], Counter[tuple[str, int, int]]] = {}
+    is_moving = True
+    while is_moving:
+        is_moving = False
+        for rank, own in enumerate(steps):
+            while at[rank] < len(own):
+                sends, message = own[at[rank]]
+                assert message is not None
+                box = boxes.setdefault(message[:2], Counter())
+                if sends and box.total() < depth:
+                    box[message.tag] += 1
+                elif sends and _waits_for(steps, at, message):
+                    # Without a place in the box, the message goes from hand to hand.
+                    at[message.target] += 1
+                elif not sends and box[message.tag] > 0:
+                    box[message.tag] -= 1
+                else:
+                    break
+                at[rank] += 1
+                is_moving = True
+    return all(number == len(own) for number, own in zip(at, steps, strict=True))
+
+
+def _waits_for(steps: list[list[Step]], at: list[int], message: Message) -> bool:
+    """Return whether the target of a message is about to receive just this one."""
+    own, number = steps[message.target], at[message.target]
+    return number < len(own) and own[number] == Step(False, message)

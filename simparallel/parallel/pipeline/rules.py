@@ -1,0 +1,356 @@
+"""The rules of the known schedules: for each rank its list of actions.
+
+Sources: GPipe: Huang et al. 2019; 1F1B: PipeDream-flush, Narayanan et al. 2021 (memory-efficient pipelines), and
+DAPPLE, Fan et al. 2021; interleaved: Narayanan et al. 2021 (Megatron-LM); breadth-first: Lamy-Poirier 2022, arXiv
+2211.05953; ZB-H1, ZB-H2: Qi et al. 2023, arXiv 2401.10241; ZBV, V-Half, V-Min: Qi et al. 2024, arXiv 2405.15362;
+DualPipe, DualPipeV: the DeepSeek-V3 report, 2024; Chimera: Li and Hoefler 2021; PipeDream: Narayanan et al. 2019.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import chain, cycle, islice
+from operator import itemgetter
+
+from simparallel.errors import InputError
+from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Cell
+from simparallel.parallel.pipeline.timing import Lists
+
+# For each rank its cells.
+Rows = list[list[Cell]]
+
+
+class Stream:
+    """The micro-batches of one stage, in order: each kind of action has its own next one.
+
+    Args:
+        stage: the stage.
+        microbatches: how many; actions beyond them are left out.
+    """
+
+    def __init__(self, stage: int, microbatches: int) -> None:
+        self.stage, self._microbatches = stage, microbatches
+        self._next = {kind: iter(range(microbatches)) for kind in (FORWARD, "gradient", WEIGHT_GRADIENT)}
+        self.forwards_left = microbatches
+
+    def next(self, kind: str) -> Action | None:
+        """Return the next action of a kind; None if all are done."""
+        # A full backward is the next input gradient and the weight gradient with it.
+        number = next(self._next["gradient" if kind in (INPUT_GRADIENT, BACKWARD) else kind], None)
+        if number is None:
+            return None
+        if kind == FORWARD:
+            self.forwards_left -= 1
+        if kind == BACKWARD:
+            next(self._next[WEIGHT_GRADIENT], None)
+        return Action(self.stage, kind, number)
+
+
+def gpipe(ranks: int, microbatches: int, chunks: int, is_reversed: bool = False) -> Rows:
+    """All forwards, then all backwards; in GPipe's paper the last micro-batch first."""
+    backwards = range(microbatches)[:: -1 if is_reversed else 1]
+    return [
+        [*(_cell(r, FORWARD, m) for m in range(microbatches)), *(_cell(r, BACKWARD, m) for m in backwards)]
+        for r in range(ranks)
+    ]
+
+
+def one_forward_one_backward(ranks: int, microbatches: int, chunks: int, warmup: int = 1) -> Rows:
+    """`warmup` (P - 1 - r) forwards, then a forward and a backward by turns, then the backwards that are left."""
+    found = []
+    for r in range(ranks):
+        first = min(microbatches, warmup * (ranks - 1 - r))
+        found.append(_by_turns(_all(r, FORWARD, microbatches), _all(r, BACKWARD, microbatches), first))
+    return found
+
+
+def interleaved(ranks: int, microbatches: int, chunks: int) -> Rows:
+    """1F1B over the chunks of a rank, in groups of about as many micro-batches as there are ranks."""
+    group = _group_of(ranks, microbatches)
+    found = []
+    for r in range(ranks):
+        forwards, backwards = _table(r, ranks, microbatches, chunks, group)
+        first = min(len(forwards), 2 * (ranks - 1 - r) + (chunks - 1) * group)
+        found.append(_by_turns(forwards, [Action(s, BACKWARD, m) for s, _, m in backwards], first))
+    return found
+
+
+def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Rows:
+    """All micro-batches through one chunk after the other; back in the opposite order."""
+    return [
+        [
+            *(_cell(v * ranks + r, FORWARD, m) for v in range(chunks) for m in range(microbatches)),
+            *(_cell(v * ranks + r, BACKWARD, m) for v in range(chunks)[::-1] for m in range(microbatches)[::-1]),
+        ]
+        for r in range(ranks)
+    ]
+
+
+def zero_bubble(ranks: int, microbatches: int, chunks: int, warmup: int = 1) -> Rows:
+    """1F1B with split backwards, whose weight gradients come r (ZB-H2: 2 r) input gradients later."""
+    found = []
+    for r in range(ranks):
+        forwards, gradients = _all(r, FORWARD, microbatches), _all(r, INPUT_GRADIENT, microbatches)
+        first = min(microbatches, warmup * (ranks - 1 - r))
+        found.append(_delayed(forwards, gradients, first, warmup * r))
+    return found
+
+
+def interleaved_zero_bubble(ranks: int, microbatches: int, chunks: int) -> Rows:
+    """The interleaved order with split backwards, whose weight gradients come r input gradients later."""
+    group = _group_of(ranks, microbatches)
+    found = []
+    for r in range(ranks):
+        forwards, gradients = _table(r, ranks, microbatches, chunks, group)
+        first = min(len(forwards), (ranks - 1 - r) + (chunks - 1) * group)
+        found.append(_delayed(forwards, gradients, first, r))
+    return found
+
+
+def zbv(ranks: int, microbatches: int, chunks: int) -> Rows:
+    """Two chunks on a V: the rank with the first stage has the last one, too."""
+    # With fewer micro-batches, the list is that of 2P - 1 without the actions of the others.
+    most = max(microbatches, 2 * ranks - 1)
+    found = []
+    for r in range(ranks):
+        a, b = Stream(r, most), Stream(2 * ranks - 1 - r, most)
+        order = _Order()
+        order.add(2 * (ranks - r) - 1, (a, FORWARD))
+        order.add(r, (b, FORWARD), (a, FORWARD))
+        order.add(ranks - r, (b, FORWARD), (b, INPUT_GRADIENT), (b, WEIGHT_GRADIENT))
+        while a.forwards_left or b.forwards_left:
+            order.add(1, (a, FORWARD), (a, INPUT_GRADIENT), (a, WEIGHT_GRADIENT))
+            order.add(1, (b, FORWARD), (b, INPUT_GRADIENT), (b, WEIGHT_GRADIENT))
+        order.add(r, (a, INPUT_GRADIENT), (b, INPUT_GRADIENT))
+        order.add(ranks - r, (a, INPUT_GRADIENT), (a, WEIGHT_GRADIENT))
+        order.add(most, (b, WEIGHT_GRADIENT))
+        order.add(most, (a, WEIGHT_GRADIENT))
+        found.append([cell for cell in order.cells if cell[0].microbatch < microbatches])
+    return found
+
+
+def v_half(ranks: int, microbatches: int, chunks: int) -> Rows:
+    """Two chunks on a V in a pattern of six slots, with about half of the memory of 1F1B."""
+    delay = 3 if ranks % 2 == 0 else 0
+    return _squeezed(
+        ranks, microbatches, 2 * ((ranks + 2) // 2),
+        lambda r: (2 * r, 3 * ranks - 2 - r, 3 * ranks + delay + 2 * r - 1, 6 * ranks + delay - r - 2),
+    )  # fmt: skip
+
+
+def v_min(ranks: int, microbatches: int, chunks: int) -> Rows:
+    """Two chunks on a V in a pattern of six slots, with about a third of the memory of 1F1B."""
+    delay = 2 if ranks % 3 == 0 else 0
+    return _squeezed(
+        ranks, microbatches, 2 * ((ranks + 4) // 3),
+        lambda r: (r, 2 * ranks - 1 - r, 2 * ranks + delay + r, 4 * ranks + delay - 1 - r),
+    )  # fmt: skip
+
+
+def dualpipe_v(ranks: int, microbatches: int, chunks: int) -> Rows:
+    """Two chunks on a V, with forwards and backwards in pairs that may overlap."""
+    _need(microbatches >= 2 * ranks, "microbatches", microbatches, f"dualpipe_v needs 2 x ranks = {2 * ranks} or more")
+    return [_dual(r, ranks, microbatches, r, 2 * ranks - 1 - r) for r in range(ranks)]
+
+
+def dualpipe(ranks: int, microbatches: int, chunks: int) -> Rows:
+    """Two replicas of the model in opposite directions, with half of the micro-batches each."""
+    _need(ranks % 2 == 0, "ranks", ranks, "dualpipe needs an even number")
+    _need(microbatches % 2 == 0, "microbatches", microbatches, "dualpipe needs an even number")
+    _need(microbatches >= 2 * ranks, "microbatches", microbatches, f"dualpipe needs 2 x ranks = {2 * ranks} or more")
+    found = []
+    for r in range(ranks):
+        near, far = r, 2 * ranks - 1 - r
+        if r >= ranks // 2:
+            near, far = far, near
+        found.append(_dual(min(r, ranks - 1 - r), ranks // 2, microbatches // 2, near, far))
+    return found
+
+
+def chimera(ranks: int, microbatches: int, chunks: int) -> Rows:
+    """Two replicas in opposite directions, in units of as many micro-batches as there are ranks."""
+    _need(ranks % 2 == 0, "ranks", ranks, "chimera needs an even number")
+    _need(microbatches % ranks == 0, "microbatches", microbatches, f"chimera needs a multiple of ranks = {ranks}")
+    half = ranks // 2
+    found = []
+    for r in range(ranks):
+        slots = []
+        for m in range(microbatches // 2):
+            unit, k = divmod(m, half)
+            for stage, place in ((r, r), (2 * ranks - 1 - r, ranks - 1 - r)):
+                start = 2 * ranks * unit + 2 * k
+                slots.append((start + place, Action(stage, FORWARD, m)))
+                slots.append((start + 2 * ranks - 1 - place, Action(stage, BACKWARD, m)))
+        row: list[Cell] = [(action,) for _, action in sorted(slots)]
+        found.append(row)
+    return found
+
+
+# --- pieces ---------------------------------------------------------------------------------------
+
+
+class _Order:
+    """Cells in order; actions of micro-batches that do not exist are left out."""
+
+    def __init__(self) -> None:
+        self.cells: list[Cell] = []
+
+    def add(self, times: int, *steps: tuple[Stream, str]) -> None:
+        """Append the next actions of these streams, `times` times."""
+        for _ in range(times):
+            for stream, kind in steps:
+                action = stream.next(kind)
+                if action is not None:
+                    self.cells.append((action,))
+
+
+def _cell(stage: int, kind: str, microbatch: int) -> Cell:
+    return (Action(stage, kind, microbatch),)
+
+
+def _all(stage: int, kind: str, microbatches: int) -> list[Action]:
+    return [Action(stage, kind, m) for m in range(microbatches)]
+
+
+def _by_turns(forwards: list[Action], backwards: list[Action], first: int) -> list[Cell]:
+    """Return `first` forwards, then a forward and a backward by turns, then the rest of the backwards."""
+    rest = len(forwards) - first
+    turns = chain.from_iterable(zip(forwards[first:], backwards[:rest], strict=True))
+    return [(action,) for action in (*forwards[:first], *turns, *backwards[rest:])]
+
+
+def _delayed(forwards: list[Action], gradients: list[Action], first: int, delay: int) -> list[Cell]:
+    """Return `first` forwards, then forwards and input gradients by turns, with weight gradients `delay` later."""
+    actions, left = forwards[:first], iter(forwards[first:])
+    for k, gradient in enumerate(gradients):
+        actions += [*islice(left, 1), gradient]
+        if k >= delay:
+            actions.append(gradients[k - delay]._replace(kind=WEIGHT_GRADIENT))
+    late = gradients[max(len(gradients) - delay, 0) :]
+    return [(action,) for action in (*actions, *(each._replace(kind=WEIGHT_GRADIENT) for each in late))]
+
+
+def _group_of(ranks: int, microbatches: int) -> int:
+    rounds = max(1, microbatches // ranks)
+    _need(
+        microbatches % rounds == 0, "microbatches", microbatches,
+        f"interleaved schedules go in {rounds} equal rounds on {ranks} ranks: a multiple of {rounds} is needed",
+    )  # fmt: skip
+    return microbatches // rounds
+
+
+def _table(r: int, ranks: int, microbatches: int, chunks: int, group: int) -> tuple[list[Action], list[Action]]:
+    """Return the forwards and the input gradients of a rank: a group of micro-batches, chunk by chunk."""
+    order = [
+        (m, v)
+        for start in range(0, microbatches, group)
+        for v in range(chunks)
+        for m in range(start, min(start + group, microbatches))
+    ]
+    forwards = [Action(v * ranks + r, FORWARD, m) for m, v in order]
+    return forwards, [Action((chunks - 1 - v) * ranks + r, INPUT_GRADIENT, m) for m, v in order]
+
+
+def _squeezed(ranks: int, microbatches: int, limit: int, offsets: Callable[[int], tuple[int, int, int, int]]) -> Rows:
+    """Return a pattern that repeats every six slots, run as early as possible with `limit` live activations at most.
+
+    A rank takes the next action of its pattern that can run, or if that is shorter, also the one behind it. Weight
+    gradients fill the gaps.
+    """
+    found = [_run_early(ranks, microbatches, limit, offsets, ahead) for ahead in (1, 2)]
+    rows, _ = min(found, key=itemgetter(1))
+    return rows
+
+
+def _run_early(
+    ranks: int, microbatches: int, limit: int, offsets: Callable[[int], tuple[int, int, int, int]], ahead: int
+) -> tuple[Rows, int]:
+    """Return the lists, and their length, if a rank looks `ahead` actions far for one that can run."""
+    lists, waiting = Lists((), (range(2 * ranks),)), []
+    for r in range(ranks):
+        a, b = r, 2 * ranks - 1 - r
+        kinds = (a, FORWARD), (b, FORWARD), (b, INPUT_GRADIENT), (a, INPUT_GRADIENT)
+        starts = zip(offsets(r), kinds, strict=True)
+        slots = sorted((start + 6 * m, Action(*kind, m)) for start, kind in starts for m in range(microbatches))
+        waiting.append([action for _, action in slots])
+    done: set[Action] = set()
+    rows: Rows = [[] for _ in range(ranks)]
+    late: list[deque[Action]] = [deque() for _ in range(ranks)]
+    live, time = [0] * ranks, 0
+    while any(waiting) or any(late):
+        now = []
+        for r, row in enumerate(rows):
+            action = next((each for each in waiting[r][:ahead] if _can_run(lists, each, done, live[r] < limit)), None)
+            if action is not None:
+                waiting[r].remove(action)
+                now.append(action)
+                if action.kind == FORWARD:
+                    live[r] += 1
+                else:
+                    late[r].append(action._replace(kind=WEIGHT_GRADIENT))
+            elif late[r]:
+                action = late[r].popleft()
+                live[r] -= 1
+            if action is not None:
+                row.append((action,))
+        # Results are there when the slot has ended.
+        done.update(now)
+        time += 1
+    return rows, time
+
+
+def _can_run(lists: Lists, action: Action, done: set[Action], has_room: bool) -> bool:
+    is_ready = all(any(other in done for other in each) for each in lists.needs(action))
+    return is_ready and (has_room or action.kind != FORWARD)
+
+
+def _dual(r: int, ranks: int, microbatches: int, near: int, far: int) -> list[Cell]:
+    """Return the list of a rank with one stage of each direction, or of each arm of the V."""
+    a, b = Stream(near, microbatches), Stream(far, microbatches)
+    cells: list[Cell] = []
+    pending: deque[Action] = deque()
+
+    def do(stream: Stream, kind: str) -> Action:
+        action = stream.next(kind)
+        assert action is not None
+        if kind == INPUT_GRADIENT:
+            pending.append(action._replace(kind=WEIGHT_GRADIENT))
+        return action
+
+    def add(*steps: tuple[Stream, str]) -> None:
+        cells.extend((do(*step),) for step in steps)
+
+    def weight() -> None:
+        cells.append((pending.popleft(),))
+
+    for _ in range(2 * (ranks - 1 - r)):
+        add((a, FORWARD))
+    for _ in range(r + 1):
+        add((a, FORWARD), (b, FORWARD))
+    for _ in range(ranks - 1 - r):
+        add((b, INPUT_GRADIENT))
+        weight()
+        add((b, FORWARD))
+    for number in range(microbatches - 2 * ranks + r + 1):
+        if number == 0 and r == ranks - 1:
+            add((a, FORWARD), (b, BACKWARD))
+        else:
+            cells.append((do(a, FORWARD), do(b, BACKWARD)))
+        cells.append((do(b, FORWARD), do(a, BACKWARD)))
+    for _ in range(ranks - 1 - r):
+        add((b, BACKWARD))
+        cells.append((do(b, FORWARD), do(a, BACKWARD)))
+    for number, stream in zip(range(2 * (r + 1)), cycle((b, a)), strict=False):
+        add((stream, BACKWARD if number <= r else INPUT_GRADIENT))
+    for _ in range(ranks - 1 - r):
+        weight()
+        add((a, INPUT_GRADIENT))
+    while pending:
+        weight()
+    return cells
+
+
+def _need(is_met: bool, name: str, value: int, text: str) -> None:
+    if not is_met:
+        raise InputError(f"pipeline_schedule: {name}={value}: {text}.", field=name)

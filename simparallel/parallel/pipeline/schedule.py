@@ -1,0 +1,413 @@
+"""A pipeline schedule as a value: printed, compared, edited, checked, priced, and kept as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple
+
+from simparallel.base.checks import is_integer
+from simparallel.base.files import write_atomically
+from simparallel.base.units import format_number_of
+from simparallel.errors import InputError, ScheduleError
+from simparallel.parallel.pipeline import rules, timing
+from simparallel.parallel.pipeline.action import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    KINDS,
+    WEIGHT_GRADIENT,
+    Action,
+    cell_text,
+    read_cell,
+)
+from simparallel.parallel.pipeline.mailbox import depth_of
+from simparallel.parallel.pipeline.timing import Cost, Lists, Span, Time
+
+# Where the stages are: rank s mod P, back and forth, or two replicas in opposite directions.
+LOOP, ZIGZAG, BIDIRECTIONAL = "loop", "v", "bidirectional"
+
+
+class Rule(NamedTuple):
+    """A known schedule: its rule, where its stages are, and how many of them a rank has; None for any number."""
+
+    make: Callable[[int, int, int], rules.Rows]
+    placement: str = LOOP
+    chunks: int | None = 1
+
+
+RULES = {
+    "gpipe": Rule(rules.gpipe),
+    "gpipe_reversed": Rule(partial(rules.gpipe, is_reversed=True)),
+    "1f1b": Rule(rules.one_forward_one_backward),
+    "eager_1f1b": Rule(partial(rules.one_forward_one_backward, warmup=2)),
+    "interleaved_1f1b": Rule(rules.interleaved, chunks=None),
+    "looped_bfs": Rule(rules.looped_bfs, chunks=None),
+    "zb_h1": Rule(rules.zero_bubble),
+    "zb_h2": Rule(partial(rules.zero_bubble, warmup=2)),
+    "interleaved_zb": Rule(rules.interleaved_zero_bubble, chunks=None),
+    "zbv": Rule(rules.zbv, ZIGZAG, 2),
+    "v_half": Rule(rules.v_half, ZIGZAG, 2),
+    "v_min": Rule(rules.v_min, ZIGZAG, 2),
+    "dualpipe_v": Rule(rules.dualpipe_v, ZIGZAG, 2),
+    "dualpipe": Rule(rules.dualpipe, BIDIRECTIONAL, 2),
+    "chimera": Rule(rules.chimera, BIDIRECTIONAL, 2),
+    "pipedream": Rule(rules.one_forward_one_backward),
+    "pipedream_2bw": Rule(rules.one_forward_one_backward),
+}
+# Names of PyTorch and of MindSpore, in lower case.
+ALIASES = {
+    "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs", "interleavedzerobubble": "interleaved_zb",
+    "zbvzerobubble": "zbv", "dualpipev": "dualpipe_v", "zero_bubble_v": "zbv",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Schedule:
+    """What each rank of a pipeline does, in which order.
+
+    A stage is a part of the model. With `placement` "loop", stage s is on rank s mod `ranks`; with "v", stages go back
+    and forth; with "bidirectional" there are two replicas, and stage `ranks` + s of the second one is on rank
+    `ranks` - 1 - s.
+
+    Args:
+        name: of the rule, or of your own schedule.
+        ranks, microbatches: their numbers; in a bidirectional pipeline each replica has half of the micro-batches.
+        chunks: stages of a rank.
+        placement: where the stages are.
+        actions: for each rank its actions, such as "2F0": stage, kind (F forward, I input gradient, W weight gradient,
+            B both gradients) and micro-batch. "(0F7+7B3)" is a pair that may overlap.
+
+    Raises:
+        InputError: numbers out of range, an unknown placement, or not one list for each rank.
+        ScheduleError: a text that is no action. Other rules are checked by `check`.
+    """
+
+    name: str
+    ranks: int
+    microbatches: int
+    chunks: int
+    placement: str
+    actions: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        for field in ("ranks", "microbatches", "chunks"):
+            value = getattr(self, field)
+            if not is_integer(value) or value < 1:
+                raise InputError(f"Schedule: {field}={value!r} must be an integer of 1 or more.", field=field)
+        if self.placement not in (LOOP, ZIGZAG, BIDIRECTIONAL):
+            raise InputError(
+                f"Schedule: placement={self.placement!r} is not one of {LOOP!r}, {ZIGZAG!r}, {BIDIRECTIONAL!r}.",
+                field="placement",
+            )
+        actions = tuple(tuple(each) for each in self.actions)
+        if len(actions) != self.ranks:
+            raise InputError(f"Schedule: {len(actions)} lists for {self.ranks} ranks.", field="actions")
+        object.__setattr__(self, "actions", actions)
+        assert self._lists
+
+    @cached_property
+    def _lists(self) -> Lists:
+        cells = tuple(
+            tuple(read_cell(text, f"rank {rank}, cell {number}") for number, text in enumerate(each))
+            for rank, each in enumerate(self.actions)
+        )
+        count = self.num_stages
+        halves = range(count // 2), range(count // 2, count)
+        return Lists(cells, halves if self.placement == BIDIRECTIONAL else (range(count),))
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages, of both replicas together in a bidirectional pipeline."""
+        return self.ranks * self.chunks
+
+    def rank_of(self, stage: int) -> int:
+        """Return the rank of a stage."""
+        turn, place = divmod(stage, self.ranks)
+        is_back = self.placement != LOOP and turn % 2 == 1
+        return self.ranks - 1 - place if is_back else place
+
+    def weight_version(self, rank: int, microbatch: int, step: int = 0) -> int:
+        """Return how many updates the weights have that a forward reads, and its backward.
+
+        "pipedream" updates after each micro-batch, and a rank reads what it has: weights are up to `ranks` - 1 - `rank`
+        updates old (Narayanan et al. 2019). "pipedream_2bw" updates after each step, and reads the version before the
+        last one (Narayanan et al. 2021). All others have no old weights.
+        """
+        if self.name == "pipedream":
+            return max(0, step * self.microbatches + microbatch - (self.ranks - 1 - rank))
+        return max(0, step - 1) if self.name == "pipedream_2bw" else step
+
+    # --- time -----------------------------------------------------------------------------------------
+
+    def cost(self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0) -> Cost:
+        """Return what the schedule takes.
+
+        Args:
+            forward, input_gradient, weight_gradient: times of a stage, or a sequence with those of each stage. A full
+                backward takes both gradients' times, and a pair the sum.
+            message: latency of a message between two ranks.
+
+        Raises:
+            InputError: a negative time, or not one for each stage.
+            ScheduleError: the ranks wait for each other.
+        """
+        duration = self.duration(forward, input_gradient, weight_gradient, message)
+        return timing.cost(self._lists, duration, message)
+
+    def spans(
+        self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
+    ) -> list[list[Span]]:
+        """Return start and end of each cell of each rank; arguments and errors as `cost`."""
+        duration = self.duration(forward, input_gradient, weight_gradient, message)
+        return timing.spans(self._lists, duration, message)
+
+    def duration(
+        self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
+    ) -> Callable[[Action], float]:
+        """Return the function that gives the time of an action; arguments as `cost`. Raises InputError."""
+        given = {"forward": forward, "input_gradient": input_gradient, "weight_gradient": weight_gradient}
+        for field, time in {**given, "message": message}.items():
+            each = (time,) if isinstance(time, (int, float)) else tuple(time)
+            if field != "message" and len(each) not in (1, self.num_stages):
+                raise InputError(f"cost: {field} has {len(each)} times for {self.num_stages} stages.", field=field)
+            if not all(isinstance(t, (int, float)) and t >= 0 for t in each):
+                raise InputError(f"cost: {field}={time!r} must be times of 0 or more.", field=field)
+        return timing.durations(self.num_stages, forward, input_gradient, weight_gradient)
+
+    # --- checks ---------------------------------------------------------------------------------------
+
+    def check(self, memory: int | None = None, *, depth: int | None = None) -> Cost:
+        """Check that the schedule runs and computes each gradient once; return its cost for equal times.
+
+        Args:
+            memory: most activations that a rank may hold, in micro-batches of a stage, until the weight gradient.
+            depth: messages that a mailbox between two ranks holds; None for any number.
+
+        Raises:
+            ScheduleError: with the place: a micro-batch or stage that does not exist or is on another rank, an action
+                that is missing, done twice or before what it needs, ranks that wait for each other, a rank that holds
+                too much, or a mailbox that is too small. Facts: `rank`, `cell`, `stage`, `microbatch`.
+        """
+        self._check_places()
+        self._check_counts()
+        self._check_order()
+        found = self.cost()
+        for rank, peak in enumerate(found.peak_live_at_weight_gradient):
+            if memory is not None and peak > memory:
+                raise ScheduleError(
+                    f"schedule {self.name}: rank {rank} holds activations of {peak} micro-batches, and "
+                    f"memory={memory}. Raise memory=, or take a schedule with fewer forwards ahead, such as v_min.",
+                    rank=rank,
+                )
+        if depth is not None and self.mailbox_depth > depth:
+            raise ScheduleError(
+                f"schedule {self.name}: mailboxes between ranks need {format_number_of(self.mailbox_depth, 'place')}, "
+                f"and depth={depth}: the ranks would wait for each other."
+            )
+        return found
+
+    @cached_property
+    def mailbox_depth(self) -> int:
+        """Messages that a mailbox from one rank to another has to hold, so that no two ranks wait for each other.
+
+        Messages are found by their tags (direction, stage, micro-batch). With 0, a sender may wait for its receiver.
+        """
+        return depth_of(self._lists)
+
+    @property
+    def _limits(self) -> int:
+        return self.microbatches // 2 if self.placement == BIDIRECTIONAL else self.microbatches
+
+    def _each(self) -> Iterator[tuple[int, int, Action]]:
+        for rank, cells in enumerate(self._lists.cells):
+            for number, cell in enumerate(cells):
+                for action in cell:
+                    yield rank, number, action
+
+    def _check_places(self) -> None:
+        for rank, number, action in self._each():
+            stage, _, m = action
+            told = ""
+            if stage >= self.num_stages:
+                told = f"there are stages 0 to {self.num_stages - 1} (ranks={self.ranks}, chunks={self.chunks})"
+            elif self.rank_of(stage) != rank:
+                told = f"stage {stage} is on rank {self.rank_of(stage)}"
+            elif m >= self._limits:
+                told = f"there are micro-batches 0 to {self._limits - 1} (microbatches={self.microbatches})"
+            if told:
+                raise self._error(rank, number, action, told)
+        for rank, cells in enumerate(self._lists.cells):
+            for number, cell in enumerate(cells):
+                if len(cell) == 2 and (cell[0].kind != FORWARD or cell[1].kind not in (BACKWARD, INPUT_GRADIENT)):
+                    raise self._error(rank, number, cell[0], "a pair is a forward and a backward")
+
+    def _check_counts(self) -> None:
+        counts = Counter(action for _, _, action in self._each())
+        for rank, number, action in self._each():
+            if counts[action] > 1:
+                raise self._error(rank, number, action, f"it is done {counts[action]} times")
+        for stage in range(self.num_stages):
+            for m in range(self._limits):
+                has = {kind for kind in KINDS if Action(stage, kind, m) in counts}
+                if has in ({FORWARD, BACKWARD}, {FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT}):
+                    continue
+                known = ", ".join(sorted(has)) or "nothing"
+                raise ScheduleError(
+                    f"schedule {self.name}: stage {stage} on rank {self.rank_of(stage)} does {known} of micro-batch "
+                    f"{m}; it needs F and B, or F, I and W.",
+                    rank=self.rank_of(stage), stage=stage, microbatch=m,
+                )  # fmt: skip
+
+    def _check_order(self) -> None:
+        done: set[Action] = set()
+        for rank, number, action in self._each():
+            stage, kind, m = action
+            before = {BACKWARD: FORWARD, INPUT_GRADIENT: FORWARD, WEIGHT_GRADIENT: INPUT_GRADIENT}.get(kind)
+            if before is not None and Action(stage, before, m) not in done:
+                raise self._error(rank, number, action, f"it comes before {Action(stage, before, m)}")
+            done.add(action)
+
+    def _error(self, rank: int, number: int, action: Action, told: str) -> ScheduleError:
+        return ScheduleError(
+            f"schedule {self.name}: rank {rank}, cell {number}: {action}: {told}.",
+            rank=rank, cell=number, stage=action.stage, microbatch=action.microbatch,
+        )  # fmt: skip
+
+    # --- edits ----------------------------------------------------------------------------------------
+
+    def with_actions(self, actions: Iterable[Sequence[str]], name: str | None = None) -> Schedule:
+        """Return a schedule with other actions on the same stages; see `check`."""
+        return Schedule(
+            name or f"{self.name}, edited", self.ranks, self.microbatches, self.chunks, self.placement,
+            tuple(tuple(each) for each in actions),
+        )  # fmt: skip
+
+    def diff(self, other: Schedule) -> list[tuple[int, int, str | None, str | None]]:
+        """Return (rank, cell, action here, action there) where two schedules differ; None where a list has ended."""
+        found = []
+        for rank in range(max(self.ranks, other.ranks)):
+            mine, theirs = (each.actions[rank] if rank < each.ranks else () for each in (self, other))
+            for cell in range(max(len(mine), len(theirs))):
+                a, b = (each[cell] if cell < len(each) else None for each in (mine, theirs))
+                if a != b:
+                    found.append((rank, cell, a, b))
+        return found
+
+    # --- files ----------------------------------------------------------------------------------------
+
+    def to_csv(self) -> str:
+        """Return the actions in PyTorch's format "compute_only": a row for each rank, a cell for each action."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for cells in self._lists.cells:
+            writer.writerow([cell_text(c) if len(c) == 1 else f"({c[0]};{c[1]})OVERLAP_F_B" for c in cells])
+        return text.getvalue()
+
+    def save_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_csv` in one move."""
+        write_atomically(path, self.to_csv().encode())
+
+    @classmethod
+    def from_csv(cls, text: str, *, placement: str = LOOP, name: str = "csv") -> Schedule:
+        """Return the schedule of a CSV in PyTorch's format; empty cells are idle steps, and are left out.
+
+        Args:
+            text: a row for each rank.
+            placement: where the stages are, see the class.
+            name: of the schedule.
+
+        Raises:
+            InputError: no rows, or stages that are not as many on each rank.
+            ScheduleError: a cell that is no action.
+        """
+        rows = [[cell.strip() for cell in row if cell.strip()] for row in csv.reader(io.StringIO(text)) if row]
+        cells = [[read_cell(cell, f"rank {r}, cell {n}") for n, cell in enumerate(row)] for r, row in enumerate(rows)]
+        each = [action for row in cells for cell in row for action in cell]
+        if not each:
+            raise InputError("Schedule.from_csv: no actions; expected a row of cells such as 0F0 for each rank.")
+        num_stages, count = (max(values) + 1 for values in zip(*((a.stage, a.microbatch) for a in each), strict=True))
+        chunks, rest = divmod(num_stages, len(rows))
+        if rest:
+            raise InputError(f"Schedule.from_csv: {num_stages} stages on {len(rows)} ranks: not as many on each.")
+        count *= 2 if placement == BIDIRECTIONAL else 1
+        return cls(name, len(rows), count, chunks, placement, tuple(tuple(map(cell_text, row)) for row in cells))
+
+    @classmethod
+    def load_csv(cls, path: str | os.PathLike[str], *, placement: str = LOOP) -> Schedule:
+        """Return the schedule of a file, see `from_csv`. Raises OSError."""
+        return cls.from_csv(Path(path).read_text("utf-8"), placement=placement, name=Path(path).stem)
+
+    # --- as text --------------------------------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        stages = f", {self.chunks} stages each" if self.chunks > 1 else ""
+        return f"{self.name}: {self.ranks} ranks{stages}, {self.microbatches} micro-batches"
+
+    def grid(self) -> list[str]:
+        """Return a row of text for each rank: actions over time for F = I = W = 1, and dots where the rank is idle."""
+        has_stages = self.chunks > 1
+        rows = []
+        for rank, (cells, ran) in enumerate(zip(self._lists.cells, self.spans(), strict=True)):
+            texts: list[str] = []
+            for cell, span in zip(cells, ran, strict=True):
+                texts += ["."] * (int(span.start) - len(texts))
+                for action in cell:
+                    shown = str(action) if has_stages else str(action)[len(str(action.stage)) :]
+                    texts += [shown] * (2 if action.kind == BACKWARD else 1)
+            rows.append((f"r{rank}", texts))
+        width = max(len(text) for _, texts in rows for text in texts)
+        return [f"{label:<4}" + " ".join(f"{text:<{width}}" for text in texts).rstrip() for label, texts in rows]
+
+    def __str__(self) -> str:
+        found = self.cost()
+        told = f"makespan {found.makespan}, bubble {found.bubble}, span bubble {found.span_bubble}"
+        live = " ".join(map(str, found.peak_live_at_weight_gradient))
+        return "\n".join([f"{self.title}; {told}, live {live}", *self.grid()])
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.title}>"
+
+
+def pipeline_schedule(name: str, ranks: int = 4, microbatches: int = 8, chunks: int | None = None) -> Schedule:
+    """Return a known schedule.
+
+    Args:
+        name: one of "gpipe", "gpipe_reversed", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1",
+            "zb_h2", "interleaved_zb", "zbv", "v_half", "v_min", "dualpipe_v", "dualpipe", "chimera", "pipedream",
+            "pipedream_2bw"; or PyTorch's or MindSpore's name of one, in any case.
+        ranks, microbatches: their numbers.
+        chunks: stages of a rank, for looped schedules; None for 2 there, and for what the schedule has elsewhere.
+
+    Raises:
+        InputError: an unknown name, or numbers that the schedule does not allow. Fact: `field`.
+
+    Example:
+        >>> print(sp.pipeline_schedule("1f1b", ranks=2, microbatches=3))
+        1f1b: 2 ranks, 3 micro-batches; makespan 12, bubble 3, span bubble 3, live 2 1
+        r0  F0 F1 .  .  B0 B0 F2 B1 B1 .  B2 B2
+        r1  .  F0 B0 B0 F1 B1 B1 F2 B2 B2
+    """
+    known = ALIASES.get(str(name).lower(), str(name).lower())
+    if known not in RULES:
+        raise InputError(f"pipeline_schedule: {name!r} is not one of {', '.join(RULES)}.", field="name")
+    for field, value in (("ranks", ranks), ("microbatches", microbatches), ("chunks", 1 if chunks is None else chunks)):
+        if not is_integer(value) or value < 1:
+            raise InputError(f"pipeline_schedule: {field}={value!r} must be an integer of 1 or more.", field=field)
+    rule = RULES[known]
+    if rule.chunks is not None and chunks not in (None, rule.chunks):
+        raise InputError(
+            f"pipeline_schedule: chunks={chunks}: {known} has {format_number_of(rule.chunks, 'stage')} on a rank.",
+            field="chunks",
+        )
+    count = chunks or rule.chunks or 2
+    lists = rule.make(ranks, microbatches, count)
+    actions = tuple(tuple(map(cell_text, cells)) for cells in lists)
+    return Schedule(known, ranks, microbatches, count, rule.placement, actions)
