@@ -108,6 +108,8 @@ def from_zero(trace: sp.Trace) -> sp.Trace:
 
 def schedules() -> None:
     """Pipeline schedules with their bubbles, on four ranks and eight micro-batches."""
+    from matplotlib import pyplot as plt
+
     names = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zbv", "v_half", "dualpipe_v")
     figure, axes = plt.subplots(len(names), 1, figsize=(13, 2.1 * len(names)), layout="constrained")
     for name, ax in zip(names, axes, strict=True):

@@ -36,30 +36,25 @@ def plot_schedule(schedule: Schedule, ax: Axes | None = None, *, title: str | No
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Patch, Rectangle
 
-    from simparallel.parallel.pipeline.action import read_cell
-
-    each, cost = schedule.spans(**times), schedule.cost(**times)
-    duration = schedule.duration(**times)
+    cost = schedule.cost(**times)
     if ax is None:
         _, ax = plt.subplots(figsize=(12, 0.6 + 0.45 * schedule.ranks), layout="constrained")
     figure: Any = ax.figure
     seen = {}
-    for rank, (texts, ran) in enumerate(zip(schedule.actions, each, strict=True)):
-        for text, span in zip(texts, ran, strict=True):
-            start = span.start
-            for action in read_cell(text, f"rank {rank}"):
-                width = duration(action)
-                colour, name = _KINDS[action.kind]
-                shade = _SHADES[min(action.stage // schedule.ranks, len(_SHADES) - 1)]
-                face = tuple(part * (1 - shade) for part in to_rgb(colour))
-                box = Rectangle((start, rank - 0.42), width, 0.84, facecolor=face, edgecolor="white", linewidth=0.6)
-                ax.add_patch(box)
-                seen[name] = colour
-                room = figure.get_figwidth() * 0.9 * width / max(cost.makespan, 1)
-                if room > _LETTER_IN * len(str(action.microbatch)):
-                    ax.text(start + width / 2, rank, str(action.microbatch), ha="center", va="center", fontsize=7,
-                            color="white" if shade > 0.4 else "black")  # fmt: skip
-                start += width
+    for rank, action, (start, end) in schedule.boxes(**times):
+        colour, name = _KINDS[action.kind]
+        seen[name] = colour
+        shade = _SHADES[min(action.stage // schedule.ranks, len(_SHADES) - 1)]
+        face = tuple(part * (1 - shade) for part in to_rgb(colour))
+        ax.add_patch(
+            Rectangle((start, rank - 0.42), end - start, 0.84, facecolor=face, edgecolor="white", linewidth=0.6)
+        )
+        room = figure.get_figwidth() * 0.9 * (end - start) / max(cost.makespan, 1)
+        if room > _LETTER_IN * len(str(action.microbatch)):
+            ax.text(
+                (start + end) / 2, rank, str(action.microbatch), ha="center", va="center", fontsize=7,
+                color="white" if shade > 0.4 else "black",
+            )  # fmt: skip
     ax.set_xlim(0, cost.makespan)
     ax.set_ylim(schedule.ranks - 0.5, -0.5)
     ax.set_yticks(range(schedule.ranks), [f"rank {rank}" for rank in range(schedule.ranks)])

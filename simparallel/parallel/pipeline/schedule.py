@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simparallel.base.checks import is_integer
 from simparallel.base.files import write_atomically
@@ -167,6 +167,16 @@ class Schedule:
         """Return start and end of each cell of each rank; arguments and errors as `cost`."""
         duration = self.duration(forward, input_gradient, weight_gradient, message)
         return timing.spans(self._lists, duration, message)
+
+    def boxes(self, **times: Any) -> Iterator[tuple[int, Action, Span]]:
+        """Yield (rank, action, start and end) of every action, one after the other in a pair; arguments as `cost`."""
+        duration = self.duration(**times)
+        for rank, (cells, ran) in enumerate(zip(self._lists.cells, self.spans(**times), strict=True)):
+            for cell, span in zip(cells, ran, strict=True):
+                start = span.start
+                for action in cell:
+                    yield rank, action, Span(start, start + duration(action))
+                    start += duration(action)
 
     def duration(
         self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0

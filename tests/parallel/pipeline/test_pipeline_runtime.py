@@ -141,7 +141,9 @@ def _step(schedule):
 
 
 @pytest.mark.parametrize("message", [0, 1])
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped_bfs"])
+@pytest.mark.parametrize(
+    "name", ["gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1", "zb_h2", "zbv", "v_half"]
+)
 def test_simulated_time_is_that_of_the_lists(name, message):
     """On a device whose operations all take a microsecond, a step takes what the schedule says.
 
@@ -154,7 +156,10 @@ def test_simulated_time_is_that_of_the_lists(name, message):
         link=sp.LinkSpec(message * 1e-6 or 1e-30, 1e24),
     ).trace.events  # fmt: skip
     end_ps = max(e.sim_end_ps for e in events if e.kind == "backward")
-    assert end_ps == schedule.cost(1, 1, 0, message).makespan * 10**6
+    # A full backward is one operation, and a split one is two; the first stage has no gradient of its input.
+    is_split = "B" not in "".join(schedule.actions[0])
+    input_gradient = [0, *[1] * (schedule.num_stages - 1)] if is_split else 1
+    assert end_ps == schedule.cost(1, input_gradient, int(is_split), message).makespan * 10**6
 
 
 def _one_op(schedule):
