@@ -12,6 +12,7 @@ from simparallel import collectives
 from simparallel.autograd import Tensor, no_grad, run_backward
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array, get_namespace
+from simparallel.base.checks import is_integer
 from simparallel.base.units import format_type_of
 from simparallel.comm import Group, Work, current
 from simparallel.errors import InputError, ScheduleError, ShapeError
@@ -26,9 +27,9 @@ FORWARDS, BACKWARDS = 0, 1
 
 
 class Pipeline:
-    """Train a model whose children run one after the other, cut into stages on all ranks.
+    """Train a model whose children run one after the other, cut into stages on the ranks of a pipeline.
 
-    Every rank makes the same calls with the same arguments; it computes its own stages.
+    Every rank makes the same calls; it computes its own stages.
 
     Args:
         model: a Sequential. Its initial weights must be equal on all ranks, as with `set_seed`.
@@ -37,13 +38,17 @@ class Pipeline:
         schedule: name of `pipeline_schedule`, or a Schedule.
         stages: for each stage the names of its children, in the model's order; None balances their parameters.
         chunks: stages of a rank, for looped schedules.
+        replicas: number of pipelines, for data parallelism; each has neighbouring ranks, and its own part of the batch,
+            as in `DistributedDataParallel`.
 
     Attributes:
-        schedule: what each rank does.
+        schedule: what each rank of a pipeline does.
+        replica: number of this rank's pipeline.
         stages: for each stage the names of its children.
 
     Raises:
         InputError: not a Sequential, fewer children than stages, or stages that are not all children in order.
+            Ranks that cannot be divided into `replicas`.
         ScheduleError: the schedule does not run, is for another number of ranks, or leaves old weights (PipeDream).
 
     Collective: yes, all calls.
@@ -63,6 +68,7 @@ class Pipeline:
         schedule: str | Schedule = "1f1b",
         stages: Sequence[Sequence[str]] | None = None,
         chunks: int | None = None,
+        replicas: int = 1,
     ) -> None:
         if not isinstance(model, Sequential):
             raise InputError(
@@ -70,12 +76,13 @@ class Pipeline:
                 "nn.Sequential(part, part, ...)."
             )
         communicator = current()
+        if not is_integer(replicas) or replicas < 1 or communicator.world_size % replicas:
+            raise InputError(f"Pipeline: replicas={replicas!r} must divide the {communicator.world_size} ranks.")
+        length = communicator.world_size // replicas
         if isinstance(schedule, str):
-            schedule = pipeline_schedule(schedule, communicator.world_size, microbatches, chunks)
-        if schedule.ranks != communicator.world_size:
-            raise ScheduleError(
-                f"Pipeline: the schedule is for {schedule.ranks} ranks, and the run has {communicator.world_size}."
-            )
+            schedule = pipeline_schedule(schedule, length, microbatches, chunks)
+        if schedule.ranks != length:
+            raise ScheduleError(f"Pipeline: the schedule is for {schedule.ranks} ranks, and a pipeline has {length}.")
         if schedule.name.startswith("pipedream"):
             raise ScheduleError(
                 f"Pipeline: {schedule.name} has no flush: its weights are of several versions, which are not kept yet. "
@@ -83,8 +90,9 @@ class Pipeline:
             )
         schedule.check()
         self.schedule, self.model, self.loss_fn = schedule, model, loss_fn
-        self._rank, self._communicator = communicator.rank, communicator
-        # Stages of one replica.
+        self._communicator, self.replicas = communicator, replicas
+        self.replica, self._rank = divmod(communicator.rank, length)
+        # Stages from a batch's input to its loss; a bidirectional pipeline has all of them twice.
         self._length = schedule.num_stages // (2 if schedule.placement == BIDIRECTIONAL else 1)
         # A child may stand in two places.
         children = dict(model._modules)
@@ -101,7 +109,7 @@ class Pipeline:
     def _groups_of_owners(self) -> list[tuple[Parameter, Group]]:
         """Return the parameters that this rank shares with others, each with the group of its owners.
 
-        These are tied weights, and all parameters if there are two replicas.
+        These are tied weights, and all parameters of replicas and of bidirectional pipelines.
         """
         children = self.model._modules
         owners: dict[int, set[int]] = {}
@@ -109,14 +117,17 @@ class Pipeline:
             for name in self.stages[stage % self._length]:
                 for parameter in children[name].parameters():
                     owners.setdefault(id(parameter), set()).add(self.schedule.rank_of(stage))
+        starts = range(0, self._communicator.world_size, self.schedule.ranks)
         groups: dict[tuple[int, ...], Group | None] = {}
         found = []
         # All ranks make all groups, in the same order.
         for parameter in self.model.parameters():
-            ranks = tuple(sorted(owners[id(parameter)]))
+            if not parameter.requires_grad:
+                continue
+            ranks = tuple(start + rank for start in starts for rank in sorted(owners[id(parameter)]))
             if len(ranks) > 1 and ranks not in groups:
                 groups[ranks] = self._communicator.new_group(ranks)
-            if len(ranks) > 1 and self._rank in ranks:
+            if len(ranks) > 1 and self._communicator.rank in ranks:
                 group = groups[ranks]
                 assert group is not None
                 found.append((parameter, group))
@@ -150,24 +161,26 @@ class Pipeline:
         return y
 
     def predict(self, inputs: Any) -> Tensor:
-        """Run forward off the tape; return the model's output on every rank."""
-        x = as_tensor(inputs).data
-        last = self._length - 1
+        """Run forward off the tape; return the model's output of these inputs on every rank of the pipeline."""
+        x, start = as_tensor(inputs).data, self.first_rank
+        ranks = [self.schedule.rank_of(number) for number in range(self._length)]
         with no_grad():
-            for number in range(self._length):
-                rank = self.schedule.rank_of(number)
+            for number, rank in enumerate(ranks):
                 if rank == self._rank:
                     x = self.stage(number, as_tensor(x)).data
-                target = self.schedule.rank_of(min(number + 1, last))
-                if rank != target and rank == self._rank:
-                    collectives.send(x, target, number)
-                elif rank != target and target == self._rank:
-                    x = receive(get_namespace(x), rank, number)
-            source = self.schedule.rank_of(last)
-            shape, dtype = self._communicator.broadcast_object((x.shape, x.dtype.str), source)
-            if self._rank != source:
-                x = get_namespace(x).empty(shape, dtype)
-            return as_tensor(collectives.broadcast(x, source))
+                # To the next stage, and from the last one to all.
+                others = ranks[number + 1 : number + 2] or range(self.schedule.ranks)
+                for other in others:
+                    if rank == self._rank != other:
+                        collectives.send(x, start + other, number)
+                    elif other == self._rank != rank:
+                        x = receive(get_namespace(x), start + rank, number)
+        return as_tensor(x)
+
+    @property
+    def first_rank(self) -> int:
+        """The first rank of this pipeline."""
+        return self.replica * self.schedule.ranks
 
     # --- a step ---------------------------------------------------------------------------------------
 
@@ -178,10 +191,11 @@ class Pipeline:
         the rank's actions.
 
         Args:
-            inputs, labels: the whole batch, (samples, ...); the first stage reads the inputs, the last the labels.
+            inputs, labels: the whole batch of the pipeline, (samples, ...); the first stage reads the inputs, the last
+                one the labels.
 
         Returns:
-            The mean loss of the batch, on every rank.
+            The mean loss, over the pipelines, too; on every rank.
 
         Raises:
             ShapeError: fewer samples than micro-batches, or not as many labels.
@@ -200,7 +214,7 @@ class _Step:
                 f"{count} micro-batches: both need as many samples, {count} or more."
             )
         self._pipeline, self._schedule = pipeline, schedule
-        self._length, self._rank = pipeline._length, pipeline._rank
+        self._length, self._rank, self._first_rank = pipeline._length, pipeline._rank, pipeline.first_rank
         xp = get_namespace(inputs.data)
         self._inputs, self._labels = inputs, labels
         # Unequal parts differ by one sample.
@@ -223,13 +237,20 @@ class _Step:
                 act[action.kind](action)
         for work in self._works:
             work.wait()
-        for parameter, group in self._pipeline._shared:
-            own = self._shared[id(parameter)]
-            if own is None:
-                own = get_namespace(parameter.data).zeros_like(parameter.data)
-            _add(parameter, collectives.all_reduce(own, "sum", group))
+        self._sum_shared()
         with no_grad():
             return as_tensor(collectives.all_reduce(self._loss))
+
+    def _sum_shared(self) -> None:
+        """Sum the gradients of parameters that other ranks have, too: one collective for each group."""
+        by_group: dict[Group, list[Parameter]] = {}
+        for parameter, group in self._pipeline._shared:
+            by_group.setdefault(group, []).append(parameter)
+        for group, parameters in by_group.items():
+            own = [(p, self._shared[id(p)]) for p in parameters]
+            sums = [get_namespace(p.data).zeros_like(p.data) if x is None else x for p, x in own]
+            for parameter, total in zip(parameters, collectives.all_reduce(sums, "sum", group), strict=True):
+                _add(parameter, total)
 
     # --- actions --------------------------------------------------------------------------------------
 
@@ -308,7 +329,7 @@ class _Step:
     def _share(self, stage: int, m: int) -> float:
         """Return the share of a micro-batch in the mean loss."""
         first, last = self._bounds[self._number(stage, m)]
-        return (last - first) / len(self._inputs)
+        return (last - first) / len(self._inputs) / self._pipeline.replicas
 
     # --- messages -------------------------------------------------------------------------------------
 
@@ -321,13 +342,14 @@ class _Step:
         if rank == self._rank:
             self._local[direction, source, m] = x
         else:
-            self._works.append(collectives.isend(x, rank, self._tag(direction, source, m)))
+            self._works.append(collectives.isend(x, self._first_rank + rank, self._tag(direction, source, m)))
 
     def _receive(self, direction: int, source: int, target: int, m: int) -> Array:
         rank = self._schedule.rank_of(source)
         if rank == self._rank:
             return self._local.pop((direction, source, m))
-        return receive(get_namespace(self._inputs.data), rank, self._tag(direction, source, m))
+        xp = get_namespace(self._inputs.data)
+        return receive(xp, self._first_rank + rank, self._tag(direction, source, m))
 
 
 def _add(leaf: Tensor, gradient: Array) -> None:

@@ -201,6 +201,32 @@ def test_tied_weights_get_the_sum(name):
     assert owners == [0, 3]
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_replicas_share_a_batch(name, tied):
+    """Two pipelines of two ranks, each with half of the batch: the gradients of the whole one."""
+
+    def program():
+        network = _make(4, tied=tied)
+        pipeline = Pipeline(network, _loss, 4, name, [["0"], ["1", "2", "3"]] if name != "zbv" else None, replicas=2)
+        x, labels = _data(32)
+        half = slice(16 * pipeline.replica, 16 * (pipeline.replica + 1))
+        loss = pipeline.step(x[half], labels[half])
+        predicted = pipeline.predict(x[half]).numpy()
+        return loss.item(), {name: p.grad.numpy() for name, p in pipeline.named_parameters()}, predicted
+
+    results = sp.launch(program, world_size=4, transport="inline")
+    network = _make(4, tied=tied)
+    loss, gradients = _alone(network, 32)
+    outputs = network(sp.Tensor(_data(32)[0])).numpy()
+    for rank, (found, own, predicted) in enumerate(results):
+        assert found == pytest.approx(loss, rel=1e-12)
+        np.testing.assert_allclose(predicted, outputs[16 * (rank // 2) :][:16], rtol=1e-12)
+        for name, gradient in own.items():
+            np.testing.assert_allclose(gradient, gradients[name], rtol=1e-10, atol=1e-12)
+    assert set().union(*(own for _, own, _ in results)) == gradients.keys()
+
+
 def test_optimizers_of_the_ranks_train_the_model():
     """Adam on each rank's parameters, for some steps: the weights of one device."""
 
@@ -276,6 +302,8 @@ def test_refusals():
     ):
         with refused(InputError):
             Pipeline(*arguments)
+    with refused(InputError):
+        Pipeline(network, _loss, replicas=2)
     with refused(ScheduleError):
         Pipeline(network, _loss, 8, sp.pipeline_schedule("1f1b"))
     with refused(ScheduleError):
