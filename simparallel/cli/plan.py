@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--cluster", required=True, metavar="NAME", help="described hardware: the name of a preset, or a file"
     )
     command.add_argument("-n", "--world-size", type=int, metavar="N", help="number of devices (default: one node)")
-    command.add_argument("--memory", metavar="SIZE", help='a model: limit of each device (default: its own), as "32GB"')
+    command.add_argument("--memory", metavar="SIZE", help='limit of each device (default: its own), such as "32GB"')
     command.add_argument(
         "--batch", type=int, metavar="N", help="a model: samples in a step, of all devices (default: 32 for each)"
     )
@@ -104,13 +105,17 @@ def _of_script(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
 
     if not options.what.endswith(".py") and not Path(options.what).exists():
         raise InputError(f"plan: {options.what} is no model ({', '.join(MODELS)}), and there is no such script.")
-    for name in ("memory", "batch", "method", "front"):
+    for name in ("batch", "method", "front"):
         if getattr(options, name):
             raise InputError(f"plan: {flag(name)} goes with a model; a script says it itself, at AutoParallel.")
     check_script(options.what)
     program = partial(run_script, options.what, options.arguments)
+    if options.memory is not None:
+        # What a plan may need by default is the memory of the device.
+        device = replace(cluster.device, memory_bytes=parse_bytes(options.memory, "--memory"))
+        cluster = replace(cluster, device=device)
     # The script's own output goes beside the plans.
-    with redirect_stdout(sys.stderr), _noted() as found:
+    with redirect_stdout(sys.stderr), _progress() as progress, _noted(progress) as found:
         dry_run(program, world_size=cluster.world_size, cluster=cluster)
     if not found:
         raise InputError(
@@ -120,15 +125,15 @@ def _of_script(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
 
 
 @contextmanager
-def _noted() -> Iterator[list[Plan]]:
-    """Collect the plans that `AutoParallel` searches inside the block, each once."""
+def _noted(progress: Callable[[float], None] | None) -> Iterator[list[Plan]]:
+    """Collect the plans that `AutoParallel` searches inside the block, each once; show the progress of searches."""
     found: list[Plan] = []
     planner = context.planner
 
     class Noting:
         @staticmethod
         def interpreter(parallel: Any, args: Any, kwargs: Any, plan: Any) -> Any:
-            made = planner.interpreter(parallel, args, kwargs, plan)
+            made = planner.interpreter(parallel, args, kwargs, plan, progress)
             # Every rank has the same plan, and a folded run may begin several times.
             if plan is None and made.plan not in found:
                 found.append(made.plan)

@@ -312,7 +312,14 @@ def _solved(space: Space, settings: SearchSettings, exposed: float, progress: Pr
         if limit is None or found.peak_bytes <= limit:
             break
         tighter = replace(settings, memory_limit_bytes=found.solution.memory_bytes - (found.peak_bytes - limit))
-        found = Found.of(space, _solve(problem, space, tighter, progress), exposed)
+        try:
+            found = Found.of(space, _solve(problem, space, tighter, progress), exposed)
+        except SearchError:
+            # What holds the least is the last that may fit.
+            least = eliminate(problem.memory_problem)
+            frugal = Solution.of(problem, least.choice, problem.least, "least memory")
+            found = Found.of(space, frugal, exposed)
+            break
     if limit is not None and found.peak_bytes > limit:
         raise nothing_fits(settings.method, found.peak_bytes, limit, is_proven=False)
     # The clock may prefer data parallelism, as the model weighs all sums by one number.
@@ -438,7 +445,9 @@ def read_plan(plan: Any) -> Plan:
     return Plan.load(plan)
 
 
-def interpreter(parallel: AutoParallel, args: list[Any], kwargs: dict[str, Any], plan: Plan | None) -> Planned:
+def interpreter(
+    parallel: AutoParallel, args: list[Any], kwargs: dict[str, Any], plan: Plan | None, progress: Progress = None
+) -> Planned:
     """Return what executes the given plan, or the one that is searched for this call.
 
     Every rank captures the program, and the first one searches for all. Collective: yes, without a given plan.
@@ -452,7 +461,7 @@ def interpreter(parallel: AutoParallel, args: list[Any], kwargs: dict[str, Any],
         graph, *split = graphs_of(parallel.network, args, kwargs)
         found = None
         if communicator.rank == 0:
-            found = plan_graph(graph, _cluster(), _settings(parallel), split=split).to_dict()
+            found = plan_graph(graph, _cluster(), _settings(parallel), progress, split).to_dict()
         with communicator.asked_by("AutoParallel: the plan"):
             # As data: what is sent holds no object of this process.
             shared = communicator.broadcast_object(found) if communicator.world_size > 1 else found

@@ -112,6 +112,27 @@ def test_plans_of_a_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("p-3.json").exists()
 
 
+def test_a_script_plans_within_the_given_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its plans fit, or the error says what the least needs."""
+    Path("train.py").write_text(SCRIPT)
+    command = ["plan", "--cluster", "dgx-h100", "-n", "4", "--out", "p.json", "train.py"]
+    assert main.main(command) == 0
+    free = Plan.load("p.json").memory_bytes
+    assert free is not None
+    assert main.main([*command, "--memory", f"{free}B"]) == 0
+    assert Plan.load("p.json").memory_bytes == free
+    capsys.readouterr()
+    assert main.main([*command, "--memory", "100KB"]) != 0
+    assert "no plan fits into 100 kB of memory on a device" in capsys.readouterr().err
+
+
+def test_progress_of_a_script(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True, raising=False)
+    Path("train.py").write_text(SCRIPT)
+    assert main.main(["plan", "--cluster", "dgx-h100", "-n", "4", "train.py"]) == 0
+    assert "\rsearching: 100 %" in capsys.readouterr().err
+
+
 def test_script_without_a_search(capsys: pytest.CaptureFixture[str]) -> None:
     Path("train.py").write_text("import simparallel as sp\nsp.init()\n")
     assert main.main(["plan", "train.py", "--cluster", "dgx-h100", "-n", "2"]) == 2

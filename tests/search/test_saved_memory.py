@@ -45,7 +45,7 @@ def test_the_front_runs_as_priced():
         assert _step_ps(plan, cluster) == plan.step_time_ps
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(st.sampled_from([1, 2, 4]), st.floats(0.05, 1.2))
 def test_plans_fit_into_the_limit(device_num, share):
     cluster = slow_cluster(device_num)
