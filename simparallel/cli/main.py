@@ -36,6 +36,7 @@ BENCHES = {
     "redistribution": {"ranks": "ranks"},
     "predict": {},
     "plan": {},
+    "pipeline": {},
 }
 
 
@@ -87,7 +88,8 @@ def parser() -> argparse.ArgumentParser:
         "adasum: beside a sum, and Horovod's algorithm over MPI; "
         "shard: a network cut over 8 devices, beside the same slicing by hand; "
         "redistribution: plans of few bytes beside plans of few waits; "
-        "predict: how long predictions take; plan: how long searches take",
+        "predict: how long predictions take; plan: how long searches take; "
+        "pipeline: a step in four stages, beside torch's pipelines",
     )
     bench.add_argument(
         "--setup", action="store_true", help="first make the environments of gloo, Open MPI and MPICH (1.3 GB), once"

@@ -1,0 +1,151 @@
+"""`simparallel bench pipeline`: a training step of an MLP in four stages, beside torch's pipelines over gloo.
+
+Four ranks, one stage and one BLAS thread each; every schedule is compared with torch's of the same name, warm and by
+turns. Behind it stand the simulated bubbles of all schedules, beside their closed forms.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import simparallel as sp
+from simparallel.base.units import format_seconds
+from simparallel.bench.contest import Result, aligned, measure, tell_bound
+from simparallel.bench.environments import PEERS
+from simparallel.bench.job import Job
+from simparallel.bench.peers.exchange import images, timed
+from simparallel.errors import BenchError, InputError, RunFailedError
+from simparallel.parallel.pipeline.schedule import RULES
+
+RANKS, MICROBATCHES, WIDTH, SAMPLES = 4, 8, 256, 64
+SCHEDULES = "gpipe", "1f1b"
+OURS, TORCH = "simparallel", "torch pipelining"
+TURN_S, LEARNING_RATE = 0.3, 1e-3
+PEER = replace(PEERS["torch"], label=TORCH, script="gloo_pipeline.py")
+
+
+def main(*, rounds: int = 7, as_json: bool = False) -> list[Result]:
+    """Measure, print tables or JSON, return a result for each schedule.
+
+    Raises:
+        InputError: no rounds.
+        BenchError: our own ranks failed. (A failure of torch is reported and left out.)
+    """
+    if rounds < 1:
+        raise InputError(f"rounds {rounds}: must be at least 1.")
+    output = sys.stderr if as_json else sys.stdout
+    if not PEER.is_ready:
+        print(
+            "torch is not measured, it has no environment; make it: simparallel bench --setup --peers torch",
+            file=output,
+        )
+    tell_bound(output)
+    results = []
+    with _contenders(lambda text: print(text, file=output, flush=True)) as contenders:
+        for name in SCHEDULES:
+            turns = {label: partial(turn, name) for label, turn in contenders.items()}
+            results.append(measure(name, turns, rounds=rounds, turn_s=TURN_S))
+    if as_json:
+        rows = [{"schedule": each.title, "times_s": each.times_s} for each in results]
+        print(
+            json.dumps({"rows": rows, "bubbles": [dict(zip(HEADS, row, strict=True)) for row in bubbles()]}, indent=1)
+        )
+    else:
+        print(table(results))
+        print()
+        print(aligned([list(HEADS), *bubbles()]))
+    return results
+
+
+Turn = Callable[[str, int], float]  # (schedule, steps) -> seconds
+
+
+@contextmanager
+def _contenders(tell: Callable[[str], object]) -> Iterator[dict[str, Turn]]:
+    with ExitStack() as stack:
+        cluster = stack.enter_context(sp.Cluster(RANKS, blas_threads=1, record="summary", echo=False))
+        contenders: dict[str, Turn] = {OURS: partial(_ours, cluster)}
+        if PEER.is_ready:
+            try:
+                job = Job(PEER, RANKS)
+                stack.callback(job.close)
+                contenders[TORCH] = partial(_theirs, job)
+            except BenchError as error:
+                tell(f"left out: {error}")
+        yield contenders
+
+
+def _ours(cluster: sp.Cluster, schedule: str, count: int) -> float:
+    try:
+        return max(cluster.run(our_turn, schedule, count))
+    except RunFailedError as error:
+        raise BenchError(f"{OURS}, {schedule}: {error}", peer=OURS) from error
+
+
+def our_turn(schedule: str, count: int) -> float:
+    """Train a new model on one of our ranks; return the seconds."""
+    sp.set_seed(0)
+    layers = [sp.nn.Sequential(sp.nn.Linear(WIDTH, WIDTH), sp.nn.ReLU()) for _ in range(RANKS)]
+    stages = [[str(number)] for number in range(RANKS)]
+    loss_fn = sp.nn.CrossEntropyLoss()
+    pipeline = sp.parallel.Pipeline(sp.nn.Sequential(*layers), loss_fn, MICROBATCHES, schedule, stages)
+    optimizer = sp.optim.SGD(pipeline.parameters(), LEARNING_RATE)
+    x, labels = images(SAMPLES, WIDTH, seed=0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = pipeline.step(x, labels)
+        if not np.isfinite(loss.item()):
+            raise BenchError(f"{OURS}: the loss is not finite.", peer=OURS)
+        optimizer.step()
+
+    return timed(step, sp.barrier, count)
+
+
+def _theirs(job: Job, schedule: str, count: int) -> float:
+    command: dict[str, Any] = {
+        "schedule": schedule, "microbatches": MICROBATCHES, "width": WIDTH, "samples": SAMPLES, "lr": LEARNING_RATE,
+        "count": count,
+    }  # fmt: skip
+    return job.ask(schedule, command)
+
+
+def table(results: Sequence[Result]) -> str:
+    """Format a line for each schedule: the times of a step, and torch's divided by ours."""
+    lines = [["", OURS, TORCH, "torch / simparallel"]]
+    for each in results:
+        times = [format_seconds(each.median_s(label)) if label in each.times_s else "-" for label in (OURS, TORCH)]
+        lines.append([each.title, *times, f"{each.ratio(TORCH, OURS):.2f}" if TORCH in each.times_s else "-"])
+    return aligned(lines)
+
+
+HEADS = "schedule", "bubble", "closed form", "span bubble", "live", "messages"
+# Bubbles in times of a stage for F = I = W = 1, of P ranks; `chunks` cancel.
+CLOSED_FORMS: dict[str, Callable[[int], int]] = {
+    **dict.fromkeys(
+        ("gpipe", "gpipe_reversed", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped_bfs"), lambda p: 3 * (p - 1)
+    ),
+    **dict.fromkeys(("zb_h1", "zb_h2", "interleaved_zb", "zbv"), lambda p: p - 1),
+}
+
+
+def bubbles() -> list[list[str]]:
+    """Return a row for each schedule: its bubble, the closed form, what is live, and messages."""
+    rows = []
+    for name in RULES:
+        schedule = sp.pipeline_schedule(name, RANKS, MICROBATCHES)
+        cost = schedule.cost()
+        form = CLOSED_FORMS.get(name)
+        rows.append([
+            name, str(cost.bubble), "-" if form is None else str(form(RANKS)), str(cost.span_bubble),
+            f"{max(cost.peak_live_at_weight_gradient) / schedule.chunks:g}", str(cost.messages),
+        ])  # fmt: skip
+    return rows

@@ -1,0 +1,53 @@
+"""`bench pipeline`: our steps without torch, the table of bubbles, refused settings. No timing is asserted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from refusals import refused
+
+import simparallel as sp
+from simparallel.bench import pipeline
+from simparallel.bench.contest import Result
+from simparallel.cli import main
+from simparallel.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def bench_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("SIMPARALLEL_BENCH_DIR", str(tmp_path / "bench"))
+
+
+@pytest.mark.process
+def test_our_steps_are_measured_without_torch(capsys, monkeypatch):
+    monkeypatch.setattr(pipeline, "TURN_S", 0.01)
+    assert main.main(["bench", "pipeline", "--rounds", "1", "--json"]) == 0
+    told = capsys.readouterr()
+    document = json.loads(told.out)
+    assert [row["schedule"] for row in document["rows"]] == ["gpipe", "1f1b"]
+    assert all(row["times_s"][pipeline.OURS][0] > 0 for row in document["rows"])
+    assert "torch is not measured" in told.err
+
+
+def test_closed_forms_are_the_bubbles():
+    for name, bubble, form, *_ in pipeline.bubbles():
+        assert form in ("-", bubble), name
+
+
+@pytest.mark.parametrize("name", sorted(pipeline.CLOSED_FORMS))
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
+def test_closed_forms_hold_for_other_ranks(name, ranks):
+    assert sp.pipeline_schedule(name, ranks, 2 * ranks).cost().bubble == pipeline.CLOSED_FORMS[name](ranks)
+
+
+def test_table_has_the_ratio():
+    result = Result("gpipe", {pipeline.OURS: [1.0, 1.0], pipeline.TORCH: [2.0, 2.0]})
+    assert pipeline.table([result]).splitlines()[1].split()[-1] == "2.00"
+    alone = Result("gpipe", {pipeline.OURS: [1.0]})
+    assert pipeline.table([alone]).splitlines()[1].split()[-1] == "-"
+
+
+def test_rounds_are_checked():
+    with refused(InputError):
+        pipeline.main(rounds=0)
