@@ -17,15 +17,12 @@ def _problem(name, device_num):
     return Space(step.graph(8 * device_num, device_num), describe(device_num, "dgx-h100"), fully=True).problem()
 
 
-@pytest.mark.parametrize(
-    ("name", "device_num"), [("mlp", 2), ("mlp", 4), pytest.param("lenet5", 2, marks=pytest.mark.slow)]
-)
-def test_optimum_of_a_model_is_that_of_brute_force(name, device_num):
-    problem = _problem(name, device_num)
+@pytest.mark.parametrize("device_num", [2, 4])
+def test_optimum_of_a_model_is_that_of_brute_force(device_num):
+    problem = _problem("mlp", device_num)
     found = eliminate(problem)
     assert found.is_exact
-    # 328 million combinations of LeNet-5's strategies take most of a minute.
-    assert found.cost == enumerate_all(problem, max_combinations=1 << 30).cost
+    assert found.cost == enumerate_all(problem).cost
 
 
 @pytest.mark.parametrize("device_num", [2, 4])

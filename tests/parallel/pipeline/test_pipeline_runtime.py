@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from refusals import refused
-from test_schedules import schedules
+from test_pipeline_schedules import schedules
 
 import simparallel as sp
 from simparallel import nn
