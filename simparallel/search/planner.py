@@ -160,8 +160,8 @@ def plan_graph(
     if settings.method not in METHODS:
         raise InputError(f"search: method={settings.method!r} is not one of {', '.join(METHODS)}.")
     plain = _space(graph, cluster, settings)
-    limit = settings.memory_limit_bytes
-    best = _search(plain, replace(settings, memory_limit_bytes=None), progress)
+    start, limit = data_parallel(plain), settings.memory_limit_bytes
+    best = _search(plain, replace(settings, memory_limit_bytes=None), progress, start)
     if limit is not None and best.peak_bytes > limit:
         found, least_bytes = [], best.peak_bytes
         for space in _variants(plain, cluster, settings, split):
@@ -178,7 +178,7 @@ def plan_graph(
                 limit_bytes=limit,
             )
         best = min(found, key=lambda each: each.clocks.step_ps)
-    return best.plan(replay(plain, data_parallel(plain)).step_ps)
+    return best.plan(replay(plain, start).step_ps)
 
 
 def pareto_plans(
@@ -286,26 +286,29 @@ def _work_per_byte(graph: Graph, part: Part) -> float:
     return sum(node.plan.work.size_bytes for node in nodes) / max(sum(node.plan.output.size_bytes for node in nodes), 1)
 
 
-def _search(space: Space, settings: SearchSettings, progress: Progress = None) -> Found:
-    """Return the best plan of a space. Raises SearchError."""
-    gamma = settings.gamma
-    found = _solved(space, settings, 1.0 if gamma is None else gamma, progress)
+def _search(
+    space: Space, settings: SearchSettings, progress: Progress = None, start: tuple[int, ...] | None = None
+) -> Found:
+    """Return the best plan of a space. `start` is data parallelism, if it is known. Raises SearchError."""
+    gamma, plain = settings.gamma, data_parallel(space) if start is None else start
+    found = _solved(space, settings, 1.0 if gamma is None else gamma, plain, progress)
     sums = space.sums_ps(found.solution.choice)
     # How much of the sums of gradients is exposed depends on the plan: the first search counts all of it.
     exposed = min(found.clocks.exposed_ps / sums, 1.0) if sums else 1.0
     if gamma is not None or exposed >= 0.95 or settings.method not in ("auto", "integer_program"):
         return found
-    return min(found, _solved(space, settings, exposed, progress), key=lambda each: each.clocks.step_ps)
+    return min(found, _solved(space, settings, exposed, plain, progress), key=lambda each: each.clocks.step_ps)
 
 
-def _solved(space: Space, settings: SearchSettings, exposed: float, progress: Progress) -> Found:
+def _solved(
+    space: Space, settings: SearchSettings, exposed: float, plain: tuple[int, ...], progress: Progress
+) -> Found:
     """Search at one weight of the sums of gradients.
 
     Raises:
         SearchError: no plan was found whose peak is within the limit.
     """
-    problem, plain = space.problem(exposed), data_parallel(space)
-    limit = settings.memory_limit_bytes
+    problem, limit = space.problem(exposed), settings.memory_limit_bytes
     found = Found.of(space, _solve(problem, space, settings, progress), exposed)
     # The search bounds what is held; gradients on their way come on top.
     for _ in range(_MOST_LIMITS):

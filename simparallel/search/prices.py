@@ -18,7 +18,7 @@ from simparallel.hardware.cluster import ClusterSpec
 from simparallel.layout.boxes import Transfer, boxes_of, shape_of
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group
-from simparallel.layout.movement import Movement, digits_of, movement
+from simparallel.layout.movement import Digits, Movement, digits_of, movement
 from simparallel.layout.redistribution import Step, plan_redistribution
 from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement
@@ -104,6 +104,8 @@ class Prices:
         self._copied_ps: dict[tuple[int, int], int] = {}
         self._moved_ps: dict[tuple[Movement, int], int] = {}
         self._exchanges: dict[Any, Exchange] = {}
+        self._known_facts: dict[tuple[int, int], tuple[Digits | None, int]] = {}
+        self._kept: list[Placement] = []
         self._message_ps = lru_cache(maxsize=1 << 16)(lambda *of: cluster.message(*of).time_ps)
 
     # --- ops -----------------------------------------------------------------------------------------
@@ -219,21 +221,32 @@ class Prices:
             return None
 
     def _way_ps(self, source: Placement, target: Placement, itemsize: int, messages: bool) -> int | None:
-        found = _movement(source.layout, target.layout)
+        (before, have), (after, new) = self._facts(source, itemsize), self._facts(target, itemsize)
+        found = None if before is None or after is None else movement(before, after)
         if found is None:
             return self.cost_ps(self.way(source, target, itemsize)) if messages else None
         if found.kind == "nothing":
             return 0
-        new = _local_bytes(target.layout, target.shape, itemsize)
         if (new, itemsize) not in self._copied_ps:
             self._copied_ps[new, itemsize] = self.cost_ps((self._copy("Redistribute", new, itemsize),))
         copy_ps = self._copied_ps[new, itemsize]
         if found.kind == "slice":
             return copy_ps
-        key = found, _local_bytes(source.layout, source.shape, itemsize)
+        key = found, have
         if key not in self._moved_ps:
             self._moved_ps[key] = self.cost_ps((self._exchange_of(*key),))
         return copy_ps + self._moved_ps[key]
+
+    def _facts(self, place: Placement, itemsize: int) -> tuple[Digits | None, int]:
+        """Return the digits that cut a placement, and the bytes of a rank's slice, for which a search asks often."""
+        # Equal placements are one object, which its choices keep.
+        key = id(place), itemsize
+        found = self._known_facts.get(key)
+        if found is None:
+            found = digits_of(place.layout), _local_bytes(place.layout, place.shape, itemsize)
+            self._known_facts[key] = found
+            self._kept.append(place)
+        return found
 
     def cost_ps(self, events: Events) -> int:
         """Return the weighted time [ps] that a rank computes and waits in these events, without sums of gradients."""

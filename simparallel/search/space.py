@@ -199,9 +199,10 @@ class Space:
             nodes.append(known[key])
         return Problem(tuple(nodes), edges, memory, edge_memory)
 
-    @cached_property
+    @property
     def memory(self) -> Memory:
         """What the choices hold."""
+        # Not kept: without circles, the many objects of a search go at its end.
         return Memory(self)
 
     @cached_property
@@ -221,7 +222,8 @@ class Space:
         for number in self.graph.results:
             nodes[number] = nodes[number] + self._gathering_ps(number)
         edges: dict[tuple[int, int], np.ndarray] = {}
-        held = list(self.memory.of_nodes())
+        memory = self.memory
+        held = list(memory.of_nodes())
         copies: dict[tuple[int, int], np.ndarray] = {}
         known_copies: dict[Any, np.ndarray | None] = {}
         for reader, node in enumerate(self.graph.nodes):
@@ -231,7 +233,7 @@ class Space:
                     continue
                 same = id(table), id(self.choices[reader]), i, reader in self.again, node.has_backward
                 if same not in known_copies:
-                    known_copies[same] = self.memory.of_edge(reader, i, table)
+                    known_copies[same] = memory.of_edge(reader, i, table)
                 copied = known_copies[same]
                 if self._follow and maker is not None and i == 0 and node.rule in _ELEMENTWISE:
                     table = np.where(table > 0, FORBIDDEN_PS, 0)
