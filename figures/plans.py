@@ -1,7 +1,7 @@
 """Measures plans on this machine by turns, beside what the search predicts: `python figures/plans.py`.
 
 Run `simparallel calibrate` first. Writes `docs/plans.md` and its pictures: predicted beside measured times, plans in
-time and memory with the Pareto front, and the timeline of a real step beside that of its dry run.
+time and memory with the Pareto front, and the timelines of a real step and of its dry run.
 """
 
 from __future__ import annotations
@@ -302,8 +302,8 @@ share the two cores of the machine, so eight of them are no faster than two. A s
 samples, and one of the `gpt` {gpt_batch}; *data* cuts the samples, *tensor* the layers in Megatron's pairs, *d x t*
 both, and *every device all* nothing.
 
-The predictions have a median error of {middle:.1%}, and a 90th percentile of {most:.1%}. Their order is that of the
-measured times:
+The predictions have a median error of {middle:.1%}, and a 90th percentile of {most:.1%}. Predicted and
+measured times rank the plans alike:
 
 {orders}
 

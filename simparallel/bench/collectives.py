@@ -260,9 +260,9 @@ def main(
     if out is not None:
         # Check it now rather than after twenty minutes of measurements.
         check_writable(out)
-    missing = {peer.name: f"simparallel bench --setup --peers {peer.name}" for peer in chosen if not peer.is_ready}
-    for name, command in missing.items():
-        tell(f"{name} is not measured, it has no environment; make it: {command}")
+    missing = {peer.name: peer.setup_command for peer in chosen if not peer.is_ready}
+    for peer in chosen:
+        peer.tell_if_missing(tell)
     versions: dict[str, str] = {}
     rows = []
     for number in ranks:

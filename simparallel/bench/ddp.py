@@ -110,11 +110,7 @@ def main(
     if not ranks or min(*ranks, rounds) < 1:
         raise InputError(f"ranks {list(ranks)}, rounds {rounds}: both must be at least 1.")
     output = sys.stderr if as_json else sys.stdout
-    if not PEER.is_ready:
-        print(
-            "torch is not measured, it has no environment; make it: simparallel bench --setup --peers torch",
-            file=output,
-        )
+    PEER.tell_if_missing(partial(print, file=output))
     tell_bound(output)
     cores = len(os.sched_getaffinity(0))
     rows: list[Row] = []

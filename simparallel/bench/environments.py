@@ -59,6 +59,16 @@ class Peer:
         except (OSError, ValueError):
             return False
 
+    @property
+    def setup_command(self) -> str:
+        """The command that makes its environment."""
+        return f"simparallel bench --setup --peers {self.name}"
+
+    def tell_if_missing(self, tell: Callable[[str], object]) -> None:
+        """Say how to make the environment, if it is not ready."""
+        if not self.is_ready:
+            tell(f"{self.name} is not measured, it has no environment; make it: {self.setup_command}")
+
     def command(self, ranks: int, directory: str) -> list[str]:
         """Return the command that starts its ranks; they meet in `directory`."""
         binaries = self.directory / "bin"

@@ -42,11 +42,7 @@ def main(*, rounds: int = 7, as_json: bool = False) -> list[Result]:
     if rounds < 1:
         raise InputError(f"rounds {rounds}: must be at least 1.")
     output = sys.stderr if as_json else sys.stdout
-    if not PEER.is_ready:
-        print(
-            "torch is not measured, it has no environment; make it: simparallel bench --setup --peers torch",
-            file=output,
-        )
+    PEER.tell_if_missing(partial(print, file=output))
     tell_bound(output)
     results = []
     with _contenders(lambda text: print(text, file=output, flush=True)) as contenders:

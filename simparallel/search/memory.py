@@ -7,6 +7,7 @@ has passed them. Parts that are recomputed hold only what they start from. Work 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ class Memory:
     def __init__(self, space: Space) -> None:
         self._space, self._nodes = space, space.graph.nodes
         # A view holds no memory of its own, but that of the result that it is a view of.
-        self._base = [number for number, _ in enumerate(self._nodes)]
+        self._base = list(range(len(self._nodes)))
         for number, node in enumerate(self._nodes):
             if node.is_view and node.inputs[0].kind == NODE:
                 self._base[number] = self._base[node.inputs[0].number]
@@ -47,12 +48,12 @@ class Memory:
 
     def of_nodes(self) -> tuple[np.ndarray, ...]:
         """Return the bytes that each choice of each op holds: its parameters, and what it keeps for backward."""
-        dropped = self._dropped()
+        dropped = self._dropped
         known: dict[Any, np.ndarray] = {}
         found = []
         for number, (node, choices) in enumerate(zip(self._nodes, self._space.choices, strict=True)):
             leaves = self._space.leaves_of(number)
-            keeps, keeps_output = node.has_backward and number not in dropped, self._is_kept(number, dropped)
+            keeps, keeps_output = node.has_backward and number not in dropped, self._is_kept(number)
             key = id(choices), keeps, keeps_output, repr([(i, each) for _, i, each in leaves])
             if key not in known:
                 sizes = [
@@ -70,25 +71,26 @@ class Memory:
 
         `table` has the costs of the redistributions.
         """
-        if not self._nodes[reader].has_backward or reader in self._dropped():
+        if not self._nodes[reader].has_backward or reader in self._dropped:
             return None
         itemsize = self._nodes[reader].plan.inputs[i].dtype.itemsize
         sizes = [_local_size(choice.inputs[i], ()) * itemsize for choice in self._space.choices[reader]]
         return np.where(table > 0, np.array(sizes, np.int64), 0)
 
-    def _is_kept(self, number: int, dropped: set[int]) -> bool:
+    def _is_kept(self, number: int) -> bool:
         """Return whether the result of an op is held from forward to backward."""
         if self._base[number] != number or not self._on_tape[number]:
             return False
         # A result in a recomputed part is held if an op behind the part reads it.
-        return number not in dropped or self._last[number] >= next(p.end for p in self._parts if number < p.end)
+        return number not in self._dropped or self._last[number] >= next(p.end for p in self._parts if number < p.end)
 
-    @property
+    @cached_property
     def _parts(self) -> list[Part]:
         return [part for part in self._space.recomputed if part.begin in self._space.again]
 
+    @cached_property
     def _dropped(self) -> set[int]:
-        """Return the ops whose activations are not held: those of recomputed parts, but for the largest one.
+        """The ops whose activations are not held: those of recomputed parts, but for the largest one.
 
         While backward runs a part again, its activations are there.
         """
@@ -105,7 +107,7 @@ class Memory:
         """Return the peak [bytes] of a step: what is held, and the gradients on their way."""
         space, nodes = self._space, self._nodes
         chosen = [choices[number] for choices, number in zip(space.choices, choice, strict=True)]
-        result = [self._result_bytes(n, each) if self._base[n] == n else 0 for n, each in enumerate(chosen)]
+        result = [self._result_bytes(n, each) for n, each in enumerate(chosen)]
         beside = [self._other_bytes(node, each) for node, each in zip(nodes, chosen, strict=True)]
         into: list[list[int]] = []
         for number, node in enumerate(nodes):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
+from simparallel.parallel.pipeline.action import FORWARD, Action
 from simparallel.parallel.pipeline.timing import Lists
 
 
@@ -19,10 +19,10 @@ class Message(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of a rank: it sends or receives a message, or if that is None, computes."""
+    """A step of a rank: it sends or receives a message."""
 
     sends: bool
-    message: Message | None
+    message: Message
 
 
 def depth_of(lists: Lists) -> int:
@@ -42,25 +42,17 @@ def _steps(lists: Lists, rank: int) -> Iterator[Step]:
     rank_of = lists.rank_of
     for cell in lists.cells[rank]:
         for action in cell:
-            before = _beside(lists, action, -1 if action.kind == FORWARD else 1)
+            before = lists.before(action)
             if before is not None and rank_of[before] != rank:
                 yield Step(False, Message(rank_of[before], rank, (_direction(action), before, action.microbatch)))
         for action in cell:
-            after = _beside(lists, action, 1 if action.kind == FORWARD else -1)
+            after = lists.after(action)
             if after is not None and rank_of[after] != rank:
                 yield Step(True, Message(rank, rank_of[after], (_direction(action), action.stage, action.microbatch)))
 
 
 def _direction(action: Action) -> str:
     return "forward" if action.kind == FORWARD else "backward"
-
-
-def _beside(lists: Lists, action: Action, step: int) -> int | None:
-    """Return the stage next to that of an action in its chain; None at its end, and for weight gradients."""
-    assert action.kind in (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, BACKWARD)
-    other = action.stage + step
-    is_linked = any(action.stage in chain and other in chain for chain in lists.chains)
-    return other if is_linked and action.kind != WEIGHT_GRADIENT else None
 
 
 def _ends(steps: list[list[Step]], depth: int) -> bool:
@@ -73,7 +65,6 @@ def _ends(steps: list[list[Step]], depth: int) -> bool:
         for rank, own in enumerate(steps):
             while at[rank] < len(own):
                 sends, message = own[at[rank]]
-                assert message is not None
                 box = boxes.setdefault(message[:2], Counter())
                 if sends and box.total() < depth:
                     box[message.tag] += 1

@@ -106,8 +106,8 @@ class Pipeline:
         }
         self._shared = self._groups_of_owners()
 
-    def _groups_of_owners(self) -> list[tuple[Parameter, Group]]:
-        """Return the parameters that this rank shares with others, each with the group of its owners.
+    def _groups_of_owners(self) -> list[tuple[Group, list[Parameter]]]:
+        """Return the groups of ranks with which this one shares parameters, each with these parameters.
 
         These are tied weights, and all parameters of replicas and of bidirectional pipelines.
         """
@@ -119,7 +119,7 @@ class Pipeline:
                     owners.setdefault(id(parameter), set()).add(self.schedule.rank_of(stage))
         starts = range(0, self._communicator.world_size, self.schedule.ranks)
         groups: dict[tuple[int, ...], Group | None] = {}
-        found = []
+        found: dict[tuple[int, ...], list[Parameter]] = {}
         # All ranks make all groups, in the same order.
         for parameter in self.model.parameters():
             if not parameter.requires_grad:
@@ -128,10 +128,8 @@ class Pipeline:
             if len(ranks) > 1 and ranks not in groups:
                 groups[ranks] = self._communicator.new_group(ranks)
             if len(ranks) > 1 and self._communicator.rank in ranks:
-                group = groups[ranks]
-                assert group is not None
-                found.append((parameter, group))
-        return found
+                found.setdefault(ranks, []).append(parameter)
+        return [(group, found[ranks]) for ranks, group in groups.items() if group is not None and ranks in found]
 
     # --- parameters -----------------------------------------------------------------------------------
 
@@ -227,7 +225,7 @@ class _Step:
         self._late: dict[tuple[int, int], Callable[[], None]] = {}
         self._works: list[Work] = []
         # Gradients of this step of parameters that other ranks have, too.
-        self._shared: dict[int, Array | None] = {id(parameter): None for parameter, _ in pipeline._shared}
+        self._shared: dict[int, Array | None] = {id(p): None for _, parameters in pipeline._shared for p in parameters}
 
     def run(self) -> Tensor:
         act = {FORWARD: self._forward, BACKWARD: self._backward, INPUT_GRADIENT: self._backward_first,
@@ -243,10 +241,7 @@ class _Step:
 
     def _sum_shared(self) -> None:
         """Sum the gradients of parameters that other ranks have, too: one collective for each group."""
-        by_group: dict[Group, list[Parameter]] = {}
-        for parameter, group in self._pipeline._shared:
-            by_group.setdefault(group, []).append(parameter)
-        for group, parameters in by_group.items():
+        for group, parameters in self._pipeline._shared:
             own = [(p, self._shared[id(p)]) for p in parameters]
             sums = [get_namespace(p.data).zeros_like(p.data) if x is None else x for p, x in own]
             for parameter, total in zip(parameters, collectives.all_reduce(sums, "sum", group), strict=True):

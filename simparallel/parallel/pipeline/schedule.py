@@ -7,7 +7,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,12 +95,13 @@ class Schedule:
     chunks: int
     placement: str
     actions: tuple[tuple[str, ...], ...]
+    _lists: Lists = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for field in ("ranks", "microbatches", "chunks"):
-            value = getattr(self, field)
+        for name in ("ranks", "microbatches", "chunks"):
+            value = getattr(self, name)
             if not is_integer(value) or value < 1:
-                raise InputError(f"Schedule: {field}={value!r} must be an integer of 1 or more.", field=field)
+                raise InputError(f"Schedule: {name}={value!r} must be an integer of 1 or more.", field=name)
         if self.placement not in (LOOP, ZIGZAG, BIDIRECTIONAL):
             raise InputError(
                 f"Schedule: placement={self.placement!r} is not one of {LOOP!r}, {ZIGZAG!r}, {BIDIRECTIONAL!r}.",
@@ -110,17 +111,14 @@ class Schedule:
         if len(actions) != self.ranks:
             raise InputError(f"Schedule: {len(actions)} lists for {self.ranks} ranks.", field="actions")
         object.__setattr__(self, "actions", actions)
-        assert self._lists
-
-    @cached_property
-    def _lists(self) -> Lists:
         cells = tuple(
             tuple(read_cell(text, f"rank {rank}, cell {number}") for number, text in enumerate(each))
-            for rank, each in enumerate(self.actions)
+            for rank, each in enumerate(actions)
         )
         count = self.num_stages
         halves = range(count // 2), range(count // 2, count)
-        return Lists(cells, halves if self.placement == BIDIRECTIONAL else (range(count),))
+        chains = halves if self.placement == BIDIRECTIONAL else (range(count),)
+        object.__setattr__(self, "_lists", Lists(cells, chains))
 
     @property
     def num_stages(self) -> int:
@@ -183,12 +181,12 @@ class Schedule:
     ) -> Callable[[Action], float]:
         """Return the function that gives the time of an action; arguments as `cost`. Raises InputError."""
         given = {"forward": forward, "input_gradient": input_gradient, "weight_gradient": weight_gradient}
-        for field, time in {**given, "message": message}.items():
+        for name, time in {**given, "message": message}.items():
             each = (time,) if isinstance(time, (int, float)) else tuple(time)
-            if field != "message" and len(each) not in (1, self.num_stages):
-                raise InputError(f"cost: {field} has {len(each)} times for {self.num_stages} stages.", field=field)
+            if name != "message" and len(each) not in (1, self.num_stages):
+                raise InputError(f"cost: {name} has {len(each)} times for {self.num_stages} stages.", field=name)
             if not all(isinstance(t, (int, float)) and t >= 0 for t in each):
-                raise InputError(f"cost: {field}={time!r} must be times of 0 or more.", field=field)
+                raise InputError(f"cost: {name}={time!r} must be times of 0 or more.", field=name)
         return timing.durations(self.num_stages, forward, input_gradient, weight_gradient)
 
     # --- checks ---------------------------------------------------------------------------------------
@@ -408,9 +406,13 @@ def pipeline_schedule(name: str, ranks: int = 4, microbatches: int = 8, chunks: 
     known = ALIASES.get(str(name).lower(), str(name).lower())
     if known not in RULES:
         raise InputError(f"pipeline_schedule: {name!r} is not one of {', '.join(RULES)}.", field="name")
-    for field, value in (("ranks", ranks), ("microbatches", microbatches), ("chunks", 1 if chunks is None else chunks)):
+    for option, value in (
+        ("ranks", ranks),
+        ("microbatches", microbatches),
+        ("chunks", 1 if chunks is None else chunks),
+    ):
         if not is_integer(value) or value < 1:
-            raise InputError(f"pipeline_schedule: {field}={value!r} must be an integer of 1 or more.", field=field)
+            raise InputError(f"pipeline_schedule: {option}={value!r} must be an integer of 1 or more.", field=option)
     rule = RULES[known]
     if rule.chunks is not None and chunks not in (None, rule.chunks):
         raise InputError(

@@ -70,6 +70,19 @@ class Lists(NamedTuple):
             return [own]
         return [own, (Action(stage + 1, INPUT_GRADIENT, m), Action(stage + 1, BACKWARD, m))]
 
+    def before(self, action: Action) -> int | None:
+        """Return the stage whose result an action starts from; None if it starts from none of another stage."""
+        return self._beside(action, -1 if action.kind == FORWARD else 1)
+
+    def after(self, action: Action) -> int | None:
+        """Return the stage that needs the result of an action; None if none does."""
+        return self._beside(action, 1 if action.kind == FORWARD else -1)
+
+    def _beside(self, action: Action, step: int) -> int | None:
+        other = action.stage + step
+        is_linked = any(action.stage in chain and other in chain for chain in self.chains)
+        return other if is_linked and action.kind != WEIGHT_GRADIENT else None
+
     @property
     def rank_of(self) -> dict[int, int]:
         """Stage -> its rank."""
@@ -193,14 +206,9 @@ def cost(lists: Lists, duration: Callable[[Action], float], message: float) -> C
     ranges = [ran[-1].end - ran[0].start if ran else 0 for ran in each]
     makespan = max((ran[-1].end for ran in each if ran), default=0)
     rank_of = lists.rank_of
-    sent = 0
-    for cells in lists.cells:
-        for cell in cells:
-            for action in cell:
-                other = action.stage + (-1 if action.kind == FORWARD else 1)
-                is_linked = any(action.stage in chain and other in chain for chain in lists.chains)
-                if action.kind != WEIGHT_GRADIENT and is_linked:
-                    sent += rank_of[other] != rank_of[action.stage]
+    actions = (action for cells in lists.cells for cell in cells for action in cell)
+    ends = ((action.stage, lists.after(action)) for action in actions)
+    sent = sum(other is not None and rank_of[other] != rank_of[stage] for stage, other in ends)
     return Cost(
         makespan, max(work), makespan - max(work), max(ranges),
         max(longest - own for longest, own in zip(ranges, work, strict=True)),
