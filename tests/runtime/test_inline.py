@@ -25,13 +25,18 @@ from simparallel.runtime.ranks import threads
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_ctrl_c_stops_a_computing_rank(tmp_path: Path, world_size: int) -> None:
-    """It ends as after any exception, and the launch returns when all ranks have ended."""
+    """It ends as after any exception, and the launch returns when all ranks have ended.
+
+    The main thread blocks the signal, which therefore does not interrupt its wait: the rank's thread receives it.
+    """
     text = f"""
 import os, signal, threading, time
 import simparallel as sp
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 def work():
     if sp.get_rank() < {world_size} - 1:
         return
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     try:
         os.kill(os.getpid(), signal.SIGINT)
         while True:

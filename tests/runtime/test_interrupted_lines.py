@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import signal
 from pathlib import Path
@@ -65,6 +66,12 @@ def test_ctrl_c_names_the_lines_of_the_ranks(tmp_path: Path, way: str) -> None:
     told = re.findall(r"^ranks? ([\d, ]+) w\w+ at .* in busy$", err, re.MULTILINE)
     assert sorted(", ".join(told).split(", ")) == ["0", "1", "2"]
     assert "/run.py" not in err  # where the launcher waited
+
+
+def test_lines_of_the_import_system_are_skipped() -> None:
+    with pytest.raises(ModuleNotFoundError) as info:
+        importlib.import_module("no_such_module")
+    assert failure_report(info.value)["at"].endswith("in test_lines_of_the_import_system_are_skipped")
 
 
 def test_places_are_listed_once_and_limited() -> None:

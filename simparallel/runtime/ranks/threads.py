@@ -124,8 +124,6 @@ def run_threads(
     ]
     for thread in threads:
         thread.start()
-    # Every thread waits for its first turn; rank 0 begins.
-    turns.give(0)
     try:
         watch.wait()
     finally:
@@ -173,22 +171,24 @@ class _Watch:
             self._ended[rank].set()
 
     def wait(self) -> None:
-        """Wait until every rank has ended.
+        """Give rank 0 the first turn, for which every thread waits, and wait until every rank has ended.
 
         Raises:
             KeyboardInterrupt: after all ranks have ended; at a second Ctrl-C, without waiting for the running rank.
         """
         try:
-            self._wait(None if self._timeout_s == math.inf else LOOK_S, self._look_at_the_time)
+            self._turns.give(0)
+            self._wait(self._look_at_the_time)
         except KeyboardInterrupt:
             # Python raises it in the main thread only; ranks that wait in a collective see the word.
             self._segment.words[self._segment.map.abort()] = ABORT_INTERRUPT
             self._interrupt_all()
             raise
 
-    def _wait(self, every_s: float | None, look: Callable[[], None]) -> None:
+    def _wait(self, look: Callable[[], None]) -> None:
         for ended in self._ended:
-            while not ended.wait(every_s):
+            # Always with a limit: a Ctrl-C that arrives just before the wait, or in another thread, does not end it.
+            while not ended.wait(LOOK_S):
                 look()
 
     # --- a rank that holds up the others ------------------------------------------------------------
@@ -254,7 +254,7 @@ class _Watch:
         while True:
             try:
                 look()
-                return self._wait(LOOK_S, look)
+                return self._wait(look)
             except KeyboardInterrupt as again:
                 self._leave_behind(self._turns.running, again)
 
