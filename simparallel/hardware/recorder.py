@@ -306,7 +306,7 @@ class Recorder:
         duration_ps = device.time_ps(flops, size_bytes, itemsize, is_product, factor, name, results)
         return duration_ps, flops, size_bytes
 
-    def _price(self, name: str, op: Op, plan: Plan, work: tuple[int, int]) -> tuple[int, int, int]:
+    def price_of(self, name: str, op: Op, plan: Plan, work: tuple[int, int]) -> tuple[int, int, int]:
         results = prod(plan.output.shape)
         return self.price(name, *work, plan.output.dtype.itemsize, results, op.is_matrix_product)
 
@@ -356,7 +356,7 @@ class Recorder:
                 self.memory.hold(value, ACTIVATIONS)
         price = self.prices.get(plan)
         if price is None:
-            price = self.prices[plan] = self._price(op.name, op, plan, plan.work)
+            price = self.prices[plan] = self.price_of(op.name, op, plan, plan.work)
         self.compute(op.name, "forward", start_ns, perf_counter_ns(), price)
 
     def end_backward(self, op: Op, ctx: Context, start_ns: int) -> None:
@@ -364,7 +364,7 @@ class Recorder:
         plan, key = ctx.plan, (ctx.plan, ctx.needs)
         price = self.prices.get(key)
         if price is None:
-            price = self.prices[key] = self._price(op.backward_name, op, plan, op.work_backward(ctx.needs, plan.work))
+            price = self.prices[key] = self.price_of(op.backward_name, op, plan, op.work_backward(ctx.needs, plan.work))
         self.compute(op.backward_name, "backward", start_ns, perf_counter_ns(), price)
 
     def end_step(self, name: str, start_ns: int, work: dict[Device | None, list[int]]) -> None:

@@ -20,6 +20,7 @@ from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.autograd.tape import Node as TapeNode, Reversible
 from simparallel.backend import Array, get_namespace, is_array, random_state
 from simparallel.base.callsite import user_line
+from simparallel.base.dry_arrays import DryArray, without_data
 from simparallel.comm import current
 from simparallel.hardware.cluster import describe
 from simparallel.hardware.memory import owner_of
@@ -27,7 +28,6 @@ from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement, placement
 from simparallel.nn.deferred import placeholder
-from simparallel.simulate.arrays import DryArray, without_data
 
 # Kinds of what an op reads: the result of an op, a trained leaf, an argument of the program, or any other value, which
 # every rank holds whole.

@@ -9,6 +9,7 @@ import numpy as np
 
 from simparallel import models
 from simparallel.autograd import Tensor, functions as F
+from simparallel.base.dry_arrays import empty
 from simparallel.layout.layout import Layout
 from simparallel.layout.sharding import placement
 from simparallel.nn import BatchNorm2d, Module
@@ -16,7 +17,6 @@ from simparallel.nn.deferred import deferred_init
 from simparallel.optim import AdamW, Momentum
 from simparallel.parallel.operator.auto import micro_batches
 from simparallel.search.graph import Graph, capture, micro_batch_counts
-from simparallel.simulate.arrays import empty
 
 
 class KnownModel(NamedTuple):

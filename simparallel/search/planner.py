@@ -14,6 +14,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.tree_map import change_each
+from simparallel.base.dry_arrays import DryArray
 from simparallel.base.units import format_bytes
 from simparallel.comm import current
 from simparallel.errors import InputError, PlanError, SearchError
@@ -39,7 +40,6 @@ from simparallel.search.refusal import nothing_fits
 from simparallel.search.replay import Clocks, replay
 from simparallel.search.space import Space, fixed
 from simparallel.search.tables import Progress
-from simparallel.simulate.arrays import DryArray
 from simparallel.world.context import get_algo_parameters, get_cost_model_context
 
 # Names of the searches. The first three are those of `AutoParallel(parallel_mode=...)`.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simparallel.base.dry_arrays import empty
 from simparallel.errors import ClusterError
 from simparallel.hardware.cluster import ClusterSpec
 from simparallel.layout.boxes import Transfer, boxes_of, shape_of
@@ -25,7 +26,6 @@ from simparallel.layout.sharding import Placement
 from simparallel.parallel.operator.explain import asked_inside
 from simparallel.parallel.operator.halo import WindowCut
 from simparallel.parallel.operator.op_call import Call
-from simparallel.simulate.arrays import empty
 
 # Up to this many devices, all groups of a collective are priced, and movements without a closed form are planned rank
 # by rank. Above, the first and the last group stand for all, and such movements are not considered.

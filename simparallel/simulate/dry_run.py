@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from simparallel.backend import Array, random_state
+from simparallel.base.dry_arrays import given, without_data
 from simparallel.base.system import without_huge_pages
 from simparallel.comm import current
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
@@ -20,7 +21,6 @@ from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Cluster
 from simparallel.runtime.ranks.threads import run_threads
 from simparallel.runtime.reports import Outcome, run_failed
-from simparallel.simulate.arrays import given, without_data
 from simparallel.simulate.folding import FoldedSegment, alike, assigned, special, wanted
 from simparallel.simulate.medium import DRY, FOLDED
 from simparallel.simulate.prediction import Prediction

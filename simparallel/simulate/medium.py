@@ -12,6 +12,7 @@ import cloudpickle
 import numpy as np
 
 from simparallel.backend import has_data
+from simparallel.base.dry_arrays import DryArray, DryScalar, UnknownNumber, dried, empty, without_data
 from simparallel.comm import call_header as h
 from simparallel.comm.algorithms.direct import SmallAllReduce, given
 from simparallel.comm.algorithms.direct_adasum import SmallAdasum
@@ -25,7 +26,6 @@ from simparallel.comm.validate import native
 from simparallel.comm.work import Steps
 from simparallel.hardware.cluster import Traffic
 from simparallel.hardware.recorder import Recorder
-from simparallel.simulate.arrays import DryArray, DryScalar, UnknownNumber, dried, empty, without_data
 from simparallel.simulate.folding import FoldedViews
 
 

@@ -11,9 +11,9 @@ from op_records import op_calls
 
 from simparallel.autograd import Op, Tensor
 from simparallel.backend import has_data
+from simparallel.base.dry_arrays import DryArray, dried
 from simparallel.hardware.cluster import describe
 from simparallel.hardware.recorder import Recorder, use_recorder
-from simparallel.simulate.arrays import DryArray, dried
 
 
 def observed(op: Op, arrays: list[np.ndarray], make: Any) -> tuple[Any, ...]:

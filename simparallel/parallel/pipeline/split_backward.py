@@ -40,17 +40,17 @@ class _First(Reversible):
         return repr(self._op)
 
 
-def input_gradient(root: Tensor, seed: Array, x: Tensor | None, deliver: Deliver) -> Callable[[], None]:
-    """Run backward from `root` to the input x; return a function that computes the gradients of all other leaves.
+def input_gradient(root: Tensor, seed: Array, leaves: Sequence[Tensor], deliver: Deliver) -> Callable[[], None]:
+    """Run backward from `root` to these leaves; return a function that computes the gradients of all others.
 
     Args:
         root: the result of the stage.
         seed: its gradient.
-        x: the leaf that the stage started from; None if no gradient of it is wanted.
+        leaves: the values that the stage started from.
         deliver: gets each leaf with its gradient; of a leaf with several uses, one for each use.
     """
     late: list[_Late] = []
-    _defer(root, x, late)
+    _defer(root, {id(x) for x in leaves}, late)
     run_backward(root, seed, deliver)
 
     def weight_gradients() -> None:
@@ -64,8 +64,8 @@ def input_gradient(root: Tensor, seed: Array, x: Tensor | None, deliver: Deliver
     return weight_gradients
 
 
-def _defer(root: Tensor, x: Tensor | None, late: list[_Late]) -> None:
-    """Let all ops behind `root` keep the gradients of their leaves, other than x, for later."""
+def _defer(root: Tensor, wanted: set[int], late: list[_Late]) -> None:
+    """Let all ops behind `root` keep the gradients of their leaves, other than the wanted ones, for later."""
     stack, seen = [root._node], set()
     while stack:
         node = stack.pop()
@@ -73,7 +73,9 @@ def _defer(root: Tensor, x: Tensor | None, late: list[_Late]) -> None:
             continue
         seen.add(id(node))
         needs = node.ctx.needs
-        of_leaves = tuple(n and t._node is None and t is not x for t, n in zip(node.inputs, needs, strict=True))
+        of_leaves = tuple(
+            n and t._node is None and id(t) not in wanted for t, n in zip(node.inputs, needs, strict=True)
+        )
         stack += [t._node for t, needed in zip(node.inputs, needs, strict=True) if needed]
         if True in of_leaves:
             node.op = _First(node, of_leaves, late)  # type: ignore[assignment]

@@ -1,33 +1,120 @@
-"""Stages of a model whose children run one after the other: which child is in which stage."""
+"""Stages of a model: which child is in which stage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
+from typing import Any
 
+from simparallel.autograd import Op, Tensor
 from simparallel.base.units import format_number_of
 from simparallel.errors import InputError
-from simparallel.nn import Module
+from simparallel.hardware.recorder import current_recorder
+from simparallel.nn import Module, ModuleDict, ModuleList, Parameter, Sequential
+from simparallel.parallel.pipeline.stage_forward import EVERYWHERE, Known, StageForward, Switch
 
+# For each stage the names of its children, and of parameters that it uses besides.
 Stages = tuple[tuple[str, ...], ...]
+# The stage of a rank that runs none.
+_NONE = -2
 
 
-def balanced(children: Mapping[str, Module], count: int) -> Stages:
-    """Return stages, of one child or more, whose largest number of parameters is as small as possible.
+def parts_of(model: Module, path: str = "") -> Iterator[str]:
+    """Yield the names of the parts to cut between: the children, of containers their entries; "" without children."""
+    if not model._modules:
+        yield path
+    for name, child in model._modules.items():
+        if isinstance(child, (Sequential, ModuleList, ModuleDict)) and child._modules:
+            yield from parts_of(child, f"{path}{name}.")
+        else:
+            yield path + name
+
+
+class _Trace(StageForward):
+    """A forward pass without data, in which every child is a stage of its own, numbered by its first call.
+
+    Args:
+        names: for each child its names in the model: of a child in several places, one for each call.
+
+    Attributes:
+        order: the names in the order of the calls.
+        costs: for each of them the simulated time [ps] of forward and backward; flops outside of a run.
+    """
+
+    def __init__(self, names: Mapping[Module, Sequence[str]]) -> None:
+        self.switch = Switch(dict.fromkeys(names, ()))
+        super().__init__(_NONE, self.switch, None, Known())  # type: ignore[arg-type]
+        self._names = names
+        self.order: list[str] = []
+        self.costs: list[float] = []
+
+    def next_stage(self, module: Any) -> int:
+        if module not in self._names:
+            return EVERYWHERE
+        names = self._names[module]
+        name = names[min(self._calls[module], len(names) - 1)]
+        if name not in self.order:
+            self.order.append(name)
+            self.costs.append(0)
+        return self.order.index(name)
+
+    def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        y = super().run(op, inputs)
+        if y is not None:
+            self.costs[self.stage_of(y)] += _cost(op, inputs)
+        return y
+
+
+def _cost(op: Op, inputs: Sequence[Tensor]) -> float:
+    plan = op._plan(list(inputs))
+    work = plan.work, op.work_backward(tuple(x.dtype.kind == "f" for x in inputs), plan.work)
+    recorder = current_recorder()
+    if recorder is None:
+        return sum(each.flops for each in work)
+    return sum(recorder.price_of(op.name, op, plan, each)[0] for each in work)
+
+
+def traced(model: Module, run: Callable[[], Any], count: int) -> Stages:
+    """Return stages whose slowest one is as fast as possible, in the order in which `run()` calls the children.
+
+    Args:
+        model: the model.
+        run: computes the loss of a micro-batch.
+        count: number of stages.
+    """
+    names: dict[Module, list[str]] = {}
+    for name in parts_of(model):
+        names.setdefault(model.get_submodule(name), []).append(name)
+    trace = _Trace(names)
+    with trace.switch.installed():
+        trace.run_model(run)
+    unused = [name for each in names.values() for name in each if name not in trace.order]
+    stages = balanced(dict(zip(trace.order + unused, trace.costs + [0] * len(unused), strict=True)), count)
+    stage_of = {name: number for number, stage in enumerate(stages) for name in stage}
+    known = owners(model, stages)
+    found = [list(stage) for stage in stages]
+    for name, parameter in model.named_parameters():
+        users = {stage_of[trace.order[number]] for number in trace.used.get(id(parameter), ())}
+        for stage in sorted(users - known.get(id(parameter), set())):
+            found[stage].append(name)
+    return tuple(map(tuple, found))
+
+
+def balanced(costs: Mapping[str, float], count: int) -> Stages:
+    """Return stages, of one child or more in this order, whose largest sum of costs is as small as possible.
 
     Raises:
         InputError: fewer children than stages.
     """
-    names = list(children)
+    names = list(costs)
     if len(names) < count:
         raise InputError(
             f"Pipeline: a model of {format_number_of(len(names), 'part')} for {format_number_of(count, 'stage')}. Take "
-            "fewer ranks or chunks, or a Sequential of smaller parts."
+            "fewer ranks or chunks, or a model of smaller parts."
         )
-    sizes = [sum(parameter.size for parameter in child.parameters()) for child in children.values()]
-    sums = [0]
-    for size in sizes:
-        sums.append(sums[-1] + size)
+    sums = [0.0]
+    for cost in costs.values():
+        sums.append(sums[-1] + cost)
     # best[i]: of the first i children in the stages so far, the largest stage, and where the last one begins.
     best: list[tuple[float, tuple[int, ...]]] = [(0, ())] + [(inf, ())] * len(names)
     for _ in range(count):
@@ -39,18 +126,70 @@ def balanced(children: Mapping[str, Module], count: int) -> Stages:
     return tuple(tuple(names[a:b]) for a, b in zip(starts, starts[1:], strict=False))
 
 
-def checked_stages(children: Mapping[str, Module], stages: Sequence[Sequence[str]], count: int) -> Stages:
+def sizes_of(model: Module) -> dict[str, float]:
+    """Return the number of parameters of each part."""
+    return {name: sum(p.size for p in model.get_submodule(name).parameters()) for name in parts_of(model)}
+
+
+def checked(model: Module, stages: Sequence[Sequence[str]], count: int) -> Stages:
     """Return the given stages.
 
     Raises:
-        InputError: another number of stages, or not every child once, in the model's order.
+        InputError: another number of stages, a name that the model does not have, a child in two stages or inside of
+            another one, or a parameter that is in no stage.
     """
     found = tuple(tuple(map(str, stage)) for stage in stages)
     if len(found) != count:
         raise InputError(f"Pipeline: {format_number_of(len(found), 'stage')} given, and the schedule has {count}.")
-    flat = [name for stage in found for name in stage]
-    if flat != list(children):
-        raise InputError(
-            f"Pipeline: stages {found!r} must have every child once, in the model's order: {', '.join(children)}."
-        )
+    names = [name for stage in found for name in stage]
+    children = [name for name in names if isinstance(_find(model, name), Module)]
+    for i, name in enumerate(names):
+        told = ""
+        if _find(model, name) is None:
+            told = f"the model has no child or parameter of this name; its parts are {', '.join(parts_of(model))}"
+        elif name in names[:i] and name in children:
+            told = "a child is in one stage"
+        elif name in children and any(o != name and (not o or name.startswith(f"{o}.")) for o in children):
+            told = "it is inside of another child that is named"
+        if told:
+            raise InputError(f"Pipeline: stages name {name!r}: {told}.")
+    known = owners(model, found)
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in known:
+            raise InputError(
+                f"Pipeline: {name!r} is in no stage. Name its module in a stage, or the parameter itself in each stage "
+                "that uses it; or pass example=(inputs, labels), by which both are found."
+            )
+    return found
+
+
+def _find(model: Module, name: str) -> Module | Parameter | None:
+    """Return the child or the parameter of a name; None if there is none."""
+    if not name:
+        return model
+    above, _, last = name.rpartition(".")
+    try:
+        parent = model.get_submodule(above)
+    except InputError:
+        return None
+    return {**parent._parameters, **parent._modules}.get(last)
+
+
+def owners(model: Module, stages: Stages) -> dict[int, set[int]]:
+    """Return id of a parameter -> the stages that have it."""
+    found: dict[int, set[int]] = {}
+    for stage, names in enumerate(stages):
+        for each in (_find(model, name) for name in names):
+            for parameter in each.parameters() if isinstance(each, Module) else [each]:
+                found.setdefault(id(parameter), set()).add(stage)
+    return found
+
+
+def calls(model: Module, stages: Stages) -> dict[Module, list[int]]:
+    """Return for each child that stages name the stages of its calls; a child may stand in several places."""
+    found: dict[Module, list[int]] = {}
+    for stage, names in enumerate(stages):
+        for each in (_find(model, name) for name in names):
+            if isinstance(each, Module):
+                found.setdefault(each, []).append(stage)
     return found

@@ -271,16 +271,13 @@ def test_frozen_stages_pass_gradients_on():
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8))
 def test_stages_are_balanced(sizes, count):
     """As brute force: the largest stage is as small as it can be, and every child is in one stage."""
-    children = {str(i): nn.Sequential() for i in range(len(sizes))}
-    for child, size in zip(children.values(), sizes, strict=True):
-        if size:
-            child.weight = nn.Parameter(np.zeros(size))
+    costs = {str(i): size for i, size in enumerate(sizes)}
     if count > len(sizes):
         with pytest.raises(InputError):
-            balanced(children, count)
+            balanced(costs, count)
         return
-    stages = balanced(children, count)
-    assert [name for stage in stages for name in stage] == list(children)
+    stages = balanced(costs, count)
+    assert [name for stage in stages for name in stage] == list(costs)
     assert all(stages)
 
     def cuts(first, left):
@@ -295,9 +292,12 @@ def test_stages_are_balanced(sizes, count):
 def test_refusals():
     network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     for arguments in (
-        (nn.Linear(3, 3), _loss),
+        (_loss, _loss),
         (network, _loss, 4, "1f1b", [["0"], ["1"]]),
-        (network, _loss, 4, "1f1b", [["1", "0"]]),
+        (network, _loss, 4, "1f1b", [["0", "2"]]),
+        (network, _loss, 4, "interleaved_1f1b", [["0", "1"], ["1"]], 2),
+        (network, _loss, 4, "1f1b", [["", "0"]]),
+        (network, _loss, 4, "1f1b", [["0", "1.weight"]]),
         (network, _loss, 4, "interleaved_1f1b", None, 3),
     ):
         with refused(InputError):
@@ -313,10 +313,3 @@ def test_refusals():
         pipeline.step(np.ones((3, 3)), np.ones((3, 3)))
     with refused(ShapeError):
         pipeline.step(np.ones((8, 3)), np.ones((4, 3)))
-    with refused(InputError):
-        Pipeline(nn.Sequential(nn.Linear(3, 3), Pair()), _loss, 1).step(np.ones((4, 3), np.float32), np.ones((4, 3)))
-
-
-class Pair(nn.Module):
-    def forward(self, x):
-        return x, x

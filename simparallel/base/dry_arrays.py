@@ -32,9 +32,9 @@ _NUMPY = os.path.dirname(np.__file__) + os.sep
 def _unknown(what: str) -> UnknownValueError:
     place = user_line(_NUMPY)
     return UnknownValueError(
-        f"{what} at {place}: a dry run knows shapes and dtypes, but no values. Decide by something else, such as "
-        "the number of the step; print or add up item() in place of float(); or give the value: "
-        "dry_run(..., unknown=1.0).",
+        f"{what} at {place}: a dry run, or a rank that runs another stage of a pipeline, knows shapes and dtypes, but "
+        "no values. Decide by something else, such as the number of the step; print or add up item() in place of "
+        "float(); or, in a dry run, give the value: dry_run(..., unknown=1.0).",
         place=place,
     )
 

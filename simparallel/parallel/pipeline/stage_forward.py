@@ -1,0 +1,282 @@
+"""Run one stage of a model by the model's own forward pass, in which the ops of other stages compute nothing.
+
+Every rank runs the same lines of Python. A value belongs to the stage of the child that computed it, and the result of
+an op that stands between the children to the latest stage of its inputs; inputs of the model and constants belong to
+none, because every rank has them. Ops of the running stage compute. Those of other stages give tensors without data,
+which have a shape and a stage. A value that a later stage needs is sent there from whatever stage it is of: so a model
+may be any Module, with skip connections, and with code of its own between its children.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from simparallel.autograd import Op, Tensor
+from simparallel.autograd.grad_mode import grad_mode
+from simparallel.autograd.interpreter import AbstractInterpreter
+from simparallel.autograd.tree_map import change_each
+from simparallel.base.dry_arrays import empty
+from simparallel.errors import InputError
+from simparallel.nn import Module, checkpoint
+
+# The stage of values that every rank has.
+EVERYWHERE = -1
+
+
+class Elsewhere(AbstractInterpreter):
+    """Marks a tensor without data: the value of a stage that this rank does not run now."""
+
+    def __init__(self, stage: int) -> None:
+        self.stage = stage
+
+    def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        raise InputError(
+            f"Pipeline: {op.described} uses a value of stage {self.stage} that did not come through the arguments of "
+            "its module; values go from stage to stage as arguments of the model's children."
+        )
+
+
+class Crossing(NamedTuple):
+    """A value on its way to a later stage: of the values from one stage to the other it is number `number`."""
+
+    source: int
+    target: int
+    number: int
+
+
+class Messages(Protocol):
+    """How values travel between stages."""
+
+    def send(self, crossing: Crossing, x: Tensor) -> None:
+        """Send a value of the running stage."""
+
+    def receive(self, crossing: Crossing) -> Tensor:
+        """Return a value that the running stage needs, as a leaf."""
+
+
+class _Done(BaseException):
+    """Ends the forward of a stage whose values have all been sent: the rest of the model is for others."""
+
+
+class Known:
+    """What forward passes have found, and later ones need not work out again.
+
+    Attributes:
+        results: (number of a call, shapes and dtypes of its arguments) -> results of a child of another stage.
+        sends: (stage, shapes of the model's inputs) -> how many values the stage sends.
+    """
+
+    def __init__(self) -> None:
+        self.results: dict[Any, Any] = {}
+        self.sends: dict[Any, int] = {}
+
+
+class Switch:
+    """Lets the children of a model run under the forward pass that is under way.
+
+    Args:
+        stages_of: for each child that is cut off, the stages of its calls, in order; of further calls the last one.
+    """
+
+    def __init__(self, stages_of: Mapping[Module, Sequence[int]]) -> None:
+        self.stages_of = stages_of
+        self.now: StageForward | None = None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside the block, calls of the children go to the forward pass."""
+        before = {module: module.__dict__.get("forward") for module in self.stages_of}
+        for module in before:
+            module.__dict__["forward"] = partial(self._call, module, module.forward)
+        try:
+            yield
+        finally:
+            for module, forward in before.items():
+                if forward is None:
+                    del module.__dict__["forward"]
+                else:
+                    module.__dict__["forward"] = forward
+
+    def _call(self, module: Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # In backward, to recompute a part, no pass is under way.
+        return forward(*args, **kwargs) if self.now is None else self.now.call(module, forward, args, kwargs)
+
+
+class StageForward(AbstractInterpreter):
+    """One forward pass of one stage.
+
+    Args:
+        stage: the stage that computes.
+        switch: the children.
+        messages: how values travel.
+        known: what earlier passes have found.
+
+    Attributes:
+        received: the values that came from earlier stages, as leaves; `sent`: those that went to later ones.
+        used: id of a parameter -> the stages that use it in code between the children.
+        is_first: no earlier pass had inputs of these shapes; the pass goes to the end of the model.
+    """
+
+    is_first = True
+
+    def __init__(self, stage: int, switch: Switch, messages: Messages, known: Known) -> None:
+        self.stage, self._switch, self._messages, self._known = stage, switch, messages, known
+        self.received: list[tuple[Crossing, Tensor]] = []
+        self.sent: list[tuple[Crossing, Tensor]] = []
+        self.used: dict[int, set[int]] = {}
+        # Ids of tensors of this stage; references to them, so that no other tensor gets the same id.
+        self._own: set[int] = set()
+        self._kept: list[Tensor] = []
+        # (id of a value, target stage) -> the value there.
+        self._moved: dict[tuple[int, int], Tensor] = {}
+        self._numbers: Counter[tuple[int, int]] = Counter()
+        self._calls: Counter[Module] = Counter()
+        self._num_calls = 0
+        # In a child of another stage: that stage.
+        self._around = EVERYWHERE
+        self._outer: AbstractInterpreter | None = None
+        self._sends: int | None = None
+
+    def run_model(self, model: Callable[..., Any], *inputs: Any) -> Any:
+        """Call the model, or what computes its loss; return its result, None if that is of a later stage."""
+        shapes = tuple(getattr(x, "shape", None) for x in inputs)
+        self._sends = self._known.sends.get((self.stage, shapes))
+        self.is_first = self._sends is None
+        before, self._outer, grad_mode.interpreter = grad_mode.interpreter, grad_mode.interpreter, self
+        self._switch.now = self
+        try:
+            found = model(*inputs)
+            self._known.sends[self.stage, shapes] = len(self.sent) or -1
+            return found
+        except _Done:
+            return None
+        finally:
+            grad_mode.interpreter, self._switch.now = before, None
+
+    def stage_of(self, x: Any) -> int:
+        """Return the stage of a value."""
+        mark = getattr(x, "interpreter", None)
+        if type(mark) is Elsewhere:
+            return mark.stage
+        return self.stage if id(x) in self._own else EVERYWHERE
+
+    # --- ops and children -----------------------------------------------------------------------------
+
+    def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """Run an op between the children, or of a child of another stage."""
+        stage = max(self._around, *map(self.stage_of, inputs))
+        if stage == EVERYWHERE:
+            return None
+        if self._around == EVERYWHERE:
+            for x in inputs:
+                if x.is_leaf and x.requires_grad and id(x) not in self._own:
+                    self.used.setdefault(id(x), set()).add(stage)
+        moved = [self._bring(x, stage) for x in inputs]
+        if stage != self.stage:
+            # Shapes and dtypes are all that a plan reads.
+            output = op._plan(moved).output
+            return _elsewhere(output.shape, output.dtype, stage)
+        return self._own_result(op, moved, {})
+
+    def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor | None:
+        """Run a part that is recomputed in backward: on this stage by a checkpoint of its own."""
+        stage = max(self._around, *map(self.stage_of, inputs), self.next_stage(part))
+        if is_optional or stage != self.stage:
+            return part(*inputs)
+        return self._own_result(partial(checkpoint, part), [self._bring(x, stage) for x in inputs], {})
+
+    def next_stage(self, module: Any) -> int:
+        """Return the stage of the next call of a child; EVERYWHERE for any other module or function."""
+        stages = self._switch.stages_of.get(module)
+        return EVERYWHERE if stages is None else stages[min(self._calls[module], len(stages) - 1)]
+
+    def call(self, module: Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a child: here, or without data."""
+        stage = self.next_stage(module)
+        self._calls[module] += 1
+        self._num_calls += 1
+        bring = partial(self._bring, target=stage, module=module)
+        args, kwargs = change_each(args, bring), change_each(kwargs, bring)
+        if stage == self.stage:
+            return self._own_result(forward, args, kwargs)
+        key = (self._num_calls, *[_spec(x) for x in args]) if not kwargs else None
+        if None in (key or (None,)):
+            return self._elsewhere(module, stage, forward, args, kwargs)
+        if key not in self._known.results:
+            self._known.results[key] = self._elsewhere(module, stage, forward, args, kwargs)
+        return self._known.results[key]
+
+    def _elsewhere(self, module: Module, stage: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a child of another stage: its ops give tensors without data."""
+        around, self._around = self._around, stage
+        # A norm would write its statistics.
+        buffers = [(each, dict(each._buffers)) for each in module.modules()]
+        try:
+            return change_each(forward(*args, **kwargs), partial(_marked, stage=stage))
+        finally:
+            self._around = around
+            for each, before in buffers:
+                each._buffers.update(before)
+
+    def _own_result(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function of this stage, with no interpreter around its ops."""
+        grad_mode.interpreter = self._outer
+        try:
+            return change_each(function(*args, **kwargs), self._take)
+        finally:
+            grad_mode.interpreter = self
+
+    def _take(self, x: Any) -> Any:
+        if isinstance(x, Tensor):
+            self._own.add(id(x))
+            self._kept.append(x)
+        return x
+
+    # --- values that cross ----------------------------------------------------------------------------
+
+    def _bring(self, x: Any, target: int, module: Module | None = None) -> Any:
+        """Return a value as stage `target` has it, and send or receive it if this is its first use there."""
+        source = self.stage_of(x)
+        if source in (EVERYWHERE, target):
+            return x
+        if source > target:
+            raise InputError(
+                f"Pipeline: a {type(module).__name__} of stage {target} is called with a value of stage {source}: "
+                "stages follow each other in the order of the calls. Name the children in that order, "
+                "stages=[[…], […]], or pass example=(inputs, labels), by which it is found."
+            )
+        key = id(x), target
+        if key not in self._moved:
+            crossing = Crossing(source, target, self._numbers[source, target])
+            self._numbers[source, target] += 1
+            self._kept.append(x)
+            self._moved[key] = x
+            if target == self.stage:
+                self._moved[key] = y = self._take(self._messages.receive(crossing))
+                self.received.append((crossing, y))
+            elif source == self.stage:
+                self._messages.send(crossing, x)
+                self.sent.append((crossing, x))
+                if len(self.sent) == self._sends:
+                    raise _Done
+        return self._moved[key]
+
+
+def _spec(x: Any) -> Any:
+    """Return shape and dtype of a Tensor; None for anything else."""
+    return (x.shape, x.dtype) if isinstance(x, Tensor) else None
+
+
+def _elsewhere(shape: tuple[int, ...], dtype: Any, stage: int) -> Tensor:
+    return Tensor._result(empty(shape, dtype), interpreter=Elsewhere(stage))
+
+
+def _marked(x: Any, stage: int) -> Any:
+    """Return a result of a child as a value of its stage."""
+    if not isinstance(x, Tensor) or (type(x.interpreter) is Elsewhere and x.interpreter.stage == stage):
+        return x
+    return _elsewhere(x.shape, x.dtype, stage)

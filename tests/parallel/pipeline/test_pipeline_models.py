@@ -1,0 +1,243 @@
+"""Pipelines of models that are no Sequential: code between children, skips, tied weights, masks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from refusals import refused
+
+import simparallel as sp
+from simparallel import nn
+from simparallel.errors import InputError, RunFailedError, UnknownValueError
+from simparallel.models import gpt
+from simparallel.parallel import Pipeline
+
+TOKENS, LENGTH = 11, 5
+
+
+def _tokens(samples):
+    numbers = np.random.default_rng(3).integers(0, TOKENS, (samples, LENGTH + 1))
+    return numbers[:, :-1], numbers[:, 1:]
+
+
+def _cross_entropy(logits, labels):
+    return sp.functions.cross_entropy(logits.reshape(-1, TOKENS), labels.reshape(-1))
+
+
+def _gpt():
+    sp.set_seed(5)
+    network = gpt(TOKENS, LENGTH, num_layers=4, num_heads=2, width=8)
+    for parameter in network.parameters():
+        parameter.data = parameter.data.astype(np.float64)
+    return network
+
+
+def _alone(network, loss_fn, inputs, labels, steps=1):
+    for _ in range(steps):
+        loss = loss_fn(network(*inputs), sp.Tensor(labels))
+        loss.backward()
+    return loss.item(), {name: p.grad.numpy() for name, p in network.named_parameters()}
+
+
+def _train(make, loss_fn, inputs, labels, steps=1, microbatches=4, **settings):
+    network = make()
+    pipeline = Pipeline(network, loss_fn, microbatches, **settings)
+    for _ in range(steps):
+        loss = pipeline.step(tuple(inputs), labels)
+    gradients = {name: p.grad.numpy() for name, p in pipeline.named_parameters() if p.grad is not None}
+    return loss.item(), gradients, pipeline.stages, pipeline.predict(*inputs).numpy() if network.training else None
+
+
+def _check(make, loss_fn, inputs, labels, world_size=4, steps=1, transport="inline", **settings):
+    loss, gradients = _alone(make(), loss_fn, inputs, labels, steps)
+    results = sp.launch(
+        _train, (make, loss_fn, inputs, labels, steps), settings, world_size=world_size, transport=transport
+    )
+    found = set()
+    for other, own, _, _ in results:
+        assert other == pytest.approx(loss, rel=1e-9)
+        found |= own.keys()
+        for name, gradient in own.items():
+            np.testing.assert_allclose(gradient, gradients[name], rtol=1e-7, atol=1e-11, err_msg=name)
+    assert found == gradients.keys()
+    return results
+
+
+GPT_STAGES = [["tokens", "positions", "blocks.0"], ["blocks.1"], ["blocks.2"], ["blocks.3", "norm", "tokens.weight"]]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1", "dualpipe"])
+def test_gpt_with_tied_embeddings(schedule):
+    x, labels = _tokens(9)
+    results = _check(_gpt, _cross_entropy, [x], labels, schedule=schedule, stages=GPT_STAGES, steps=2, microbatches=8)
+    owners = {rank for rank, (_, own, _, _) in enumerate(results) if "tokens.weight" in own}
+    assert owners == {0, 3}
+    for _, _, _, predicted in results:
+        np.testing.assert_allclose(predicted, _gpt()(x).numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zbv"])
+def test_an_example_gives_stages(schedule):
+    """A run without data finds the order of the calls, and that the last stage uses the token table."""
+    x, labels = _tokens(8)
+    results = _check(_gpt, _cross_entropy, [x], labels, 2, schedule=schedule, example=(x[:2], labels[:2]))
+    stages = results[0][2]
+    assert [name for stage in stages for name in stage][:2] == ["tokens", "positions"]
+    assert "tokens.weight" in stages[-1]
+
+
+@pytest.mark.process
+def test_gpt_on_processes():
+    x, labels = _tokens(8)
+    _check(_gpt, _cross_entropy, [x], labels, schedule="1f1b", stages=GPT_STAGES, transport="shm")
+
+
+class Skips(nn.Module):
+    """Values of the first stage go to all others; a child is called with two values of different stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Not in the order of the calls.
+        self.last = Product()
+        self.a, self.b, self.c = (nn.Linear(4, 4, dtype=np.float64) for _ in range(3))
+
+    def forward(self, x, scale):
+        a = self.a(x) * scale
+        b = self.b(a).tanh()
+        c = self.c(b) + a
+        return self.last(c * b, factor=a) + x.sum(-1, keepdims=True)
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2, dtype=np.float64)
+
+    def forward(self, x, *, factor):
+        return self.layer(x * factor)
+
+
+def _skips():
+    sp.set_seed(2)
+    return Skips()
+
+
+def _square(y, labels):
+    return ((y - labels) ** 2).sum(-1).mean()
+
+
+def _numbers(samples):
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((samples, 4)), rng.standard_normal((samples, 1))], rng.standard_normal((samples, 2))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "chimera"])
+def test_values_skip_stages(schedule):
+    inputs, labels = _numbers(10)
+    _check(_skips, _square, inputs, labels, schedule=schedule, stages=[["a"], ["b"], ["c"], ["last"]], steps=2)
+
+
+def test_an_example_gives_the_order_of_the_calls():
+    inputs, labels = _numbers(10)
+    results = _check(_skips, _square, inputs, labels, example=(tuple(x[:2] for x in inputs), labels[:2]))
+    assert results[0][2] == (("a",), ("b",), ("c",), ("last",))
+
+
+def _masked():
+    sp.set_seed(7)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(4, 4, dtype=np.float64), nn.Dropout(0.4))]
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved_1f1b", "zbv", "dualpipe"])
+@pytest.mark.parametrize("samples", [8, 11])
+def test_masks_are_those_of_one_device(schedule, samples):
+    """Masks belong to the samples of the whole batch, and differ in every step."""
+    rng = np.random.default_rng(1)
+    x, labels = rng.standard_normal((samples, 4)), rng.standard_normal((samples, 4))
+    _check(_masked, _square, [x], labels, 2, schedule=schedule, steps=3)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Sequential(nn.Linear(4, 4, dtype=np.float64), nn.Dropout(0.4)) for _ in "ab"])
+
+    def forward(self, x):
+        for part in self.parts:
+            x = nn.checkpoint(part, x)
+        return x
+
+
+def _checkpointed():
+    sp.set_seed(7)
+    return Checkpointed()
+
+
+def test_parts_are_recomputed():
+    x = np.random.default_rng(1).standard_normal((7, 4))
+    _check(_checkpointed, _square, [x], x, 2, stages=[["parts.0"], ["parts.1"]], steps=2)
+
+
+def test_norms_have_the_statistics_of_micro_batches():
+    """As one device that runs the micro-batches one after the other; each updates the running statistics."""
+
+    def make():
+        sp.set_seed(1)
+        return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+    x = np.random.default_rng(1).standard_normal((8, 3)).astype(np.float32)
+
+    def program():
+        network = make()
+        Pipeline(network, _square, 4, stages=[["0", "1"], ["2", "3"]]).step(x, x)
+        return {name: value.numpy() for name, value in network.named_buffers()}
+
+    alone = make()
+    for m in range(4):
+        part = sp.Tensor(x[2 * m : 2 * m + 2])
+        _square(alone(part), part).backward()
+    fresh = {name: value.numpy() for name, value in make().named_buffers()}
+    for rank, own in enumerate(sp.launch(program, world_size=2, transport="inline")):
+        for name, value in alone.named_buffers():
+            is_own = name.startswith("13"[rank])
+            np.testing.assert_allclose(own[name], value.numpy() if is_own else fresh[name], rtol=1e-6)
+
+
+def _refusal(kind, program):
+    with refused(RunFailedError) as info:
+        sp.launch(program, world_size=2, transport="inline", echo=False)
+    assert isinstance(info.value.__cause__, kind)
+
+
+def test_model_refusals():
+    inputs, labels = _numbers(8)
+    x, y = _tokens(8)
+    _refusal(
+        InputError, lambda: Pipeline(_skips(), _square, 2, stages=[["last", "a"], ["b", "c"]]).step((*inputs,), labels)
+    )
+    _refusal(
+        InputError,
+        lambda: Pipeline(
+            _gpt(), _cross_entropy, 2,
+            stages=[["tokens", "positions", "blocks.0"], ["blocks.1", "blocks.2", "blocks.3", "norm"]],
+        ).step(x, y),
+    )  # fmt: skip
+    _refusal(
+        InputError,
+        lambda: Pipeline(_skips(), lambda y, labels: y, 2, stages=[["a", "b"], ["c", "last"]]).step((*inputs,), labels),
+    )
+    _refusal(
+        UnknownValueError,
+        lambda: Pipeline(nn.Sequential(Deciding(), Deciding()), _square, 2).step(inputs[0], inputs[0]),
+    )
+
+
+class Deciding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4, dtype=np.float64)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y if y.sum() > 0 else -y
