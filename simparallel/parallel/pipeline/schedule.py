@@ -16,7 +16,7 @@ from simparallel.base.checks import is_integer
 from simparallel.base.files import write_atomically
 from simparallel.base.units import format_number_of
 from simparallel.errors import InputError, ScheduleError
-from simparallel.parallel.pipeline import rules, timing
+from simparallel.parallel.pipeline import attribution, rules, timing
 from simparallel.parallel.pipeline.action import (
     BACKWARD,
     FORWARD,
@@ -27,6 +27,7 @@ from simparallel.parallel.pipeline.action import (
     cell_text,
     read_cell,
 )
+from simparallel.parallel.pipeline.attribution import Bubbles
 from simparallel.parallel.pipeline.mailbox import depth_of
 from simparallel.parallel.pipeline.timing import Cost, Lists, Span, Time
 
@@ -165,6 +166,24 @@ class Schedule:
         """Return start and end of each cell of each rank; arguments and errors as `cost`."""
         duration = self.duration(forward, input_gradient, weight_gradient, message)
         return timing.spans(self._lists, duration, message)
+
+    def bubbles(
+        self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
+    ) -> Bubbles:
+        """Return the idle time of each rank by its reason, printed as a table; arguments and errors as `cost`."""
+        duration = self.duration(forward, input_gradient, weight_gradient, message)
+        return attribution.bubbles(self._lists, duration, message)
+
+    def critical_path(
+        self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
+    ) -> list[tuple[int, str, Span]]:
+        """Return (rank, cell, start and end) along a longest chain from 0 to the makespan; arguments as `cost`.
+
+        Each cell starts when the one before it has ended, on the same rank or `message` earlier on another one. A cell
+        that is not on such a chain makes nothing faster.
+        """
+        duration = self.duration(forward, input_gradient, weight_gradient, message)
+        return attribution.critical_path(self._lists, duration, message)
 
     def boxes(self, **times: Any) -> Iterator[tuple[int, Action, Span]]:
         """Yield (rank, action, start and end) of every action, one after the other in a pair; arguments as `cost`."""
