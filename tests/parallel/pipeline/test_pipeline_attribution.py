@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from test_pipeline_schedules import schedules
 
 import simparallel as sp
+from simparallel.errors import ScheduleError
 from simparallel.parallel.pipeline import Schedule
 
 
@@ -37,6 +38,30 @@ def test_bubbles_and_work_add_up(case):
         assert bubble.total == makespan - sum(end - start for start, end in ran)
         assert bubble.warmup == ran[0].start
         assert bubble.barrier == makespan - ran[-1].end
+
+
+@settings(max_examples=40)
+@given(timed(), st.data())
+def test_memory_is_the_time_of_a_forward_run_earlier(case, data):
+    """Move the next forward in front of each cell that waits for a gradient: it starts so much before that cell."""
+    schedule, times = case
+    rank = data.draw(st.integers(0, schedule.ranks - 1))
+    cells, ran, memory = schedule._lists.cells[rank], schedule.spans(**times)[rank], 0
+    for number in range(1, len(cells)):
+        forward = next((action for cell in cells[number:] for action in cell if action.kind == "F"), None)
+        waits = ran[number].start > ran[number - 1].end and any(action.kind in "IB" for action in cells[number])
+        if forward is None or not waits:
+            continue
+        rest = [[str(action) for action in cell if action != forward] for cell in cells]
+        rest.insert(number, [str(forward)])
+        rows = list(schedule.actions)
+        rows[rank] = ["(" + "+".join(cell) + ")" if len(cell) == 2 else cell[0] for cell in rest if cell]
+        try:
+            moved = schedule.with_actions(rows).spans(**times)[rank][number]
+        except ScheduleError:  # its input needs the cell that waits
+            continue
+        memory += max(0, ran[number].start - moved.start)
+    assert memory == schedule.bubbles(**times)[rank].memory
 
 
 @settings(max_examples=150)
