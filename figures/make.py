@@ -107,13 +107,13 @@ def from_zero(trace: sp.Trace) -> sp.Trace:
 
 
 def schedules() -> None:
-    """Pipeline schedules with their bubbles, on four ranks and eight micro-batches."""
+    """Pipeline schedules with their bubbles and critical paths, on four ranks and eight micro-batches."""
     from matplotlib import pyplot as plt
 
     names = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zbv", "v_half", "dualpipe_v")
     figure, axes = plt.subplots(len(names), 1, figsize=(13, 2.1 * len(names)), layout="constrained")
     for name, ax in zip(names, axes, strict=True):
-        sp.view.plot_schedule(sp.pipeline_schedule(name), ax)
+        sp.view.plot_schedule(sp.pipeline_schedule(name), ax, critical_path=True)
     figure.savefig(FIGURES / "schedules.png", dpi=90)
 
 

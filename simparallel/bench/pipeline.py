@@ -124,24 +124,15 @@ def table(results: Sequence[Result]) -> str:
 
 
 HEADS = "schedule", "bubble", "closed form", "span bubble", "live", "messages"
-# Bubbles in times of a stage for F = I = W = 1, of P ranks; `chunks` cancel.
-CLOSED_FORMS: dict[str, Callable[[int], int]] = {
-    **dict.fromkeys(
-        ("gpipe", "gpipe_reversed", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped_bfs"), lambda p: 3 * (p - 1)
-    ),
-    **dict.fromkeys(("zb_h1", "zb_h2", "interleaved_zb", "zbv"), lambda p: p - 1),
-}
 
 
 def bubbles() -> list[list[str]]:
     """Return a row for each schedule: its bubble, the closed form, what is live, and messages."""
     rows = []
-    for name in RULES:
+    for name, rule in RULES.items():
         schedule = sp.pipeline_schedule(name, RANKS, MICROBATCHES)
         cost = schedule.cost()
-        form = CLOSED_FORMS.get(name)
-        rows.append([
-            name, str(cost.bubble), "-" if form is None else str(form(RANKS)), str(cost.span_bubble),
-            f"{max(cost.peak_live_at_weight_gradient) / schedule.chunks:g}", str(cost.messages),
-        ])  # fmt: skip
+        form = "-" if rule.bubble is None else str(rule.bubble(RANKS, MICROBATCHES))
+        live = f"{max(cost.peak_live_at_weight_gradient) / schedule.chunks:g}"
+        rows.append([name, str(cost.bubble), form, str(cost.span_bubble), live, str(cost.messages)])
     return rows

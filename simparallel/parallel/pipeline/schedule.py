@@ -16,7 +16,7 @@ from simparallel.base.checks import is_integer
 from simparallel.base.files import write_atomically
 from simparallel.base.units import format_number_of
 from simparallel.errors import InputError, ScheduleError
-from simparallel.parallel.pipeline import rules, timing
+from simparallel.parallel.pipeline import attribution, rules, timing
 from simparallel.parallel.pipeline.action import (
     BACKWARD,
     FORWARD,
@@ -27,6 +27,7 @@ from simparallel.parallel.pipeline.action import (
     cell_text,
     read_cell,
 )
+from simparallel.parallel.pipeline.attribution import Bubbles
 from simparallel.parallel.pipeline.mailbox import depth_of
 from simparallel.parallel.pipeline.timing import Cost, Lists, Span, Time
 
@@ -35,31 +36,52 @@ LOOP, ZIGZAG, BIDIRECTIONAL = "loop", "v", "bidirectional"
 
 
 class Rule(NamedTuple):
-    """A known schedule: its rule, where its stages are, and how many of them a rank has; None for any number."""
+    """A known schedule.
+
+    Attributes:
+        make: from ranks, micro-batches and chunks the lists.
+        bubble: from ranks and micro-batches the bubble of a step in closed form, for F = I = W = 1 and 2 x ranks
+            micro-batches or more; None if none is known. Sources as of the lists. Chimera's has one unit of
+            micro-batches; each further one adds the difference of a backward and a forward (ours, tested).
+        placement: where the stages are.
+        chunks: stages of a rank; None for any number.
+    """
 
     make: Callable[[int, int, int], rules.Rows]
+    bubble: Callable[[int, int], int] | None
     placement: str = LOOP
     chunks: int | None = 1
 
 
+def _full(ranks: int, microbatches: int) -> int:
+    """Return the bubble of full backwards: a forward and a backward for each other rank."""
+    return 3 * (ranks - 1)
+
+
+def _split(ranks: int, microbatches: int) -> int:
+    """Return the bubble that is left if weight gradients fill the rest: the forwards before the last rank's first."""
+    return ranks - 1
+
+
 RULES = {
-    "gpipe": Rule(rules.gpipe),
-    "gpipe_reversed": Rule(partial(rules.gpipe, is_reversed=True)),
-    "1f1b": Rule(rules.one_forward_one_backward),
-    "eager_1f1b": Rule(partial(rules.one_forward_one_backward, warmup=2)),
-    "interleaved_1f1b": Rule(rules.interleaved, chunks=None),
-    "looped_bfs": Rule(rules.looped_bfs, chunks=None),
-    "zb_h1": Rule(rules.zero_bubble),
-    "zb_h2": Rule(partial(rules.zero_bubble, warmup=2)),
-    "interleaved_zb": Rule(rules.interleaved_zero_bubble, chunks=None),
-    "zbv": Rule(rules.zbv, ZIGZAG, 2),
-    "v_half": Rule(rules.v_half, ZIGZAG, 2),
-    "v_min": Rule(rules.v_min, ZIGZAG, 2),
-    "dualpipe_v": Rule(rules.dualpipe_v, ZIGZAG, 2),
-    "dualpipe": Rule(rules.dualpipe, BIDIRECTIONAL, 2),
-    "chimera": Rule(rules.chimera, BIDIRECTIONAL, 2),
-    "pipedream": Rule(rules.one_forward_one_backward),
-    "pipedream_2bw": Rule(rules.one_forward_one_backward),
+    "gpipe": Rule(rules.gpipe, _full),
+    "gpipe_reversed": Rule(partial(rules.gpipe, is_reversed=True), _full),
+    "1f1b": Rule(rules.one_forward_one_backward, _full),
+    "eager_1f1b": Rule(partial(rules.one_forward_one_backward, warmup=2), _full),
+    "interleaved_1f1b": Rule(rules.interleaved, _full, chunks=None),
+    "looped_bfs": Rule(rules.looped_bfs, _full, chunks=None),
+    "zb_h1": Rule(rules.zero_bubble, _split),
+    "zb_h2": Rule(partial(rules.zero_bubble, warmup=2), _split),
+    "interleaved_zb": Rule(rules.interleaved_zero_bubble, _split, chunks=None),
+    "zbv": Rule(rules.zbv, _split, ZIGZAG, 2),
+    "v_half": Rule(rules.v_half, None, ZIGZAG, 2),
+    "v_min": Rule(rules.v_min, None, ZIGZAG, 2),
+    "dualpipe_v": Rule(rules.dualpipe_v, lambda p, m: 2 * (p - 1), ZIGZAG, 2),
+    "dualpipe": Rule(rules.dualpipe, lambda p, m: p - 2, BIDIRECTIONAL, 2),
+    "chimera": Rule(rules.chimera, lambda p, m: (p - 2) * (1 + m // p), BIDIRECTIONAL, 2),
+    # Without a flush, these have the bubble in their first and last steps only.
+    "pipedream": Rule(rules.one_forward_one_backward, _full),
+    "pipedream_2bw": Rule(rules.one_forward_one_backward, _full),
 }
 # Names of PyTorch and of MindSpore, in lower case.
 ALIASES = {
@@ -166,6 +188,24 @@ class Schedule:
         duration = self.duration(forward, input_gradient, weight_gradient, message)
         return timing.spans(self._lists, duration, message)
 
+    def bubbles(
+        self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
+    ) -> Bubbles:
+        """Return the idle time of each rank by its reason, printed as a table; arguments and errors as `cost`."""
+        duration = self.duration(forward, input_gradient, weight_gradient, message)
+        return attribution.bubbles(self._lists, duration, message)
+
+    def critical_path(
+        self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0
+    ) -> list[tuple[int, str, Span]]:
+        """Return (rank, cell, start and end) along a longest chain from 0 to the makespan; arguments as `cost`.
+
+        Each cell starts when the one before it has ended, on the same rank or `message` earlier on another one. Only a
+        faster cell or message on it can make the schedule faster.
+        """
+        duration = self.duration(forward, input_gradient, weight_gradient, message)
+        return attribution.critical_path(self._lists, duration, message)
+
     def boxes(self, **times: Any) -> Iterator[tuple[int, Action, Span]]:
         """Yield (rank, action, start and end) of every action, one after the other in a pair; arguments as `cost`."""
         duration = self.duration(**times)
@@ -193,6 +233,8 @@ class Schedule:
 
     def check(self, memory: int | None = None, *, depth: int | None = None) -> Cost:
         """Check that the schedule runs and computes each gradient once; return its cost for equal times.
+
+        `cost`, `bubbles` and `critical_path` say what it takes with other times, and why.
 
         Args:
             memory: most activations that a rank may hold, in micro-batches of a stage, until the weight gradient.

@@ -110,10 +110,10 @@ def spans(lists: Lists, duration: Callable[[Action], float], message: float = 0)
         for rank, cells in enumerate(lists.cells):
             while len(found[rank]) < len(cells):
                 cell = cells[len(found[rank])]
-                ready = _ready(lists, cell, rank, rank_of, ended, message)
-                if ready is None:
+                come = arrivals(lists, cell, rank, rank_of, ended, message)
+                if come is None:
                     break
-                start = max(free[rank], ready)
+                start = max((free[rank], *(time for time, _ in come)))
                 end = start
                 for action in cell:
                     end += duration(action)
@@ -127,11 +127,11 @@ def spans(lists: Lists, duration: Callable[[Action], float], message: float = 0)
     return found
 
 
-def _ready(
+def arrivals(
     lists: Lists, cell: Cell, rank: int, rank_of: dict[int, int], ended: dict[Action, float], message: float
-) -> float | None:
-    """Return when all that a cell needs is there; None if that is not known yet."""
-    ready: float = 0
+) -> list[tuple[float, Action]] | None:
+    """Return when each result that a cell needs is on its rank, and the action behind it; None if not known yet."""
+    found = []
     for action in cell:
         for each in lists.needs(action):
             if each[0] in cell:
@@ -139,8 +139,8 @@ def _ready(
             done = next((other for other in each if other in ended), None)
             if done is None:
                 return None
-            ready = max(ready, ended[done] + (0 if rank_of[done.stage] == rank else message))
-    return ready
+            found.append((ended[done] + (0 if rank_of[done.stage] == rank else message), done))
+    return found
 
 
 def _stuck(lists: Lists, found: list[list[Span]], ended: dict[Action, float]) -> ScheduleError:

@@ -125,6 +125,22 @@ def test_closed_forms_of_split_backwards(ranks, microbatches, forward, first, se
         assert sp.pipeline_schedule("zbv", ranks, microbatches).cost().bubble == ranks - 1
 
 
+@settings(max_examples=100)
+@given(schedules([name for name, rule in RULES.items() if rule.bubble]))
+def test_closed_forms_of_all_rules(schedule):
+    assume(schedule.microbatches >= 2 * schedule.ranks)
+    form = RULES[schedule.name].bubble
+    assert schedule.cost().bubble == form(schedule.ranks, schedule.microbatches)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 4))
+def test_closed_form_of_chimera(half, units, forward, longer):
+    """Its slots have no bubble but the first ones; a backward that is longer than a forward adds some in each unit."""
+    cost = sp.pipeline_schedule("chimera", 2 * half, 2 * half * units).cost(forward, forward + longer, 0)
+    assert cost.bubble == (2 * half - 2) * (forward + units * longer)
+
+
 @settings(max_examples=60)
 @given(schedules(), st.lists(st.integers(1, 5), min_size=3, max_size=3), st.integers(0, 3), st.integers(2, 5))
 def test_times_scale_and_grow(schedule, times, message, factor):
