@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,7 @@ class Pipeline:
         schedule: what each rank of a pipeline does.
         replica: number of this rank's pipeline.
         stages: for each stage the names of its children.
+        losses: of the micro-batches of the last step that this rank computed, in the order of the batch.
 
     Raises:
         InputError: fewer children than stages; stages with an unknown name, or not every parameter; ranks that cannot
@@ -113,6 +115,7 @@ class Pipeline:
         self._stages_of = owners(model, self.stages)
         self._owners = {key: set().union(*(ranks_of_stage[s] for s in found)) for key, found in self._stages_of.items()}
         self._shared = self._groups_of_owners()
+        self.losses: list[Tensor] = []
 
     def _found_stages(self, example: tuple[Any, Any] | None) -> Sequence[Sequence[str]]:
         if example is None:
@@ -244,6 +247,7 @@ class _Step:
         # Unequal parts differ by one sample.
         self._ends = [self._samples * m // count for m in range(count + 1)]
         self._loss = self._xp.zeros((), np.float64)
+        self._losses: list[tuple[int, Array]] = []
         # (stage, micro-batch) -> its forward; direction, crossing, micro-batch -> a value for this rank itself.
         self._live: dict[tuple[int, int], _Live] = {}
         self._local: dict[tuple[int, Crossing, int], Array] = {}
@@ -266,6 +270,7 @@ class _Step:
         for work in self._works:
             work.wait()
         self._sum_shared()
+        self._pipeline.losses = [as_tensor(loss) for _, loss in sorted(self._losses, key=itemgetter(0))]
         with no_grad():
             return as_tensor(collectives.all_reduce(self._loss))
 
@@ -308,6 +313,7 @@ class _Step:
         is_last = stage % self._length == self._length - 1
         if is_last:
             self._loss += self._share(stage, m) * loss.data
+            self._losses.append((self._number(stage, m), loss.data))
         self._live[stage, m] = _Live(forward.received, forward.sent, loss if is_last else None)
 
     def _check(self, loss: Any, forward: StageForward) -> None:
@@ -375,9 +381,13 @@ class _Step:
 
     # --- parts of the batch ---------------------------------------------------------------------------
 
+    def _number(self, stage: int, m: int) -> int:
+        """Return the number of a micro-batch in the batch: of two replicas, each has every other one."""
+        return m if self._schedule.placement != BIDIRECTIONAL else 2 * m + (stage >= self._length)
+
     def _span(self, stage: int, m: int) -> tuple[int, int]:
-        """Return the samples of a micro-batch: of two replicas, each has every other one."""
-        number = m if self._schedule.placement != BIDIRECTIONAL else 2 * m + (stage >= self._length)
+        """Return the samples of a micro-batch."""
+        number = self._number(stage, m)
         return self._ends[number], self._ends[number + 1]
 
     def _share(self, stage: int, m: int) -> float:

@@ -92,6 +92,20 @@ def test_gpt_on_processes():
     _check(_gpt, _cross_entropy, [x], labels, schedule="1f1b", stages=GPT_STAGES, transport="shm")
 
 
+def test_losses_of_the_micro_batches():
+    x, labels = _tokens(9)
+
+    def program():
+        pipeline = Pipeline(_gpt(), _cross_entropy, 4, stages=GPT_STAGES)
+        pipeline.step(x, labels)
+        return [loss.item() for loss in pipeline.losses]
+
+    *others, found = sp.launch(program, world_size=4, transport="inline")
+    parts = [slice(9 * m // 4, 9 * (m + 1) // 4) for m in range(4)]
+    np.testing.assert_allclose(found, [_alone(_gpt(), _cross_entropy, [x[s]], labels[s])[0] for s in parts])
+    assert others == [[]] * 3
+
+
 class Skips(nn.Module):
     """Values of the first stage go to all others; a child is called with two values of different stages."""
 
