@@ -16,7 +16,8 @@ Steps 1, 2 and the groups are worked out once for inputs of equal layouts, and k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from time import perf_counter_ns
 from typing import Any
@@ -44,12 +45,17 @@ from simparallel.parallel.operator.redistribute import Groups, Move, compile_mov
 
 
 class Sharder:
-    """The state of one rank: its groups, its redistributions, its calls."""
+    """The state of one rank: its groups, its redistributions, its calls.
 
-    def __init__(self, communicator: Communicator) -> None:
-        self.communicator = communicator
-        self.rank, self.world_size = communicator.rank, communicator.world_size
-        self.groups = Groups(communicator)
+    Args:
+        communicator: the rank's.
+        ranks: the ranks that run the ops, this one among them.
+    """
+
+    def __init__(self, communicator: Communicator, ranks: tuple[int, ...]) -> None:
+        self.communicator, self.ranks = communicator, ranks
+        self.rank, self.world_size = communicator.rank, len(ranks)
+        self.groups = Groups(communicator, ranks)
         self._ways: dict[tuple[Placement, Placement, int], Way] = {}
         self.calls: dict[Any, Runner] = {}
         self.sums = Postponed()
@@ -61,7 +67,7 @@ class Sharder:
         found = self._ways.get(key)
         if found is None:
             for layout in (source.layout, target.layout):
-                check_ranks(layout, self.world_size)
+                check_ranks(layout, self.communicator.world_size)
             found = self._ways[key] = Way(self, source, target, plan_way(source, target, itemsize))
         return found
 
@@ -146,10 +152,22 @@ def sharder() -> Sharder:
     """Return the calling thread's `Sharder`."""
     # Stored with the communicator, so that its groups and plans end with the run.
     communicator = current()
-    found: Sharder | None = communicator.kept.get(Sharder)
+    sharders: dict[Any, Sharder] = communicator.kept.setdefault(Sharder, {})
+    found = sharders.get(mode.ranks)
     if found is None:
-        found = communicator.kept[Sharder] = Sharder(communicator)
+        found = sharders[mode.ranks] = Sharder(communicator, mode.ranks or communicator.world.ranks)
     return found
+
+
+@contextmanager
+def running_on(ranks: tuple[int, ...]) -> Iterator[None]:
+    """Inside the block, only these ranks run the ops: cuts are over them, and plain tensors count as replicated."""
+    before = mode.ranks, mode.replicating
+    mode.ranks, mode.replicating = ranks, True
+    try:
+        yield
+    finally:
+        mode.ranks, mode.replicating = before
 
 
 # --- moving a tensor ----------------------------------------------------------------------------------
@@ -392,7 +410,7 @@ class _Sharded(NamedInterpreter):
         call = own.calls.get(key)
         if call is None:
             check_mixing(op, inputs)
-            call = own.calls[key] = Runner(Call(op, inputs, own.world_size, fixed), own)
+            call = own.calls[key] = Runner(Call(op, inputs, own.world_size, fixed, ranks=own.ranks), own)
         return call
 
     def slice_of(self, x: Array, target: Placement) -> Array:
@@ -459,10 +477,10 @@ def shard_parameter(x: Tensor, target: Placement) -> Tensor:
 
 def whole_place(place: Placement) -> Placement:
     """Return the placement of the tensor replicated on every rank of the run, on its own mesh if that has all ranks."""
-    world_size = sharder().world_size
-    if place.layout.mesh.size == world_size:
+    ranks = sharder().ranks
+    if len(place.layout.mesh.ranks) == len(ranks):
         return place.uncut
-    return placement(uncut(Mesh((world_size,), ("rank",)), place.shape), place.shape)
+    return placement(uncut(Mesh((len(ranks),), ("rank",), ranks), place.shape), place.shape)
 
 
 def _redistribute(op: Redistribute, x: Tensor) -> Tensor | None:

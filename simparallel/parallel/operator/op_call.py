@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
@@ -31,6 +32,7 @@ class Mode(threading.local):
         strict: an implicit redistribution is an error.
         quick: small tensors are redistributed by the plan that takes the least time.
         noted: list that collects implicit redistributions, or None.
+        ranks: the ranks that run the ops; None for all.
     """
 
     automatic = False
@@ -38,6 +40,7 @@ class Mode(threading.local):
     strict = False
     quick = False
     noted: list[Implicit] | None = None
+    ranks: tuple[int, ...] | None = None
 
 
 mode = Mode()
@@ -91,6 +94,7 @@ class Call:
         device_num: number of devices.
         parameters: for each input whether it is a parameter; by default none is.
         sharding: the cuts of the op's dims, if they are known; None to decide them.
+        ranks: the ranks that run the op; None for 0 … `device_num` - 1.
 
     Attributes:
         inputs: for each input the placement that the op needs; None for a plain scalar, which is used unchanged.
@@ -112,6 +116,7 @@ class Call:
         device_num: int,
         parameters: Sequence[bool] = (),
         sharding: Sharding | None = None,
+        ranks: tuple[int, ...] | None = None,
     ) -> None:
         self.op = op
         # On whole shapes first: an error about shapes is then the op's own, without a word about cuts.
@@ -124,6 +129,9 @@ class Call:
         partial = _common_partial(op, inputs)
         if sharding is None:
             sharding = decide(op, inputs, device_num, parameters)
+            # Cuts that are given by numbers alone name the ranks from 0.
+            if ranks is not None and not set(sharding.mesh.ranks) <= set(ranks):
+                sharding = replace(sharding, mesh=Mesh(sharding.mesh.shape, sharding.mesh.axis_names, ranks))
         self.sharding = sharding
         self.inputs = [
             None if x.placement is None and not x.shape else placement(layout.with_partial(partial), x.shape)

@@ -24,23 +24,25 @@ class Groups:
     """The groups of one rank by their members; each is created when it is first used.
 
     Creating a group is a collective over all ranks, so all ranks must create the same groups in the same order.
-    They do, because all of them execute the same plans.
+    They do, because all of them execute the same plans. Where only some ranks do, the members create a group alone.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, ranks: tuple[int, ...]) -> None:
         self._communicator = communicator
+        self._is_local = ranks != communicator.world.ranks
         self._groups: dict[tuple[int, ...], Group] = {communicator.world.ranks: communicator.world}
 
     def __getitem__(self, ranks: tuple[int, ...]) -> Group:
         group = self._groups.get(ranks)
         if group is None:
-            group = self._groups[ranks] = self._communicator.new_group(ranks)
+            group = self._groups[ranks] = self._communicator.new_group(ranks, self._is_local)
         return group
 
     def mine(self, all_of_them: tuple[tuple[int, ...], ...]) -> Group | None:
         """Create all groups, which must not overlap; return the one that contains this rank."""
         # Also the groups of other ranks: see the class.
-        made = [self[ranks] for ranks in all_of_them]
+        me = self._communicator.rank
+        made = [self[ranks] for ranks in all_of_them if not self._is_local or me in ranks]
         return next((group for group in made if group.rank is not None), None)
 
 

@@ -12,22 +12,24 @@ import numpy as np
 
 from simparallel import collectives
 from simparallel.autograd import Tensor, no_grad, run_backward
-from simparallel.autograd.tape import Node, Reversible
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array, get_namespace, random_state
-from simparallel.base.checks import is_integer
 from simparallel.base.units import format_type_of
 from simparallel.comm import Group, Work, current
 from simparallel.errors import InputError, ScheduleError, ShapeError
+from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.parameter import Parameter
+from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, read_cell
 from simparallel.parallel.pipeline.schedule import BIDIRECTIONAL, Schedule, pipeline_schedule
-from simparallel.parallel.pipeline.split_backward import input_gradient
+from simparallel.parallel.pipeline.split_backward import input_gradient, joined
 from simparallel.parallel.pipeline.stage_forward import Crossing, Known, StageForward, Switch
 from simparallel.parallel.pipeline.stages import balanced, calls, checked, owners, sizes_of, traced
 
 FORWARDS, BACKWARDS = 0, 1
+# Names of axes.
+PIPELINE, DATA = "pp", "dp"
 
 
 class Pipeline:
@@ -45,20 +47,23 @@ class Pipeline:
             Name a parameter in each stage where the model's own code uses it, as for tied embeddings. None balances
             the stages: by simulated time with `example`, else by numbers of parameters.
         chunks: stages of a rank, for looped schedules.
-        replicas: number of pipelines, for data parallelism; each has neighbouring ranks, and its own part of the batch,
-            as in `DistributedDataParallel`.
+        mesh: all ranks, with the axis "pp" along the pipeline. "dp" is the axis of data parallelism: of pipelines that
+            each get their own part of the batch, as in `DistributedDataParallel`. The ranks along all other axes run a
+            stage together: before, cut its parameters over `mesh.group(axes, rank)` with Layouts, as by
+            `distribute_module`. Tensors without a Layout count as replicated, and values go to other stages whole.
+            None for one pipeline of all ranks.
         example: inputs and labels as for `step`, of a few samples, with which the model is run once without data, to
             find the order of the calls, their times, and shared parameters.
 
     Attributes:
         schedule: what each rank of a pipeline does.
-        replica: number of this rank's pipeline.
+        replica: number of this rank's pipeline along "dp"; `replicas`: their number.
         stages: for each stage the names of its children.
         losses: of the micro-batches of the last step that this rank computed, in the order of the batch.
 
     Raises:
-        InputError: fewer children than stages; stages with an unknown name, or not every parameter; ranks that cannot
-            be divided into `replicas`.
+        InputError: fewer children than stages; stages with an unknown name, or not every parameter; a mesh without
+            "pp", or not of all ranks.
         ScheduleError: the schedule does not run, is for another number of ranks, or leaves old weights (PipeDream).
 
     Collective: yes, all calls.
@@ -78,15 +83,19 @@ class Pipeline:
         schedule: str | Schedule = "1f1b",
         stages: Sequence[Sequence[str]] | None = None,
         chunks: int | None = None,
-        replicas: int = 1,
+        mesh: Mesh | None = None,
         example: tuple[Any, Any] | None = None,
     ) -> None:
         if not isinstance(model, Module):
             raise InputError(f"Pipeline: model is {format_type_of(model)}; a Module is needed.")
         communicator = current()
-        if not is_integer(replicas) or replicas < 1 or communicator.world_size % replicas:
-            raise InputError(f"Pipeline: replicas={replicas!r} must divide the {communicator.world_size} ranks.")
-        length = communicator.world_size // replicas
+        mesh = mesh or Mesh((communicator.world_size,), (PIPELINE,))
+        if PIPELINE not in mesh.axis_names or sorted(mesh.ranks) != list(range(communicator.world_size)):
+            raise InputError(
+                f"Pipeline: {mesh!r} must have an axis {PIPELINE!r}, and all {communicator.world_size} ranks of the "
+                "run."
+            )
+        length = mesh.axis_size(PIPELINE)
         if isinstance(schedule, str):
             schedule = pipeline_schedule(schedule, length, microbatches, chunks)
         if schedule.ranks != length:
@@ -97,9 +106,14 @@ class Pipeline:
                 "Take 1f1b, which has the same order and a flush."
             )
         schedule.check()
-        self.schedule, self.model, self.loss_fn = schedule, model, loss_fn
-        self._communicator, self.replicas = communicator, replicas
-        self.replica, self._rank = divmod(communicator.rank, length)
+        self.schedule, self.model, self.loss_fn, self.mesh = schedule, model, loss_fn, mesh
+        self._communicator = communicator
+        place = dict(zip(mesh.axis_names, mesh.coordinate(communicator.rank), strict=True))
+        self._rank, self.replica = place[PIPELINE], place.get(DATA, 0)
+        self.replicas = mesh.axis_size(DATA) if DATA in place else 1
+        # Global ranks: of this rank's pipeline, in order, and of those that run a stage with it.
+        self.ranks = mesh.group(PIPELINE, communicator.rank)
+        self._mates = mesh.group([axis for axis in mesh.axis_names if axis not in (PIPELINE, DATA)], communicator.rank)
         # Stages from a batch's input to its loss; a bidirectional pipeline has all of them twice.
         self._length = schedule.num_stages // (2 if schedule.placement == BIDIRECTIONAL else 1)
         if stages is None:
@@ -128,18 +142,23 @@ class Pipeline:
 
         These are tied weights, and all parameters of replicas and of bidirectional pipelines.
         """
-        starts = range(0, self._communicator.world_size, self.schedule.ranks)
         groups: dict[tuple[int, ...], Group | None] = {}
         found: dict[tuple[int, ...], list[Parameter]] = {}
+        mesh = self.mesh
+        # The ranks of all replicas, at the place of each rank of a stage: [[ranks of a pipeline], …].
+        columns = mesh.groups([DATA, PIPELINE] if DATA in mesh.axis_names else [PIPELINE])
+        length = self.schedule.ranks
         # All ranks make all groups, in the same order.
         for parameter in self.model.parameters():
             if not parameter.requires_grad:
                 continue
-            ranks = tuple(start + rank for start in starts for rank in sorted(self._owners[id(parameter)]))
-            if len(ranks) > 1 and ranks not in groups:
-                groups[ranks] = self._communicator.new_group(ranks)
-            if len(ranks) > 1 and self._communicator.rank in ranks:
-                found.setdefault(ranks, []).append(parameter)
+            own = self._owners[id(parameter)]
+            for column in columns:
+                ranks = tuple(rank for i, rank in enumerate(column) if i % length in own)
+                if len(ranks) > 1 and ranks not in groups:
+                    groups[ranks] = self._communicator.new_group(ranks)
+                if len(ranks) > 1 and self._communicator.rank in ranks:
+                    found.setdefault(ranks, []).append(parameter)
         return [(group, found[ranks]) for ranks, group in groups.items() if group is not None and ranks in found]
 
     # --- parameters -----------------------------------------------------------------------------------
@@ -154,11 +173,6 @@ class Pipeline:
         """Return the parameters of this rank's stages, for its optimizer."""
         return [parameter for _, parameter in self.named_parameters()]
 
-    @property
-    def first_rank(self) -> int:
-        """The first rank of this pipeline."""
-        return self.replica * self.schedule.ranks
-
     def predict(self, *inputs: Any) -> Tensor:
         """Run forward off the tape; return the model's output of these inputs on every rank of the pipeline.
 
@@ -166,12 +180,12 @@ class Pipeline:
             InputError: the model does not return one Tensor.
         """
         step, found = _Step(self, inputs, None), None
-        with no_grad(), self._switch.installed():
+        with no_grad(), self._switch.installed(), running_on(self._mates):
             for stage in range(self._length):
                 if self.schedule.rank_of(stage) == self._rank:
                     y, pass_ = step.run_stage(stage, 0)
                     if isinstance(y, Tensor) and pass_.stage_of(y) == stage:
-                        found = y.data
+                        found = y.full_tensor().data
             return as_tensor(step.from_last(found))
 
     # --- a step ---------------------------------------------------------------------------------------
@@ -222,16 +236,6 @@ class _Live(NamedTuple):
     loss: Tensor | None
 
 
-class _Ends(Reversible):
-    """Joins the results of a stage to one root of its backward."""
-
-    def __init__(self, gradients: list[Array]) -> None:
-        self._gradients = gradients
-
-    def run_backward(self, ctx: Any, dy: Array) -> list[Array]:
-        return self._gradients
-
-
 class _Step:
     """The state of one step on this rank."""
 
@@ -242,7 +246,7 @@ class _Step:
         self._inputs, self._labels = _tensors(inputs), None if labels is None else as_tensor(labels)
         self._samples = _samples([*self._inputs, *([] if self._labels is None else [self._labels])], count)
         self._pipeline, self._schedule = pipeline, schedule
-        self._length, self._rank, self._first_rank = pipeline._length, pipeline._rank, pipeline.first_rank
+        self._length, self._rank, self._ranks = pipeline._length, pipeline._rank, pipeline.ranks
         self._xp = get_namespace(*(x.data for x in self._inputs))
         # Unequal parts differ by one sample.
         self._ends = [self._samples * m // count for m in range(count + 1)]
@@ -262,7 +266,7 @@ class _Step:
     def run(self) -> Tensor:
         act = {FORWARD: self._forward, BACKWARD: self._backward, INPUT_GRADIENT: self._backward_first,
                WEIGHT_GRADIENT: self._backward_later}  # fmt: skip
-        with self._pipeline._switch.installed():
+        with self._pipeline._switch.installed(), running_on(self._pipeline._mates):
             for cell in self._pipeline._cells:
                 for action in cell:
                     act[action.kind](action)
@@ -272,7 +276,8 @@ class _Step:
         self._sum_shared()
         self._pipeline.losses = [as_tensor(loss) for _, loss in sorted(self._losses, key=itemgetter(0))]
         with no_grad():
-            return as_tensor(collectives.all_reduce(self._loss))
+            # The ranks of a stage have the same loss.
+            return as_tensor(collectives.all_reduce(self._loss) / len(self._pipeline._mates))
 
     def _sum_shared(self) -> None:
         """Sum the gradients of parameters that other ranks have, too: one collective for each group."""
@@ -355,11 +360,9 @@ class _Step:
         mail = _Mail(self, stage, m)
         ends = [(x, mail.gradient_of(crossing)) for crossing, x in live.sent if x.dtype.kind == "f"]
         if live.loss is not None:
-            ends.append((live.loss, self._xp.full((), self._share(stage, m), live.loss.dtype)))
-        ends = [(x, gradient) for x, gradient in ends if x.requires_grad]
-        if len(ends) == 1:
-            return live, *ends[0]
-        return live, *_joined(ends, self._xp)
+            seed = get_namespace(live.loss.data).full((), self._share(stage, m), live.loss.dtype)
+            ends.append((live.loss, seed))
+        return live, *joined([(x, gradient) for x, gradient in ends if x.requires_grad], self._xp)
 
     def _send_back(self, action: Action, live: _Live, found: dict[int, Array]) -> None:
         mail = _Mail(self, action.stage, action.microbatch)
@@ -403,13 +406,13 @@ class _Step:
         if rank == self._rank:
             self._local[direction, crossing, m] = x
         else:
-            self._works.append(collectives.isend(x, self._first_rank + rank, self._tag(direction, crossing, m)))
+            self._works.append(collectives.isend(x, self._ranks[rank], self._tag(direction, crossing, m)))
 
     def receive(self, direction: int, crossing: Crossing, m: int, source: int) -> Array:
         rank = self._schedule.rank_of(source)
         if rank == self._rank:
             return self._local.pop((direction, crossing, m))
-        return _received(self._xp, self._first_rank + rank, self._tag(direction, crossing, m))
+        return _received(self._xp, self._ranks[rank], self._tag(direction, crossing, m))
 
     def _tag(self, direction: int, crossing: Crossing, m: int) -> int:
         source, target, number = crossing
@@ -422,12 +425,12 @@ class _Step:
         """Return a value of the last stage on every rank of the pipeline."""
         last = self._schedule.rank_of(self._length - 1)
         if self._rank != last:
-            return _received(self._xp, self._first_rank + last, 0)
+            return _received(self._xp, self._ranks[last], 0)
         if x is None:
             raise InputError("Pipeline: the model does not return one Tensor of its last stage.")
         for rank in range(self._schedule.ranks):
             if rank != last:
-                collectives.send(x, self._first_rank + rank, 0)
+                collectives.send(x, self._ranks[rank], 0)
         return x
 
 
@@ -477,25 +480,9 @@ def _samples(tensors: Sequence[Tensor], count: int) -> int:
     return samples.pop()
 
 
-def _joined(ends: list[tuple[Tensor, Array]], xp: Any) -> tuple[Tensor, Array]:
-    """Return a tensor behind which are all results of a stage, and its gradient."""
-    zero = xp.zeros((), np.float32)
-    if not ends:
-        return as_tensor(zero), zero
-    tensors, gradients = zip(*ends, strict=True)
-    return Tensor._result(zero, Node(_Ends(list(gradients)), _Needs((True,) * len(ends)), tensors)), zero  # type: ignore[arg-type]
-
-
-class _Needs:
-    """Context of `_Ends`."""
-
-    def __init__(self, needs: tuple[bool, ...]) -> None:
-        self.needs = needs
-
-
 def _add(leaf: Tensor, gradient: Array) -> None:
     if leaf.grad is None:
-        leaf.grad = Tensor(gradient.copy())
+        leaf.grad = leaf._gradient(gradient.copy())
     else:
         leaf.grad.data += gradient
 

@@ -7,34 +7,57 @@ arXiv 2401.10241). Every op computes the gradients that its context asks for, so
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from simparallel.autograd import Tensor, run_backward
 from simparallel.autograd.tape import Node, Reversible
-from simparallel.backend import Array
+from simparallel.backend import Array, get_namespace
 
 Deliver = Callable[[Tensor, Array], None]
+# An op with the inputs whose gradients are still to compute, and the gradient of its result.
+Late = tuple[Node, tuple[bool, ...], Array]
 
 
-class _Late(NamedTuple):
-    """The gradients of an op's weights that are still to compute."""
+class _Ends(Reversible):
+    """Joins several tensors to one root of their backward."""
 
-    op: Reversible
-    ctx: Any
-    inputs: Sequence[Tensor]
+    def __init__(self, gradients: Sequence[Array]) -> None:
+        self._gradients = gradients
+
+    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array]:
+        return self._gradients
+
+
+class _Needs(NamedTuple):
+    """The context of `_Ends`."""
+
     needs: tuple[bool, ...]
-    dy: Array
+
+
+def joined(ends: Sequence[tuple[Tensor, Array]], xp: Any) -> tuple[Tensor, Array]:
+    """Return a root from which backward starts at all these tensors, each with its gradient; and the root's."""
+    if len(ends) == 1:
+        return ends[0]
+    zero = xp.zeros((), np.float32)
+    tensors, gradients = [x for x, _ in ends], [gradient for _, gradient in ends]
+    node = Node(_Ends(gradients), _Needs((True,) * len(ends)), tensors)  # type: ignore[arg-type]
+    return Tensor._result(zero, node if ends else None), zero
 
 
 class _First(Reversible):
     """In the place of an op with weights: computes the gradients of its other inputs, and keeps the rest for later."""
 
-    def __init__(self, node: Node, needs: tuple[bool, ...], late: list[_Late]) -> None:
-        self._op, self._inputs, self._needs, self._late = node.op, node.inputs, needs, late
+    def __init__(self, node: Node, needs: tuple[bool, ...], late: list[Late]) -> None:
+        self._op, self._needs, self._late = node.op, needs, late
+        # The tape empties the node itself.
+        self._node = copy(node)
 
     def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
-        self._late.append(_Late(self._op, ctx, self._inputs, self._needs, dy))
-        return self._op.run_backward(ctx, dy) if True in ctx.needs else (None,) * len(self._inputs)
+        self._late.append((self._node, self._needs, dy))
+        return self._op.run_backward(ctx, dy) if True in ctx.needs else (None,) * len(self._node.inputs)
 
     def __repr__(self) -> str:
         return repr(self._op)
@@ -47,24 +70,26 @@ def input_gradient(root: Tensor, seed: Array, leaves: Sequence[Tensor], deliver:
         root: the result of the stage.
         seed: its gradient.
         leaves: the values that the stage started from.
-        deliver: gets each leaf with its gradient; of a leaf with several uses, one for each use.
+        deliver: gets each leaf with its gradient; a leaf with uses in both parts, twice.
     """
-    late: list[_Late] = []
+    late: list[Late] = []
     _defer(root, {id(x) for x in leaves}, late)
     run_backward(root, seed, deliver)
 
     def weight_gradients() -> None:
-        while late:
-            op, ctx, inputs, needs, dy = late.pop(0)
-            ctx.needs = needs
-            for leaf, needed, gradient in zip(inputs, needs, op.run_backward(ctx, dy), strict=True):  # type: ignore[attr-defined]
-                if needed and gradient is not None:
-                    deliver(leaf, gradient)
+        ends = []
+        for node, needs, dy in late:
+            assert node.ctx is not None
+            node.ctx.needs = needs
+            ends.append((Tensor._result(dy, node), dy))
+        late.clear()
+        if ends:
+            run_backward(*joined(ends, get_namespace(seed)), deliver)
 
     return weight_gradients
 
 
-def _defer(root: Tensor, wanted: set[int], late: list[_Late]) -> None:
+def _defer(root: Tensor, wanted: set[int], late: list[Late]) -> None:
     """Let all ops behind `root` keep the gradients of their leaves, other than the wanted ones, for later."""
     stack, seen = [root._node], set()
     while stack:

@@ -259,8 +259,9 @@ class StageForward(AbstractInterpreter):
                 self._moved[key] = y = self._take(self._messages.receive(crossing))
                 self.received.append((crossing, y))
             elif source == self.stage:
-                self._messages.send(crossing, x)
-                self.sent.append((crossing, x))
+                whole = self._own_result(Tensor.full_tensor, [x], {})
+                self._messages.send(crossing, whole)
+                self.sent.append((crossing, whole))
                 if len(self.sent) == self._sends:
                     raise _Done
         return self._moved[key]

@@ -11,8 +11,9 @@ from simparallel import nn
 from simparallel.errors import InputError, RunFailedError, UnknownValueError
 from simparallel.models import gpt
 from simparallel.parallel import Pipeline
+from simparallel.parallel.operator.interpreter import running_on
 
-TOKENS, LENGTH = 11, 5
+TOKENS, LENGTH = 12, 5
 
 
 def _tokens(samples):
@@ -104,6 +105,95 @@ def test_losses_of_the_micro_batches():
     parts = [slice(9 * m // 4, 9 * (m + 1) // 4) for m in range(4)]
     np.testing.assert_allclose(found, [_alone(_gpt(), _cross_entropy, [x[s]], labels[s])[0] for s in parts])
     assert others == [[]] * 3
+
+
+CUTS = {
+    "*.up.weight": ("tp", "None"), "*.up.bias": ("tp",), "*.down.weight": ("None", "tp"),
+    "*.out.weight": ("None", "tp"), "tokens.weight": ("tp", "None"),
+}  # fmt: skip
+
+
+def _train_on_a_mesh(shape, axes, schedule, samples, steps, stages, has_results=True):
+    """Train on a mesh; return the whole of each gradient and weight of this rank's stages."""
+    mesh = sp.Mesh(shape, axes)
+    x, labels = _tokens(samples)
+    network = _gpt()
+    if "tp" in axes:
+        layout = sp.Layout((mesh.axis_size("tp"),), ("tp",), mesh.group("tp", sp.get_rank()))
+        sp.distribute_module(network, layout, CUTS)
+    pipeline = Pipeline(network, _cross_entropy, 4, schedule, stages, mesh=mesh)
+    part = slice(samples // pipeline.replicas * pipeline.replica, samples // pipeline.replicas * (pipeline.replica + 1))
+    optimizer = sp.optim.Adam(pipeline.parameters(), 0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = pipeline.step(x[part], labels[part])
+        optimizer.step()
+    if not has_results:
+        return None
+    predicted = pipeline.predict(x[part]).numpy()
+    own = {}
+    # The ranks of a stage have the same parameters, and gather each of them together.
+    with running_on(pipeline._mates):
+        for name, p in pipeline.named_parameters():
+            own[name] = p.grad.full_tensor().numpy(), p.full_tensor().numpy()
+    return loss.item(), own, predicted, part
+
+
+def _check_mesh(results, samples, steps):
+    x, labels = _tokens(samples)
+    network = _gpt()
+    optimizer = sp.optim.Adam(network.parameters(), 0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = _cross_entropy(network(x), sp.Tensor(labels))
+        loss.backward()
+        optimizer.step()
+    alone = {name: (p.grad.numpy(), p.numpy()) for name, p in network.named_parameters()}
+    outputs = network(x).numpy()
+    found = set()
+    for other, own, predicted, part in results:
+        assert other == pytest.approx(loss.item(), rel=1e-9)
+        np.testing.assert_allclose(predicted, outputs[part], rtol=1e-6)
+        found |= own.keys()
+        for name, both in own.items():
+            for value, expected in zip(both, alone[name], strict=True):
+                np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-9, err_msg=name)
+    assert found == alone.keys()
+
+
+TWO_STAGES = [["tokens", "positions", "blocks.0", "blocks.1"], ["blocks.2", "blocks.3", "norm", "tokens.weight"]]
+MESHES = [
+    ((2, 2, 2), ("dp", "pp", "tp"), "1f1b", TWO_STAGES),
+    ((2, 2, 2), ("tp", "dp", "pp"), "zb_h1", TWO_STAGES),
+    ((2, 2), ("pp", "tp"), "zbv", GPT_STAGES),
+    ((2, 2), ("dp", "pp"), "interleaved_1f1b", GPT_STAGES),
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=["dp-pp-tp", "tp-dp-pp", "pp-tp", "dp-pp"])
+def test_gpt_on_a_mesh(mesh):
+    """Data, pipeline and tensor parallelism at once, with tied embeddings cut over the vocabulary: one device's."""
+    shape, axes, schedule, stages = mesh
+    arguments = shape, axes, schedule, 16, 3, stages
+    results = sp.launch(_train_on_a_mesh, arguments, world_size=int(np.prod(shape)), transport="inline")
+    _check_mesh(results, 16, 3)
+
+
+@pytest.mark.process
+def test_gpt_on_a_mesh_of_processes():
+    arguments = (*MESHES[0][:3], 16, 2, TWO_STAGES)
+    _check_mesh(sp.launch(_train_on_a_mesh, arguments, world_size=8), 16, 2)
+
+
+def test_a_dry_run_of_a_mesh_has_the_same_events():
+    arguments = (*MESHES[0][:3], 16, 1, TWO_STAGES, False)
+    real = sp.launch(_train_on_a_mesh, arguments, world_size=8, transport="inline", record="full")
+    dry = sp.dry_run(_train_on_a_mesh, arguments, world_size=8, fold=False)
+    rows = [
+        sorted((e.rank, e.stream, e.name, e.kind, e.sim_start_ps, e.sim_end_ps, e.size_bytes) for e in run.trace.events)
+        for run in (real, dry)
+    ]
+    assert rows[0] == rows[1]
 
 
 class Skips(nn.Module):

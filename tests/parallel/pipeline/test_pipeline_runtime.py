@@ -208,7 +208,14 @@ def test_replicas_share_a_batch(name, tied):
 
     def program():
         network = _make(4, tied=tied)
-        pipeline = Pipeline(network, _loss, 4, name, [["0"], ["1", "2", "3"]] if name != "zbv" else None, replicas=2)
+        pipeline = Pipeline(
+            network,
+            _loss,
+            4,
+            name,
+            [["0"], ["1", "2", "3"]] if name != "zbv" else None,
+            mesh=sp.Mesh((2, 2), ("dp", "pp")),
+        )
         x, labels = _data(32)
         half = slice(16 * pipeline.replica, 16 * (pipeline.replica + 1))
         loss = pipeline.step(x[half], labels[half])
@@ -302,8 +309,9 @@ def test_refusals():
     ):
         with refused(InputError):
             Pipeline(*arguments)
-    with refused(InputError):
-        Pipeline(network, _loss, replicas=2)
+    for mesh in (sp.Mesh((1,), ("dp",)), sp.Mesh((1, 2), ("dp", "pp"))):
+        with refused(InputError):
+            Pipeline(network, _loss, mesh=mesh)
     with refused(ScheduleError):
         Pipeline(network, _loss, 8, sp.pipeline_schedule("1f1b"))
     with refused(ScheduleError):
