@@ -4,7 +4,7 @@ There is one class per cause that a caller can act on, derived from the builtin 
 would expect. A message names the caller, the broken rule, the numbers, and a way out. Facts that code
 may want to read (ranks, steps, call sites) are attributes.
 
-Errors are pickled between processes, so their whole state is the message and a dict of facts.
+Errors are pickled between processes, so their whole state is the message, a dict of facts, and notes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class SimParallelError(Exception):
         self.__dict__.update(facts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args[0], self.facts)
+        notes = {"__notes__": self.__notes__} if hasattr(self, "__notes__") else None
+        return _rebuild, (type(self), self.args[0], self.facts), notes
 
     def __eq__(self, other: object) -> bool:
         same_class = type(other) is type(self)

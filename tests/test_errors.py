@@ -33,10 +33,12 @@ def test_all_classes_are_tested():
 @pytest.mark.parametrize("facts", [{}, FACTS], ids=["bare", "facts"])
 def test_error_survives_pickle_and_copy(cls, facts):
     error = cls("rank 3: what happened, what to do", **facts)
+    error.add_note("in step 7")
     for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert type(twin) is cls
         assert (twin.args, twin.facts) == (error.args, error.facts) == (("rank 3: what happened, what to do",), facts)
         assert twin == error
+        assert twin.__notes__ == ["in step 7"]
         assert str(twin) == str(error) == "rank 3: what happened, what to do"
         assert all(getattr(twin, name) == value for name, value in facts.items())
 

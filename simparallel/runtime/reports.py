@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +83,7 @@ def failure_report(error: BaseException, *, keep: bool = False) -> dict[str, Any
         "summary": summary,
         "traceback": "".join(traceback.format_exception(_without_our_frames(error))),
         "places": _places(error),
+        "notes": list(map(str, getattr(error, "__notes__", ()))),
         "at": _innermost_line(error),
         "secondary": caused_by_others or isinstance(error, KeyboardInterrupt),
         "time_ns": time.monotonic_ns(),
@@ -241,12 +242,12 @@ def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedE
         lines += ["", f"Traceback of rank {root} (pid {cause['pid']}):", cause["places"]]
     stopped = [rank for rank in sorted(others) if reports[rank]["secondary"]]
     if stopped:
-        lines += ["", f"Stopped because of it: {_ranks(stopped)}."]
+        lines += ["", f"Stopped because of it: {_ranks(stopped)}.", *_notes(reports, stopped)]
         lines += filter(None, [where_stopped({rank: reports[rank] for rank in stopped})])
     independent = [rank for rank in others if not reports[rank]["secondary"]]
-    same = [rank for rank in sorted(independent) if reports[rank]["summary"] == cause["summary"]]
+    same = [rank for rank in sorted(independent) if _error(reports[rank]) == _error(cause)]
     if same:
-        lines += ["", f"Failed in the same way: {_ranks(same)}."]
+        lines += ["", f"Failed in the same way: {_ranks(same)}.", *_notes(reports, same)]
     later = [f"Also failed, later: rank {r}: {reports[r]['summary']}" for r in independent if r not in same]
     lines += ["", *later] if later else []
     if log_dir is not None:
@@ -256,6 +257,19 @@ def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedE
     }
     error = RunFailedError("\n".join(lines), rank=root, exit_code=cause["exit_code"], reports=plain)
     return error, _original(cause["exception"])
+
+
+def _notes(reports: Mapping[int, dict[str, Any]], ranks: Sequence[int]) -> list[str]:
+    """Return the notes of the errors of these ranks, such as their places in a pipeline."""
+    return [note for rank in ranks for note in reports[rank].get("notes", ())][:MAX_PLACES]
+
+
+def _error(report: dict[str, Any]) -> str:
+    """Return the summary of a report without notes, which may differ between ranks."""
+    text: str = report["summary"]
+    for note in reversed(report.get("notes", ())):
+        text = text.removesuffix(note).rstrip()
+    return text
 
 
 def _original(carried: Any) -> BaseException | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
@@ -30,6 +31,9 @@ from simparallel.parallel.pipeline.stages import balanced, calls, checked, owner
 FORWARDS, BACKWARDS = 0, 1
 # Names of axes.
 PIPELINE, DATA = "pp", "dp"
+_WORDS = {
+    FORWARD: "forward", BACKWARD: "backward", INPUT_GRADIENT: "input gradient", WEIGHT_GRADIENT: "weight gradients"
+}  # fmt: skip
 
 
 class Pipeline:
@@ -269,7 +273,11 @@ class _Step:
         with self._pipeline._switch.installed(), running_on(self._pipeline._mates):
             for cell in self._pipeline._cells:
                 for action in cell:
-                    act[action.kind](action)
+                    try:
+                        act[action.kind](action)
+                    except BaseException as error:
+                        error.add_note(self._place(action, str(error)))
+                        raise
         random_state.calls = self._masks
         for work in self._works:
             work.wait()
@@ -278,6 +286,17 @@ class _Step:
         with no_grad():
             # The ranks of a stage have the same loss.
             return as_tensor(collectives.all_reduce(self._loss) / len(self._pipeline._mates))
+
+    def _place(self, action: Action, text: str) -> str:
+        """Return the place of an error in the pipeline, and the values that its message knows by their tags."""
+        names = ", ".join(self._pipeline.stages[action.stage % self._length])
+        told = f"In the pipeline: {action}, {_WORDS[action.kind]} of micro-batch {action.microbatch} in stage "
+        told += f"{action.stage} ({names}), rank {self._ranks[self._rank]}."
+        for tag in dict.fromkeys(map(int, re.findall(r"\btag[= ](\d+)", text))):
+            direction, (source, target, number), m = self._of_tag(tag)
+            value = f"value {number} of stage {source} for stage {target}, micro-batch {m}"
+            told += f" Tag {tag} is {'the gradient of ' * (direction == BACKWARDS)}{value}."
+        return told
 
     def _sum_shared(self) -> None:
         """Sum the gradients of parameters that other ranks have, too: one collective for each group."""
@@ -420,6 +439,15 @@ class _Step:
         return (
             ((number * self._schedule.microbatches + m) * num_stages + source) * num_stages + target
         ) * 2 + direction
+
+    def _of_tag(self, tag: int) -> tuple[int, Crossing, int]:
+        """Return direction, crossing and micro-batch of a tag."""
+        num_stages = self._schedule.num_stages
+        rest, direction = divmod(tag, 2)
+        rest, target = divmod(rest, num_stages)
+        rest, source = divmod(rest, num_stages)
+        number, m = divmod(rest, self._schedule.microbatches)
+        return direction, Crossing(source, target, number), m
 
     def from_last(self, x: Array | None) -> Array:
         """Return a value of the last stage on every rank of the pipeline."""
