@@ -243,9 +243,9 @@ class GradScaler:
             grad *= factor
         overflow = False
         if self.manager.get_drop_overflow_update():
-            overflow = over_slices([not all_finite(grads)], tensors, "max")[0] > 0
-            if self.reduce_overflow is not None:
-                overflow = bool(self.reduce_overflow(overflow))
+            overflow = not all_finite(grads)
+            reduce = self.reduce_overflow or (lambda flag: over_slices([flag], tensors, "max")[0] > 0)
+            overflow = bool(reduce(overflow))
         self._overflow_of[id(optimizer)] = overflow
         return overflow
 

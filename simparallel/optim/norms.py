@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, each, get_namespace, has_data
@@ -56,7 +56,12 @@ def over_slices(values: list[float], tensors: list[Tensor], op: str = "sum") -> 
 
 
 def clip_grad_norm_(
-    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    *,
+    over: Callable[..., list[float]] = over_slices,
 ) -> float:
     """Scale all gradients by min(1, max_norm / (norm + 1e-6)), where norm is their total norm.
 
@@ -69,6 +74,7 @@ def clip_grad_norm_(
         norm_type: p of the norm, above 0; `math.inf` for the largest magnitude.
         error_if_nonfinite: raise if the norm is NaN or infinite. Otherwise one such gradient
             turns all gradients into NaN or 0.
+        over: reduces values of the gradients as `over_slices` does; for parameters that differ between ranks.
 
     Returns:
         The norm before clipping. For sharded parameters the norm of the whole tensors, the same on every rank.
@@ -85,14 +91,14 @@ def clip_grad_norm_(
     tensors = _gradients(parameters)
     grads = [tensor.data for tensor in tensors]
     if norm_type == 2:
-        total = math.sqrt(sum(over_slices([square_sum(grad) for grad in grads], tensors)))
+        total = math.sqrt(sum(over([square_sum(grad) for grad in grads], tensors)))
     elif norm_type == math.inf:
         # Python's max drops NaN; the array's max keeps it.
         largest = [get_namespace(grad).abs(grad).max().item() if grad.size else 0.0 for grad in grads]
-        largest = over_slices(largest, tensors, "max")
+        largest = over(largest, tensors, "max")
         total = math.nan if any(math.isnan(value) for value in largest) else max(largest, default=0.0)
     else:
-        total = sum(over_slices([_power_sum(grad, norm_type) for grad in grads], tensors)) ** (1.0 / norm_type)
+        total = sum(over([_power_sum(grad, norm_type) for grad in grads], tensors)) ** (1.0 / norm_type)
     unknown = next((grad for grad in grads if not has_data(grad)), None)
     if unknown is not None:
         return unknown.sum().item()

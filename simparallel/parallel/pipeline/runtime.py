@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
+from math import prod
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -13,6 +15,7 @@ import numpy as np
 
 from simparallel import collectives
 from simparallel.autograd import Tensor, no_grad, run_backward
+from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array, get_namespace, random_state
 from simparallel.base.units import format_type_of
@@ -21,16 +24,18 @@ from simparallel.errors import InputError, ScheduleError, ShapeError
 from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.parameter import Parameter
+from simparallel.optim.norms import clip_grad_norm_
 from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, read_cell
 from simparallel.parallel.pipeline.schedule import BIDIRECTIONAL, Schedule, pipeline_schedule
 from simparallel.parallel.pipeline.split_backward import input_gradient, joined
 from simparallel.parallel.pipeline.stage_forward import Crossing, Known, StageForward, Switch
-from simparallel.parallel.pipeline.stages import balanced, calls, checked, owners, sizes_of, traced
+from simparallel.parallel.pipeline.stages import balanced, calls, checked, owners, sizes_of, tensors_of, traced
 
 FORWARDS, BACKWARDS = 0, 1
 # Names of axes.
 PIPELINE, DATA = "pp", "dp"
+PIPEDREAM, PIPEDREAM_2BW = "pipedream", "pipedream_2bw"
 _WORDS = {
     FORWARD: "forward", BACKWARD: "backward", INPUT_GRADIENT: "input gradient", WEIGHT_GRADIENT: "weight gradients"
 }  # fmt: skip
@@ -58,6 +63,8 @@ class Pipeline:
             None for one pipeline of all ranks.
         example: inputs and labels as for `step`, of a few samples, with which the model is run once without data, to
             find the order of the calls, their times, and shared parameters.
+        weight_fn: weight of a micro-batch in the mean, from its labels; by default its number of samples. For a loss
+            that is a mean over tokens, return their number.
 
     Attributes:
         schedule: what each rank of a pipeline does.
@@ -89,6 +96,7 @@ class Pipeline:
         chunks: int | None = None,
         mesh: Mesh | None = None,
         example: tuple[Any, Any] | None = None,
+        weight_fn: Callable[[Tensor], float] | None = None,
     ) -> None:
         if not isinstance(model, Module):
             raise InputError(f"Pipeline: model is {format_type_of(model)}; a Module is needed.")
@@ -104,14 +112,9 @@ class Pipeline:
             schedule = pipeline_schedule(schedule, length, microbatches, chunks)
         if schedule.ranks != length:
             raise ScheduleError(f"Pipeline: the schedule is for {schedule.ranks} ranks, and a pipeline has {length}.")
-        if schedule.name.startswith("pipedream"):
-            raise ScheduleError(
-                f"Pipeline: {schedule.name} has no flush: its weights are of several versions, which are not kept yet. "
-                "Take 1f1b, which has the same order and a flush."
-            )
         schedule.check()
         self.schedule, self.model, self.loss_fn, self.mesh = schedule, model, loss_fn, mesh
-        self._communicator = communicator
+        self._communicator, self._weight_fn = communicator, weight_fn
         place = dict(zip(mesh.axis_names, mesh.coordinate(communicator.rank), strict=True))
         self._rank, self.replica = place[PIPELINE], place.get(DATA, 0)
         self.replicas = mesh.axis_size(DATA) if DATA in place else 1
@@ -133,6 +136,15 @@ class Pipeline:
         self._stages_of = owners(model, self.stages)
         self._owners = {key: set().union(*(ranks_of_stage[s] for s in found)) for key, found in self._stages_of.items()}
         self._shared = self._groups_of_owners()
+        if schedule.name == PIPEDREAM and self._shared:
+            raise InputError(
+                f"Pipeline: {PIPEDREAM} updates each rank on its own, and here ranks share parameters: tied weights, "
+                "or replicas. Take pipedream_2bw or 1f1b."
+            )
+        # The weights before the last step, for PipeDream-2BW.
+        self._previous: dict[int, Array] = {}
+        # The ranks of this rank's pipeline, once they are needed as a group.
+        self._group: Group | None = None
         self.losses: list[Tensor] = []
 
     def _found_stages(self, example: tuple[Any, Any] | None) -> Sequence[Sequence[str]]:
@@ -194,16 +206,22 @@ class Pipeline:
 
     # --- a step ---------------------------------------------------------------------------------------
 
-    def step(self, inputs: Any, labels: Any) -> Tensor:
+    def step(self, inputs: Any, labels: Any, optimizer: Any = None) -> Tensor:
         """Run forward and backward of a batch; gradients are added to `.grad` of this rank's parameters.
 
         The gradient of a parameter is that of the mean loss of the batch; its contributions are added in the order of
         the rank's actions. Random masks are those of one device that runs the whole batch. A batch norm has the
         statistics of a micro-batch, and updates its running ones with each.
 
+        With the schedule "pipedream" each micro-batch is a batch of its own: the rank's optimizer steps after each
+        backward, which sees the weights that its forward saw (Narayanan et al. 2019, "PipeDream", arXiv 1806.03377).
+        With "pipedream_2bw" gradients are those of the weights before the last step (Narayanan et al. 2021, "Memory-
+        efficient pipeline-parallel DNN training", arXiv 2006.09503); step the optimizer as usual.
+
         Args:
             inputs: the whole batch of the pipeline, (samples, ...), or a tuple of several inputs of the model.
             labels: its labels, (samples, ...).
+            optimizer: of this rank's parameters; for "pipedream" alone, which also resets their gradients.
 
         Returns:
             The mean loss, over the pipelines, too; on every rank.
@@ -211,10 +229,70 @@ class Pipeline:
         Raises:
             ShapeError: fewer samples than micro-batches, or not as many labels.
             InputError: code of the model uses a parameter in a stage that does not name it, calls a child with a value
-                of a later stage, or no loss comes from the last stage.
+                of a later stage, or no loss comes from the last stage. An optimizer is missing, or not needed.
             UnknownValueError: code of the model decides by a value of another stage.
         """
-        return _Step(self, inputs if isinstance(inputs, tuple) else (inputs,), labels).run()
+        if (optimizer is not None) != (self.schedule.name == PIPEDREAM):
+            raise InputError(
+                f"Pipeline: step(..., optimizer=...) is for the schedule {PIPEDREAM!r}, which needs one; this is "
+                f"{self.schedule.name!r}."
+            )
+        step = _Step(self, inputs if isinstance(inputs, tuple) else (inputs,), labels, optimizer)
+        if self.schedule.name != PIPEDREAM_2BW:
+            return step.run()
+        now = {id(p): p.data for p in self.parameters()}
+        for parameter in self.parameters():
+            parameter.data = self._previous.get(id(parameter), parameter.data)
+        try:
+            return step.run()
+        finally:
+            for parameter in self.parameters():
+                parameter.data = now[id(parameter)]
+                # The optimizer writes in place.
+                self._previous[id(parameter)] = parameter.data.copy()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> float:
+        """Scale the gradients of all stages so that their total norm is at most `max_norm`; return the norm before.
+
+        A gradient that several ranks hold counts once. See `clip_grad_norm_`.
+
+        Raises:
+            InputError: a setting out of range; or a norm that is not finite, and then nothing is changed.
+
+        Collective: yes, over all ranks: the barrier that ends "zero bubble".
+        """
+        return clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite, over=self._over_ranks)
+
+    def _over_ranks(self, values: list[float], gradients: list[Tensor], op: str = "sum") -> list[float]:
+        """Reduce values of this rank's gradients over all ranks, to one; see `over_slices`."""
+        with_gradient = [p for p in self.parameters() if p.grad is not None]
+        own = max(values, default=0.0)
+        if op == "sum":
+            own = 0.0
+            for value, parameter in zip(values, with_gradient, strict=True):
+                slices = 1 if parameter.placement is None else prod(parameter.placement.layout.cuts)
+                holders = len(self._owners[id(parameter)]) * self.replicas * len(self._mates)
+                own += value * slices / holders
+        return [self._communicator.all_reduce(np.asarray(own, np.float64), op).item()]
+
+    def any_rank(self, flag: bool) -> bool:
+        """Return whether the flag is set on any rank, such as for `GradScaler(reduce_overflow=pipeline.any_rank)`."""
+        return bool(self._communicator.all_reduce(np.asarray(flag, np.int64), "max").item())
+
+    def collect(self) -> None:
+        """Copy the parameters and buffers of all stages into the model, on every rank.
+
+        Training changes those of a rank's own stages alone. Afterwards the model is that of one device: save
+        `model.state_dict()`, whose names do not depend on the stages; load it on every rank, into any cut.
+        """
+        if self._group is None:
+            groups = [self._communicator.new_group(ranks) for ranks in self.mesh.groups(PIPELINE)]
+            self._group = next(group for group in groups if group.rank is not None)
+        stages = {id(x): stage for stage, names in enumerate(self.stages) for x in tensors_of(self.model, names)}
+        for _, x in self.model._saved_tensors():
+            rank = self.schedule.rank_of(stages.get(id(x), 0))
+            x.data[...] = collectives.broadcast(x.data, self.ranks[rank], self._group)
+            mark_changed([x])
 
     def run(self, labels: Tensor | None, *inputs: Tensor) -> Any:
         """Run the model's forward, and the loss of these labels."""
@@ -243,8 +321,8 @@ class _Live(NamedTuple):
 class _Step:
     """The state of one step on this rank."""
 
-    def __init__(self, pipeline: Pipeline, inputs: Sequence[Any], labels: Any) -> None:
-        schedule = pipeline.schedule
+    def __init__(self, pipeline: Pipeline, inputs: Sequence[Any], labels: Any, optimizer: Any = None) -> None:
+        schedule, self._optimizer = pipeline.schedule, optimizer
         # Prediction runs the batch in one part.
         count = 1 if labels is None else schedule.microbatches
         self._inputs, self._labels = _tensors(inputs), None if labels is None else as_tensor(labels)
@@ -254,6 +332,7 @@ class _Step:
         self._xp = get_namespace(*(x.data for x in self._inputs))
         # Unequal parts differ by one sample.
         self._ends = [self._samples * m // count for m in range(count + 1)]
+        self._weights = self._weights_of_parts(count)
         self._loss = self._xp.zeros((), np.float64)
         self._losses: list[tuple[int, Array]] = []
         # (stage, micro-batch) -> its forward; direction, crossing, micro-batch -> a value for this rank itself.
@@ -336,7 +415,7 @@ class _Step:
             self._check(loss, forward)
         is_last = stage % self._length == self._length - 1
         if is_last:
-            self._loss += self._share(stage, m) * loss.data
+            self._loss += self._weights[self._number(stage, m)] * loss.data
             self._losses.append((self._number(stage, m), loss.data))
         self._live[stage, m] = _Live(forward.received, forward.sent, loss if is_last else None)
 
@@ -357,6 +436,12 @@ class _Step:
         if root.requires_grad:
             run_backward(root, seed, partial(self._deliver, live, found))
         self._send_back(action, live, found)
+        if self._optimizer is not None:
+            for parameter in self._pipeline.parameters():
+                # Forwards whose backward is to come keep the version that they saw.
+                parameter.data = parameter.data.copy()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
 
     def _backward_first(self, action: Action) -> None:
         live, root, seed = self._root_of(action)
@@ -413,9 +498,19 @@ class _Step:
         return self._ends[number], self._ends[number + 1]
 
     def _share(self, stage: int, m: int) -> float:
-        """Return the share of a micro-batch in the mean loss."""
-        first, last = self._span(stage, m)
-        return (last - first) / self._samples / self._pipeline.replicas
+        """Return the weight of the loss of a micro-batch in its gradients."""
+        return 1.0 if self._optimizer is not None else self._weights[self._number(stage, m)]
+
+    def _weights_of_parts(self, count: int) -> list[float]:
+        """Return the share of each micro-batch in the mean loss over all pipelines."""
+        spans, pipeline = list(pairwise(self._ends)), self._pipeline
+        if pipeline._weight_fn is None or self._labels is None:
+            return [(last - first) / self._samples / pipeline.replicas for first, last in spans]
+        weights = [float(pipeline._weight_fn(as_tensor(self._labels.data[first:last]))) for first, last in spans]
+        total = np.asarray(sum(weights), np.float64)
+        if pipeline.replicas > 1:
+            total = pipeline._communicator.all_reduce(total) / len(pipeline.ranks) / len(pipeline._mates)
+        return [weight / total.item() for weight in weights]
 
     # --- messages -------------------------------------------------------------------------------------
 

@@ -185,6 +185,12 @@ def owners(model: Module, stages: Stages) -> dict[int, set[int]]:
     return found
 
 
+def tensors_of(model: Module, names: Sequence[str]) -> Iterator[Tensor]:
+    """Yield the parameters and buffers that these names of a stage stand for."""
+    for each in (_find(model, name) for name in names):
+        yield from (*each.parameters(), *each.buffers()) if isinstance(each, Module) else (each,)  # type: ignore[misc]
+
+
 def calls(model: Module, stages: Stages) -> dict[Module, list[int]]:
     """Return for each child that stages name the stages of its calls; a child may stand in several places."""
     found: dict[Module, list[int]] = {}
