@@ -9,8 +9,8 @@ layer. Three rules drop states without losing the optimum:
 - Of states that are equal but for the clock the earliest stays, and none whose lower bound is no better than the best
   schedule so far.
 
-A pass keeps only the states with the least bounds in each layer; the next pass keeps more (beam search with growing
-widths: Zhang 1998). A schedule that is as good as the least bound among all dropped states is optimal.
+A pass keeps only the most promising states of each layer; the next pass keeps more (beam search with growing widths:
+Zhang 1998). A schedule that is as good as the least bound among all dropped states is optimal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 F, I, W = range(3)
 KINDS = FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 RELEASES = {"input_gradient": I, "weight_gradient": W}
-FIRST_WIDTH, GROWTH = 8, 8
+FIRST_WIDTH, GROWTH = 8, 4
 # Sums of times that are no integers differ in their last bits.
 ROUNDING = 1e-9
 
@@ -92,7 +92,7 @@ class FoundSchedule:
 
 def search_schedule(
     ranks: int = 4, microbatches: int = 8, memory: int | None = None, times: tuple[Time, Time, Time] = (1, 1, 1),
-    message: float = 0, *, released_by: str = "weight_gradient", states: int = 300_000,
+    message: float = 0, *, released_by: str = "weight_gradient", states: int = 500_000,
 ) -> FoundSchedule:  # fmt: skip
     """Find the schedule of least makespan under a memory limit, with one stage on each rank and split backwards.
 
@@ -263,19 +263,20 @@ class _Problem:
         history = []
         for left in range(self.layers, 0, -1):
             parent, kind, rank, layer = self._next(layer, may_wait)
-            bound, total = self._bounds(layer)
+            bound, guide = self._bounds(layer)
             useful = np.flatnonzero(bound < target)
             useful = useful[_earliest(layer.rows[useful], layer.clock[useful])]
-            useful = useful[np.lexsort((total[useful], bound[useful]))]
+            # The mean of the ranks' bounds also tells apart states whose slowest ranks are alike.
+            useful = useful[np.argsort(guide[useful], kind="stable")]
             width = max(1, (budget - seen) // left)
-            dropped = min([dropped, *bound[useful[width : width + 1]]])
+            dropped = min([dropped, *bound[useful[width:]]])
             kept = useful[:width]
             layer = _States(layer.rows[kept], layer.clock[kept], self.ranks, self._window)
             history.append((parent[kept], kind[kept], rank[kept]))
             seen += len(kept)
             if not len(kept):
                 return [], dropped, seen
-        order, number = [], 0
+        order, number = [], int(bound[kept].argmin())
         for parent, kind, rank in reversed(history):
             order.append((int(kind[number]), int(rank[number])))
             number = parent[number]
@@ -340,7 +341,7 @@ class _Problem:
         return parent, kind, rank, after
 
     def _bounds(self, states: _States) -> tuple[Array, Array]:
-        """Return for each state a lower bound of the makespan, and the sum of the bounds of its ranks.
+        """Return for each state a lower bound of the makespan, and the mean of the bounds of its ranks as a guide.
 
         For equal times and no action done, the bound of a rank is at least M (F + I + W) + (P - A) F + (P - 1 - r) I
         with A live activations.
@@ -380,7 +381,7 @@ class _Problem:
         others = [np.where(places > 0, forward, np.inf), gradient, np.where(has_w, free, np.inf)]
         other = np.where((left > 0) & (states.is_late == 0), np.stack(others, 1), np.inf).min(1)
         bound = np.where(np.isfinite(states.deadline) & (other >= states.deadline), np.inf, bound)
-        return states.clock + bound.max(1), bound.sum(1)
+        return states.clock + bound.max(1), states.clock + bound.mean(1)
 
     def _soonest(self, states: _States, ahead: Array, left: Array) -> tuple[Array, Array]:
         """Return (state, rank) when the next F and the next I may start at the soonest, apart from memory.
