@@ -4,7 +4,7 @@ Micro-batches are alike, so each rank takes them in order. A state of the search
 started, and how far in the future their results arrive. Actions are added in the order of their starts, one in each
 layer. Three rules drop states without losing the optimum:
 
-- A rank that lets an action wait takes another kind next: to wait for nothing only loses time.
+- A rank that lets an action wait takes another kind next: otherwise it would have waited for nothing.
 - A rank is never idle for as long as an action takes that it could run (active schedules: Giffler and Thompson 1960).
 - Of states that are equal but for the clock the earliest stays, and none whose lower bound is no better than the best
   schedule so far.
@@ -112,6 +112,9 @@ def search_schedule(
     Raises:
         InputError: numbers out of range, or times that are negative, not finite or not one for each stage. Fact:
             `field`.
+
+    Cost:
+        About 15 µs for each state, and a millisecond for each of the 3 x `ranks` x `microbatches` actions.
 
     Example:
         >>> found = sp.search_schedule(ranks=3, microbatches=4, memory=2)

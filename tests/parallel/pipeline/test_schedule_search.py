@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations, product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from refusals import refused
@@ -154,10 +155,36 @@ def test_better_than_named_schedules():
     assert (found.makespan, found.best_named.name, found.named_cost.makespan) == (91, "zb_h1", 99)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "makespan"),
+    [((3, 2, 2, ((4, 3, 1), (3, 2, 1), (3, 3, 0)), 0), 24), ((3, 3, 2, ((3, 4, 3), (1, 4, 2), (2, 4, 1)), 2), 54)],
+)
+def test_idle_rank_may_wait_for_a_later_action(arguments, makespan):
+    """If no rank were idle while it can run an action, these would take 25 and 56."""
+    found = sp.search_schedule(*arguments)
+    assert (found.makespan, found.is_optimal) == (makespan, True)
+
+
 def test_named_schedule_that_is_optimal():
     found = sp.search_schedule(4, 8, 4)
     assert found.schedule == found.best_named == sp.pipeline_schedule("zb_h1", 4, 8)
     assert found.states == 0
+
+
+def test_found_schedule_trains():
+    def train(schedule):
+        sp.set_seed(1)
+        net = sp.nn.Sequential(*[sp.nn.Linear(4, 4, dtype=np.float64) for _ in range(3)])
+        pipeline = sp.parallel.Pipeline(net, sp.nn.CrossEntropyLoss(), microbatches=5, schedule=schedule)
+        loss = pipeline.step(np.arange(40.0).reshape(10, 4), np.arange(10) % 4)
+        return loss.item(), [parameter.grad.numpy() for parameter in pipeline.parameters()]
+
+    found = sp.search_schedule(3, 5, 2).schedule
+    results = [sp.launch(train, (each,), world_size=3, transport="inline") for each in (found, "1f1b")]
+    for (loss, gradients), (other_loss, others) in zip(*results, strict=True):
+        assert loss == other_loss
+        for gradient, other in zip(gradients, others, strict=True):
+            np.testing.assert_array_equal(gradient, other)
 
 
 def test_result_as_text():
@@ -177,6 +204,7 @@ def test_result_as_text():
         ("ranks", 0), ("microbatches", 2.5), ("memory", 0), ("states", 0), ("released_by", "backward"),
         ("times", (1, 1)), ("times", 1), ("times", (1, 1, float("inf"))), ("message", -1),
         ("weight_gradient", (1, 1, [1, 2])), ("forward", (-1, 1, 1)), ("forward", (float("nan"), 1, 1)),
+        ("forward", ([1], 1, 1)),
     ],
 )  # fmt: skip
 def test_bad_arguments(field, value):
