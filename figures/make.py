@@ -117,7 +117,24 @@ def schedules() -> None:
     figure.savefig(FIGURES / "schedules.png", dpi=90)
 
 
+def schedule_search() -> None:
+    """Bubble over memory of all named schedules, and of the best ones that a search finds for each memory."""
+    from simparallel.parallel.pipeline.schedule import RULES
+
+    # PipeDream has no flush, and reversed backwards change neither bubble nor memory.
+    names = [name for name in RULES if not name.startswith("pipedream") and name != "gpipe_reversed"]
+    found = [sp.search_schedule(memory=memory) for memory in range(1, 5)]
+    print(*found, sep="\n")
+    ax = sp.view.plot_schedule_tradeoff(
+        [sp.pipeline_schedule(name) for name in names],
+        [each.schedule for each in found],
+        title="Pipeline schedules: 4 ranks, 8 micro-batches, F = I = W",
+    )
+    ax.figure.savefig(FIGURES / "schedule_search.png", dpi=110)
+
+
 if __name__ == "__main__":
     resnet()
     data_parallel()
     schedules()
+    schedule_search()

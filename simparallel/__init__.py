@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         shard,
     )
     from simparallel.parallel.pipeline.schedule import pipeline_schedule
+    from simparallel.parallel.pipeline.search import search_schedule
     from simparallel.runtime import progress
     from simparallel.runtime.launcher.launch import Cluster, Results, launch
     from simparallel.search.plan import Plan
@@ -126,7 +127,8 @@ __all__ = [
     "log", "manual_seed", "models", "monitored_barrier", "new_group", "nn", "no_grad", "no_init_parameters",
     "node_group", "ops", "optim", "parallel", "pipeline_schedule", "probe", "progress", "record_function", "recv",
     "reduce",
-    "reduce_scatter", "reset_auto_parallel_context", "save", "save_checkpoint", "scan", "scatter", "send", "sendrecv",
+    "reduce_scatter", "reset_auto_parallel_context", "save", "save_checkpoint", "scan", "scatter", "search_schedule",
+    "send", "sendrecv",
     "set_auto_parallel_context", "set_context", "set_memory", "set_seed", "shard", "ssend", "testing", "train",
     "value_and_grad", "view",
 ]  # fmt: skip
@@ -138,7 +140,7 @@ _LATER = {
     "Cluster": "runtime", "launch": "runtime", "progress": "runtime", "Trace": "trace",
     "Ledger": "comm.algorithms.ledger", "Results": "runtime.launcher.launch",
     "dry_run": "simulate.dry_run", "Prediction": "simulate.prediction", "Plan": "search.plan",
-    "pipeline_schedule": "parallel.pipeline.schedule",
+    "pipeline_schedule": "parallel.pipeline.schedule", "search_schedule": "parallel.pipeline.search",
     **dict.fromkeys(
         ("Callback", "CheckpointConfig", "CheckpointManager", "EarlyStopping", "LearningRateScheduler",
          "LossMonitor", "Model", "ModelCheckpoint", "TimeMonitor", "load", "load_checkpoint",

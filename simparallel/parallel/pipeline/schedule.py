@@ -222,8 +222,8 @@ class Schedule:
         """Return the function that gives the time of an action; arguments as `cost`. Raises InputError."""
         given = {"forward": forward, "input_gradient": input_gradient, "weight_gradient": weight_gradient}
         for name, time in {**given, "message": message}.items():
-            each = (time,) if isinstance(time, (int, float)) else tuple(time)
-            if name != "message" and len(each) not in (1, self.num_stages):
+            each = (time,) * self.num_stages if isinstance(time, (int, float)) else tuple(time)
+            if len(each) != self.num_stages:
                 raise InputError(f"cost: {name} has {len(each)} times for {self.num_stages} stages.", field=name)
             if not all(isinstance(t, (int, float)) and t >= 0 for t in each):
                 raise InputError(f"cost: {name}={time!r} must be times of 0 or more.", field=name)

@@ -314,8 +314,6 @@ def test_refusals():
             Pipeline(network, _loss, mesh=mesh)
     with refused(ScheduleError):
         Pipeline(network, _loss, 8, sp.pipeline_schedule("1f1b"))
-    with refused(ScheduleError):
-        Pipeline(network, _loss, 8, "pipedream")
     pipeline = Pipeline(network, _loss, 4)
     with refused(ShapeError):
         pipeline.step(np.ones((3, 3)), np.ones((3, 3)))
