@@ -231,6 +231,7 @@ class RandomState(threading.local):
         masks: number of layers that draw masks.
         calls: stream -> number of calls, see `next_call`.
         given_part: what `part` is, such as inside of a forward pass of DistributedDataParallel; None for the default.
+        sharded_part: the same for sharded tensors, which are whole except for the micro-batches of a pipeline.
         usual_part: returns the default of `part`; None stands for the whole batch.
     """
 
@@ -243,6 +244,7 @@ class RandomState(threading.local):
         self.calls: dict[str, int] = {}
         self.usual_part: Callable[[], Part] | None = None
         self.given_part: Part | None = None
+        self.sharded_part: Part = (0, 1)
 
     @property
     def part(self) -> Part:

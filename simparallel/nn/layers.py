@@ -367,7 +367,7 @@ class Dropout(TensorModule):
     the work is cut. Under DistributedDataParallel, and in data-parallel mode (`set_auto_parallel_context`), the ranks'
     batches count as one batch, in the order of the ranks; they have to be equal parts of it. In stand-alone mode,
     without a wrapper, each rank's batch is a whole one, and all ranks draw the same mask. A sharded tensor counts as
-    whole in every mode.
+    whole in every mode, and in a `Pipeline` as a micro-batch.
 
     Args:
         p: probability of 0.
@@ -390,7 +390,7 @@ class Dropout(TensorModule):
             return x
         # An input, not a setting: one op serves every step, and so does its cached plan.
         call = as_tensor(np.array(random_state.next_call(self.stream), np.int64))
-        part = random_state.part if x.placement is None else (0, 1)
+        part = random_state.part if x.placement is None else random_state.sharded_part
         return instance(DropoutOp, self.p, random_state.seed, self.stream, part)(x, call)
 
     def extra_repr(self) -> str:

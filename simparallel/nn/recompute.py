@@ -82,7 +82,7 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
         sources=sources,
         result=(y.shape, y.dtype, y.placement),
         drawn=drawn,
-        part=random_state.part,
+        parts=(random_state.part, random_state.sharded_part),
         device=current_device(),
         casts=hidden_casts(),
         position=position,
@@ -147,20 +147,20 @@ class _Recompute(Reversible):
 
     def _again(self, context: Any) -> Tensor:
         """Run forward once more, on the tape, in the state of the first run: random numbers, device, casts."""
-        before, part = random_state.snapshot(), random_state.given_part
+        before, parts = random_state.snapshot(), (random_state.given_part, random_state.sharded_part)
         modes = grad_mode.enabled, grad_mode.recomputing
         interpreter = grad_mode.interpreter
         if interpreter is not None and context.position is not None:
             after, interpreter.position = interpreter.position, context.position
         random_state.restore(context.drawn)
-        random_state.given_part = context.part
+        random_state.given_part, random_state.sharded_part = context.parts
         grad_mode.enabled = grad_mode.recomputing = True
         try:
             with context.device, hiding(context.casts):
                 return self._part(*context.inputs)
         finally:
             random_state.restore(before)
-            random_state.given_part = part
+            random_state.given_part, random_state.sharded_part = parts
             grad_mode.enabled, grad_mode.recomputing = modes
             if interpreter is not None and context.position is not None:
                 interpreter.position = after

@@ -397,13 +397,14 @@ class _Step:
         labels = None if self._labels is None else as_tensor(self._labels.data[first:last])
         # The same masks as on one device: those of the samples' places in the whole batch.
         random_state.restore(self._drawn)
-        given, replicas = random_state.given_part, self._pipeline.replicas
-        start = self._pipeline.replica * self._samples + first
-        random_state.given_part = Fraction(start, last - first), Fraction(self._samples * replicas, last - first)
+        before = random_state.given_part, random_state.sharded_part
+        start, size = self._pipeline.replica * self._samples + first, last - first
+        part = Fraction(start, size), Fraction(self._samples * self._pipeline.replicas, size)
+        random_state.given_part = random_state.sharded_part = part
         try:
             return forward.run_model(self._pipeline.run, labels, *inputs), forward
         finally:
-            random_state.given_part = given
+            random_state.given_part, random_state.sharded_part = before
             # A pass ends early, without the masks of later stages.
             for stream, count in random_state.calls.items():
                 self._masks[stream] = max(count, self._masks.get(stream, 0))

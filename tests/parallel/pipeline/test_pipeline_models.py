@@ -262,6 +262,27 @@ def test_masks_are_those_of_one_device(schedule, samples):
     _check(_masked, _square, [x], labels, 2, schedule=schedule, steps=3)
 
 
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_masks_of_slices_are_those_of_one_device(recomputed):
+    rng = np.random.default_rng(1)
+    x, labels = rng.standard_normal((8, 4)), rng.standard_normal((8, 4))
+    make = _checkpointed if recomputed else _masked
+
+    def program():
+        mesh, network = sp.Mesh((2, 2), ("pp", "tp")), make()
+        layout = sp.Layout((2,), ("tp",), mesh.group("tp", sp.get_rank()))
+        sp.distribute_module(network, layout, lambda name, p: ("tp", *["None"] * (p.ndim - 1)))
+        pipeline = Pipeline(network, _square, 4, mesh=mesh)
+        pipeline.step(x, labels)
+        with running_on(pipeline._mates):
+            return {name: p.grad.full_tensor().numpy() for name, p in pipeline.named_parameters()}
+
+    _, gradients = _alone(make(), _square, [x], labels)
+    for own in sp.launch(program, world_size=4, transport="inline"):
+        for name, gradient in own.items():
+            np.testing.assert_allclose(gradient, gradients[name], rtol=1e-7, atol=1e-12, err_msg=name)
+
+
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
