@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from simparallel.backend import Array, get_namespace, random_state
 from simparallel.base.units import format_type_of
 from simparallel.comm import Group, Work, current
 from simparallel.errors import InputError, ScheduleError, ShapeError
+from simparallel.hardware.memory import parse_bytes
 from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.parameter import Parameter
@@ -55,14 +56,18 @@ class Pipeline:
         stages: for each stage the names of its children, such as "norm" or "blocks.0", in the order of their calls.
             Name a parameter in each stage where the model's own code uses it, as for tied embeddings. None balances
             the stages: by simulated time with `example`, else by numbers of parameters.
+        balance: for each stage its number of parts, in place of `stages`. Parts are the children of the model, and the
+            entries of containers such as Sequential and ModuleList.
         chunks: stages of a rank, for looped schedules.
         mesh: all ranks, with the axis "pp" along the pipeline. "dp" is the axis of data parallelism: of pipelines that
             each get their own part of the batch, as in `DistributedDataParallel`. The ranks along all other axes run a
             stage together: before, cut its parameters over `mesh.group(axes, rank)` with Layouts, as by
             `distribute_module`. Tensors without a Layout count as replicated, and values go to other stages whole.
             None for one pipeline of all ranks.
-        example: inputs and labels as for `step`, of a few samples, with which the model is run once without data, to
-            find the order of the calls, their times, and shared parameters.
+        example: inputs and labels of a micro-batch, with which the model is run once without data, to find the order
+            of the calls, their times on the described device, and shared parameters.
+        memory_limit: of a rank, in bytes or as "8GB"; needs `example`. The stages of a rank share it evenly, and each
+            holds its weights, their gradients, and the results of its ops for all live micro-batches.
         weight_fn: weight of a micro-batch in the mean, from its labels; by default its number of samples. For a loss
             that is a mean over tokens, return their number.
 
@@ -97,6 +102,8 @@ class Pipeline:
         mesh: Mesh | None = None,
         example: tuple[Any, Any] | None = None,
         weight_fn: Callable[[Tensor], float] | None = None,
+        balance: Sequence[int] | None = None,
+        memory_limit: str | int | None = None,
     ) -> None:
         if not isinstance(model, Module):
             raise InputError(f"Pipeline: model is {format_type_of(model)}; a Module is needed.")
@@ -124,7 +131,7 @@ class Pipeline:
         # Stages from a batch's input to its loss; a bidirectional pipeline has all of them twice.
         self._length = schedule.num_stages // (2 if schedule.placement == BIDIRECTIONAL else 1)
         if stages is None:
-            stages = self._found_stages(example)
+            stages = self._found_stages(example, balance, memory_limit)
         self.stages = checked(model, stages, self._length)
         self._cells = [read_cell(text, f"rank {self._rank}") for text in schedule.actions[self._rank]]
         self._switch, self._known = Switch(calls(model, self.stages)), Known()
@@ -147,11 +154,17 @@ class Pipeline:
         self._group: Group | None = None
         self.losses: list[Tensor] = []
 
-    def _found_stages(self, example: tuple[Any, Any] | None) -> Sequence[Sequence[str]]:
+    def _found_stages(
+        self, example: tuple[Any, Any] | None, balance: Sequence[int] | None, memory_limit: str | int | None
+    ) -> Sequence[Sequence[str]]:
         if example is None:
-            return balanced(sizes_of(self.model), self._length)
+            if memory_limit is not None:
+                raise InputError("Pipeline: memory_limit needs example=(inputs, labels), of a micro-batch.")
+            return balanced(sizes_of(self.model), self._length, balance)
         inputs, labels = _tensors(example[0]), as_tensor(example[1])
-        return traced(self.model, lambda: self.loss_fn(self.model(*inputs), labels), self._length)
+        limit_bytes = inf if memory_limit is None else parse_bytes(memory_limit) / self.schedule.chunks
+        limits = [(limit_bytes, self.schedule.live_of(stage)) for stage in range(self._length)]
+        return traced(self.model, lambda: self.run(labels, *inputs), limits, balance)
 
     def _groups_of_owners(self) -> list[tuple[Group, list[Parameter]]]:
         """Return the groups of ranks with which this one shares parameters, each with these parameters.

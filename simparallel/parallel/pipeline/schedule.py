@@ -153,6 +153,12 @@ class Schedule:
         is_back = self.placement != LOOP and turn % 2 == 1
         return self.ranks - 1 - place if is_back else place
 
+    def live_of(self, stage: int) -> int:
+        """Return the most micro-batches whose activations a stage holds, until their weight gradients."""
+        cells = self._lists.cells[self.rank_of(stage)]
+        own = [tuple(action for action in cell if action.stage == stage) for cell in cells]
+        return timing.live(own, (WEIGHT_GRADIENT, BACKWARD))
+
     def weight_version(self, rank: int, microbatch: int, step: int = 0) -> int:
         """Return how many updates the weights have that a forward reads, and its backward.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Any
 
@@ -15,6 +16,7 @@ from simparallel.parallel.pipeline.stage_forward import EVERYWHERE, Known, Stage
 
 # For each stage the names of its children, and of parameters that it uses besides.
 Stages = tuple[tuple[str, ...], ...]
+Counts = Sequence[int] | None
 # The stage of a rank that runs none.
 _NONE = -2
 
@@ -39,6 +41,7 @@ class _Trace(StageForward):
     Attributes:
         order: the names in the order of the calls.
         costs: for each of them the simulated time [ps] of forward and backward; flops outside of a run.
+        result_bytes: for each of them the bytes of the results of its ops, which backward needs.
     """
 
     def __init__(self, names: Mapping[Module, Sequence[str]]) -> None:
@@ -47,6 +50,7 @@ class _Trace(StageForward):
         self._names = names
         self.order: list[str] = []
         self.costs: list[float] = []
+        self.result_bytes: list[int] = []
 
     def next_stage(self, module: Any) -> int:
         if module not in self._names:
@@ -56,12 +60,14 @@ class _Trace(StageForward):
         if name not in self.order:
             self.order.append(name)
             self.costs.append(0)
+            self.result_bytes.append(0)
         return self.order.index(name)
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
         y = super().run(op, inputs)
         if y is not None:
             self.costs[self.stage_of(y)] += _cost(op, inputs)
+            self.result_bytes[self.stage_of(y)] += y.data.nbytes
         return y
 
 
@@ -74,13 +80,17 @@ def _cost(op: Op, inputs: Sequence[Tensor]) -> float:
     return sum(recorder.price_of(op.name, op, plan, each)[0] for each in work)
 
 
-def traced(model: Module, run: Callable[[], Any], count: int) -> Stages:
+def traced(model: Module, run: Callable[[], Any], limits: Sequence[tuple[float, int]], counts: Counts = None) -> Stages:
     """Return stages whose slowest one is as fast as possible, in the order in which `run()` calls the children.
 
     Args:
         model: the model.
         run: computes the loss of a micro-batch.
-        count: number of stages.
+        limits: for each stage its memory [bytes], and the most micro-batches whose activations it holds.
+        counts: see `balanced`.
+
+    Raises:
+        InputError: as `balanced`.
     """
     names: dict[Module, list[str]] = {}
     for name in parts_of(model):
@@ -89,7 +99,16 @@ def traced(model: Module, run: Callable[[], Any], count: int) -> Stages:
     with trace.switch.installed():
         trace.run_model(run)
     unused = [name for each in names.values() for name in each if name not in trace.order]
-    stages = balanced(dict(zip(trace.order + unused, trace.costs + [0] * len(unused), strict=True)), count)
+    ordered = trace.order + unused
+    # Weights and their gradients, and what one micro-batch keeps for backward.
+    states = [2 * sum(p.data.nbytes for p in model.get_submodule(name).parameters()) for name in ordered]
+    costs, results = [*trace.costs, *(0 for _ in unused)], [*trace.result_bytes, *(0 for _ in unused)]
+
+    def fits(stage: int, first: int, last: int) -> bool:
+        limit_bytes, live = limits[stage]
+        return sum(states[first:last]) + live * sum(results[first:last]) <= limit_bytes
+
+    stages = balanced(dict(zip(ordered, costs, strict=True)), len(limits), counts, fits)
     stage_of = {name: number for number, stage in enumerate(stages) for name in stage}
     known = owners(model, stages)
     found = [list(stage) for stage in stages]
@@ -100,30 +119,55 @@ def traced(model: Module, run: Callable[[], Any], count: int) -> Stages:
     return tuple(map(tuple, found))
 
 
-def balanced(costs: Mapping[str, float], count: int) -> Stages:
+def balanced(
+    costs: Mapping[str, float], count: int, counts: Counts = None, fits: Callable[[int, int, int], bool] | None = None
+) -> Stages:
     """Return stages, of one child or more in this order, whose largest sum of costs is as small as possible.
 
+    Args:
+        costs: of each child.
+        count: number of stages.
+        counts: numbers of children of the stages, if they are given.
+        fits: whether a stage has memory for the children `first` … `last` - 1; called with (stage, first, last).
+
     Raises:
-        InputError: fewer children than stages.
+        InputError: fewer children than stages, counts that are not those of all children, or no stages that fit.
     """
     names = list(costs)
+    if counts is not None and (len(counts) != count or sum(counts) != len(names) or min(counts) < 1):
+        raise InputError(
+            f"Pipeline: balance={list(counts)!r} must be {format_number_of(count, 'number')} of 1 or more, and add up "
+            f"to {len(names)}, the number of parts: {', '.join(names)}."
+        )
     if len(names) < count:
         raise InputError(
             f"Pipeline: a model of {format_number_of(len(names), 'part')} for {format_number_of(count, 'stage')}. Take "
             "fewer ranks or chunks, or a model of smaller parts."
         )
-    sums = [0.0]
-    for cost in costs.values():
-        sums.append(sums[-1] + cost)
-    # best[i]: of the first i children in the stages so far, the largest stage, and where the last one begins.
+    sums = list(accumulate(costs.values(), initial=0.0))
+    starts = [] if counts is None else list(accumulate(counts, initial=0))
+
+    def is_allowed(stage: int, first: int, last: int) -> bool:
+        is_given = counts is None or (first, last) == (starts[stage], starts[stage + 1])
+        return is_given and (fits is None or fits(stage, first, last))
+
+    # best[i]: of the first i children in the stages so far, the largest stage, and where each begins.
     best: list[tuple[float, tuple[int, ...]]] = [(0, ())] + [(inf, ())] * len(names)
-    for _ in range(count):
+    for stage in range(count):
         best = [
-            min(((max(best[j][0], sums[i] - sums[j]), (*best[j][1], j)) for j in range(i)), default=(inf, ()))
+            min(
+                ((max(best[j][0], sums[i] - sums[j]), (*best[j][1], j)) for j in range(i) if is_allowed(stage, j, i)),
+                default=(inf, ()),
+            )
             for i in range(len(names) + 1)
         ]
-    starts = (*best[-1][1], len(names))
-    return tuple(tuple(names[a:b]) for a, b in zip(starts, starts[1:], strict=False))
+    largest, found = best[-1]
+    if largest == inf:
+        raise InputError(
+            f"Pipeline: no {format_number_of(count, 'stage')} fit into memory_limit, with their weights, gradients and "
+            "activations. Take more ranks, more or smaller micro-batches, or a schedule with fewer live ones."
+        )
+    return tuple(tuple(names[a:b]) for a, b in pairwise((*found, len(names))))
 
 
 def sizes_of(model: Module) -> dict[str, float]:

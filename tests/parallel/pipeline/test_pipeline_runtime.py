@@ -10,7 +10,7 @@ from test_pipeline_schedules import schedules
 
 import simparallel as sp
 from simparallel import nn
-from simparallel.errors import InputError, ScheduleError, ShapeError
+from simparallel.errors import InputError, RunFailedError, ScheduleError, ShapeError
 from simparallel.parallel import Pipeline
 from simparallel.parallel.pipeline.stages import balanced
 
@@ -274,26 +274,49 @@ def test_frozen_stages_pass_gradients_on():
     assert has == {f"{i}.{kind}": i in (1, 3) for i in range(4) for kind in ("weight", "bias")}
 
 
-@settings(max_examples=100)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8))
-def test_stages_are_balanced(sizes, count):
-    """As brute force: the largest stage is as small as it can be, and every child is in one stage."""
+@settings(max_examples=200)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8), st.integers(2, 30))
+def test_stages_are_balanced(sizes, count, room):
+    """As brute force: the largest stage is as small as it can be; later stages have more memory, as in 1F1B."""
     costs = {str(i): size for i, size in enumerate(sizes)}
-    if count > len(sizes):
+
+    def fits(stage, first, last):
+        return (count - stage) * sum(9 - size for size in sizes[first:last]) <= room * count
+
+    def cuts(first, stage):
+        ends = range(first + 1, len(sizes) - (count - stage) + 2) if stage < count - 1 else [len(sizes)]
+        for end in ends:
+            if first < end and fits(stage, first, end):
+                own = sum(sizes[first:end])
+                yield from [own] if stage == count - 1 else (max(own, rest) for rest in cuts(end, stage + 1))
+
+    best = min(cuts(0, 0), default=None)
+    if best is None:
         with pytest.raises(InputError):
-            balanced(costs, count)
+            balanced(costs, count, None, fits)
         return
-    stages = balanced(costs, count)
+    stages = balanced(costs, count, None, fits)
     assert [name for stage in stages for name in stage] == list(costs)
     assert all(stages)
+    assert max(sum(sizes[int(name)] for name in stage) for stage in stages) == best
+    counts = [len(stage) for stage in stages]
+    assert balanced(costs, count, counts) == stages
 
-    def cuts(first, left):
-        if left == 1:
-            return [sum(sizes[first:])]
-        ends = range(first + 1, len(sizes) - left + 2)
-        return [max(sum(sizes[first:end]), rest) for end in ends for rest in cuts(end, left - 1)]
 
-    assert max(sum(sizes[int(name)] for name in stage) for stage in stages) == min(cuts(0, count))
+def test_stages_share_the_memory():
+    """The first stage of 1F1B holds four micro-batches, the last one holds one: the first gets fewer layers."""
+
+    def program(limit):
+        network = nn.Sequential(*[nn.Linear(64, 64) for _ in range(16)])
+        x = np.ones((256, 64), np.float32)
+        pipeline = Pipeline(network, _loss, 8, example=(x, x), memory_limit=limit)
+        return [len(stage) for stage in pipeline.stages]
+
+    free, tight = (sp.launch(program, (limit,), world_size=4, transport="inline")[0] for limit in (None, "1MB"))
+    assert tight[0] < free[0]
+    with refused(RunFailedError) as info:
+        sp.launch(program, ("100kB",), world_size=4, transport="inline", echo=False)
+    assert isinstance(info.value.__cause__, InputError)
 
 
 def test_refusals():
@@ -309,6 +332,9 @@ def test_refusals():
     ):
         with refused(InputError):
             Pipeline(*arguments)
+    for settings_ in ({"balance": [1]}, {"balance": [2, 0]}, {"memory_limit": "1GB"}):
+        with refused(InputError):
+            Pipeline(network, _loss, 4, **settings_)
     for mesh in (sp.Mesh((1,), ("dp",)), sp.Mesh((1, 2), ("dp", "pp"))):
         with refused(InputError):
             Pipeline(network, _loss, mesh=mesh)
