@@ -302,3 +302,33 @@ def test_processes_of_mpiexec_join(mpi: Mpi, through: list[str]) -> None:
 def test_one_process_of_mpiexec_is_alone(mpi: Mpi) -> None:
     (mpi.folder / "train.py").write_text("import simparallel as sp\nsp.init()\nprint(sp.get_world_size())\n")
     assert mpi.mpiexec(1, "train.py").stdout.strip() == "1"
+
+
+PIPELINE = """
+import numpy as np
+import simparallel as sp
+
+sp.init()
+sp.set_seed(1)
+net = sp.nn.Sequential(*[layer for _ in range(8) for layer in (sp.nn.Linear(8, 8), sp.nn.Tanh())])
+pipeline = sp.parallel.Pipeline(net, sp.nn.CrossEntropyLoss(), 4, "{schedule}")
+optimizer = sp.optim.SGD(pipeline.parameters(), lr=0.1)
+x, labels = np.random.default_rng(0).standard_normal((10, 8), np.float32), np.arange(10) % 8
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = pipeline.step(x, labels)
+    optimizer.step()
+print(loss.item().hex())
+"""
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_pipelines_match_those_of_devices(mpi: Mpi, schedule: str) -> None:
+    text = PIPELINE.format(schedule=schedule)
+    done = mpi.run(4, text)
+    assert done.returncode == 0, done.stderr
+    devices = mpi.python_("-m", "simparallel", "run", "-n", "4", "train.py")
+    assert devices.returncode == 0, devices.stderr
+    bits = [re.findall(r"-?0x[0-9a-fp.+-]+", each.stdout) for each in (done, devices)]
+    assert len(bits[0]) == 4
+    assert bits[0] == bits[1]
