@@ -65,6 +65,10 @@ def test_shown_plan_is_right() -> None:
     assert shown in f"{eval(call, {'sp': simparallel})}\n"
 
 
+def test_shown_schedule_is_right() -> None:
+    assert str(simparallel.pipeline_schedule("zb_h1", 3, 4)) in README
+
+
 def test_commands_match_ci() -> None:
     section = README.split("## Install and run")[1]
     block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
