@@ -17,6 +17,8 @@ import numpy as np
 from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.backend import Array, filled, is_array, to_host
 from simparallel.errors import AutogradError
+from simparallel.hardware.memory import PARAMETERS
+from simparallel.hardware.recorder import observer_of
 
 # (first element, number of elements) -> their values, row-major.
 Recipe = Callable[[int, int], Any]
@@ -117,6 +119,7 @@ def materialize(parameter: Any, index: tuple[slice, ...] | None = None) -> Array
     own = shape if index is None else tuple(part.stop - part.start for part in index)
     parameter.data = filled(own, dtype, parameter.data, lambda: draw(recipe, shape, dtype, index))
     parameter.initial = None
+    observer_of(parameter._device).memory.hold(parameter.data, PARAMETERS)
     return parameter.data
 
 

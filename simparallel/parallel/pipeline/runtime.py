@@ -24,6 +24,7 @@ from simparallel.errors import InputError, ScheduleError, ShapeError
 from simparallel.hardware.memory import parse_bytes
 from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
+from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.nn.parameter import Parameter
 from simparallel.optim.norms import clip_grad_norm_
 from simparallel.parallel.operator.interpreter import running_on
@@ -49,7 +50,8 @@ class Pipeline:
     needs goes there directly, also past other stages. Every rank makes the same calls.
 
     Args:
-        model: its initial weights must be equal on all ranks, as with `set_seed`.
+        model: its initial weights must be equal on all ranks, as with `set_seed`. If it is made inside
+            `no_init_parameters()`, a rank has memory for the parameters of its own stages alone.
         loss_fn: loss of the model's output and the labels; a mean over the samples.
         microbatches: into how many parts a batch is split; parts may differ by one sample.
         schedule: name of `pipeline_schedule`, or a Schedule.
@@ -142,6 +144,10 @@ class Pipeline:
         # id of a parameter -> the ranks of a pipeline that have it.
         self._stages_of = owners(model, self.stages)
         self._owners = {key: set().union(*(ranks_of_stage[s] for s in found)) for key, found in self._stages_of.items()}
+        # Parameters made inside `no_init_parameters()` exist on the ranks of their stages alone.
+        for parameter in self.parameters():
+            if is_deferred(parameter):
+                materialize(parameter)
         self._shared = self._groups_of_owners()
         if schedule.name == PIPEDREAM and self._shared:
             raise InputError(

@@ -9,6 +9,7 @@ from refusals import refused
 import simparallel as sp
 from simparallel import nn
 from simparallel.errors import InputError, RunFailedError, UnknownValueError
+from simparallel.hardware.recorder import current_recorder
 from simparallel.models import gpt
 from simparallel.parallel import Pipeline
 from simparallel.parallel.operator.interpreter import running_on
@@ -281,6 +282,39 @@ def test_masks_of_slices_are_those_of_one_device(recomputed):
     for own in sp.launch(program, world_size=4, transport="inline"):
         for name, gradient in own.items():
             np.testing.assert_allclose(gradient, gradients[name], rtol=1e-7, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_a_rank_holds_its_own_stages(schedule):
+    """Parameters of other stages never exist; activations are freed, and their peak is that of the schedule."""
+
+    def make():
+        sp.set_seed(3)
+        return nn.Sequential(*[nn.Linear(16, 16) for _ in range(8)])
+
+    x = np.ones((8 * 64, 16), np.float32)
+
+    def program():
+        with sp.no_init_parameters():
+            network = make()
+        memory = current_recorder().memory
+        pipeline = Pipeline(network, _square, 8, schedule)
+        states = memory.summary()["live"]["parameters"]
+        pipeline.step(x.copy(), x.copy())
+        summary = memory.summary()
+        gradients = {name: p.grad.numpy() for name, p in pipeline.named_parameters()}
+        return states, summary["live"]["activations"], summary["at_peak"]["activations"], gradients
+
+    _, alone = _alone(make(), _square, [sp.Tensor(x)], x)
+    results = sp.launch(program, world_size=4, transport="inline")
+    layer_bytes = (16 + 1) * 16 * 4
+    for states, live, peak, gradients in results:
+        assert states == 2 * layer_bytes
+        assert live == 0
+        # At most the results of two layers for each live micro-batch, and of the loss.
+        assert peak <= (4 * 2 + 4) * 64 * 16 * 4
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(gradient, alone[name], rtol=1e-4, atol=1e-6)
 
 
 class Checkpointed(nn.Module):
