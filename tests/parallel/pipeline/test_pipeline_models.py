@@ -311,8 +311,8 @@ def test_a_rank_holds_its_own_stages(schedule):
     for states, live, peak, gradients in results:
         assert states == 2 * layer_bytes
         assert live == 0
-        # At most the results of two layers for each live micro-batch, and of the loss.
-        assert peak <= (4 * 2 + 4) * 64 * 16 * 4
+        # The batch, and the results of two layers for four live micro-batches, less than for all eight, and of a loss.
+        assert peak - 2 * x.nbytes <= 4 * 2 * x.nbytes // 8 + 4 * x.nbytes // 8
         for name, gradient in gradients.items():
             np.testing.assert_allclose(gradient, alone[name], rtol=1e-4, atol=1e-6)
 
