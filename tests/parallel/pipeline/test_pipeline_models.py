@@ -286,7 +286,7 @@ def test_masks_of_slices_are_those_of_one_device(recomputed):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
 def test_a_rank_holds_its_own_stages(schedule):
-    """Parameters of other stages never exist; activations are freed, and their peak is that of the schedule."""
+    """Parameters of other stages never exist; activations are freed, and fewer are live than with GPipe."""
 
     def make():
         sp.set_seed(3)
@@ -294,7 +294,7 @@ def test_a_rank_holds_its_own_stages(schedule):
 
     x = np.ones((8 * 64, 16), np.float32)
 
-    def program():
+    def program(schedule):
         with sp.no_init_parameters():
             network = make()
         memory = current_recorder().memory
@@ -306,13 +306,16 @@ def test_a_rank_holds_its_own_stages(schedule):
         return states, summary["live"]["activations"], summary["at_peak"]["activations"], gradients
 
     _, alone = _alone(make(), _square, [sp.Tensor(x)], x)
-    results = sp.launch(program, world_size=4, transport="inline")
+    results, gpipe = (sp.launch(program, (name,), world_size=4, transport="inline") for name in (schedule, "gpipe"))
     layer_bytes = (16 + 1) * 16 * 4
-    for states, live, peak, gradients in results:
+    # Rank 1, which has neither the batch nor the loss, holds results of two layers.
+    live_of = (
+        sp.pipeline_schedule(schedule).cost().peak_live_at_weight_gradient[1] / sp.pipeline_schedule(schedule).chunks
+    )
+    assert gpipe[1][2] - results[1][2] >= (8 - live_of - 1) * 2 * x.nbytes // 8
+    for states, live, _, gradients in results:
         assert states == 2 * layer_bytes
         assert live == 0
-        # The batch, and the results of two layers for four live micro-batches, less than for all eight, and of a loss.
-        assert peak - 2 * x.nbytes <= 4 * 2 * x.nbytes // 8 + 4 * x.nbytes // 8
         for name, gradient in gradients.items():
             np.testing.assert_allclose(gradient, alone[name], rtol=1e-4, atol=1e-6)
 
