@@ -221,6 +221,7 @@ class Pipeline:
                     y, pass_ = step.run_stage(stage, 0)
                     if isinstance(y, Tensor) and pass_.stage_of(y) == stage:
                         found = y.full_tensor().data
+            step.end_masks()
             return as_tensor(step.from_last(found))
 
     # --- a step ---------------------------------------------------------------------------------------
@@ -376,7 +377,7 @@ class _Step:
                     except BaseException as error:
                         error.add_note(self._place(action, str(error)))
                         raise
-        random_state.calls = self._masks
+        self.end_masks()
         for work in self._works:
             work.wait()
         self._sum_shared()
@@ -427,6 +428,10 @@ class _Step:
             # A pass ends early, without the masks of later stages.
             for stream, count in random_state.calls.items():
                 self._masks[stream] = max(count, self._masks.get(stream, 0))
+
+    def end_masks(self) -> None:
+        """Count the masks of this step: one call of each layer, in whatever order the micro-batches came."""
+        random_state.calls = self._masks
 
     def _forward(self, action: Action) -> None:
         stage, m = action.stage, action.microbatch

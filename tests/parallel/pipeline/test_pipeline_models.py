@@ -263,6 +263,26 @@ def test_masks_are_those_of_one_device(schedule, samples):
     _check(_masked, _square, [x], labels, 2, schedule=schedule, steps=3)
 
 
+def test_masks_of_replicas_are_those_of_one_device():
+    """Also after a prediction in training mode, which draws a mask, too."""
+    rng = np.random.default_rng(1)
+    x, labels = rng.standard_normal((12, 4)), rng.standard_normal((12, 4))
+
+    def program():
+        pipeline = Pipeline(_masked(), _square, 3, mesh=sp.Mesh((2, 2), ("pp", "dp")))
+        part = slice(6 * pipeline.replica, 6 * pipeline.replica + 6)
+        first = pipeline.predict(x[part]).numpy()
+        return pipeline.step(x[part], labels[part]).item(), first, pipeline.predict(x[part]).numpy(), part
+
+    network = _masked()
+    first, second, third = (network(sp.Tensor(x)) for _ in range(3))
+    loss = _square(second, sp.Tensor(labels)).item()
+    for found, before, after, part in sp.launch(program, world_size=4, transport="inline"):
+        np.testing.assert_allclose(before, first.numpy()[part], rtol=1e-9)
+        assert found == pytest.approx(loss, rel=1e-9)
+        np.testing.assert_allclose(after, third.numpy()[part], rtol=1e-9)
+
+
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_masks_of_slices_are_those_of_one_device(recomputed):
     rng = np.random.default_rng(1)
