@@ -33,6 +33,8 @@ MODULES = {
     },
     "torch": {
         "distributed.distributed_c10d": "distributed",
+        "distributed.pipelining.schedules": "distributed.pipelining",
+        "distributed.pipelining.stage": "distributed.pipelining",
         "nn.modules": "nn",
         "nn.parallel.distributed": "nn.parallel",
         "optim.optimizer": "optim",

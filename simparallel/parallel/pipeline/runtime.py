@@ -121,7 +121,9 @@ class Pipeline:
         if example is None:
             return balanced(sizes_of(self.model), self._length)
         inputs, labels = _tensors(example[0]), as_tensor(example[1])
-        return traced(self.model, lambda: self.loss_fn(self.model(*inputs), labels), self._length)
+        return traced(
+            self.model, lambda: self.loss_fn(self.model(*inputs), labels), partial(balanced, count=self._length)
+        )
 
     def _groups_of_owners(self) -> list[tuple[Group, list[Parameter]]]:
         """Return the groups of ranks with which this one shares parameters, each with these parameters.

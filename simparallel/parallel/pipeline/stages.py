@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -16,16 +17,21 @@ from simparallel.parallel.pipeline.stage_forward import EVERYWHERE, Known, Stage
 # For each stage the names of its children, and of parameters that it uses besides.
 Stages = tuple[tuple[str, ...], ...]
 # The stage of a rank that runs none.
-_NONE = -2
+NO_STAGE = -2
 
 
-def parts_of(model: Module, path: str = "") -> Iterator[str]:
-    """Yield the names of the parts to cut between: the children, of containers their entries; "" without children."""
+def parts_of(model: Module, path: str = "", inside: Collection[str] = ()) -> Iterator[str]:
+    """Yield the names of the parts to cut between: the children, of containers their entries; "" without children.
+
+    Of a child with one of the names `inside` below it, its own children are parts, too.
+    """
     if not model._modules:
         yield path
     for name, child in model._modules.items():
-        if isinstance(child, (Sequential, ModuleList, ModuleDict)) and child._modules:
-            yield from parts_of(child, f"{path}{name}.")
+        below = f"{path}{name}."
+        is_open = isinstance(child, (Sequential, ModuleList, ModuleDict)) or any(x.startswith(below) for x in inside)
+        if is_open and child is not None and child._modules:
+            yield from parts_of(child, below, inside)
         else:
             yield path + name
 
@@ -43,7 +49,7 @@ class _Trace(StageForward):
 
     def __init__(self, names: Mapping[Module, Sequence[str]]) -> None:
         self.switch = Switch(dict.fromkeys(names, ()))
-        super().__init__(_NONE, self.switch, None, Known())  # type: ignore[arg-type]
+        super().__init__(NO_STAGE, self.switch, None, Known())  # type: ignore[arg-type]
         self._names = names
         self.order: list[str] = []
         self.costs: list[float] = []
@@ -74,22 +80,28 @@ def _cost(op: Op, inputs: Sequence[Tensor]) -> float:
     return sum(recorder.price_of(op.name, op, plan, each)[0] for each in work)
 
 
-def traced(model: Module, run: Callable[[], Any], count: int) -> Stages:
-    """Return stages whose slowest one is as fast as possible, in the order in which `run()` calls the children.
+def traced(
+    model: Module,
+    run: Callable[[], Any],
+    cut: Callable[[Mapping[str, float]], Stages],
+    parts: Iterable[str] | None = None,
+) -> Stages:
+    """Return stages that follow from a run without data, with the parameters that each uses besides its children.
 
     Args:
         model: the model.
-        run: computes the loss of a micro-batch.
-        count: number of stages.
+        run: computes the loss of a micro-batch, or the model's output.
+        cut: returns the stages for the costs of the parts, which are in the order of their calls, as `balanced`.
+        parts: names of the children to cut between; None for those of `parts_of`.
     """
     names: dict[Module, list[str]] = {}
-    for name in parts_of(model):
+    for name in parts_of(model) if parts is None else parts:
         names.setdefault(model.get_submodule(name), []).append(name)
     trace = _Trace(names)
     with trace.switch.installed():
         trace.run_model(run)
     unused = [name for each in names.values() for name in each if name not in trace.order]
-    stages = balanced(dict(zip(trace.order + unused, trace.costs + [0] * len(unused), strict=True)), count)
+    stages = cut(dict(zip(trace.order + unused, trace.costs + [0] * len(unused), strict=True)))
     stage_of = {name: number for number, stage in enumerate(stages) for name in stage}
     known = owners(model, stages)
     found = [list(stage) for stage in stages]
@@ -126,6 +138,28 @@ def balanced(costs: Mapping[str, float], count: int) -> Stages:
     return tuple(tuple(names[a:b]) for a, b in zip(starts, starts[1:], strict=False))
 
 
+def cut_at(names: Iterable[str], cuts: Mapping[str, bool]) -> Stages:
+    """Return stages of these parts, in this order, cut at parts or at what contains them.
+
+    Args:
+        names: of the parts.
+        cuts: name -> False to cut before it, True to cut behind it.
+
+    Raises:
+        InputError: a name without a part, or a stage without one.
+    """
+    names, places = list(names), [0]
+    for cut, is_behind in cuts.items():
+        found = [number for number, name in enumerate(names) if f"{name}.".startswith(f"{cut}.")]
+        if not found:
+            raise InputError(f"pipeline: no child is called {cut!r}; there are {', '.join(names)}.")
+        places.append(found[-1] + 1 if is_behind else found[0])
+        if places[-1] in (*places[:-1], len(names)):
+            raise InputError(f"pipeline: the cut at {cut!r} makes a stage without children.")
+    places = [*sorted(places), len(names)]
+    return tuple(tuple(names[a:b]) for a, b in pairwise(places))
+
+
 def sizes_of(model: Module) -> dict[str, float]:
     """Return the number of parameters of each part."""
     return {name: sum(p.size for p in model.get_submodule(name).parameters()) for name in parts_of(model)}
@@ -142,10 +176,10 @@ def checked(model: Module, stages: Sequence[Sequence[str]], count: int) -> Stage
     if len(found) != count:
         raise InputError(f"Pipeline: {format_number_of(len(found), 'stage')} given, and the schedule has {count}.")
     names = [name for stage in found for name in stage]
-    children = [name for name in names if isinstance(_find(model, name), Module)]
+    children = [name for name in names if isinstance(find(model, name), Module)]
     for i, name in enumerate(names):
         told = ""
-        if _find(model, name) is None:
+        if find(model, name) is None:
             told = f"the model has no child or parameter of this name; its parts are {', '.join(parts_of(model))}"
         elif name in names[:i] and name in children:
             told = "a child is in one stage"
@@ -163,7 +197,7 @@ def checked(model: Module, stages: Sequence[Sequence[str]], count: int) -> Stage
     return found
 
 
-def _find(model: Module, name: str) -> Module | Parameter | None:
+def find(model: Module, name: str) -> Module | Parameter | None:
     """Return the child or the parameter of a name; None if there is none."""
     if not name:
         return model
@@ -179,7 +213,7 @@ def owners(model: Module, stages: Stages) -> dict[int, set[int]]:
     """Return id of a parameter -> the stages that have it."""
     found: dict[int, set[int]] = {}
     for stage, names in enumerate(stages):
-        for each in (_find(model, name) for name in names):
+        for each in (find(model, name) for name in names):
             for parameter in each.parameters() if isinstance(each, Module) else [each]:
                 found.setdefault(id(parameter), set()).add(stage)
     return found
@@ -189,7 +223,7 @@ def calls(model: Module, stages: Stages) -> dict[Module, list[int]]:
     """Return for each child that stages name the stages of its calls; a child may stand in several places."""
     found: dict[Module, list[int]] = {}
     for stage, names in enumerate(stages):
-        for each in (_find(model, name) for name in names):
+        for each in (find(model, name) for name in names):
             if isinstance(each, Module):
                 found.setdefault(each, []).append(stage)
     return found
