@@ -25,7 +25,7 @@ from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIE
 from simparallel.parallel.pipeline.schedule import BIDIRECTIONAL, Schedule, pipeline_schedule
 from simparallel.parallel.pipeline.split_backward import input_gradient
 from simparallel.parallel.pipeline.stage_forward import Crossing, Known, StageForward, Switch
-from simparallel.parallel.pipeline.stages import balanced, calls, checked, owners, sizes_of, traced
+from simparallel.parallel.pipeline.stages import balanced, calls, checked, find, owners, sizes_of, traced
 
 FORWARDS, BACKWARDS = 0, 1
 
@@ -155,6 +155,14 @@ class Pipeline:
     def parameters(self) -> list[Parameter]:
         """Return the parameters of this rank's stages, for its optimizer."""
         return [parameter for _, parameter in self.named_parameters()]
+
+    def sync_parameters(self) -> None:
+        """Copy the parameters and buffers of each stage to all ranks, which then have the trained model."""
+        for stage, names in enumerate(self.stages):
+            for found in (find(self.model, name) for name in names):
+                tensors = [*found.parameters(), *found.buffers()] if isinstance(found, Module) else [found]
+                for x in tensors:
+                    collectives.broadcast(x, self.schedule.rank_of(stage))
 
     @property
     def first_rank(self) -> int:

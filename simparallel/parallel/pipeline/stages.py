@@ -160,6 +160,27 @@ def cut_at(names: Iterable[str], cuts: Mapping[str, bool]) -> Stages:
     return tuple(tuple(names[a:b]) for a, b in pairwise(places))
 
 
+def stages_by(
+    model: Module, stage_of: Callable[[Module], int | None], name: str = "", around: int | None = None
+) -> dict[str, int]:
+    """Return name -> stage of the children that say their stage; where children inside say one, theirs.
+
+    Args:
+        model: the model.
+        stage_of: returns the stage that a child says, or None.
+        name: of the model in an outer one; `around`: the stage that this one says for it.
+    """
+    own = stage_of(model)
+    own = around if own is None else own
+    found: dict[str, int] = {}
+    if any(stage_of(each) is not None for each in model.modules() if each is not model):
+        for key, child in model.named_children():
+            found |= stages_by(child, stage_of, f"{name}.{key}".removeprefix("."), own)
+    elif own is not None:
+        found[name] = own
+    return found
+
+
 def sizes_of(model: Module) -> dict[str, float]:
     """Return the number of parameters of each part."""
     return {name: sum(p.size for p in model.get_submodule(name).parameters()) for name in parts_of(model)}
