@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from refusals import refused
 
 import simparallel as sp
-from simparallel.compat import torch
+from simparallel.compat import mindspore as ms, torch
 from simparallel.compat.torch.distributed.pipelining import (
     Pipe,
     PipelineStage,
@@ -20,7 +22,7 @@ from simparallel.compat.torch.distributed.pipelining import (
     pipe_split,
     pipeline,
 )
-from simparallel.errors import InputError, RunFailedError
+from simparallel.errors import InputError, RunFailedError, UnknownNameError
 from simparallel.models import gpt
 
 nn = torch.nn
@@ -43,10 +45,10 @@ def _launch(program, *arguments, world_size=2, transport="inline"):
     return list(sp.launch(program, arguments, world_size=world_size, transport=transport))
 
 
-def _refused_on_ranks(program):
+def _refused_on_ranks(program, kind=InputError):
     with refused(RunFailedError) as info:
         sp.launch(program, world_size=2, transport="inline", echo=False)
-    assert isinstance(info.value.__cause__, InputError)
+    assert type(info.value.__cause__) is kind
 
 
 # --- PyTorch: stages of one's own ---------------------------------------------------------------------
@@ -325,4 +327,183 @@ def test_torch_refusals():
             call()
     _refused_on_ranks(
         lambda: PipelineStage(layer, 0, 1, group=sp.new_group([sp.get_rank()], use_local_synchronization=True))
+    )
+
+
+# --- MindSpore ----------------------------------------------------------------------------------------
+
+MICRO_SIZE = 4
+
+
+class Network(ms.nn.Cell):
+    def __init__(self):
+        super().__init__()
+        sizes = (4, 5, 6, 5, 3)
+        self.layers = ms.nn.CellList([ms.nn.Dense(*pair, dtype=ms.float64) for pair in pairwise(sizes)])
+        self.relu = ms.nn.ReLU()
+
+    def construct(self, x):
+        for layer in self.layers:
+            x = self.relu(layer(x))
+        return x
+
+
+def _with_loss(network=Network):
+    ms.set_seed(1)
+    return ms.nn.WithLossCell(network(), ms.nn.MSELoss())
+
+
+def _samples(samples=8):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((samples, 4)), rng.standard_normal((samples, 3))
+
+
+def _config(layers_of_stage):
+    return {f"_backbone.layers.{layer}": stage for stage, layers in enumerate(layers_of_stage) for layer in layers}
+
+
+def _alone(cell, steps):
+    """Train on one device with the sum of the micro-batches' losses; return losses and parameters."""
+    optimizer = ms.nn.Momentum(cell.trainable_params(), 0.05, 0.9)
+    x, y = map(ms.Tensor, _samples())
+    losses = []
+    for _ in range(steps):
+        loss, grads = ms.value_and_grad(lambda: cell(x, y) * MICRO_SIZE, None, optimizer.parameters)()
+        optimizer(grads)
+        losses.append(loss.item())
+    return losses, cell.state_dict()
+
+
+def _check_states(results, losses, expected):
+    for found, state in results:
+        _close(found, losses)
+        assert state.keys() == expected.keys()
+        for name, value in state.items():
+            _close(value, expected[name])
+
+
+def _model(stages):
+    ms.set_auto_parallel_context(
+        parallel_mode="semi_auto_parallel", pipeline_stages=stages, pipeline_config={"pipeline_scheduler": "gpipe"}
+    )
+    network = _with_loss()
+    for number, layer in enumerate(network._backbone.layers):
+        layer.pipeline_stage = number * stages // 4
+    cell = ms.nn.PipelineCell(network, MICRO_SIZE)
+    model = ms.Model(cell, optimizer=ms.nn.Momentum(cell.trainable_params(), 0.05, 0.9))
+    history = model.train(3, [_samples()], progress=False)
+    ms.nn.sync_pipeline_shared_parameters(cell)
+    return history.history["loss"], network.state_dict()
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_model_trains_over_stages(stages):
+    _check_states(_launch(_model, stages, world_size=stages), *_alone(_with_loss(), 3))
+
+
+@pytest.mark.process
+def test_model_on_processes():
+    _check_states(_launch(_model, 2, transport="shm"), *_alone(_with_loss(), 3))
+
+
+def _functional(interleave, scheduler, layers_of_stage, segments):
+    network = _with_loss()
+    cell = ms.parallel.Pipeline(network, MICRO_SIZE, _config(layers_of_stage), segments)
+    optimizer = ms.nn.Momentum(cell.trainable_params(), 0.05, 0.9)
+    reducer = ms.parallel.PipelineGradReducer(optimizer.parameters)
+    grad_fn = ms.value_and_grad(cell, None, optimizer.parameters)
+
+    def train_step(x, y):
+        loss, grads = grad_fn(x, y)
+        optimizer(reducer(grads))
+        return loss
+
+    parallel_step = ms.AutoParallel(train_step, parallel_mode="semi_auto")
+    parallel_step.pipeline(stages=2, interleave=interleave, scheduler=scheduler, output_broadcast=True)
+    losses = [parallel_step(*map(ms.Tensor, _samples())).item() for _ in range(3)]
+    ms.parallel.sync_pipeline_shared_parameters(cell)
+    return losses, network.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "layers_of_stage", "segments"),
+    [
+        ("1f1b", ([0], [1, 2, 3]), {}),
+        ("gpipe", ([0, 1], [2, 3]), {}),
+        ("1f1b", ([0, 2], [1, 3]), {"_backbone.layers.2": 1, "_backbone.layers.3": 1}),
+        ("gpipe", ([0, 2], [1, 3]), {"_backbone.layers.2": 1, "_backbone.layers.3": 1}),
+        ("zero_bubble_v", ([0, 3], [1, 2]), {"_backbone.layers.2": 1, "_backbone.layers.3": 1}),
+    ],
+)
+def test_value_and_grad_of_a_pipeline(scheduler, layers_of_stage, segments):
+    results = _launch(_functional, bool(segments), scheduler, layers_of_stage, segments)
+    _check_states(results, *_alone(_with_loss(), 3))
+
+
+class Tied(ms.nn.Cell):
+    """The weight of the first cell is used again at the end, by code of the network, and the ends say their stages."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = ms.nn.Dense(4, 3, dtype=ms.float64)
+        self.middle = ms.nn.SequentialCell(ms.nn.Dense(3, 4, dtype=ms.float64), ms.nn.Tanh())
+        self.first.pipeline_stage, self.middle.pipeline_stage = 0, 1
+
+    def construct(self, x):
+        return self.middle(self.first(x)) @ self.first.weight.T
+
+
+def test_train_one_step_cell_with_tied_weights():
+    def program():
+        ms.set_auto_parallel_context(pipeline_stages=2)
+        network = _with_loss(Tied)
+        cell = ms.nn.PipelineCell(network, MICRO_SIZE)
+        step = ms.nn.TrainOneStepCell(cell, ms.nn.Momentum(cell.trainable_params(), 0.05, 0.9, loss_scale=64), 64)
+        losses = [step(*_samples()).item() for _ in range(3)]
+        with sp.no_grad():
+            loss = cell(*_samples()).item()
+        ms.nn.sync_pipeline_shared_parameters(step)
+        _close(loss / MICRO_SIZE, network(*map(ms.Tensor, _samples())).item())
+        return losses, network.state_dict()
+
+    _check_states(_launch(program), *_alone(_with_loss(Tied), 3))
+
+
+def test_mindspore_refusals():
+    def refusal(config=None, segments=None, micro_size=4, samples=8, network=Network, stages=2, **context):
+        def program():
+            ms.set_auto_parallel_context(pipeline_stages=stages, **context)
+            cell = ms.nn.PipelineCell(_with_loss(network), micro_size, config, segments)
+            cell(*_samples(samples))
+
+        _refused_on_ranks(program, UnknownNameError if config and "layer1" in config else InputError)
+
+    halves = _config([[0, 1], [2, 3]])
+    refusal({"layer1": 0})
+    refusal()
+    refusal(_config([[0, 1, 2, 3]]))
+    refusal(_config([[0, 1], [2], [3]]))
+    refusal(halves, micro_size=1)
+    refusal(halves, samples=6)
+    refusal(halves, stages=1)
+    refusal(halves, {"_backbone.layers.2": 1})
+    refusal(halves, {"_backbone.layers.2": 1}, pipeline_config={"pipeline_interleave": True})
+
+    def no_loss():
+        ms.set_auto_parallel_context(pipeline_stages=2)
+        network = Tied()
+        ms.nn.PipelineCell(network, 2)(_samples()[0])
+
+    _refused_on_ranks(no_loss)
+    _refused_on_ranks(lambda: ms.nn.PipelineCell(_with_loss(), 2).state_dict())
+
+
+def test_models_of_stages_refuse():
+    def model(cell, **context):
+        ms.set_auto_parallel_context(**context)
+        ms.Model(cell, optimizer=ms.nn.Momentum(cell.trainable_params(), 0.1, 0.9))
+
+    _refused_on_ranks(lambda: model(_with_loss(), pipeline_stages=2))
+    _refused_on_ranks(
+        lambda: model(ms.nn.PipelineCell(_with_loss(), 2), pipeline_stages=2, parallel_mode="data_parallel")
     )

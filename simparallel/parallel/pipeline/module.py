@@ -68,8 +68,8 @@ class PipelineModule(Module):
     def state_dict(self) -> Any:
         """Refuse: a rank trains its own stages only. Raises InputError."""
         raise InputError(
-            "PipelineModule: a rank has trained the parameters of its own stages only. Call sync_parameters() on all "
-            "ranks, and save the network that is inside."
+            f"{type(self).__name__}: a rank has trained the parameters of its own stages only. Call "
+            "sync_parameters() on all ranks, and save the network that is inside."
         )
 
     def _built(self, fields: tuple[Tensor, ...]) -> Pipeline:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
-from simparallel.autograd import Op, Tensor
+from simparallel.autograd import Op, Tensor, enable_grad
 from simparallel.base.units import format_number_of
 from simparallel.errors import InputError
 from simparallel.hardware.recorder import current_recorder
@@ -98,7 +98,8 @@ def traced(
     for name in parts_of(model) if parts is None else parts:
         names.setdefault(model.get_submodule(name), []).append(name)
     trace = _Trace(names)
-    with trace.switch.installed():
+    # On the tape, which leads from values to their parameters.
+    with trace.switch.installed(), enable_grad():
         trace.run_model(run)
     unused = [name for each in names.values() for name in each if name not in trace.order]
     stages = cut(dict(zip(trace.order + unused, trace.costs + [0] * len(unused), strict=True)))

@@ -255,3 +255,25 @@ class Deciding(nn.Module):
     def forward(self, x):
         y = self.layer(x)
         return y if y.sum() > 0 else -y
+
+
+class Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 2, dtype=np.float64), nn.Linear(2, 2, dtype=np.float64)
+
+    def forward(self, x):
+        return self.second(self.first(x)) @ (self.first.weight * 2).T.T
+
+
+def _transposed():
+    sp.set_seed(1)
+    return Transposed()
+
+
+def test_a_tied_weight_may_be_transposed():
+    """A value that is computed from a parameter alone is a use of the parameter by the stage that needs the value."""
+    x = np.random.default_rng(1).standard_normal((8, 4))
+    _check(_transposed, _square, [x], x, 2, example=(x[:2], x[:2]))
+    _check(_transposed, _square, [x], x, 2, stages=[["first"], ["second", "first.weight"]])
+    _refusal(InputError, lambda: Pipeline(_transposed(), _square, 2, stages=[["first"], ["second"]]).step(x, x))

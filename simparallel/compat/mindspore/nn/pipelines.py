@@ -47,7 +47,9 @@ class PipelineCell(PipelineModule):
         for attribute, config in (("pipeline_stage", stage_config), ("pipeline_segment", segment_config)):
             for name, number in (config or {}).items():
                 if name not in cells:
-                    raise UnknownNameError(f"PipelineCell: no cell is called {name!r}; there are {', '.join(cells)}.")
+                    raise UnknownNameError(
+                        f"PipelineCell: no cell is called {name!r}; there are {', '.join(filter(None, cells))}."
+                    )
                 setattr(cells[name], attribute, number)
 
     def forward(self, *inputs: Any) -> Any:
