@@ -110,6 +110,12 @@ class Model:
             raise InputError(f"Model: pipeline_stages={stages}, and the network is no PipelineCell, nor contains one.")
         if is_pipeline and reduces:
             raise InputError("Model: a pipeline sums its gradients itself; leave the mode data_parallel out.")
+        drops = loss_scale_manager.get_drop_overflow_update() if loss_scale_manager is not None else amp_level == "O2"
+        if is_pipeline and drops:
+            raise InputError(
+                "Model: the ranks of a pipeline have gradients of different parameters, and do not agree on an "
+                "overflow; take a FixedLossScaleManager with drop_overflow_update=False."
+            )
         # O3 replaces the parameters by float16 copies, so state of the old ones would be lost.
         if amp_level == "O3" and optimizer is not None and optimizer.state:
             raise InputError("Model: O3 replaces the parameters, but the optimizer has made steps with the old ones.")

@@ -499,10 +499,14 @@ def test_mindspore_refusals():
 
 
 def test_models_of_stages_refuse():
-    def model(cell, **context):
+    def model(cell, manager=None, **context):
         ms.set_auto_parallel_context(**context)
-        ms.Model(cell, optimizer=ms.nn.Momentum(cell.trainable_params(), 0.1, 0.9))
+        optimizer = ms.nn.Momentum(cell.trainable_params(), 0.1, 0.9)
+        return ms.Model(cell, optimizer=optimizer, loss_scale_manager=manager)
 
+    _refused_on_ranks(
+        lambda: model(ms.nn.PipelineCell(_with_loss(), 2), ms.DynamicLossScaleManager(), pipeline_stages=2)
+    )
     _refused_on_ranks(lambda: model(_with_loss(), pipeline_stages=2))
     _refused_on_ranks(
         lambda: model(ms.nn.PipelineCell(_with_loss(), 2), pipeline_stages=2, parallel_mode="data_parallel")

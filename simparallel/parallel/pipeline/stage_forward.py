@@ -171,9 +171,6 @@ class StageForward(AbstractInterpreter):
         stage = max(self._around, *map(self.stage_of, inputs))
         if stage == EVERYWHERE:
             return None
-        if self._around == EVERYWHERE:
-            for leaf in _leaves([x for x in inputs if id(x) not in self._own]):
-                self.used.setdefault(id(leaf), set()).add(stage)
         moved = [self._bring(x, stage) for x in inputs]
         if stage != self.stage:
             # Shapes and dtypes are all that a plan reads.
@@ -240,6 +237,9 @@ class StageForward(AbstractInterpreter):
     def _bring(self, x: Any, target: int, module: Module | None = None) -> Any:
         """Return a value as stage `target` has it, and send or receive it if this is its first use there."""
         source = self.stage_of(x)
+        if source == EVERYWHERE and self._around == EVERYWHERE and isinstance(x, Tensor):
+            for leaf in _leaves([x]):
+                self.used.setdefault(id(leaf), set()).add(target)
         if source in (EVERYWHERE, target):
             return x
         if source > target:

@@ -261,9 +261,10 @@ class Transposed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 2, dtype=np.float64), nn.Linear(2, 2, dtype=np.float64)
+        self.offset = nn.Parameter(np.ones(4))
 
     def forward(self, x):
-        return self.second(self.first(x)) @ (self.first.weight * 2).T.T
+        return self.second(self.first(x + self.offset)) @ (self.first.weight * 2).T.T
 
 
 def _transposed():
@@ -272,8 +273,9 @@ def _transposed():
 
 
 def test_a_tied_weight_may_be_transposed():
-    """A value that is computed from a parameter alone is a use of the parameter by the stage that needs the value."""
+    """A stage uses the parameters behind its values that every rank can compute: of the inputs and of weights alone."""
     x = np.random.default_rng(1).standard_normal((8, 4))
     _check(_transposed, _square, [x], x, 2, example=(x[:2], x[:2]))
-    _check(_transposed, _square, [x], x, 2, stages=[["first"], ["second", "first.weight"]])
-    _refusal(InputError, lambda: Pipeline(_transposed(), _square, 2, stages=[["first"], ["second"]]).step(x, x))
+    _check(_transposed, _square, [x], x, 2, stages=[["first", "offset"], ["second", "first.weight"]])
+    for stages in ([["first", "offset"], ["second"]], [["first"], ["second", "first.weight", "offset"]]):
+        _refusal(InputError, lambda s=stages: Pipeline(_transposed(), _square, 2, stages=s).step(x, x))

@@ -33,6 +33,7 @@ from simparallel.nn import (
     Tanh,
     Upsample,
 )
+from simparallel.optim import FixedLossScaleManager as _FixedLossScaleManager
 from simparallel.parallel import DistributedGradReducer
 from simparallel.parallel.operator.interpreter import sharder
 from simparallel.train import F1, MAE, MSE, Accuracy, Fbeta, Loss, Metric, Precision, Recall
@@ -421,7 +422,7 @@ class TrainOneStepCell(Cell):
         super().__init__()
         self.network, self.optimizer = network, optimizer
         reduces = get_auto_parallel_context("parallel_mode") == ParallelMode.DATA_PARALLEL
-        self._step = TrainStep(network, None, optimizer, optim.FixedLossScaleManager(sens, False), reduces)
+        self._step = TrainStep(network, None, optimizer, _FixedLossScaleManager(sens, False), reduces)
 
     def construct(self, *inputs: Any) -> Any:
         return self._step(inputs)
