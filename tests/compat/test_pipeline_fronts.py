@@ -195,6 +195,23 @@ def test_eval_leaves_gradients():
         _close(losses, [((y[s] - target[s]) ** 2).mean() for s in (slice(2), slice(2, 5))] if loss_fn else [])
 
 
+def test_dry_events_are_the_real_ones():
+    def program():
+        rank = sp.get_rank()
+        layer = nn.Linear(8, 8)
+        schedule = Schedule1F1B(PipelineStage(layer, rank, 2), 4, nn.CrossEntropyLoss())
+        x, target = torch.ones(8, 8), torch.zeros(8, dtype=torch.int64)
+        for _ in range(2):
+            schedule.step(*([x] if rank == 0 else []), target=target if rank else None)
+
+    def events(trace):
+        return sorted((event.rank, event.sim_start_ps, event.sim_end_ps, event.name) for event in trace.events)
+
+    predicted = sp.dry_run(program, world_size=2, fold=False)
+    results = sp.launch(program, world_size=2, transport="inline", record="full")
+    assert events(predicted.trace) == events(results.trace)
+
+
 # --- PyTorch: a model that is cut ---------------------------------------------------------------------
 
 TOKENS, LENGTH = 11, 5

@@ -39,7 +39,7 @@ class PipelineStage:
     Args:
         submodule: the stage's module.
         stage_index, num_stages: number of the stage, and of all stages.
-        device, input_args, output_args: no effect.
+        device, input_args, output_args, output_grads, input_grads: no effect.
         group: all ranks of the run; for pipelines beside each other see `sp.parallel.Pipeline(replicas=…)`.
 
     Raises:
@@ -68,6 +68,10 @@ class PipelineStage:
                 f"PipelineStage: group has the ranks {list(group.ranks)}; a pipeline has all {get_world_size()} ranks. "
                 "For several pipelines beside each other, take sp.parallel.Pipeline(…, replicas=…)."
             )
+        examples = {"input_args": input_args, "output_args": output_args, "output_grads": output_grads}
+        for name, value in {**examples, "input_grads": input_grads}.items():
+            # Not the values, which may be large.
+            unused("PipelineStage", **{name: None if value is None else "…"})
         refuse("PipelineStage", "gradients of weights are split by the schedule", dw_builder=dw_builder)
         self.submod, self.stage_index, self.num_stages = submodule, stage_index, num_stages
         self.device, self.group = device, group
