@@ -486,6 +486,19 @@ def test_train_one_step_cell_with_tied_weights():
     _check_states(_launch(program), *_alone(_with_loss(Tied), 3))
 
 
+def test_one_stage_needs_no_marks():
+    cell = ms.nn.PipelineCell(network := _with_loss(), MICRO_SIZE)
+    loss = cell(*_samples())
+    loss.backward()
+    alone = network(*map(ms.Tensor, _samples())) * MICRO_SIZE
+    _close(loss.item(), alone.item())
+    gradients = [parameter.grad.numpy() for parameter in network.get_parameters()]
+    network.zero_grad()
+    alone.backward()
+    for gradient, parameter in zip(gradients, network.get_parameters(), strict=True):
+        _close(gradient, parameter.grad.numpy())
+
+
 def test_mindspore_refusals():
     def refusal(config=None, segments=None, micro_size=4, samples=8, network=Network, stages=2, **context):
         def program():

@@ -77,7 +77,7 @@ class Chain(Module):
 
     def __init__(self, parts: Mapping[int, Module], count: int) -> None:
         super().__init__()
-        self._parts = [parts.get(stage) or _Absent() for stage in range(count)]
+        self._parts = [parts[stage] if stage in parts else _Absent() for stage in range(count)]
         for stage, part in enumerate(self._parts):
             self.add_module(str(stage), part)
         self.stages = [[str(stage)] for stage in range(count)]

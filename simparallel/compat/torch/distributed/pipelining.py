@@ -143,7 +143,8 @@ class _Schedule:
         n_microbatches: number of parts of a batch.
         loss_fn: of output and target of a micro-batch; None for forward only.
         scale_grads: True: gradients of the mean of the losses; unequal micro-batches are weighted by their samples,
-            where PyTorch weighs them equally. False: `n_microbatches` times as large, the sum of the losses.
+            where PyTorch weighs them equally. False: `n_microbatches` times as large, the sum of the losses. PyTorch
+            also divides what earlier steps left in `.grad`, again in each step and in `eval`; here it stays.
 
     Raises:
         InputError: stages of several models, other stages than this rank has in the schedule, or chunk specs.
