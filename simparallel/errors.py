@@ -64,6 +64,13 @@ class OutOfRangeError(InputError, IndexError):
     """An index is outside of a tensor."""
 
 
+class UnknownNameError(InputError, KeyError):
+    """A name leads to nothing."""
+
+    # KeyError's own __str__ would show the repr of the text.
+    __str__ = Exception.__str__
+
+
 class DTypeError(SimParallelError, TypeError):
     """A dtype does not fit an operation."""
 

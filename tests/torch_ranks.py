@@ -34,6 +34,13 @@ def staying(to: Callable[..., Any]) -> Callable[..., Any]:
     return here
 
 
+class Replicated(torch.nn.parallel.DistributedDataParallel):
+    """Takes and ignores the numbers of GPUs."""
+
+    def __init__(self, module: torch.nn.Module, device_ids: Any, output_device: Any) -> None:
+        super().__init__(module)
+
+
 def permutation(size: int, *, generator: torch.Generator) -> torch.Tensor:
     """Return simparallel's shuffle order for this seed, which differs from PyTorch's."""
     return torch.from_numpy(random_permutation(generator.initial_seed(), "sampler", size))
@@ -47,8 +54,7 @@ def put_on_cpu(rank: int, ranks: int, directory: str) -> None:
     init = torch.distributed.init_process_group
     meeting = {"init_method": f"file://{directory}/rendezvous", "rank": rank, "world_size": ranks}
     torch.distributed.init_process_group = lambda backend: init("gloo", **meeting)
-    replicated = torch.nn.parallel.DistributedDataParallel
-    torch.nn.parallel.DistributedDataParallel = lambda module, device_ids, output_device: replicated(module)
+    torch.nn.parallel.DistributedDataParallel = Replicated
     torch.randperm = permutation
     # PyTorch has it for GPUs only. In one process with the whole batch, the statistics equal a batch norm's.
     torch.nn.SyncBatchNorm.convert_sync_batchnorm = lambda module: module

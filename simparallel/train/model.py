@@ -18,6 +18,7 @@ from simparallel.nn.amp import BLACK_LIST, custom_mixed_precision
 from simparallel.nn.state import setting
 from simparallel.optim import DynamicLossScaleManager, LossScaleManager, Optimizer
 from simparallel.parallel import AutoParallel, broadcast_parameters
+from simparallel.parallel.pipeline.module import PipelineModule
 from simparallel.train.batch_stream import BatchStream
 from simparallel.train.boost.boost import Boost
 from simparallel.train.callback import CallbackList, CallbackParams, RunContext
@@ -103,6 +104,18 @@ class Model:
                 "Model: the network is a DistributedDataParallel, or contains one, which reduces the gradients "
                 "already; give the bare network, or stay in stand_alone mode."
             )
+        is_pipeline = any(isinstance(module, PipelineModule) for module in network.modules())
+        stages = get_auto_parallel_context("pipeline_stages")
+        if stages > 1 and not is_pipeline:
+            raise InputError(f"Model: pipeline_stages={stages}, and the network is no PipelineCell, nor contains one.")
+        if is_pipeline and reduces:
+            raise InputError("Model: a pipeline sums its gradients itself; leave the mode data_parallel out.")
+        drops = loss_scale_manager.get_drop_overflow_update() if loss_scale_manager is not None else amp_level == "O2"
+        if is_pipeline and drops:
+            raise InputError(
+                "Model: the ranks of a pipeline have gradients of different parameters, and do not agree on an "
+                "overflow; take a FixedLossScaleManager with drop_overflow_update=False."
+            )
         # O3 replaces the parameters by float16 copies, so state of the old ones would be lost.
         if amp_level == "O3" and optimizer is not None and optimizer.state:
             raise InputError("Model: O3 replaces the parameters, but the optimizer has made steps with the old ones.")
@@ -113,10 +126,11 @@ class Model:
         if loss_scale_manager is None and amp_level == "O2":
             loss_scale_manager = DynamicLossScaleManager()
         self.loss_scale_manager = loss_scale_manager
-        self._cut = _cut_by(self.parallel_mode)
+        # Stages are whole on their ranks.
+        self._cut = None if is_pipeline else _cut_by(self.parallel_mode)
         self._reduces = reduces and get_world_size() > 1
         # Ranks agree on losses and stops if anything reduces their gradients: this step, or a wrapper in the network.
-        self._is_parallel = self._reduces or (is_wrapped and get_world_size(self._group) > 1)
+        self._is_parallel = self._reduces or ((is_wrapped or is_pipeline) and get_world_size(self._group) > 1)
         self._step: TrainStep | None = None
         if optimizer is not None:
             cut = self._cut and partial(self._cut, parallel_mode=_search_of(self.parallel_mode))

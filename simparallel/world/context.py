@@ -49,6 +49,8 @@ _DEFAULTS: dict[str, Any] = {
     "device_num": None,
     "global_rank": None,
     "search_mode": "dynamic_programming",
+    "pipeline_stages": 1,
+    "pipeline_config": {"pipeline_interleave": False, "pipeline_scheduler": "1f1b"},
 }
 # MindSpore's searches for ParallelMode.AUTO_PARALLEL -> the modes of `AutoParallel`.
 SEARCHES: Final = {
@@ -56,6 +58,10 @@ SEARCHES: Final = {
     "recursive_programming": "recursive_programming",
     "sharding_propagation": "sharding_propagation",
 }
+# MindSpore's schedulers -> the schedules of `pipeline_schedule` with one stage on a rank, and with several.
+PIPELINE_SCHEDULERS: Final = {
+    "1f1b": ("1f1b", "interleaved_1f1b"), "gpipe": ("gpipe", "looped_bfs"), "zero_bubble_v": ("zbv", "zbv"),
+}  # fmt: skip
 # Earlier names, and a misspelling in a tutorial.
 _EARLIER = {
     "mirror_mean": "gradients_mean", "paramater_broadcast": "parameter_broadcast",
@@ -97,6 +103,9 @@ def set_auto_parallel_context(**settings: Any) -> None:
             rank has its part, the default) or "full_batch"; see `AutoParallel`.
         search_mode: how AUTO_PARALLEL searches: "dynamic_programming" (exact, the default), "recursive_programming" or
             "sharding_propagation"; see `AutoParallel`.
+        pipeline_stages: number of stages, each on a rank of its own; the network is a `PipelineCell` of the front.
+        pipeline_config: {"pipeline_interleave": several stages on a rank, "pipeline_scheduler": "1f1b", "gpipe" or
+            "zero_bubble_v"}; False and "1f1b" by default.
         device_num, global_rank: number of ranks, and this rank; they must agree with the run.
         Other settings of MindSpore have no effect; the first call logs a note.
 
@@ -104,9 +113,7 @@ def set_auto_parallel_context(**settings: Any) -> None:
         InputError: an unknown name or a bad value; nothing is changed.
     """
     who = "set_auto_parallel_context"
-    if settings.get("pipeline_stages", 1) != 1:
-        raise InputError(f"{who}: pipeline_stages={settings['pipeline_stages']!r}: stages do not exist here yet.")
-    settings = {_EARLIER.get(name, name): value for name, value in settings.items() if name != "pipeline_stages"}
+    settings = {_EARLIER.get(name, name): value for name, value in settings.items()}
     if "full_batch" in settings:
         settings["dataset_strategy"] = "full_batch" if settings.pop("full_batch") else "data_parallel"
     # Check everything before the first setting changes.
@@ -129,7 +136,7 @@ def get_auto_parallel_context(name: str) -> Any:
 
     Args:
         name: "parallel_mode", "gradients_mean", "parameter_broadcast", "dataset_strategy", "device_num",
-            "global_rank", "search_mode", or an earlier name of one of them.
+            "global_rank", "search_mode", "pipeline_stages", "pipeline_config", or an earlier name of one of them.
 
     Raises:
         InputError: an unknown name.
@@ -358,8 +365,18 @@ def _checked(name: str, value: Any) -> Any:
         if value not in ("data_parallel", "full_batch") and not isinstance(value, tuple):
             raise InputError(f"{who}: {name}={value!r} must be 'data_parallel', 'full_batch' or a tuple.")
         return value
-    low = 1 if name == "device_num" else 0
-    if value is not None and not _is_count(value, low):
+    if name == "pipeline_config":
+        known = {**_DEFAULTS[name], **value} if isinstance(value, dict) else {}
+        is_known = known.keys() == _DEFAULTS[name].keys() and isinstance(known["pipeline_interleave"], bool)
+        if not is_known or known["pipeline_scheduler"] not in PIPELINE_SCHEDULERS:
+            raise InputError(
+                f"{who}: {name}={value!r} must be a dict of pipeline_interleave, True or False, and "
+                f"pipeline_scheduler, one of {', '.join(PIPELINE_SCHEDULERS)}."
+            )
+        return known
+    low = 0 if name == "global_rank" else 1
+    may_be_none = name != "pipeline_stages"
+    if not (value is None and may_be_none) and not _is_count(value, low):
         raise InputError(f"{who}: {name}={value!r} must be an integer of {low} or more.")
     return value
 

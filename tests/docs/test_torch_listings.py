@@ -120,11 +120,45 @@ def sync_batch_norm() -> Program:
     )
 
 
+PIPELINES = """
+import torch.distributed as dist
+from torch.distributed.pipelining import (
+    PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble, SplitPoint, pipeline
+)
+dist.init_process_group('nccl')
+rank, device, losses, network = dist.get_rank(), torch.device('cpu'), [], nn.ModuleList()
+inputs, targets = torch.tensor(samples), torch.tensor(labels)
+
+def train(schedule, stages):
+    trained = [p for stage in stages for p in stage.submod.parameters()]
+    optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
+    args = [inputs] if any(stage.is_first for stage in stages) else []
+    last = any(stage.is_last for stage in stages)
+    for _ in range(3):
+        optimizer.zero_grad()
+        found = []
+        y = schedule.step(*args, **({"target": targets, "losses": found} if last else {}))
+        losses.append(sum(loss.item() for loss in found) + (y.sum().item() if last else 0.0))
+        optimizer.step()
+    network.extend([stage.submod for stage in stages])
+
+whole = drawn(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)))
+pipe = pipeline(whole, mb_args=(inputs[:64],), split_spec={"2": SplitPoint.BEGINNING})
+for scale_grads in (True, False):
+    stage = pipe.build_stage(rank, device)
+    train(Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.CrossEntropyLoss(), scale_grads=scale_grads), [stage])
+for schedule, other in ((ScheduleInterleaved1F1B, rank + 2), (ScheduleZBVZeroBubble, 3 - rank)):
+    own = tuple(drawn(nn.Linear(8 if i == 0 else 16, 4 if i == 3 else 16)) for i in range(4))
+    stages = tuple(PipelineStage(own[i], i, 4, device) for i in (rank, other))
+    train(schedule(list(stages), n_microbatches=4, loss_fn=nn.CrossEntropyLoss()), stages)
+"""
+
 PROGRAMS = {
     "accumulation": Program(DENSE + text_of("torch_accumulate.txt")),
     "collectives": Program(COLLECTIVES, 3, 3),
     "data parallel": data_parallel(),
     "distributed": distributed(),
+    "pipelines": Program(START + PIPELINES, ranks=2, theirs=2),
     "split": split(),
     "sync batch norm": sync_batch_norm(),
 }

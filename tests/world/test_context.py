@@ -21,7 +21,7 @@ from simparallel.world.context import (
 
 DEFAULTS = {
     "parallel_mode": "stand_alone", "gradients_mean": False, "parameter_broadcast": False, "device_num": 1,
-    "global_rank": 0,
+    "global_rank": 0, "pipeline_stages": 1,
 }  # fmt: skip
 
 
@@ -203,7 +203,11 @@ def test_rank_has_one_device():
         lambda: sp.set_auto_parallel_context(device_num=0),
         lambda: sp.set_auto_parallel_context(global_rank=-1),
         lambda: sp.set_auto_parallel_context(gradient_mean=True),
-        lambda: sp.set_auto_parallel_context(pipeline_stages=2),
+        lambda: sp.set_auto_parallel_context(pipeline_stages=0),
+        lambda: sp.set_auto_parallel_context(pipeline_stages=None),
+        lambda: sp.set_auto_parallel_context(pipeline_config={"pipeline_scheduler": "seqpipe"}),
+        lambda: sp.set_auto_parallel_context(pipeline_config={"interleave": True}),
+        lambda: sp.set_auto_parallel_context(pipeline_config="1f1b"),
         lambda: sp.set_context(enable_hcl=True),
         lambda: get_context("nothing"),
         lambda: sp.get_auto_parallel_context("mode"),

@@ -7,7 +7,6 @@ modes, with the same results.
 from simparallel import (
     GRAPH_MODE,
     PYNATIVE_MODE,
-    AutoParallel,
     Layout,
     Model,
     ParallelMode,
@@ -34,6 +33,7 @@ from simparallel.compat.mindspore import (
     train,
 )
 from simparallel.compat.mindspore.common import *  # noqa: F403
+from simparallel.compat.mindspore.parallel import AutoParallel
 from simparallel.compat.mindspore.train import (
     Callback,
     CheckpointConfig,

@@ -1,11 +1,41 @@
 """`mindspore.parallel`."""
 
-from simparallel import AutoParallel, Layout, shard
+from __future__ import annotations
+
+from typing import Any
+
+from simparallel import AutoParallel as _AutoParallel, Layout, shard
+from simparallel.compat.front import unused
+from simparallel.compat.mindspore.nn import (
+    PipelineCell as Pipeline,
+    PipelineGradReducer,
+    sync_pipeline_shared_parameters,
+)
 from simparallel.world.context import (
     get_algo_parameters,
+    get_auto_parallel_context,
     get_cost_model_context,
     reset_algo_parameters,
     reset_cost_model_context,
     set_algo_parameters,
+    set_auto_parallel_context,
     set_cost_model_context,
 )
+
+
+class AutoParallel(_AutoParallel):
+    """See `sp.AutoParallel`; with several pipeline stages, the network runs its own `PipelineCell`."""
+
+    def pipeline(
+        self, stages: int = 1, output_broadcast: bool = False, interleave: bool = False, scheduler: str = "1f1b"
+    ) -> None:
+        """Set the stages of the auto-parallel context, of this rank; every rank has the loss in any case."""
+        unused("AutoParallel.pipeline", output_broadcast=output_broadcast or None)
+        config = {"pipeline_interleave": interleave, "pipeline_scheduler": scheduler}
+        set_auto_parallel_context(pipeline_stages=stages, pipeline_config=config)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if get_auto_parallel_context("pipeline_stages") > 1:
+            # Each stage has one rank: no op is cut.
+            return self.network(*args, **kwargs)
+        return super().__call__(*args, **kwargs)

@@ -32,7 +32,7 @@ from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIE
 from simparallel.parallel.pipeline.schedule import BIDIRECTIONAL, Schedule, pipeline_schedule
 from simparallel.parallel.pipeline.split_backward import input_gradient, joined
 from simparallel.parallel.pipeline.stage_forward import Crossing, Known, StageForward, Switch
-from simparallel.parallel.pipeline.stages import balanced, calls, checked, owners, sizes_of, tensors_of, traced
+from simparallel.parallel.pipeline.stages import balanced, calls, checked, owners, sizes_of, tensors_of, traced, within
 
 FORWARDS, BACKWARDS = 0, 1
 # Names of axes.
@@ -170,7 +170,7 @@ class Pipeline:
         inputs, labels = _tensors(example[0]), as_tensor(example[1])
         limit_bytes = inf if memory_limit is None else parse_bytes(memory_limit) / self.schedule.chunks
         limits = [(limit_bytes, self.schedule.live_of(stage)) for stage in range(self._length)]
-        return traced(self.model, lambda: self.run(labels, *inputs), limits, balance)
+        return traced(self.model, lambda: self.run(labels, *inputs), partial(within, limits, balance))
 
     def _groups_of_owners(self) -> list[tuple[Group, list[Parameter]]]:
         """Return the groups of ranks with which this one shares parameters, each with these parameters.

@@ -10,7 +10,7 @@ may be any Module, with skip connections, and with code of its own between its c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -171,10 +171,6 @@ class StageForward(AbstractInterpreter):
         stage = max(self._around, *map(self.stage_of, inputs))
         if stage == EVERYWHERE:
             return None
-        if self._around == EVERYWHERE:
-            for x in inputs:
-                if x.is_leaf and x.requires_grad and id(x) not in self._own:
-                    self.used.setdefault(id(x), set()).add(stage)
         moved = [self._bring(x, stage) for x in inputs]
         if stage != self.stage:
             # Shapes and dtypes are all that a plan reads.
@@ -241,6 +237,9 @@ class StageForward(AbstractInterpreter):
     def _bring(self, x: Any, target: int, module: Module | None = None) -> Any:
         """Return a value as stage `target` has it, and send or receive it if this is its first use there."""
         source = self.stage_of(x)
+        if source == EVERYWHERE and self._around == EVERYWHERE and isinstance(x, Tensor):
+            for leaf in _leaves([x]):
+                self.used.setdefault(id(leaf), set()).add(target)
         if source in (EVERYWHERE, target):
             return x
         if source > target:
@@ -265,6 +264,15 @@ class StageForward(AbstractInterpreter):
                 if len(self.sent) == self._sends:
                     raise _Done
         return self._moved[key]
+
+
+def _leaves(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the parameters that these values are, or are computed from, as the transpose of a weight."""
+    for x in tensors:
+        if x.is_leaf and x.requires_grad:
+            yield x
+        elif x._node is not None:
+            yield from _leaves(x._node.inputs)
 
 
 def _spec(x: Any) -> Any:

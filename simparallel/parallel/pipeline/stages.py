@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
-from simparallel.autograd import Op, Tensor
+from simparallel.autograd import Op, Tensor, enable_grad
 from simparallel.base.units import format_number_of
 from simparallel.errors import InputError
 from simparallel.hardware.recorder import current_recorder
@@ -18,16 +18,21 @@ from simparallel.parallel.pipeline.stage_forward import EVERYWHERE, Known, Stage
 Stages = tuple[tuple[str, ...], ...]
 Counts = Sequence[int] | None
 # The stage of a rank that runs none.
-_NONE = -2
+NO_STAGE = -2
 
 
-def parts_of(model: Module, path: str = "") -> Iterator[str]:
-    """Yield the names of the parts to cut between: the children, of containers their entries; "" without children."""
+def parts_of(model: Module, path: str = "", inside: Collection[str] = ()) -> Iterator[str]:
+    """Yield the names of the parts to cut between: the children, of containers their entries; "" without children.
+
+    Of a child with one of the names `inside` below it, its own children are parts, too.
+    """
     if not model._modules:
         yield path
     for name, child in model._modules.items():
-        if isinstance(child, (Sequential, ModuleList, ModuleDict)) and child._modules:
-            yield from parts_of(child, f"{path}{name}.")
+        below = f"{path}{name}."
+        is_open = isinstance(child, (Sequential, ModuleList, ModuleDict)) or any(x.startswith(below) for x in inside)
+        if is_open and child is not None and child._modules:
+            yield from parts_of(child, below, inside)
         else:
             yield path + name
 
@@ -46,7 +51,7 @@ class _Trace(StageForward):
 
     def __init__(self, names: Mapping[Module, Sequence[str]]) -> None:
         self.switch = Switch(dict.fromkeys(names, ()))
-        super().__init__(_NONE, self.switch, None, Known())  # type: ignore[arg-type]
+        super().__init__(NO_STAGE, self.switch, None, Known())  # type: ignore[arg-type]
         self._names = names
         self.order: list[str] = []
         self.costs: list[float] = []
@@ -80,35 +85,49 @@ def _cost(op: Op, inputs: Sequence[Tensor]) -> float:
     return sum(recorder.price_of(op.name, op, plan, each)[0] for each in work)
 
 
-def traced(model: Module, run: Callable[[], Any], limits: Sequence[tuple[float, int]], counts: Counts = None) -> Stages:
-    """Return stages whose slowest one is as fast as possible, in the order in which `run()` calls the children.
+class Price(NamedTuple):
+    """The cost of a part.
+
+    Attributes:
+        cost: simulated time [ps] of forward and backward; flops outside of a run.
+        state_bytes: its weights and their gradients.
+        result_bytes: results of its ops for one micro-batch, which backward needs.
+    """
+
+    cost: float
+    state_bytes: int
+    result_bytes: int
+
+
+def traced(
+    model: Module,
+    run: Callable[[], Any],
+    cut: Callable[[Mapping[str, Price]], Stages],
+    parts: Iterable[str] | None = None,
+) -> Stages:
+    """Return stages that follow from a run without data, with the parameters that each uses besides its children.
 
     Args:
         model: the model.
-        run: computes the loss of a micro-batch.
-        limits: for each stage its memory [bytes], and the most micro-batches whose activations it holds.
-        counts: see `balanced`.
-
-    Raises:
-        InputError: as `balanced`.
+        run: computes the loss of a micro-batch, or the model's output.
+        cut: returns the stages for the prices of the parts, which are in the order of their calls, as `within`.
+        parts: names of the children to cut between; None for those of `parts_of`.
     """
     names: dict[Module, list[str]] = {}
-    for name in parts_of(model):
+    for name in parts_of(model) if parts is None else parts:
         names.setdefault(model.get_submodule(name), []).append(name)
     trace = _Trace(names)
-    with trace.switch.installed():
+    # On the tape, which leads from values to their parameters.
+    with trace.switch.installed(), enable_grad():
         trace.run_model(run)
     unused = [name for each in names.values() for name in each if name not in trace.order]
-    ordered = trace.order + unused
-    # Weights and their gradients, and what one micro-batch keeps for backward.
-    states = [2 * sum(p.data.nbytes for p in model.get_submodule(name).parameters()) for name in ordered]
-    costs, results = [*trace.costs, *(0 for _ in unused)], [*trace.result_bytes, *(0 for _ in unused)]
-
-    def fits(stage: int, first: int, last: int) -> bool:
-        limit_bytes, live = limits[stage]
-        return sum(states[first:last]) + live * sum(results[first:last]) <= limit_bytes
-
-    stages = balanced(dict(zip(ordered, costs, strict=True)), len(limits), counts, fits)
+    measured = dict(zip(trace.order, zip(trace.costs, trace.result_bytes, strict=True), strict=True))
+    prices = {}
+    for name in (*trace.order, *unused):
+        cost, result_bytes = measured.get(name, (0, 0))
+        weight_bytes = sum(p.data.nbytes for p in model.get_submodule(name).parameters())
+        prices[name] = Price(cost, 2 * weight_bytes, result_bytes)
+    stages = cut(prices)
     stage_of = {name: number for number, stage in enumerate(stages) for name in stage}
     known = owners(model, stages)
     found = [list(stage) for stage in stages]
@@ -117,6 +136,25 @@ def traced(model: Module, run: Callable[[], Any], limits: Sequence[tuple[float, 
         for stage in sorted(users - known.get(id(parameter), set())):
             found[stage].append(name)
     return tuple(map(tuple, found))
+
+
+def within(limits: Sequence[tuple[float, int]], counts: Counts, prices: Mapping[str, Price]) -> Stages:
+    """Return stages whose slowest one is as fast as possible, and that fit into the memory.
+
+    Args:
+        limits: for each stage its memory [bytes], and the most micro-batches whose activations it holds.
+        counts, prices: of the parts; see `balanced`.
+
+    Raises:
+        InputError: as `balanced`.
+    """
+    each = list(prices.values())
+
+    def fits(stage: int, first: int, last: int) -> bool:
+        limit_bytes, live = limits[stage]
+        return sum(part.state_bytes + live * part.result_bytes for part in each[first:last]) <= limit_bytes
+
+    return balanced({name: price.cost for name, price in prices.items()}, len(limits), counts, fits)
 
 
 def balanced(
@@ -170,6 +208,49 @@ def balanced(
     return tuple(tuple(names[a:b]) for a, b in pairwise((*found, len(names))))
 
 
+def cut_at(names: Iterable[str], cuts: Mapping[str, bool]) -> Stages:
+    """Return stages of these parts, in this order, cut at parts or at what contains them.
+
+    Args:
+        names: of the parts.
+        cuts: name -> False to cut before it, True to cut behind it.
+
+    Raises:
+        InputError: a name without a part, or a stage without one.
+    """
+    names, places = list(names), [0]
+    for cut, is_behind in cuts.items():
+        found = [number for number, name in enumerate(names) if f"{name}.".startswith(f"{cut}.")]
+        if not found:
+            raise InputError(f"pipeline: no child is called {cut!r}; there are {', '.join(names)}.")
+        places.append(found[-1] + 1 if is_behind else found[0])
+        if places[-1] in (*places[:-1], len(names)):
+            raise InputError(f"pipeline: the cut at {cut!r} makes a stage without children.")
+    places = [*sorted(places), len(names)]
+    return tuple(tuple(names[a:b]) for a, b in pairwise(places))
+
+
+def stages_by(
+    model: Module, stage_of: Callable[[Module], int | None], name: str = "", around: int | None = None
+) -> dict[str, int]:
+    """Return name -> stage of the children that say their stage; where children inside say one, theirs.
+
+    Args:
+        model: the model.
+        stage_of: returns the stage that a child says, or None.
+        name: of the model in an outer one; `around`: the stage that this one says for it.
+    """
+    own = stage_of(model)
+    own = around if own is None else own
+    found: dict[str, int] = {}
+    if any(stage_of(each) is not None for each in model.modules() if each is not model):
+        for key, child in model.named_children():
+            found |= stages_by(child, stage_of, f"{name}.{key}".removeprefix("."), own)
+    elif own is not None:
+        found[name] = own
+    return found
+
+
 def sizes_of(model: Module) -> dict[str, float]:
     """Return the number of parameters of each part."""
     return {name: sum(p.size for p in model.get_submodule(name).parameters()) for name in parts_of(model)}
@@ -186,10 +267,10 @@ def checked(model: Module, stages: Sequence[Sequence[str]], count: int) -> Stage
     if len(found) != count:
         raise InputError(f"Pipeline: {format_number_of(len(found), 'stage')} given, and the schedule has {count}.")
     names = [name for stage in found for name in stage]
-    children = [name for name in names if isinstance(_find(model, name), Module)]
+    children = [name for name in names if isinstance(find(model, name), Module)]
     for i, name in enumerate(names):
         told = ""
-        if _find(model, name) is None:
+        if find(model, name) is None:
             told = f"the model has no child or parameter of this name; its parts are {', '.join(parts_of(model))}"
         elif name in names[:i] and name in children:
             told = "a child is in one stage"
@@ -207,7 +288,7 @@ def checked(model: Module, stages: Sequence[Sequence[str]], count: int) -> Stage
     return found
 
 
-def _find(model: Module, name: str) -> Module | Parameter | None:
+def find(model: Module, name: str) -> Module | Parameter | None:
     """Return the child or the parameter of a name; None if there is none."""
     if not name:
         return model
@@ -223,7 +304,7 @@ def owners(model: Module, stages: Stages) -> dict[int, set[int]]:
     """Return id of a parameter -> the stages that have it."""
     found: dict[int, set[int]] = {}
     for stage, names in enumerate(stages):
-        for each in (_find(model, name) for name in names):
+        for each in (find(model, name) for name in names):
             for parameter in each.parameters() if isinstance(each, Module) else [each]:
                 found.setdefault(id(parameter), set()).add(stage)
     return found
@@ -231,7 +312,7 @@ def owners(model: Module, stages: Stages) -> dict[int, set[int]]:
 
 def tensors_of(model: Module, names: Sequence[str]) -> Iterator[Tensor]:
     """Yield the parameters and buffers that these names of a stage stand for."""
-    for each in (_find(model, name) for name in names):
+    for each in (find(model, name) for name in names):
         yield from (*each.parameters(), *each.buffers()) if isinstance(each, Module) else (each,)  # type: ignore[misc]
 
 
@@ -239,7 +320,7 @@ def calls(model: Module, stages: Stages) -> dict[Module, list[int]]:
     """Return for each child that stages name the stages of its calls; a child may stand in several places."""
     found: dict[Module, list[int]] = {}
     for stage, names in enumerate(stages):
-        for each in (_find(model, name) for name in names):
+        for each in (find(model, name) for name in names):
             if isinstance(each, Module):
                 found.setdefault(each, []).append(stage)
     return found

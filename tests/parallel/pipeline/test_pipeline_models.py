@@ -423,3 +423,27 @@ class Deciding(nn.Module):
     def forward(self, x):
         y = self.layer(x)
         return y if y.sum() > 0 else -y
+
+
+class Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 2, dtype=np.float64), nn.Linear(2, 2, dtype=np.float64)
+        self.offset = nn.Parameter(np.ones(4))
+
+    def forward(self, x):
+        return self.second(self.first(x + self.offset)) @ (self.first.weight * 2).T.T
+
+
+def _transposed():
+    sp.set_seed(1)
+    return Transposed()
+
+
+def test_a_tied_weight_may_be_transposed():
+    """A stage uses the parameters behind its values that every rank can compute: of the inputs and of weights alone."""
+    x = np.random.default_rng(1).standard_normal((8, 4))
+    _check(_transposed, _square, [x], x, 2, example=(x[:2], x[:2]))
+    _check(_transposed, _square, [x], x, 2, stages=[["first", "offset"], ["second", "first.weight"]])
+    for stages in ([["first", "offset"], ["second"]], [["first"], ["second", "first.weight", "offset"]]):
+        _refusal(InputError, lambda s=stages: Pipeline(_transposed(), _square, 2, stages=s).step(x, x))

@@ -9,6 +9,7 @@ from simparallel.autograd.kernels.windows import as_pair
 from simparallel.comm import Group
 from simparallel.compat.front import front, refuse, unused
 from simparallel.compat.mindspore.nn import utils
+from simparallel.compat.mindspore.nn.pipelines import PipelineCell, PipelineGradReducer, sync_pipeline_shared_parameters
 from simparallel.errors import InputError
 from simparallel.hardware.notes import note_once
 from simparallel.nn import (
@@ -32,9 +33,12 @@ from simparallel.nn import (
     Tanh,
     Upsample,
 )
+from simparallel.optim import FixedLossScaleManager as _FixedLossScaleManager
 from simparallel.parallel import DistributedGradReducer
 from simparallel.parallel.operator.interpreter import sharder
 from simparallel.train import F1, MAE, MSE, Accuracy, Fbeta, Loss, Metric, Precision, Recall
+from simparallel.train.step import TrainStep
+from simparallel.world.context import ParallelMode, get_auto_parallel_context
 from simparallel.world.rank import get_world_size
 
 # --- layers ------------------------------------------------------------------------------------------
@@ -403,3 +407,22 @@ class WithLossCell(Cell):
 
     def construct(self, data: Any, label: Any) -> Any:
         return self._loss_fn(self._backbone(data), label)
+
+
+class TrainOneStepCell(Cell):
+    """A step of training as a cell: loss, gradients, update; see `sp.Model`.
+
+    Args:
+        network: takes all fields of a batch, and returns the loss.
+        optimizer: of its parameters.
+        sens: factor of the gradients, which the optimizer divides by: give it as its `loss_scale`.
+    """
+
+    def __init__(self, network: Cell, optimizer: Any, sens: float = 1.0) -> None:
+        super().__init__()
+        self.network, self.optimizer = network, optimizer
+        reduces = get_auto_parallel_context("parallel_mode") == ParallelMode.DATA_PARALLEL
+        self._step = TrainStep(network, None, optimizer, _FixedLossScaleManager(sens, False), reduces)
+
+    def construct(self, *inputs: Any) -> Any:
+        return self._step(inputs)

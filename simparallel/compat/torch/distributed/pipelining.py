@@ -1,0 +1,332 @@
+"""`torch.distributed.pipelining`: stages of a model, and schedules that train them; see `sp.parallel.Pipeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from simparallel import Group, Tensor, get_rank, get_world_size, pipeline_schedule
+from simparallel.compat.front import public_names, refuse, unused
+from simparallel.errors import InputError
+from simparallel.nn import Module
+from simparallel.parallel.pipeline.own_parts import Chain, Entered, Part, PlacedPipeline
+from simparallel.parallel.pipeline.stages import cut_at, parts_of, traced
+
+
+class SplitPoint(Enum):
+    """Where to cut: a stage begins with the named child, or ends with it."""
+
+    BEGINNING = 1
+    END = 2
+
+
+def pipe_split() -> None:
+    """Refuse to cut inside of a forward.
+
+    Raises:
+        InputError: always.
+    """
+    raise InputError("pipe_split: cuts are between children; name them, pipeline(…, split_spec={'layers.4': …}).")
+
+
+class PipelineStage:
+    """A stage of a pipeline, of which this rank has the module.
+
+    Results of a stage are the arguments of the next one; the first dim of all of them is the samples. Shapes are found
+    by a run without data.
+
+    Args:
+        submodule: the stage's module.
+        stage_index, num_stages: number of the stage, and of all stages.
+        device, input_args, output_args, output_grads, input_grads: no effect.
+        group: all ranks of the run; for pipelines beside each other see `sp.parallel.Pipeline(replicas=…)`.
+
+    Raises:
+        InputError: no such stage, or a group of other ranks.
+    """
+
+    pipe: Pipe | None = None
+
+    def __init__(
+        self,
+        submodule: Module,
+        stage_index: int,
+        num_stages: int,
+        device: Any = None,
+        input_args: Any = None,
+        output_args: Any = None,
+        output_grads: Any = None,
+        input_grads: Any = None,
+        group: Group | None = None,
+        dw_builder: Any = None,
+    ) -> None:
+        if not 0 <= stage_index < num_stages:
+            raise InputError(f"PipelineStage: stage_index={stage_index}, and there are {num_stages} stages from 0.")
+        if group is not None and tuple(group.ranks) != tuple(range(get_world_size())):
+            raise InputError(
+                f"PipelineStage: group has the ranks {list(group.ranks)}; a pipeline has all {get_world_size()} ranks. "
+                "For several pipelines beside each other, take sp.parallel.Pipeline(…, replicas=…)."
+            )
+        examples = {"input_args": input_args, "output_args": output_args, "output_grads": output_grads}
+        for name, value in {**examples, "input_grads": input_grads}.items():
+            # Not the values, which may be large.
+            unused("PipelineStage", **{name: None if value is None else "…"})
+        refuse("PipelineStage", "gradients of weights are split by the schedule", dw_builder=dw_builder)
+        self.submod, self.stage_index, self.num_stages = submodule, stage_index, num_stages
+        self.device, self.group = device, group
+        self.is_first, self.is_last = stage_index == 0, stage_index == num_stages - 1
+
+
+class Pipe:
+    """A model that is cut into stages; its own forward runs in them. Made by `pipeline`."""
+
+    def __init__(self, module: Module, stages: Sequence[Sequence[str]]) -> None:
+        self._module, self._stages = module, stages
+        self.num_stages = len(stages)
+
+    def get_stage_module(self, stage_idx: int) -> Module:
+        """Return the children of a stage, under their names in the model. Raises InputError: there is no such stage."""
+        if not 0 <= stage_idx < self.num_stages:
+            raise InputError(f"Pipe: there is no stage {stage_idx!r}; there are {self.num_stages} from 0.")
+        return Part(self._module, self._stages[stage_idx])
+
+    def build_stage(self, stage_index: int, device: Any = None, group: Group | None = None) -> PipelineStage:
+        """Return a stage for a schedule; arguments as for `PipelineStage`."""
+        submodule = self.get_stage_module(stage_index)
+        stage = PipelineStage(submodule, stage_index, self.num_stages, device, group=group)
+        stage.pipe = self
+        return stage
+
+
+def pipeline(
+    module: Module,
+    mb_args: tuple[Any, ...],
+    mb_kwargs: Mapping[str, Any] | None = None,
+    split_spec: Mapping[str, SplitPoint] | None = None,
+    split_policy: Any = None,
+) -> Pipe:
+    """Cut a model into stages before or after the named children.
+
+    Children are in the order in which a run without data calls them; this run also finds shared parameters, which get
+    the sum of their gradients. The model may be any Module, with skips between stages.
+
+    Args:
+        module: the whole model, equal on all ranks.
+        mb_args, mb_kwargs: a micro-batch of inputs.
+        split_spec: name of a child -> where to cut; None for one stage.
+
+    Raises:
+        InputError: an unknown child, a stage without children, or a split_policy.
+    """
+    refuse("pipeline", "name children in split_spec", split_policy=split_policy)
+    cuts = {name: point is SplitPoint.END for name, point in (split_spec or {}).items()}
+    return Pipe(
+        module,
+        traced(
+            module,
+            lambda: module(*mb_args, **(mb_kwargs or {})),
+            lambda costs: cut_at(costs, cuts),
+            parts_of(module, inside=cuts),
+        ),
+    )
+
+
+class _Schedule:
+    """A schedule of the stages that this rank has.
+
+    Each rank calls `step`: the first one with the inputs, the last one with `target=`. Gradients are added to those of
+    the stages' parameters. Micro-batches differ by one sample at most, where PyTorch makes a smaller last one.
+
+    Args:
+        stage, stages: of this rank.
+        n_microbatches: number of parts of a batch.
+        loss_fn: of output and target of a micro-batch; None for forward only.
+        scale_grads: True: gradients of the mean of the losses; unequal micro-batches are weighted by their samples,
+            where PyTorch weighs them equally. False: `n_microbatches` times as large, the sum of the losses. PyTorch
+            also divides what earlier steps left in `.grad`, again in each step and in `eval`; here it stays.
+
+    Raises:
+        InputError: stages of several models, other stages than this rank has in the schedule, or chunk specs.
+
+    Collective: yes, all calls.
+    """
+
+    rule = ""
+
+    def __init__(
+        self,
+        stages: Sequence[PipelineStage],
+        n_microbatches: int,
+        loss_fn: Callable[..., Any] | None,
+        scale_grads: bool,
+        specs: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> None:
+        who = type(self).__name__
+        refuse(who, "all Tensors are split and joined along their first dim", **specs)
+        unused(who, **settings)
+        ranks, count = get_world_size(), stages[0].num_stages
+        schedule = pipeline_schedule(self.rule, ranks, n_microbatches, len(stages))
+        own = [stage for stage in range(schedule.num_stages) if schedule.rank_of(stage) == get_rank()]
+        found = [stage.stage_index for stage in stages]
+        if count != schedule.num_stages or sorted(found) != own:
+            raise InputError(
+                f"{who}: got stages {found} of {count}; this rank has stages {own} of {schedule.num_stages}."
+            )
+        pipe = stages[0].pipe
+        if any(stage.pipe is not pipe for stage in stages):
+            raise InputError(f"{who}: the stages are of several models.")
+        if pipe is None:
+            model: Chain | Entered = Chain({stage.stage_index: stage.submod for stage in stages}, count)
+        else:
+            model = Entered(pipe._module, pipe._stages)
+        self._pipeline = PlacedPipeline(model, loss_fn, schedule, is_sum=not scale_grads)
+
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: Any = None,
+        **kwargs: Any,
+    ) -> Tensor | None:
+        """Run forward and backward of a batch.
+
+        Args:
+            args: inputs, on the rank of the first stage; others may leave them out.
+            target: labels, on the rank of the last stage.
+            losses: gets the micro-batches' losses, on the rank of the last stage.
+            kwargs: named inputs: of stages of your own on each rank that has such stages, else on the first one.
+
+        Returns:
+            The joined output, off the tape, on the rank of the last stage; else None.
+        """
+        refuse("step", "give a loss_fn that has them", loss_kwargs=loss_kwargs)
+        if self._pipeline.loss_fn is None:
+            return self.eval(*args, target=target, losses=losses, **kwargs)
+        y = self._pipeline.step(_arguments(args, kwargs), target)
+        _refill(losses, self._pipeline.losses)
+        return y if return_outputs else None
+
+    def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Tensor | None:
+        """Run forward of a batch off the tape; arguments and result as for `step`."""
+        y = self._pipeline.predict(_arguments(args, kwargs), target)
+        _refill(losses, self._pipeline.losses)
+        return y
+
+
+def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
+    return dict([*enumerate(args), *kwargs.items()])
+
+
+def _refill(losses: list[Tensor] | None, found: Sequence[Tensor]) -> None:
+    if losses is not None:
+        losses[:] = found
+
+
+class PipelineScheduleSingle(_Schedule):
+    __doc__ = _Schedule.__doc__
+
+    def __init__(
+        self,
+        stage: PipelineStage,
+        n_microbatches: int,
+        loss_fn: Callable[..., Any] | None = None,
+        args_chunk_spec: Any = None,
+        kwargs_chunk_spec: Any = None,
+        output_merge_spec: Any = None,
+        scale_grads: bool = True,
+    ) -> None:
+        specs = {name: value for name, value in locals().items() if name.endswith("_spec")}
+        super().__init__([stage], n_microbatches, loss_fn, scale_grads, specs, {})
+
+
+class PipelineScheduleMulti(_Schedule):
+    __doc__ = _Schedule.__doc__
+
+    def __init__(
+        self,
+        stages: Sequence[PipelineStage],
+        n_microbatches: int,
+        loss_fn: Callable[..., Any] | None = None,
+        args_chunk_spec: Any = None,
+        kwargs_chunk_spec: Any = None,
+        output_merge_spec: Any = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
+    ) -> None:
+        specs = {name: value for name, value in locals().items() if name.endswith("_spec")}
+        settings = {
+            "defer_pp_recv": defer_pp_recv or None,
+            "backward_requires_autograd": backward_requires_autograd and None,
+        }
+        super().__init__(stages, n_microbatches, loss_fn, scale_grads, specs, settings)
+
+
+class ScheduleGPipe(PipelineScheduleSingle):
+    """All forwards, then all backwards."""
+
+    rule = "gpipe"
+
+
+class Schedule1F1B(PipelineScheduleSingle):
+    """A forward and a backward by turns."""
+
+    rule = "1f1b"
+
+
+class ScheduleInterleaved1F1B(PipelineScheduleMulti):
+    """1F1B with several stages on a rank, in a loop."""
+
+    rule = "interleaved_1f1b"
+
+
+class ScheduleLoopedBFS(PipelineScheduleMulti):
+    """All micro-batches of a stage, then the next stage of the rank."""
+
+    rule = "looped_bfs"
+
+    def __init__(
+        self,
+        stages: Sequence[PipelineStage],
+        n_microbatches: int,
+        loss_fn: Callable[..., Any] | None = None,
+        output_merge_spec: Any = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
+    ) -> None:
+        more = output_merge_spec, scale_grads, backward_requires_autograd, defer_pp_recv
+        super().__init__(stages, n_microbatches, loss_fn, None, None, *more)
+
+
+class ScheduleInterleavedZeroBubble(PipelineScheduleMulti):
+    """Interleaved 1F1B whose bubbles are filled with gradients of weights."""
+
+    rule = "interleaved_zb"
+
+
+class ScheduleZBVZeroBubble(PipelineScheduleMulti):
+    """Two stages on a rank, back and forth, without a bubble."""
+
+    rule = "zbv"
+
+
+class ScheduleDualPipeV(PipelineScheduleMulti):
+    """Two stages on a rank, back and forth; forwards and backwards in pairs."""
+
+    rule = "dualpipe_v"
+
+
+def get_schedule_class(schedule_name: str) -> type[_Schedule]:
+    """Return the schedule of a name, "1F1B", in any case. Raises InputError, a ValueError: there is none."""
+    known = {name.removeprefix("Schedule").lower(): each for name, each in globals().items() if name.startswith("Sch")}
+    if schedule_name.lower() not in known:
+        raise InputError(f"get_schedule_class: {schedule_name!r} is not one of {', '.join(known)}.")
+    return known[schedule_name.lower()]
+
+
+__all__ = public_names(globals(), "Group", "Tensor")
