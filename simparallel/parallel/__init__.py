@@ -29,7 +29,7 @@ from simparallel.parallel.operator.layers import (
     VocabParallelCrossEntropy,
     VocabParallelEmbedding,
 )
-from simparallel.parallel.pipeline.runtime import Pipeline
+from simparallel.parallel.pipeline.pipeline import Pipeline
 from simparallel.parallel.replicas.data_parallel import DataParallel
 from simparallel.parallel.replicas.replicate import parallel_apply, replicate
 from simparallel.parallel.replicas.scatter_gather import gather, scatter

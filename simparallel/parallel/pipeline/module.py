@@ -12,7 +12,7 @@ from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array
 from simparallel.errors import InputError
 from simparallel.nn import Module
-from simparallel.parallel.pipeline.runtime import Pipeline
+from simparallel.parallel.pipeline.pipeline import Pipeline
 from simparallel.parallel.pipeline.schedule import Schedule
 from simparallel.parallel.pipeline.stages import Price, Stages, stages_by, traced
 

@@ -21,7 +21,7 @@ from simparallel.base.units import format_type_of
 from simparallel.comm import current
 from simparallel.errors import InputError
 from simparallel.nn import Identity, Module
-from simparallel.parallel.pipeline.runtime import Pipeline
+from simparallel.parallel.pipeline.pipeline import Pipeline
 from simparallel.parallel.pipeline.schedule import Schedule
 from simparallel.parallel.pipeline.stage_forward import Known, StageForward, Switch
 from simparallel.parallel.pipeline.stages import NO_STAGE, find

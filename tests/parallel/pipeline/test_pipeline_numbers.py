@@ -13,7 +13,6 @@ from simparallel import nn
 from simparallel.errors import InputError
 from simparallel.optim import SGD, GradScaler, clip_grad_norm_
 from simparallel.parallel import Pipeline
-from simparallel.parallel.operator.interpreter import running_on
 
 WIDTH = 4
 
@@ -142,17 +141,14 @@ def test_a_checkpoint_loads_into_any_cut(mesh):
             optimizer.zero_grad()
             pipeline.step(*(_part(pipeline, x) for x in _data()))
             optimizer.step()
-        pipeline.collect()
-        return {name: x.full_tensor().numpy() for name, x in pipeline.model.named_parameters()}
+        return pipeline.state_dict()
 
     def first():
-        pipeline = _pipeline(*MESHES[mesh])
-        with running_on(pipeline._mates):
-            return train(pipeline, 2)
+        return train(_pipeline(*MESHES[mesh]), 2)
 
-    def second(state):
-        pipeline = _pipeline(((2,), ("pp",)), [["0"], ["1", "2", "3"]], schedule="zb_h1")
-        pipeline.model.load_state_dict(state, strict=False)
+    def second(state, others):
+        pipeline = _pipeline(*others, schedule="zb_h1")
+        pipeline.load_state_dict(state)
         return train(pipeline, 1)
 
     alone = _make()
@@ -162,9 +158,12 @@ def test_a_checkpoint_loads_into_any_cut(mesh):
         _square(alone(sp.Tensor(_data()[0])), sp.Tensor(_data()[1])).backward()
         optimizer.step()
     states = sp.launch(first, world_size=math.prod(MESHES[mesh][0][0]), transport="inline")
-    for found in sp.launch(second, (states[0],), world_size=2, transport="inline"):
-        for name, parameter in alone.named_parameters():
-            np.testing.assert_allclose(found[name], parameter.numpy(), rtol=1e-9)
+    for others in (((2,), ("pp",)), [["0"], ["1", "2", "3"]]), (((2, 2), ("tp", "pp")), [["0", "1", "2"], ["3"]]):
+        results = sp.launch(second, (states[0], others), world_size=math.prod(others[0][0]), transport="inline")
+        for found in results:
+            assert found.keys() == alone.state_dict().keys()
+            for name, value in alone.state_dict().items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-9)
 
 
 def _layers(ranks):

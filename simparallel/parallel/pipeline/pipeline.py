@@ -1,46 +1,39 @@
-"""Run a pipeline: each rank does the actions of its list, with real gradients."""
+"""`Pipeline`: a model in stages on the ranks of a mesh; its parameters, and numbers of all stages together."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from math import inf, prod
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from simparallel import collectives
-from simparallel.autograd import Tensor, no_grad, run_backward
+from simparallel.autograd import Tensor, no_grad
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import as_tensor
-from simparallel.backend import Array, get_namespace, random_state
+from simparallel.backend import Array, to_host
 from simparallel.base.units import format_type_of
-from simparallel.comm import Group, Work, current
-from simparallel.errors import InputError, ScheduleError, ShapeError
+from simparallel.comm import Group, current
+from simparallel.errors import InputError, ScheduleError
 from simparallel.hardware.memory import parse_bytes
 from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.nn.parameter import Parameter
+from simparallel.nn.state import LoadResult
 from simparallel.optim.norms import clip_grad_norm_
 from simparallel.parallel.operator.interpreter import running_on
-from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, read_cell
+from simparallel.parallel.pipeline.action import read_cell
 from simparallel.parallel.pipeline.schedule import BIDIRECTIONAL, Schedule, pipeline_schedule
-from simparallel.parallel.pipeline.split_backward import input_gradient, joined
-from simparallel.parallel.pipeline.stage_forward import Crossing, Known, StageForward, Switch
+from simparallel.parallel.pipeline.stage_forward import Known, Switch
 from simparallel.parallel.pipeline.stages import balanced, calls, checked, owners, sizes_of, tensors_of, traced, within
+from simparallel.parallel.pipeline.step import Step, tensors
 
-FORWARDS, BACKWARDS = 0, 1
 # Names of axes.
 PIPELINE, DATA = "pp", "dp"
 PIPEDREAM, PIPEDREAM_2BW = "pipedream", "pipedream_2bw"
-_WORDS = {
-    FORWARD: "forward", BACKWARD: "backward", INPUT_GRADIENT: "input gradient", WEIGHT_GRADIENT: "weight gradients"
-}  # fmt: skip
 
 
 class Pipeline:
@@ -167,7 +160,7 @@ class Pipeline:
             if memory_limit is not None:
                 raise InputError("Pipeline: memory_limit needs example=(inputs, labels), of a micro-batch.")
             return balanced(sizes_of(self.model), self._length, balance)
-        inputs, labels = _tensors(example[0]), as_tensor(example[1])
+        inputs, labels = tensors(example[0]), as_tensor(example[1])
         limit_bytes = inf if memory_limit is None else parse_bytes(memory_limit) / self.schedule.chunks
         limits = [(limit_bytes, self.schedule.live_of(stage)) for stage in range(self._length)]
         return traced(self.model, lambda: self.run(labels, *inputs), partial(within, limits, balance))
@@ -214,7 +207,7 @@ class Pipeline:
         Raises:
             InputError: the model does not return one Tensor.
         """
-        step, found = _Step(self, inputs, None), None
+        step, found = Step(self, inputs, None), None
         with no_grad(), self._switch.installed(), running_on(self._mates):
             for stage in range(self._length):
                 if self.schedule.rank_of(stage) == self._rank:
@@ -257,7 +250,7 @@ class Pipeline:
                 f"Pipeline: step(..., optimizer=...) is for the schedule {PIPEDREAM!r}, which needs one; this is "
                 f"{self.schedule.name!r}."
             )
-        step = _Step(self, inputs if isinstance(inputs, tuple) else (inputs,), labels, optimizer)
+        step = Step(self, inputs if isinstance(inputs, tuple) else (inputs,), labels, optimizer)
         if self.schedule.name != PIPEDREAM_2BW:
             return step.run()
         now = {id(p): p.data for p in self.parameters()}
@@ -299,11 +292,21 @@ class Pipeline:
         """Return whether the flag is set on any rank, such as for `GradScaler(reduce_overflow=pipeline.any_rank)`."""
         return bool(self._communicator.all_reduce(np.asarray(flag, np.int64), "max").item())
 
-    def collect(self) -> None:
-        """Copy the parameters and buffers of all stages into the model, on every rank.
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the model's state of all stages, on every rank: its names and arrays do not depend on the cut."""
+        self.collect()
+        with running_on(self._mates):
+            return {name: to_host(x.full_tensor().data).copy() for name, x in self.model._saved_tensors()}
 
-        Training changes those of a rank's own stages alone. Afterwards the model is that of one device: save
-        `model.state_dict()`, whose names do not depend on the stages; load it on every rank, into any cut.
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> LoadResult:
+        """Load a state of one device, or of another cut. Arguments, result and errors as for `Module`."""
+        with running_on(self._mates):
+            return self.model.load_state_dict(state, strict)
+
+    def collect(self) -> None:
+        """Copy the parameters and buffers of all stages into the model, on every rank; of cut ones the rank's slices.
+
+        Training changes those of a rank's own stages alone. Afterwards the model is that of one device.
         """
         if self._group is None:
             groups = [self._communicator.new_group(ranks) for ranks in self.mesh.groups(PIPELINE)]
@@ -328,314 +331,3 @@ class Pipeline:
                     f"{sorted(self._stages_of[id(parameter)])}. Name it there, too: stages=[…, [{stage}: …, '{name}'], "
                     "…]; or pass example=(inputs, labels), by which such parameters are found."
                 )
-
-
-class _Live(NamedTuple):
-    """A forward whose backward is to come: the values that came from other stages, and those that went there."""
-
-    received: list[tuple[Crossing, Tensor]]
-    sent: list[tuple[Crossing, Tensor]]
-    loss: Tensor | None
-
-
-class _Step:
-    """The state of one step on this rank."""
-
-    def __init__(self, pipeline: Pipeline, inputs: Sequence[Any], labels: Any, optimizer: Any = None) -> None:
-        schedule, self._optimizer = pipeline.schedule, optimizer
-        # Prediction runs the batch in one part.
-        count = 1 if labels is None else schedule.microbatches
-        self._inputs, self._labels = _tensors(inputs), None if labels is None else as_tensor(labels)
-        self._samples = _samples([*self._inputs, *([] if self._labels is None else [self._labels])], count)
-        self._pipeline, self._schedule = pipeline, schedule
-        self._length, self._rank, self._ranks = pipeline._length, pipeline._rank, pipeline.ranks
-        self._xp = get_namespace(*(x.data for x in self._inputs))
-        # Unequal parts differ by one sample.
-        self._ends = [self._samples * m // count for m in range(count + 1)]
-        self._weights = self._weights_of_parts(count)
-        self._loss = self._xp.zeros((), np.float64)
-        self._losses: list[tuple[int, Array]] = []
-        # (stage, micro-batch) -> its forward; direction, crossing, micro-batch -> a value for this rank itself.
-        self._live: dict[tuple[int, int], _Live] = {}
-        self._local: dict[tuple[int, Crossing, int], Array] = {}
-        self._late: dict[tuple[int, int], Callable[[], None]] = {}
-        self._works: list[Work] = []
-        # Random numbers at the start; calls of each stream of masks so far.
-        self._drawn = random_state.snapshot()
-        self._masks: dict[str, int] = {}
-        # Gradients of this step of parameters that other ranks have, too.
-        self._shared: dict[int, Array | None] = {id(p): None for _, parameters in pipeline._shared for p in parameters}
-
-    def run(self) -> Tensor:
-        act = {FORWARD: self._forward, BACKWARD: self._backward, INPUT_GRADIENT: self._backward_first,
-               WEIGHT_GRADIENT: self._backward_later}  # fmt: skip
-        with self._pipeline._switch.installed(), running_on(self._pipeline._mates):
-            for cell in self._pipeline._cells:
-                for action in cell:
-                    try:
-                        act[action.kind](action)
-                    except BaseException as error:
-                        error.add_note(self._place(action, str(error)))
-                        raise
-        self.end_masks()
-        for work in self._works:
-            work.wait()
-        self._sum_shared()
-        self._pipeline.losses = [as_tensor(loss) for _, loss in sorted(self._losses, key=itemgetter(0))]
-        with no_grad():
-            # The ranks of a stage have the same loss.
-            return as_tensor(collectives.all_reduce(self._loss) / len(self._pipeline._mates))
-
-    def _place(self, action: Action, text: str) -> str:
-        """Return the place of an error in the pipeline, and the values that its message knows by their tags."""
-        names = ", ".join(self._pipeline.stages[action.stage % self._length])
-        told = f"In the pipeline: {action}, {_WORDS[action.kind]} of micro-batch {action.microbatch} in stage "
-        told += f"{action.stage} ({names}), rank {self._ranks[self._rank]}."
-        for tag in dict.fromkeys(map(int, re.findall(r"\btag[= ](\d+)", text))):
-            direction, (source, target, number), m = self._of_tag(tag)
-            value = f"value {number} of stage {source} for stage {target}, micro-batch {m}"
-            told += f" Tag {tag} is {'the gradient of ' * (direction == BACKWARDS)}{value}."
-        return told
-
-    def _sum_shared(self) -> None:
-        """Sum the gradients of parameters that other ranks have, too: one collective for each group."""
-        for group, parameters in self._pipeline._shared:
-            own = [(p, self._shared[id(p)]) for p in parameters]
-            sums = [get_namespace(p.data).zeros_like(p.data) if x is None else x for p, x in own]
-            for parameter, total in zip(parameters, collectives.all_reduce(sums, "sum", group), strict=True):
-                _add(parameter, total)
-
-    # --- actions --------------------------------------------------------------------------------------
-
-    def run_stage(self, stage: int, m: int) -> tuple[Any, StageForward]:
-        """Run the forward of a stage; return what the model's code returned, and the pass."""
-        first, last = self._span(stage, m)
-        forward = StageForward(
-            stage % self._length, self._pipeline._switch, _Mail(self, stage, m), self._pipeline._known
-        )
-        inputs = [as_tensor(x.data[first:last]) for x in self._inputs]
-        labels = None if self._labels is None else as_tensor(self._labels.data[first:last])
-        # The same masks as on one device: those of the samples' places in the whole batch.
-        random_state.restore(self._drawn)
-        before = random_state.given_part, random_state.sharded_part
-        start, size = self._pipeline.replica * self._samples + first, last - first
-        part = Fraction(start, size), Fraction(self._samples * self._pipeline.replicas, size)
-        random_state.given_part = random_state.sharded_part = part
-        try:
-            return forward.run_model(self._pipeline.run, labels, *inputs), forward
-        finally:
-            random_state.given_part, random_state.sharded_part = before
-            # A pass ends early, without the masks of later stages.
-            for stream, count in random_state.calls.items():
-                self._masks[stream] = max(count, self._masks.get(stream, 0))
-
-    def end_masks(self) -> None:
-        """Count the masks of this step: one call of each layer, in whatever order the micro-batches came."""
-        random_state.calls = self._masks
-
-    def _forward(self, action: Action) -> None:
-        stage, m = action.stage, action.microbatch
-        loss, forward = self.run_stage(stage, m)
-        if forward.is_first:
-            self._check(loss, forward)
-        is_last = stage % self._length == self._length - 1
-        if is_last:
-            self._loss += self._weights[self._number(stage, m)] * loss.data
-            self._losses.append((self._number(stage, m), loss.data))
-        self._live[stage, m] = _Live(forward.received, forward.sent, loss if is_last else None)
-
-    def _check(self, loss: Any, forward: StageForward) -> None:
-        self._pipeline.check_used(forward.used)
-        end = self._length - 1
-        source = forward.stage_of(loss)
-        if not isinstance(loss, Tensor) or source != end or loss.shape:
-            told = f" of shape {loss.shape} from stage {source}" if isinstance(loss, Tensor) else ""
-            raise InputError(
-                f"Pipeline: loss_fn gave {format_type_of(loss)}{told}; a Tensor of shape () from stage {end}, the last "
-                "one, is needed."
-            )
-
-    def _backward(self, action: Action) -> None:
-        live, root, seed = self._root_of(action)
-        found: dict[int, Array] = {}
-        if root.requires_grad:
-            run_backward(root, seed, partial(self._deliver, live, found))
-        self._send_back(action, live, found)
-        if self._optimizer is not None:
-            for parameter in self._pipeline.parameters():
-                # Forwards whose backward is to come keep the version that they saw.
-                parameter.data = parameter.data.copy()
-            self._optimizer.step()
-            self._optimizer.zero_grad()
-
-    def _backward_first(self, action: Action) -> None:
-        live, root, seed = self._root_of(action)
-        found: dict[int, Array] = {}
-        if root.requires_grad:
-            leaves = [x for _, x in live.received]
-            deliver = partial(self._deliver, live, found)
-            self._late[action.stage, action.microbatch] = input_gradient(root, seed, leaves, deliver)
-        self._send_back(action, live, found)
-
-    def _backward_later(self, action: Action) -> None:
-        finish = self._late.pop((action.stage, action.microbatch), None)
-        if finish is not None:
-            finish()
-
-    def _root_of(self, action: Action) -> tuple[_Live, Tensor, Array]:
-        """Return the forward of a stage, the tensor from which its backward starts, and the gradient of that tensor."""
-        stage, m = action.stage, action.microbatch
-        live = self._live.pop((stage, m))
-        mail = _Mail(self, stage, m)
-        ends = [(x, mail.gradient_of(crossing)) for crossing, x in live.sent if x.dtype.kind == "f"]
-        if live.loss is not None:
-            seed = get_namespace(live.loss.data).full((), self._share(stage, m), live.loss.dtype)
-            ends.append((live.loss, seed))
-        return live, *joined([(x, gradient) for x, gradient in ends if x.requires_grad], self._xp)
-
-    def _send_back(self, action: Action, live: _Live, found: dict[int, Array]) -> None:
-        mail = _Mail(self, action.stage, action.microbatch)
-        for crossing, x in live.received:
-            if x.requires_grad:
-                gradient = found.get(id(x))
-                mail.send_gradient(crossing, get_namespace(x.data).zeros_like(x.data) if gradient is None else gradient)
-
-    def _deliver(self, live: _Live, found: dict[int, Array], leaf: Tensor, gradient: Array) -> None:
-        if any(leaf is x for _, x in live.received):
-            found[id(leaf)] = gradient
-        elif id(leaf) not in self._shared:
-            _add(leaf, gradient)
-        # Gradients of earlier steps have been summed over the owners already.
-        elif (sum_so_far := self._shared[id(leaf)]) is None:
-            self._shared[id(leaf)] = gradient.copy()
-        else:
-            sum_so_far += gradient
-
-    # --- parts of the batch ---------------------------------------------------------------------------
-
-    def _number(self, stage: int, m: int) -> int:
-        """Return the number of a micro-batch in the batch: of two replicas, each has every other one."""
-        return m if self._schedule.placement != BIDIRECTIONAL else 2 * m + (stage >= self._length)
-
-    def _span(self, stage: int, m: int) -> tuple[int, int]:
-        """Return the samples of a micro-batch."""
-        number = self._number(stage, m)
-        return self._ends[number], self._ends[number + 1]
-
-    def _share(self, stage: int, m: int) -> float:
-        """Return the weight of the loss of a micro-batch in its gradients."""
-        return 1.0 if self._optimizer is not None else self._weights[self._number(stage, m)]
-
-    def _weights_of_parts(self, count: int) -> list[float]:
-        """Return the share of each micro-batch in the mean loss over all pipelines."""
-        spans, pipeline = list(pairwise(self._ends)), self._pipeline
-        if pipeline._weight_fn is None or self._labels is None:
-            return [(last - first) / self._samples / pipeline.replicas for first, last in spans]
-        weights = [float(pipeline._weight_fn(as_tensor(self._labels.data[first:last]))) for first, last in spans]
-        total = np.asarray(sum(weights), np.float64)
-        if pipeline.replicas > 1:
-            total = pipeline._communicator.all_reduce(total) / len(pipeline.ranks) / len(pipeline._mates)
-        return [weight / total.item() for weight in weights]
-
-    # --- messages -------------------------------------------------------------------------------------
-
-    def send(self, direction: int, crossing: Crossing, m: int, target: int, x: Array) -> None:
-        """Give a value to another stage; on this rank by reference."""
-        rank = self._schedule.rank_of(target)
-        if rank == self._rank:
-            self._local[direction, crossing, m] = x
-        else:
-            self._works.append(collectives.isend(x, self._ranks[rank], self._tag(direction, crossing, m)))
-
-    def receive(self, direction: int, crossing: Crossing, m: int, source: int) -> Array:
-        rank = self._schedule.rank_of(source)
-        if rank == self._rank:
-            return self._local.pop((direction, crossing, m))
-        return _received(self._xp, self._ranks[rank], self._tag(direction, crossing, m))
-
-    def _tag(self, direction: int, crossing: Crossing, m: int) -> int:
-        source, target, number = crossing
-        num_stages = self._schedule.num_stages
-        return (
-            ((number * self._schedule.microbatches + m) * num_stages + source) * num_stages + target
-        ) * 2 + direction
-
-    def _of_tag(self, tag: int) -> tuple[int, Crossing, int]:
-        """Return direction, crossing and micro-batch of a tag."""
-        num_stages = self._schedule.num_stages
-        rest, direction = divmod(tag, 2)
-        rest, target = divmod(rest, num_stages)
-        rest, source = divmod(rest, num_stages)
-        number, m = divmod(rest, self._schedule.microbatches)
-        return direction, Crossing(source, target, number), m
-
-    def from_last(self, x: Array | None) -> Array:
-        """Return a value of the last stage on every rank of the pipeline."""
-        last = self._schedule.rank_of(self._length - 1)
-        if self._rank != last:
-            return _received(self._xp, self._ranks[last], 0)
-        if x is None:
-            raise InputError("Pipeline: the model does not return one Tensor of its last stage.")
-        for rank in range(self._schedule.ranks):
-            if rank != last:
-                collectives.send(x, self._ranks[rank], 0)
-        return x
-
-
-class _Mail(NamedTuple):
-    """The messages of one forward or backward: crossings count stages from the input of their own replica."""
-
-    step: _Step
-    stage: int
-    microbatch: int
-
-    def _global(self, crossing: Crossing) -> Crossing:
-        start = self.stage - self.stage % self.step._length
-        return Crossing(crossing.source + start, crossing.target + start, crossing.number)
-
-    def send(self, crossing: Crossing, x: Tensor) -> None:
-        own = self._global(crossing)
-        self.step.send(FORWARDS, own, self.microbatch, own.target, x.data)
-
-    def receive(self, crossing: Crossing) -> Tensor:
-        own = self._global(crossing)
-        x = as_tensor(self.step.receive(FORWARDS, own, self.microbatch, own.source))
-        x.requires_grad = x.dtype.kind == "f"
-        return x
-
-    def send_gradient(self, crossing: Crossing, gradient: Array) -> None:
-        own = self._global(crossing)
-        self.step.send(BACKWARDS, own, self.microbatch, own.source, gradient)
-
-    def gradient_of(self, crossing: Crossing) -> Array:
-        own = self._global(crossing)
-        return self.step.receive(BACKWARDS, own, self.microbatch, own.target)
-
-
-def _tensors(inputs: Any) -> list[Tensor]:
-    return [as_tensor(x) for x in (inputs if isinstance(inputs, tuple) else (inputs,))]
-
-
-def _samples(tensors: Sequence[Tensor], count: int) -> int:
-    """Return the number of samples. Raise ShapeError unless all tensors have as many, and enough for `count` parts."""
-    shapes = [x.shape for x in tensors]
-    samples = {shape[0] if shape else 0 for shape in shapes}
-    if len(samples) != 1 or min(samples) < count:
-        raise ShapeError(
-            f"Pipeline: inputs and labels of shapes {', '.join(map(str, shapes))} cannot be split into {count} "
-            f"micro-batches: all need as many samples, {count} or more."
-        )
-    return samples.pop()
-
-
-def _add(leaf: Tensor, gradient: Array) -> None:
-    if leaf.grad is None:
-        leaf.grad = leaf._gradient(gradient.copy())
-    else:
-        leaf.grad.data += gradient
-
-
-def _received(xp: Any, rank: int, tag: int) -> Array:
-    """Return the next message of this tag; its header has its shape and dtype."""
-    header = collectives.probe(rank, tag)
-    return collectives.recv(xp.empty(header.shape, header.dtype), rank, tag)
