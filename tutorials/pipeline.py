@@ -93,7 +93,7 @@ show(picture, "losses")
 # gradients of all micro-batches are added, and the optimizer makes one step at the end. This is gradient
 # accumulation.
 #
-# Predict first: with four ranks and one micro-batch, which share of the time is a rank idle? And with eight
+# Predict first: with four ranks and one micro-batch, what share of the time is a rank idle? And with eight
 # micro-batches?
 
 # %%
@@ -243,7 +243,7 @@ show(ax, "latency")
 # on the way out. Interleaving loses most of its advantage, because more messages follow each other.
 #
 # `eager_1f1b` does about twice as many forwards in the warm-up. There is always another micro-batch to work on while
-# messages travel. It pays with memory:
+# messages travel. The price is memory:
 
 # %%
 eager = sp.pipeline_schedule("eager_1f1b", ranks=4, microbatches=8)
@@ -255,9 +255,9 @@ assert eager.cost(message=1).makespan < one_by_one.cost(message=1).makespan
 # %% [markdown]
 # ## Where the time goes
 #
-# `bubbles` says for each rank what it waits for. *warm-up*: its first action has not come yet. *activation*: the
-# stage before is not ready. *gradient*: the stage behind is not ready. *memory*: a forward could run, but it would
-# need room for one more micro-batch. *barrier*: the rank has finished, and waits for the others.
+# `bubbles` gives the reasons for the idle time of each rank. *warm-up*: its first action has not come yet.
+# *activation*: the stage before is not ready. *gradient*: the stage behind is not ready. *memory*: a forward could
+# run, but it would need room for one more micro-batch. *barrier*: the rank has finished, and waits for the others.
 #
 # The *critical path* is a chain of actions and messages without idle time, from the start of the step to its end.
 # Only a faster action or message on it can make the step faster.
@@ -344,7 +344,7 @@ show(picture, "search")
 # All schedules in one picture. A point further down has a smaller bubble, a point further left needs less memory. The
 # red line is the best that one stage on each rank can do.
 #
-# Predict first: which schedules lie on the left below the line, and why can they?
+# Predict first: which schedules can lie below the line, and why?
 
 # %%
 assert found.makespan < one_by_one.cost().makespan
@@ -579,8 +579,9 @@ picture = sp.view.plot_loss(smooth, title="Old weights: means of 40 updates, lea
 show(picture, "pipedream")
 
 # %% [markdown]
-# No. At the lower rate it loses less, because the weights change less between a forward and its update. The schedule
-# `pipedream_2bw` (Narayanan et al. 2021) adds the gradients of a whole batch, and all its weights are one update old.
+# No. At the lower rate old weights do less harm, because the weights change less between a forward and its update.
+# The schedule `pipedream_2bw` (Narayanan et al. 2021) adds the gradients of a whole batch, and all its weights are
+# one update old.
 
 # %%
 behind = {rate: of_old - of_fresh for rate, (of_old, of_fresh) in means.items()}
