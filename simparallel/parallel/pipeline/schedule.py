@@ -405,7 +405,8 @@ class Schedule:
     @property
     def title(self) -> str:
         stages = f", {self.chunks} stages each" if self.chunks > 1 else ""
-        return f"{self.name}: {self.ranks} ranks{stages}, {self.microbatches} micro-batches"
+        batches = f"{self.microbatches} micro-batch{'es' * (self.microbatches > 1)}"
+        return f"{self.name}: {format_number_of(self.ranks, 'rank')}{stages}, {batches}"
 
     def grid(self) -> list[str]:
         """Return a row of text for each rank: actions over time for F = I = W = 1, and dots where the rank is idle."""
