@@ -196,7 +196,7 @@ class StageForward(AbstractInterpreter):
         self._calls[module] += 1
         self._num_calls += 1
         bring = partial(self._bring, target=stage, module=module)
-        args, kwargs = change_each(args, bring), change_each(kwargs, bring)
+        args, kwargs = change_each(args, bring), change_each(kwargs, bring) if kwargs else kwargs
         if stage == self.stage:
             return self._own_result(forward, args, kwargs)
         key = (self._num_calls, *[_spec(x) for x in args]) if not kwargs else None
@@ -258,7 +258,7 @@ class StageForward(AbstractInterpreter):
                 self._moved[key] = y = self._take(self._messages.receive(crossing))
                 self.received.append((crossing, y))
             elif source == self.stage:
-                whole = self._own_result(Tensor.full_tensor, [x], {})
+                whole = x if x.placement is None else self._own_result(Tensor.full_tensor, [x], {})
                 self._messages.send(crossing, whole)
                 self.sent.append((crossing, whole))
                 if len(self.sent) == self._sends:

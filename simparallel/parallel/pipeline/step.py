@@ -57,6 +57,12 @@ class Step:
         # Unequal parts differ by one sample.
         self._ends = [self._samples * m // count for m in range(count + 1)]
         self._weights = self._weights_of_parts(count)
+        # The places of the micro-batches in the batch of all pipelines, see `RandomState.part`.
+        start, total = pipeline.replica * self._samples, pipeline.replicas * self._samples
+        self._parts = {
+            (first, last): (Fraction(start + first, last - first), Fraction(total, last - first))
+            for first, last in pairwise(self._ends)
+        }
         self._loss = self._xp.zeros((), np.float64)
         self._losses: list[tuple[int, Array]] = []
         # (stage, micro-batch) -> its forward; direction, crossing, micro-batch -> a value for this rank itself.
@@ -122,9 +128,7 @@ class Step:
         # The same masks as on one device: those of the samples' places in the whole batch.
         random_state.restore(self._drawn)
         before = random_state.given_part, random_state.sharded_part
-        start, size = self._pipeline.replica * self._samples + first, last - first
-        part = Fraction(start, size), Fraction(self._samples * self._pipeline.replicas, size)
-        random_state.given_part = random_state.sharded_part = part
+        random_state.given_part = random_state.sharded_part = self._parts[first, last]
         try:
             return forward.run_model(self._pipeline.run, labels, *inputs), forward
         finally:
