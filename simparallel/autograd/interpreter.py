@@ -21,11 +21,16 @@ class AbstractInterpreter:
     block, such as `AutoParallel`, one interpreter runs all ops of the thread (`grad_mode.interpreter`).
 
     Attributes:
+        writes_in_place: `x += y` and `x[i] = y` may write into the memory of x.
         position: number of calls so far, for an interpreter that tells calls apart by it; a part that is recomputed
             goes back to where it began.
     """
 
     position = 0
+    writes_in_place = True
+
+    def note_detached(self, x: Tensor, detached: Tensor) -> None:
+        """Note that `detached` has the values of x, off the tape."""
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Return the op's result; None to let the op compute with the arrays of the inputs."""

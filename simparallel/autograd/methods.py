@@ -238,7 +238,8 @@ def _augment(x: Any, sign: str, function: Any, other: Any) -> Any:
     """Compute x = function(x, other), in the memory of x if it is off the tape."""
     what = f"x {sign}= y"
     brings = grad_mode.enabled and not x._requires_grad and getattr(other, "_requires_grad", False)
-    if x._node is not None or brings:
+    interpreter = grad_mode.interpreter
+    if x._node is not None or brings or not (interpreter is None or interpreter.writes_in_place):
         return function(x, other)
     check_writable(what, x, other, f"write x = x {sign} y, a new Tensor")
     # Computed first and written only if the result fits, so a refused call changes nothing.

@@ -207,7 +207,10 @@ class Tensor(TensorMethods, TensorNumpy):
 
     def detach(self) -> Tensor:
         """The same data, off the tape."""
-        return self._like(self._data)
+        detached = self._like(self._data)
+        if grad_mode.interpreter is not None:
+            grad_mode.interpreter.note_detached(self, detached)
+        return detached
 
     # --- assignment: ops and the tape read the slots, because a property costs ten times as much ----
 

@@ -115,7 +115,7 @@ class Replicate(ToDevice):
 
 def move(x: Tensor, device: Device, purpose: str = "ToDevice") -> Tensor:
     """Move `x` to `device`; return `x` itself if it is there."""
-    is_plain_array = x._device is None and x.placement is None and gpu_of(x.data) is None
+    is_plain_array = x._device is None and x.interpreter is None and gpu_of(x.data) is None
     if is_plain_array and device.type == SIM:
         return Tensor(x.data, device=device)
     return x if x.device is device else instance(ToDevice, device, purpose)(x)

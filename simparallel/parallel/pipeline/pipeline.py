@@ -11,7 +11,8 @@ import numpy as np
 
 from simparallel import collectives
 from simparallel.autograd import Tensor, no_grad
-from simparallel.autograd.tape import mark_changed
+from simparallel.autograd.grad_mode import grad_mode
+from simparallel.autograd.tape import is_written_since
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array, to_host
 from simparallel.base.units import format_type_of
@@ -22,7 +23,7 @@ from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.nn.parameter import Parameter
-from simparallel.nn.state import LoadResult
+from simparallel.nn.state import LoadResult, load
 from simparallel.optim.norms import clip_grad_norm_
 from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.pipeline.action import read_cell
@@ -129,7 +130,9 @@ class Pipeline:
             stages = self._found_stages(example, balance, memory_limit)
         self.stages = checked(model, stages, self._length)
         self._cells = [read_cell(text, f"rank {self._rank}") for text in schedule.actions[self._rank]]
-        self._switch, self._known = Switch(calls(model, self.stages)), Known()
+        self._switch = Switch(calls(model, self.stages))
+        # Modes of the model's modules -> what passes in these modes have found.
+        self._known: dict[tuple[bool, ...], Known] = {}
         ranks_of_stage = [
             {schedule.rank_of(s) for s in range(stage, schedule.num_stages, self._length)}
             for stage in range(self._length)
@@ -147,8 +150,10 @@ class Pipeline:
                 f"Pipeline: {PIPEDREAM} updates each rank on its own, and here ranks share parameters: tied weights, "
                 "or replicas. Take pipedream_2bw or 1f1b."
             )
-        # The weights before the last step, for PipeDream-2BW.
-        self._previous: dict[int, Array] = {}
+        # For PipeDream-2BW: the weights that steps read, those of the last step, and when that was.
+        self._read: list[Array] = []
+        self._seen: list[Array] = []
+        self._seen_at = 0
         # The ranks of this rank's pipeline, once they are needed as a group.
         self._group: Group | None = None
         self.losses: list[Tensor] = []
@@ -178,8 +183,6 @@ class Pipeline:
         length = self.schedule.ranks
         # All ranks make all groups, in the same order.
         for parameter in self.model.parameters():
-            if not parameter.requires_grad:
-                continue
             own = self._owners[id(parameter)]
             for column in columns:
                 ranks = tuple(rank for i, rank in enumerate(column) if i % length in own)
@@ -253,16 +256,19 @@ class Pipeline:
         step = Step(self, inputs if isinstance(inputs, tuple) else (inputs,), labels, optimizer)
         if self.schedule.name != PIPEDREAM_2BW:
             return step.run()
-        now = {id(p): p.data for p in self.parameters()}
-        for parameter in self.parameters():
-            parameter.data = self._previous.get(id(parameter), parameter.data)
+        parameters = self.parameters()
+        now = [p.data for p in parameters]
+        # Between steps without an update, as in accumulation, the weights that are read stay the same.
+        if any(is_written_since(x, self._seen_at) for x in now) or not self._seen:
+            self._read, self._seen = self._seen or [x.copy() for x in now], [x.copy() for x in now]
         try:
+            for parameter, data in zip(parameters, self._read, strict=True):
+                parameter.data = data
             return step.run()
         finally:
-            for parameter in self.parameters():
-                parameter.data = now[id(parameter)]
-                # The optimizer writes in place.
-                self._previous[id(parameter)] = parameter.data.copy()
+            for parameter, data in zip(parameters, now, strict=True):
+                parameter.data = data
+            self._seen_at = next(grad_mode.numbers)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> float:
         """Scale the gradients of all stages so that their total norm is at most `max_norm`; return the norm before.
@@ -300,12 +306,16 @@ class Pipeline:
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> LoadResult:
         """Load a state of one device, or of another cut. Arguments, result and errors as for `Module`."""
-        own = dict(state)
-        for name, x in self.model._saved_tensors():
-            # A wrong shape is left for the model to refuse.
-            if x.placement is not None and name in own and np.shape(own[name]) == x.shape:
-                own[name] = np.asarray(own[name])[x.placement.layout.slices(self._communicator.rank, x.shape)]
-        return self.model.load_state_dict(own, strict)
+        # Parameters of other stages may have no data here, and arrays go into slices; wrong shapes are left to refuse.
+        targets, own = dict(self.model._saved_tensors()), dict(state)
+        for name, x in list(targets.items()):
+            if name in own and np.shape(own[name]) == x.shape:
+                if is_deferred(x):
+                    del targets[name], own[name]
+                elif x.placement is not None:
+                    own[name] = np.asarray(own[name])[x.placement.layout.slices(self._communicator.rank, x.shape)]
+        self._read, self._seen = [], []
+        return load(type(self.model).__name__, targets, own, strict)
 
     def collect(self) -> None:
         """Copy the parameters and buffers of all stages into the model, on every rank; of cut ones the rank's slices.
@@ -318,8 +328,10 @@ class Pipeline:
         stages = {id(x): stage for stage, names in enumerate(self.stages) for x in tensors_of(self.model, names)}
         for _, x in self.model._saved_tensors():
             rank = self.schedule.rank_of(stages.get(id(x), 0))
-            x.data[...] = collectives.broadcast(x.data, self.ranks[rank], self._group)
-            mark_changed([x])
+            data = np.empty(x.shape, x.dtype) if is_deferred(x) else x.data
+            x.data = collectives.broadcast(data, self.ranks[rank], self._group)
+            if is_deferred(x):
+                x.initial = None  # type: ignore[attr-defined]
 
     def run(self, labels: Tensor | None, *inputs: Tensor) -> Any:
         """Run the model's forward, and the loss of these labels."""

@@ -9,6 +9,7 @@ may be any Module, with skip connections, and with code of its own between its c
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,9 +20,12 @@ from simparallel.autograd import Op, Tensor
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.autograd.tree_map import change_each
+from simparallel.backend import random_state
+from simparallel.base.callsite import user_level
 from simparallel.base.dry_arrays import empty
 from simparallel.errors import InputError
 from simparallel.nn import Module, checkpoint
+from simparallel.parallel.operator.interpreter import relabelled
 
 # The stage of values that every rank has.
 EVERYWHERE = -1
@@ -62,17 +66,30 @@ class _Done(BaseException):
     """Ends the forward of a stage whose values have all been sent: the rest of the model is for others."""
 
 
-class Known:
-    """What forward passes have found, and later ones need not work out again.
+class Full(NamedTuple):
+    """What a pass to the end of the model has found.
 
     Attributes:
-        results: (number of a call, shapes and dtypes of its arguments) -> results of a child of another stage.
-        sends: (stage, shapes of the model's inputs) -> how many values the stage sends.
+        sends: how many values the stage sends.
+        masks: stream -> calls of its layer, see `RandomState.calls`.
+    """
+
+    sends: int
+    masks: dict[str, int]
+
+
+class Known:
+    """What forward passes have found, and later ones in the same modes (training, evaluation) need not work out again.
+
+    Attributes:
+        results: (number of a call, the child, shapes and dtypes of its arguments) -> results of a child of another
+            stage, and calls of the streams of its masks.
+        passes: (stage, shapes of the model's inputs) -> the pass.
     """
 
     def __init__(self) -> None:
-        self.results: dict[Any, Any] = {}
-        self.sends: dict[Any, int] = {}
+        self.results: dict[Any, tuple[Any, dict[str, int]]] = {}
+        self.passes: dict[Any, Full] = {}
 
 
 class Switch:
@@ -119,9 +136,12 @@ class StageForward(AbstractInterpreter):
         received: the values that came from earlier stages, as leaves; `sent`: those that went to later ones.
         used: id of a parameter -> the stages that use it in code between the children.
         is_first: no earlier pass had inputs of these shapes; the pass goes to the end of the model.
+        masks: stream -> calls of its layer in a pass to the end.
     """
 
     is_first = True
+    # The memory that code between the children writes to may belong to a value of another stage.
+    writes_in_place = False
 
     def __init__(self, stage: int, switch: Switch, messages: Messages, known: Known) -> None:
         self.stage, self._switch, self._messages, self._known = stage, switch, messages, known
@@ -143,19 +163,21 @@ class StageForward(AbstractInterpreter):
 
     def run_model(self, model: Callable[..., Any], *inputs: Any) -> Any:
         """Call the model, or what computes its loss; return its result, None if that is of a later stage."""
-        shapes = tuple(getattr(x, "shape", None) for x in inputs)
-        self._sends = self._known.sends.get((self.stage, shapes))
-        self.is_first = self._sends is None
-        before, self._outer, grad_mode.interpreter = grad_mode.interpreter, grad_mode.interpreter, self
-        self._switch.now = self
+        key = self.stage, *[getattr(x, "shape", None) for x in inputs]
+        known, calls = self._known.passes.get(key), dict(random_state.calls)
+        self.is_first = known is None
+        self._outer, grad_mode.interpreter, self._switch.now = grad_mode.interpreter, self, self
         try:
+            # Without a value to send, a pass goes to its end: the last stage has the loss.
+            self._sends = known.sends if known is not None and known.sends else None
             found = model(*inputs)
-            self._known.sends[self.stage, shapes] = len(self.sent) or -1
+            self._known.passes[key] = Full(len(self.sent), _new_calls(calls))
             return found
         except _Done:
             return None
         finally:
-            grad_mode.interpreter, self._switch.now = before, None
+            grad_mode.interpreter, self._switch.now = self._outer, None
+            self.masks = self._known.passes[key].masks if key in self._known.passes else {}
 
     def stage_of(self, x: Any) -> int:
         """Return the stage of a value."""
@@ -179,11 +201,27 @@ class StageForward(AbstractInterpreter):
         return self._own_result(op, moved, {})
 
     def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor | None:
-        """Run a part that is recomputed in backward: on this stage by a checkpoint of its own."""
-        stage = max(self._around, *map(self.stage_of, inputs), self.next_stage(part))
+        """Run a part that is recomputed in backward: on this stage by a checkpoint of its own.
+
+        Warns:
+            UserWarning: it is a function and no child; its activations are kept.
+        """
+        stage = self.next_stage(part)
+        if stage == EVERYWHERE and not is_optional:
+            warnings.warn(
+                "Pipeline: nn.checkpoint keeps the activations of a part that is no child in `stages`, because it may "
+                "belong to several stages. Recompute such a child, nn.checkpoint(self.block, x), and name it there.",
+                stacklevel=user_level(),
+            )
         if is_optional or stage != self.stage:
             return part(*inputs)
         return self._own_result(partial(checkpoint, part), [self._bring(x, stage) for x in inputs], {})
+
+    def note_detached(self, x: Tensor, detached: Tensor) -> None:
+        if type(x.interpreter) is Elsewhere:
+            detached.interpreter = x.interpreter
+        elif id(x) in self._own:
+            self._mark_own(detached)
 
     def next_stage(self, module: Any) -> int:
         """Return the stage of the next call of a child; EVERYWHERE for any other module or function."""
@@ -199,12 +237,19 @@ class StageForward(AbstractInterpreter):
         args, kwargs = change_each(args, bring), change_each(kwargs, bring) if kwargs else kwargs
         if stage == self.stage:
             return self._own_result(forward, args, kwargs)
-        key = (self._num_calls, *[_spec(x) for x in args]) if not kwargs else None
-        if None in (key or (None,)):
+        specs = [_spec(x) for x in args]
+        if kwargs or None in specs:
             return self._elsewhere(module, stage, forward, args, kwargs)
-        if key not in self._known.results:
-            self._known.results[key] = self._elsewhere(module, stage, forward, args, kwargs)
-        return self._known.results[key]
+        key = self._num_calls, module, *specs
+        if key in self._known.results:
+            found, masks = self._known.results[key]
+            for stream, count in masks.items():
+                random_state.calls[stream] = random_state.calls.get(stream, 0) + count
+            return found
+        calls = dict(random_state.calls)
+        found = self._elsewhere(module, stage, forward, args, kwargs)
+        self._known.results[key] = found, _new_calls(calls)
+        return found
 
     def _elsewhere(self, module: Module, stage: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a child of another stage: its ops give tensors without data."""
@@ -220,13 +265,20 @@ class StageForward(AbstractInterpreter):
 
     def _own_result(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function of this stage, with no interpreter around its ops."""
+        given = {id(x) for x in (*args, *kwargs.values())}
+
+        def mark(x: Any) -> Any:
+            # An input of the model, or a parameter, that a child returns: the same object belongs to all stages.
+            is_shared = isinstance(x, Tensor) and (id(x) in given or (x.is_leaf and x.requires_grad))
+            return self._mark_own(x.clone() if is_shared and self.stage_of(x) == EVERYWHERE else x)
+
         grad_mode.interpreter = self._outer
         try:
-            return change_each(function(*args, **kwargs), self._take)
+            return change_each(function(*args, **kwargs), mark)
         finally:
             grad_mode.interpreter = self
 
-    def _take(self, x: Any) -> Any:
+    def _mark_own(self, x: Any) -> Any:
         if isinstance(x, Tensor):
             self._own.add(id(x))
             self._kept.append(x)
@@ -255,8 +307,15 @@ class StageForward(AbstractInterpreter):
             self._kept.append(x)
             self._moved[key] = x
             if target == self.stage:
-                self._moved[key] = y = self._take(self._messages.receive(crossing))
-                self.received.append((crossing, y))
+                leaf = self._messages.receive(crossing)
+                if (leaf.shape, leaf.dtype) != (x.shape, x.dtype):
+                    raise InputError(
+                        f"Pipeline: stage {source} sent {leaf.dtype} {leaf.shape}, and stage {target} needs {x.dtype} "
+                        f"{x.shape} by a run without data: shapes of values may depend on shapes of inputs only."
+                    )
+                self.received.append((crossing, leaf))
+                # Behind a node, so that a child may write `x += 1`.
+                self._moved[key] = self._mark_own(relabelled(leaf, None, None))
             elif source == self.stage:
                 whole = x if x.placement is None else self._own_result(Tensor.full_tensor, [x], {})
                 self._messages.send(crossing, whole)
@@ -264,6 +323,12 @@ class StageForward(AbstractInterpreter):
                 if len(self.sent) == self._sends:
                     raise _Done
         return self._moved[key]
+
+
+def _new_calls(before: Mapping[str, int]) -> dict[str, int]:
+    """Return stream -> calls of its layer since these counts."""
+    calls = random_state.calls
+    return {name: count - before.get(name, 0) for name, count in calls.items() if count != before.get(name, 0)}
 
 
 def _leaves(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ import numpy as np
 from simparallel import collectives
 from simparallel.autograd import Tensor, no_grad, run_backward
 from simparallel.autograd.tensor import as_tensor
-from simparallel.backend import Array, get_namespace, random_state
+from simparallel.backend import Array, get_namespace, has_data, random_state
 from simparallel.base.units import format_type_of
 from simparallel.comm import Work
 from simparallel.errors import InputError, ShapeError
@@ -23,7 +23,7 @@ from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.pipeline.action import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
 from simparallel.parallel.pipeline.schedule import BIDIRECTIONAL
 from simparallel.parallel.pipeline.split_backward import input_gradient, joined
-from simparallel.parallel.pipeline.stage_forward import Crossing, StageForward
+from simparallel.parallel.pipeline.stage_forward import Crossing, Known, StageForward
 
 if TYPE_CHECKING:
     from simparallel.parallel.pipeline.pipeline import Pipeline
@@ -50,8 +50,14 @@ class Step:
         # Prediction runs the batch in one part.
         count = 1 if labels is None else schedule.microbatches
         self._inputs, self._labels = tensors(inputs), None if labels is None else as_tensor(labels)
+        if any(x.requires_grad for x in self._inputs):
+            raise InputError("Pipeline: an input requires a gradient, which it would not get; pass x.detach().")
         self._samples = _samples([*self._inputs, *([] if self._labels is None else [self._labels])], count)
         self._pipeline, self._schedule = pipeline, schedule
+        modes = tuple(module.training for module in pipeline.model.modules())
+        self._known = pipeline._known.setdefault(modes, Known())
+        # In a dry run nothing has data.
+        self._has_data = any(has_data(p.data) for p in pipeline.parameters())
         self._length, self._rank, self._ranks = pipeline._length, pipeline._rank, pipeline.ranks
         self._xp = get_namespace(*(x.data for x in self._inputs))
         # Unequal parts differ by one sample.
@@ -70,7 +76,7 @@ class Step:
         self._local: dict[tuple[int, Crossing, int], Array] = {}
         self._late: dict[tuple[int, int], Callable[[], None]] = {}
         self._works: list[Work] = []
-        # Random numbers at the start; calls of each stream of masks so far.
+        # Random numbers at the start; calls of each stream of masks in a pass.
         self._drawn = random_state.snapshot()
         self._masks: dict[str, int] = {}
         # Gradients of this step of parameters that other ranks have, too.
@@ -110,19 +116,25 @@ class Step:
     def _sum_shared(self) -> None:
         """Sum the gradients of parameters that other ranks have, too: one collective for each group."""
         for group, parameters in self._pipeline._shared:
-            own = [(p, self._shared[id(p)]) for p in parameters]
-            sums = [get_namespace(p.data).zeros_like(p.data) if x is None else x for p, x in own]
-            for parameter, total in zip(parameters, collectives.all_reduce(sums, "sum", group), strict=True):
-                _add(parameter, total)
+            trained = [p for p in parameters if p.requires_grad]
+            if not trained:
+                continue
+            found = [self._shared[id(p)] for p in trained]
+            xp = get_namespace(trained[0].data)
+            sums = [xp.zeros_like(p.data) if x is None else x for p, x in zip(trained, found, strict=True)]
+            # A parameter that no rank has used keeps its gradient, mostly None.
+            uses = xp.asarray([x is not None for x in found], trained[0].dtype)
+            *sums, uses = collectives.all_reduce([*sums, uses], "sum", group)
+            for parameter, total, count in zip(trained, sums, uses, strict=True):
+                if not has_data(uses) or count:
+                    _add(parameter, total)
 
     # --- actions --------------------------------------------------------------------------------------
 
     def run_stage(self, stage: int, m: int) -> tuple[Any, StageForward]:
         """Run the forward of a stage; return what the model's code returned, and the pass."""
         first, last = self._span(stage, m)
-        forward = StageForward(
-            stage % self._length, self._pipeline._switch, _Mail(self, stage, m), self._pipeline._known
-        )
+        forward = StageForward(stage % self._length, self._pipeline._switch, _Mail(self, stage, m), self._known)
         inputs = [as_tensor(x.data[first:last]) for x in self._inputs]
         labels = None if self._labels is None else as_tensor(self._labels.data[first:last])
         # The same masks as on one device: those of the samples' places in the whole batch.
@@ -133,13 +145,13 @@ class Step:
             return forward.run_model(self._pipeline.run, labels, *inputs), forward
         finally:
             random_state.given_part, random_state.sharded_part = before
-            # A pass ends early, without the masks of later stages.
-            for stream, count in random_state.calls.items():
-                self._masks[stream] = max(count, self._masks.get(stream, 0))
+            self._masks = forward.masks
 
     def end_masks(self) -> None:
         """Count the masks of this step: one call of each layer, in whatever order the micro-batches came."""
-        random_state.calls = self._masks
+        random_state.restore(self._drawn)
+        for stream, count in self._masks.items():
+            random_state.calls[stream] = random_state.calls.get(stream, 0) + count
 
     def _forward(self, action: Action) -> None:
         stage, m = action.stage, action.microbatch
@@ -148,9 +160,18 @@ class Step:
             self._check(loss, forward)
         is_last = stage % self._length == self._length - 1
         if is_last:
+            self.check_data("the loss", loss)
             self._loss += self._weights[self._number(stage, m)] * loss.data
             self._losses.append((self._number(stage, m), loss.data))
         self._live[stage, m] = _Live(forward.received, forward.sent, loss if is_last else None)
+
+    def check_data(self, what: str, x: Tensor) -> None:
+        """Raise InputError for a value of this stage that has no data."""
+        if self._has_data and not has_data(x.data):
+            raise InputError(
+                f"Pipeline: {what} has no data: code between the children read `.data` of a value of another stage, or "
+                "wrote into a tensor of its own. Compute with Tensors there, or inside of a child."
+            )
 
     def _check(self, loss: Any, forward: StageForward) -> None:
         self._pipeline.check_used(forward.used)
@@ -211,6 +232,12 @@ class Step:
     def _deliver(self, live: _Live, found: dict[int, Array], leaf: Tensor, gradient: Array) -> None:
         if any(leaf is x for _, x in live.received):
             found[id(leaf)] = gradient
+        elif self._rank not in self._pipeline._owners.get(id(leaf), ()):
+            raise InputError(
+                f"Pipeline: {leaf.name or 'a tensor'} of shape {leaf.shape} gets a gradient here, and is no parameter "
+                f"of rank {self._ranks[self._rank]}'s stages. Name it in each stage that uses it; make parameters of "
+                "the loss a child of the model."
+            )
         elif id(leaf) not in self._shared:
             _add(leaf, gradient)
         # Gradients of earlier steps have been summed over the owners already.
@@ -303,6 +330,7 @@ class _Mail(NamedTuple):
 
     def send(self, crossing: Crossing, x: Tensor) -> None:
         own = self._global(crossing)
+        self.step.check_data(f"a value of stage {own.source} for stage {own.target}", x)
         self.step.send(FORWARDS, own, self.microbatch, own.target, x.data)
 
     def receive(self, crossing: Crossing) -> Tensor:
