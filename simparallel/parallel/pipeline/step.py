@@ -216,7 +216,7 @@ class Step:
         stage, m = action.stage, action.microbatch
         live = self._live.pop((stage, m))
         mail = _Mail(self, stage, m)
-        ends = [(x, mail.gradient_of(crossing)) for crossing, x in live.sent if x.dtype.kind == "f"]
+        ends = [(x, mail.gradient_of(crossing, x)) for crossing, x in live.sent if x.dtype.kind == "f"]
         if live.loss is not None:
             seed = get_namespace(live.loss.data).full((), self._share(stage, m), live.loss.dtype)
             ends.append((live.loss, seed))
@@ -282,11 +282,13 @@ class Step:
         else:
             self._works.append(collectives.isend(x, self._ranks[rank], self._tag(direction, crossing, m)))
 
-    def receive(self, direction: int, crossing: Crossing, m: int, source: int) -> Array:
+    def receive(self, direction: int, crossing: Crossing, m: int, source: int, like: Tensor) -> Array:
+        """Return a value of another stage. The header of a message with another shape or dtype is refused."""
         rank = self._schedule.rank_of(source)
         if rank == self._rank:
             return self._local.pop((direction, crossing, m))
-        return _received(self._xp, self._ranks[rank], self._tag(direction, crossing, m))
+        room = self._xp.empty(like.shape, like.dtype)
+        return collectives.recv(room, self._ranks[rank], self._tag(direction, crossing, m))
 
     def _tag(self, direction: int, crossing: Crossing, m: int) -> int:
         source, target, number = crossing
@@ -333,9 +335,9 @@ class _Mail(NamedTuple):
         self.step.check_data(f"a value of stage {own.source} for stage {own.target}", x)
         self.step.send(FORWARDS, own, self.microbatch, own.target, x.data)
 
-    def receive(self, crossing: Crossing) -> Tensor:
+    def receive(self, crossing: Crossing, like: Tensor) -> Tensor:
         own = self._global(crossing)
-        x = as_tensor(self.step.receive(FORWARDS, own, self.microbatch, own.source))
+        x = as_tensor(self.step.receive(FORWARDS, own, self.microbatch, own.source, like))
         x.requires_grad = x.dtype.kind == "f"
         return x
 
@@ -343,9 +345,9 @@ class _Mail(NamedTuple):
         own = self._global(crossing)
         self.step.send(BACKWARDS, own, self.microbatch, own.source, gradient)
 
-    def gradient_of(self, crossing: Crossing) -> Array:
+    def gradient_of(self, crossing: Crossing, like: Tensor) -> Array:
         own = self._global(crossing)
-        return self.step.receive(BACKWARDS, own, self.microbatch, own.target)
+        return self.step.receive(BACKWARDS, own, self.microbatch, own.target, like)
 
 
 def tensors(inputs: Any) -> list[Tensor]:
