@@ -14,7 +14,7 @@ from simparallel.autograd import Tensor, no_grad
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.tape import is_written_since
 from simparallel.autograd.tensor import as_tensor
-from simparallel.backend import Array, to_host
+from simparallel.backend import Array, get_namespace, to_host
 from simparallel.base.units import format_type_of
 from simparallel.comm import Group, current
 from simparallel.errors import InputError, ScheduleError
@@ -285,7 +285,8 @@ class Pipeline:
     def _over_ranks(self, values: list[float], gradients: list[Tensor], op: str = "sum") -> list[float]:
         """Reduce values of this rank's gradients over all ranks, to one; see `over_slices`."""
         with_gradient = [p for p in self.parameters() if p.grad is not None]
-        own = max(values, default=0.0)
+        # Python's max drops NaN.
+        own = next((value for value in values if value != value), max(values, default=0.0))
         if op == "sum":
             own = 0.0
             for value, parameter in zip(values, with_gradient, strict=True):
@@ -328,7 +329,7 @@ class Pipeline:
         stages = {id(x): stage for stage, names in enumerate(self.stages) for x in tensors_of(self.model, names)}
         for _, x in self.model._saved_tensors():
             rank = self.schedule.rank_of(stages.get(id(x), 0))
-            data = np.empty(x.shape, x.dtype) if is_deferred(x) else x.data
+            data = get_namespace(x.data).empty(x.shape, x.dtype) if is_deferred(x) else x.data
             x.data = collectives.broadcast(data, self.ranks[rank], self._group)
             if is_deferred(x):
                 x.initial = None  # type: ignore[attr-defined]

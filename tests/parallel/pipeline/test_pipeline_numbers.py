@@ -72,6 +72,20 @@ def test_norm_of_all_stages(mesh, norm_type):
         assert list(found) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("norm_type", [2, math.inf])
+def test_a_norm_that_is_not_finite(norm_type):
+    """One element of one stage, beside finite gradients."""
+
+    def program():
+        pipeline = _pipeline(*MESHES["pp"])
+        pipeline.step(*_data())
+        if sp.get_rank() == 1:
+            pipeline.parameters()[1].grad.data[0] = math.nan
+        return pipeline.clip_grad_norm_(math.inf, norm_type)
+
+    assert all(map(math.isnan, sp.launch(program, world_size=4, transport="inline")))
+
+
 @pytest.mark.parametrize("mesh", MESHES)
 def test_all_ranks_skip_a_step_that_overflows(mesh):
     def program():
