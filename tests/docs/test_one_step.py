@@ -26,7 +26,8 @@ def one_step() -> Iterator[ModuleType]:
 
 @pytest.fixture(scope="module")
 def step(one_step: ModuleType):
-    return sp.launch(one_step.train, world_size=2)[0]
+    # Some calls come in between, such as those of a garbage collection: the step with the fewest has none.
+    return min((sp.launch(one_step.train, world_size=2)[0] for _ in range(4)), key=lambda step: step.total()[0])
 
 
 @pytest.mark.process
