@@ -127,7 +127,7 @@ HEADS = "schedule", "bubble", "closed form", "span bubble", "live", "messages"
 
 
 def bubbles() -> list[list[str]]:
-    """Return a row for each schedule: its bubble, the closed form, what is live, and messages."""
+    """Return a row for each schedule: bubble, closed form, live activations, and messages."""
     rows = []
     for name, rule in RULES.items():
         schedule = sp.pipeline_schedule(name, RANKS, MICROBATCHES)

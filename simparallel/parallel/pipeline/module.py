@@ -21,8 +21,8 @@ class PipelineModule(Module):
     """A network that returns its loss, cut into stages.
 
     A call runs forward and backward of all micro-batches, and returns the loss on every rank. Backward of this loss
-    gives the parameters of the rank's stages their gradients; those of other stages get none. Off the tape, a call runs
-    forward only, on the whole batch. Every rank passes the whole batch.
+    sets the gradients of this rank's stages; parameters of other stages get none. Off the tape, a call runs forward
+    only, on the whole batch. Every rank passes the whole batch.
 
     Args:
         network: takes all fields of a batch, and returns their mean loss.
@@ -57,7 +57,7 @@ class PipelineModule(Module):
         factor = pipeline.schedule.microbatches if self._is_sum else 1
         return (_taped_step(pipeline, fields) if grad_mode.enabled else pipeline.predict(*fields)) * factor
 
-    def sync_parameters(self) -> None:
+    def collect(self) -> None:
         """Copy the parameters and buffers of each stage to all ranks, which then have the trained network.
 
         Collective: yes, after the first step.
@@ -69,7 +69,7 @@ class PipelineModule(Module):
         """Refuse: a rank trains its own stages only. Raises InputError."""
         raise InputError(
             f"{type(self).__name__}: a rank has trained the parameters of its own stages only. Call "
-            "sync_parameters() on all ranks, and save the network that is inside."
+            "collect() on all ranks, and save the network that is inside."
         )
 
     def _built(self, fields: tuple[Tensor, ...]) -> Pipeline:

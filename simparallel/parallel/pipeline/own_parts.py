@@ -81,7 +81,7 @@ class Chain(Module):
         for stage, part in enumerate(self._parts):
             self.add_module(str(stage), part)
         self.stages = [[str(stage)] for stage in range(count)]
-        # Specs of a micro-batch -> for each stage those of its results.
+        # Specs of a micro-batch -> specs of the results of each stage.
         self._known: dict[Specs, list[Specs]] = {}
 
     def prepare(self, arguments: Arguments, own: Sequence[int | str], rank_of: Callable[[int], int]) -> None:
@@ -156,7 +156,7 @@ class PlacedPipeline:
         model: a `Chain`, or an `Entered` one.
         loss_fn: of the output and the labels of a micro-batch; a mean over the samples. None for forward only.
         schedule: for as many ranks as there are.
-        is_sum: gradients are those of the sum of the micro-batches' losses, not of the mean.
+        is_sum: differentiate the sum of the micro-batches' losses, not their mean.
 
     Raises:
         InputError, ScheduleError: as `Pipeline`.
@@ -222,7 +222,7 @@ class PlacedPipeline:
         return loss * self.pipeline.schedule.microbatches if self.is_sum else loss
 
     def _placed(self, arguments: Mapping[int | str, Any], labels: Any) -> tuple[dict[int | str, Tensor], Tensor | None]:
-        """Return arguments and labels, with placeholders for those of other ranks."""
+        """Return arguments and labels, with placeholders for values of other ranks."""
         own = {key: as_tensor(x) for key, x in arguments.items()}
         labels = None if labels is None else as_tensor(labels)
         told = collectives.all_gather_object(

@@ -75,8 +75,8 @@ class Pipeline:
 
     Raises:
         InputError: fewer children than stages; stages with an unknown name, or not every parameter; a mesh without
-            "pp", or not of all ranks.
-        ScheduleError: the schedule does not run, is for another number of ranks, or leaves old weights (PipeDream).
+            "pp", or not of all ranks; shared parameters under the schedule "pipedream".
+        ScheduleError: the schedule does not run, or is for another number of ranks.
 
     Collective: yes, all calls.
 
@@ -137,9 +137,11 @@ class Pipeline:
             {schedule.rank_of(s) for s in range(stage, schedule.num_stages, self._length)}
             for stage in range(self._length)
         ]
-        # id of a parameter -> the ranks of a pipeline that have it.
+        # id of a parameter -> the stages that use it, and the ranks of a pipeline that have it.
         self._stages_of = owners(model, self.stages)
         self._owners = {key: set().union(*(ranks_of_stage[s] for s in found)) for key, found in self._stages_of.items()}
+        # Listed once: a step asks often.
+        self._named = [(name, p) for name, p in model.named_parameters() if self._rank in self._owners[id(p)]]
         # Parameters made inside `no_init_parameters()` exist on the ranks of their stages alone.
         for parameter in self.parameters():
             if is_deferred(parameter):
@@ -150,7 +152,7 @@ class Pipeline:
                 f"Pipeline: {PIPEDREAM} updates each rank on its own, and here ranks share parameters: tied weights, "
                 "or replicas. Take pipedream_2bw or 1f1b."
             )
-        # For PipeDream-2BW: the weights that steps read, those of the last step, and when that was.
+        # PipeDream-2BW: weights to read, weights at the last step, and the time of that step.
         self._read: list[Array] = []
         self._seen: list[Array] = []
         self._seen_at = 0
@@ -195,14 +197,12 @@ class Pipeline:
     # --- parameters -----------------------------------------------------------------------------------
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield the parameters of this rank's stages, with their names in the model; each once."""
-        for name, parameter in self.model.named_parameters():
-            if self._rank in self._owners[id(parameter)]:
-                yield name, parameter
+        """Return the parameters of this rank's stages, with their names in the model; each once."""
+        return iter(self._named)
 
     def parameters(self) -> list[Parameter]:
         """Return the parameters of this rank's stages, for its optimizer."""
-        return [parameter for _, parameter in self.named_parameters()]
+        return [parameter for _, parameter in self._named]
 
     def predict(self, *inputs: Any) -> Tensor:
         """Run forward off the tape; return the model's output of these inputs on every rank of the pipeline.
@@ -225,9 +225,9 @@ class Pipeline:
     def step(self, inputs: Any, labels: Any, optimizer: Any = None) -> Tensor:
         """Run forward and backward of a batch; gradients are added to `.grad` of this rank's parameters.
 
-        The gradient of a parameter is that of the mean loss of the batch; its contributions are added in the order of
-        the rank's actions. Random masks are those of one device that runs the whole batch. A batch norm has the
-        statistics of a micro-batch, and updates its running ones with each.
+        The loss is the mean over the batch, and a parameter's gradient adds up in the order of the rank's actions.
+        Random masks equal the masks of one device that runs the whole batch. Batch norm uses the statistics of each
+        micro-batch, and updates its running statistics with each.
 
         With the schedule "pipedream" each micro-batch is a batch of its own: the rank's optimizer steps after each
         backward, which sees the weights that its forward saw (Narayanan et al. 2019, "PipeDream", arXiv 1806.03377).

@@ -289,7 +289,7 @@ class StageForward(AbstractInterpreter):
     def _bring(self, x: Any, target: int, module: Module | None = None) -> Any:
         """Return a value as stage `target` has it, and send or receive it if this is its first use there."""
         source = self.stage_of(x)
-        if source == EVERYWHERE and self._around == EVERYWHERE and isinstance(x, Tensor):
+        if self.is_first and source == EVERYWHERE and self._around == EVERYWHERE and isinstance(x, Tensor):
             for leaf in _leaves([x]):
                 self.used.setdefault(id(leaf), set()).add(target)
         if source in (EVERYWHERE, target):

@@ -67,7 +67,7 @@ def _schedule(network: Cell, micro_size: int) -> Schedule:
         raise InputError(
             f"PipelineCell: pipeline_stages={stages}, and there are {ranks} ranks: each stage has one rank. Call "
             f"set_auto_parallel_context(pipeline_stages={ranks}); for data parallelism beside the stages, take "
-            "sp.parallel.Pipeline(…, replicas=…)."
+            "sp.parallel.Pipeline(…, mesh=sp.Mesh(…, ('dp', 'pp')))."
         )
     if micro_size < stages:
         raise InputError(f"PipelineCell: micro_size={micro_size} must be {stages} or more, the number of stages.")
@@ -80,7 +80,7 @@ def _schedule(network: Cell, micro_size: int) -> Schedule:
 
 
 def _virtual_stage(schedule: Schedule, cell: Cell) -> int | None:
-    """Return the stage of a cell among those of all ranks, from its rank and its number there."""
+    """Return the number of a cell's stage in the schedule, from its rank and its segment; None without a rank."""
     rank, segment = getattr(cell, "pipeline_stage", None), getattr(cell, "pipeline_segment", 0)
     if rank is None:
         return None
@@ -115,4 +115,4 @@ def sync_pipeline_shared_parameters(net: Cell) -> None:
     """
     for cell in net.modules():
         if isinstance(cell, PipelineModule):
-            cell.sync_parameters()
+            cell.collect()

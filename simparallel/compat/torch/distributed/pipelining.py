@@ -40,7 +40,7 @@ class PipelineStage:
         submodule: the stage's module.
         stage_index, num_stages: number of the stage, and of all stages.
         device, input_args, output_args, output_grads, input_grads: no effect.
-        group: all ranks of the run; for pipelines beside each other see `sp.parallel.Pipeline(replicas=…)`.
+        group: all ranks of the run; for data parallelism see `sp.parallel.Pipeline(mesh=…)`.
 
     Raises:
         InputError: no such stage, or a group of other ranks.
@@ -66,7 +66,7 @@ class PipelineStage:
         if group is not None and tuple(group.ranks) != tuple(range(get_world_size())):
             raise InputError(
                 f"PipelineStage: group has the ranks {list(group.ranks)}; a pipeline has all {get_world_size()} ranks. "
-                "For several pipelines beside each other, take sp.parallel.Pipeline(…, replicas=…)."
+                "For data parallelism, take sp.parallel.Pipeline(…, mesh=sp.Mesh(…, ('dp', 'pp')))."
             )
         examples = {"input_args": input_args, "output_args": output_args, "output_grads": output_grads}
         for name, value in {**examples, "input_grads": input_grads}.items():
@@ -135,8 +135,8 @@ def pipeline(
 class _Schedule:
     """A schedule of the stages that this rank has.
 
-    Each rank calls `step`: the first one with the inputs, the last one with `target=`. Gradients are added to those of
-    the stages' parameters. Micro-batches differ by one sample at most, where PyTorch makes a smaller last one.
+    Every rank calls `step`: the first rank with the inputs, the last one with `target=`. Gradients accumulate in the
+    `.grad` of the stages' parameters. Micro-batches differ by one sample at most, where PyTorch makes a smaller last one.
 
     Args:
         stage, stages: of this rank.
