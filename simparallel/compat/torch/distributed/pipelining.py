@@ -136,7 +136,8 @@ class _Schedule:
     """A schedule of the stages that this rank has.
 
     Every rank calls `step`: the first rank with the inputs, the last one with `target=`. Gradients accumulate in the
-    `.grad` of the stages' parameters. Micro-batches differ by one sample at most, where PyTorch makes a smaller last one.
+    `.grad` of the stages' parameters. Micro-batches differ by one sample at most, where PyTorch makes a smaller last
+    one.
 
     Args:
         stage, stages: of this rank.
