@@ -151,8 +151,14 @@ class AbstractTransport:
 
     def gone(self, condition: Condition) -> int | None:
         """Return a rank that has left its function, so that no alternative can ever be met; None if one can."""
+
+        def left(way: Condition) -> int | None:
+            # The state before the word: a rank may store its last word and leave between the two reads.
+            pairs = zip(way.indices, way.ranks, strict=True)
+            return next((r for i, r in pairs if self.state_of(r) == DONE and self.words[i] < way.target), None)
+
         gone = [
-            next((rank for rank in self.lagging(way) if self.state_of(rank) == DONE), None)
+            left(way)
             for way in condition.ways()
             if not condition.instead or way.ranks != (self.rank,)  # a waiting rank sends itself nothing
         ]

@@ -17,7 +17,8 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.comm import Work, current
-from simparallel.comm.shm.segment import ABORT_INTERRUPT
+from simparallel.comm.shm.segment import ABORT_INTERRUPT, DONE
+from simparallel.comm.transport import Condition
 from simparallel.errors import CollectiveMismatchError, DeadlineError, DeadlockError, RankFailedError, RunFailedError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -109,6 +110,31 @@ def test_order_of_turns_is_reproducible() -> None:
     first, turns = turns, []
     sp.launch(program, world_size=3, transport="inline")
     assert first == turns
+
+
+def test_rank_may_store_and_leave_between_reads(inline: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank whose last word arrives together with its end has not left anyone waiting."""
+
+    def program() -> list[int | None]:
+        if sp.get_rank() == 1:
+            return []
+        transport, found = current().transport, []
+        index = transport.segment.map.sent(1, 0)
+        needed = Condition((index,), (1,), 1)
+
+        def state_of(rank: int) -> int:
+            transport.words[index] = stored
+            return DONE
+
+        monkeypatch.setattr(transport, "state_of", state_of)
+        for stored in (0, 1):  # noqa: B007 - read by state_of
+            transport.words[index] = 0
+            found.append(transport.gone(needed))
+        transport.words[index] = 0
+        monkeypatch.undo()
+        return found
+
+    assert inline.run(2, program)[0] == [1, None]
 
 
 # --- wrong programs ---------------------------------------------------------------------------------

@@ -131,11 +131,12 @@ class Vigil:
 
     def _hopeless(self, needed: Condition, stuck: set[int]) -> bool:
         words = self._segment.words
-        # A single word that is never written is enough, because a condition needs all of its words.
+        # A single word that is never written is enough, because a condition needs all of its words. The state before
+        # the word: a rank may store its last word and leave between the two reads.
         pairs = zip(needed.indices, needed.ranks, strict=True)
         state = self._segment.map.state
         return any(
-            words[index] < needed.target and (rank in stuck or words[state(rank)] == DONE) for index, rank in pairs
+            (rank in stuck or words[state(rank)] == DONE) and words[index] < needed.target for index, rank in pairs
         )
 
     def _read(self, rank: int) -> list[Condition]:
