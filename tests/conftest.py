@@ -1,7 +1,7 @@
 """Hypothesis profiles: "default", "fast" for `-m fast`, and "thorough" for nightly runs (HYPOTHESIS_PROFILE=thorough).
 
-Tests marked `faults` or `soak` run only where `-m` names the mark. Tests without any mark are also marked `fast`,
-except in long files.
+Tests marked `faults`, `soak` or `translations` run only where `-m` names the mark. Tests without any mark are also
+marked `fast`, except in long files.
 
 `--rewrite-golden` writes the texts of errors anew; see refusals.py.
 """
@@ -26,6 +26,8 @@ from oracles import TRANSPORTS, World
 import simparallel
 from simparallel.hardware.recorder import current_recorder, set_recorder
 
+pytest_plugins = ["pytest_simparallel", "pytester"]
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker looks for leaks in its own folder
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-of-simparallel-")
     atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
@@ -39,16 +41,19 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 # No deadline: tests share slow machines, so the time of one example means nothing.
 settings.register_profile(
-    "default", deadline=None, max_examples=20, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "default", deadline=None, max_examples=12, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("fast", settings.get_profile("default"), max_examples=5)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+# Marks of tests that run only where `-m` names them.
+ON_DEMAND = "faults", "soak", "translations"
+
 # Files that take more than two seconds by themselves, although they have no mark.
 _LONG = {
-    "adasum", "adasum_lab", "adasum_training", "algorithms", "auto_parallel", "bench_collectives", "boost",
+    "adasum", "adasum_lab", "adasum_training", "algorithms", "api_pages", "auto_parallel", "bench_collectives", "boost",
     "boost_resume", "checkpoint_crash", "collectives", "collectives_out", "comm_hooks", "data_files",
     "ddp_variants", "fault_headers", "fault_messages", "forks", "halo", "inline", "join", "launch", "mismatch",
     "models", "mpi_messages", "no_garbage", "powersgd_memory", "preflight", "quick_redistribution", "ranktable",
@@ -99,15 +104,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = {item.path for item in items if any(str(item.path).startswith(arg) for arg in whole)}
         refusals.golden.collected(map(golden_id, items), (str(file.relative_to(refusals.TESTS)) for file in files))
     for item in items:
-        marks = ("process", "slow", "faults", "soak", "mpi", "gpu")
+        marks = ("process", "slow", *ON_DEMAND, "mpi", "gpu")
         is_long = item.path.stem.removeprefix("test_") in _LONG
         if not is_long and not any(item.get_closest_marker(mark) for mark in marks):
             item.add_marker("fast")
     left_out = [
-        item
-        for item in items
-        for mark in ("faults", "soak")
-        if item.get_closest_marker(mark) is not None and mark not in wanted
+        item for item in items for mark in ON_DEMAND if item.get_closest_marker(mark) is not None and mark not in wanted
     ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

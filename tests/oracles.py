@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-import simparallel as sp
 from simparallel.runtime.launcher import run
+from simparallel.testing import Ranks
 
 UFUNCS = {
     "sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
@@ -72,19 +72,17 @@ if "SIMPARALLEL_TEST_MPI" in os.environ:  # see worlds_mpi.py
     TRANSPORTS = ("mpi",)
 
 
-class World:
-    """Ranks of one transport: `run` makes clusters on demand and keeps them until `close`.
+class World(Ranks):
+    """Warm ranks that the tests of this project use: also under mpiexec, and with messages in place of shared memory.
 
     Attributes:
         max_size: largest number of ranks that tests should ask for.
         examples: how many examples a property gets.
     """
 
-    def __init__(self, transport: str, **cluster_settings: Any) -> None:
-        self.transport = transport
+    def __init__(self, transport: str, **settings: Any) -> None:
+        super().__init__(transport, **settings)
         self.max_size, self.examples = (5, 50) if transport == "inline" else (4, 10)
-        self._settings = cluster_settings
-        self._clusters: dict[tuple[int, float], sp.Cluster] = {}
         # Ranks learn of a failure from one another. On a busy machine the launcher's signals, which are
         # for ranks that do not communicate, could be faster; with this delay they do not hide a fault.
         self._patch = pytest.MonkeyPatch()
@@ -99,12 +97,7 @@ class World:
             from fake_mpi import run_on_messages
 
             return run_on_messages(size, fn, args, timeout_s)
-        key = size, timeout_s
-        if key not in self._clusters:
-            self._clusters[key] = sp.Cluster(
-                size, transport=self.transport, timeout_s=timeout_s, echo=False, **self._settings
-            )
-        return self._clusters[key].run(fn, *args)
+        return self.cluster(size, timeout_s=timeout_s).run(fn, *args)
 
     def check(self, strategy: Any, body: Callable[[Any], None], parts: int = 1) -> None:
         """Check the property `body` on examples of `strategy`, fewer where ranks are processes.
@@ -123,12 +116,5 @@ class World:
         run()
 
     def close(self) -> None:
-        for cluster in self._clusters.values():
-            cluster.close()
+        super().close()
         self._patch.undo()
-
-    def __enter__(self) -> World:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

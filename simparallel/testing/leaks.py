@@ -1,0 +1,132 @@
+"""Leak checks: compare a process's resources before and after a block, on systems with /proc.
+
+Processes are found in two ways: as descendants of this one, and by a mark in the environment that everything started
+from here inherits, so that orphans are found, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from threadpoolctl import ThreadpoolController
+
+from simparallel.base.system import usable_cores
+
+MARK = "SIMPARALLEL_TEST_MARK"
+
+
+def _stat(pid: int) -> tuple[int, str] | None:
+    """(parent, start time) of a process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1]), fields[19]
+
+
+def marked(mark: str) -> set[int]:
+    """Return the processes started with this mark in their environment; zombies have none."""
+    found = set()
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if f"{MARK}={mark}".encode() in environment.split(b"\0"):
+            found.add(pid)
+    return found
+
+
+def descendants(ancestor: int) -> set[int]:
+    """Return children of a process, their children, and so on; zombies too."""
+    parents = {int(name): _stat(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    found: set[int] = set()
+    while True:
+        more = {pid for pid, stat in parents.items() if stat and stat[0] in {ancestor, *found}} - found
+        if not more:
+            return found
+        found |= more
+
+
+def belongings() -> dict[str, set[str]]:
+    """Return this process's resources, by kind, as texts that can be compared and read."""
+    mark = os.environ.setdefault(MARK, uuid.uuid4().hex)
+    processes = set()
+    for pid in (descendants(os.getpid()) | marked(mark)) - {os.getpid()}:
+        stat = _stat(pid)
+        if stat is not None:
+            processes.add(f"pid {pid} started at {stat[1]}")
+    descriptors = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            descriptors.add(f"{fd} -> {os.readlink(f'/proc/self/fd/{fd}')}")
+        except OSError:  # the descriptor that lists the directory
+            continue
+    return {
+        "processes": processes,
+        "descriptors": descriptors,
+        "threads": {f"{thread.name} {thread.ident}" for thread in threading.enumerate()},
+        # Their number only: BLAS ends its threads when the process forks, and starts new ones later.
+        "native threads": {f"number {i}" for i in range(len(os.listdir("/proc/self/task")))},
+        "shared memory": {name for name in os.listdir("/dev/shm") if name.startswith(("simparallel", "sem.mp"))},
+        "temporary files": {path.name for path in Path(tempfile.gettempdir()).glob("simparallel-*")},
+    }
+
+
+def new_belongings(before: dict[str, set[str]], limit_s: float = 3.0) -> dict[str, set[str]]:
+    """Return the resources that did not exist before, of the kinds in `before`.
+
+    Waits for them to go, so that slow ends are not called leaks.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        now = belongings()
+        new = {kind: now[kind] - before[kind] for kind in before if now[kind] - before[kind]}
+        if not new or time.monotonic() > deadline:
+            return new
+        gc.collect()  # objects that only a reference cycle holds are no leak; a third of a second late in the suite
+        time.sleep(0.02)
+
+
+def start_blas_threads() -> None:
+    """Start all threads of BLAS: it ends them when the process forks, and starts those of its present limit later."""
+    for library in ThreadpoolController().lib_controllers:
+        limit = library.num_threads
+        library.set_num_threads(max(limit, usable_cores()))
+        library.set_num_threads(limit)
+
+
+@contextmanager
+def no_leaks(limit_s: float = 3.0) -> Iterator[None]:
+    """Check that nothing is left behind by a block: processes, descriptors, threads, shared memory, temporary files.
+
+    Processes that are left are killed, so that they do not disturb the next block.
+
+    Args:
+        limit_s: seconds that resources may take to go.
+
+    Raises:
+        AssertionError: names the resources.
+
+    Example:
+        >>> with sp.testing.no_leaks():
+        ...     results = sp.launch(sp.get_rank, world_size=2)
+    """
+    start_blas_threads()
+    before = belongings()
+    yield
+    left = new_belongings(before, limit_s)
+    for text in left.get("processes", ()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(text.split()[1]), signal.SIGKILL)
+    assert not left, f"left behind: {left}"

@@ -1,0 +1,188 @@
+"""The pytest plugin's part that needs the package: warm ranks of a test session, and reports by rank.
+
+The hooks are in `pytest_simparallel`, a module beside the package.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import cloudpickle
+import pytest
+
+from simparallel.base.callsite import is_inside
+from simparallel.errors import InputError, LaunchError, RunFailedError
+from simparallel.runtime.launcher.launch import Results
+from simparallel.runtime.module_watch import is_installed
+from simparallel.testing.leaks import belongings, new_belongings, start_blas_threads
+from simparallel.testing.ranks import Ranks
+
+# Seconds that processes and threads may take to go at the end of a session.
+LIMIT_S = 3.0
+# Kinds of `leaks.belongings` that the end of a session checks; a test session has descriptors of its own.
+_CHECKED = ("processes", "shared memory", "threads")
+_INNER = "_simparallel_inner_test"
+
+
+class Pools:
+    """The warm ranks of a test session, by transport."""
+
+    def __init__(self) -> None:
+        start_blas_threads()
+        found = belongings()
+        self._before = {kind: found[kind] for kind in _CHECKED}
+        self._ranks: dict[Any, Ranks] = {}
+
+    def ranks(self, transport: str, **settings: Any) -> Ranks:
+        """Return the ranks of a transport with these settings of `Cluster`."""
+        key = transport, repr(sorted(settings.items()))
+        if key not in self._ranks:
+            self._ranks[key] = _TestRanks(transport, **settings)
+        return self._ranks[key]
+
+    def call(self, item: pytest.Function, marker: pytest.Mark) -> bool | None:
+        """Run the body of a marked test on ranks; of a test of Hypothesis, its body for each example."""
+        size, settings = _checked(item, marker)
+        ranks = self.ranks(**settings)
+        handle = getattr(item.obj, "hypothesis", None)
+        if handle is not None:
+            inner = getattr(handle, _INNER, handle.inner_test)
+            setattr(handle, _INNER, inner)
+
+            def example(*args: Any, **kwargs: Any) -> None:
+                __tracebackhide__ = True
+                ranks.run(size, inner, *args, **kwargs)
+
+            handle.inner_test = example
+            return None
+        __tracebackhide__ = True
+        names = item._fixtureinfo.argnames
+        try:
+            ranks.run(size, item.obj, **{name: item.funcargs[name] for name in names})
+        except LaunchError as error:
+            error.add_note(f"Each rank gets its fixtures: {', '.join(names) or 'none'}.")
+            raise
+        return True
+
+    def close(self) -> str:
+        """End the ranks; return the resources that are left behind as a text, "" for none."""
+        while self._ranks:
+            self._ranks.popitem()[1].close()
+        left = new_belongings(self._before, LIMIT_S)
+        return "; ".join(f"{kind}: {', '.join(sorted(left[kind]))}" for kind in left)
+
+
+def _checked(item: pytest.Function, marker: pytest.Mark) -> tuple[int, dict[str, Any]]:
+    settings = dict(marker.kwargs)
+    size = marker.args[0] if marker.args else settings.pop("size", None)
+    if not isinstance(size, int) or len(marker.args) > 1:
+        raise InputError(f"{item.name}: the marker is world(SIZE, transport=..., ...), such as world(4).")
+    return size, {"transport": "shm", **settings}
+
+
+class _TestRanks(Ranks):
+    """Ranks that run functions of test modules, and print the rank before each line of output."""
+
+    def __init__(self, transport: str, **settings: Any) -> None:
+        super().__init__(transport, **{"echo": True, **settings})
+
+    def run(self, world_size: int, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Results:
+        __tracebackhide__ = True
+        with _by_value(), _named_output(self.transport):
+            return super().run(world_size, fn, *args, **kwargs)
+
+
+def _is_of_tests(module: Any) -> bool:
+    """Return whether a module is one of the tests. pytest also rewrites installed packages that have plugins."""
+    names = getattr(module, "__dict__", {})
+    file = names.get("__file__")
+    return "@pytest_ar" in names and isinstance(file, str) and not is_installed(file) and not is_inside(file)
+
+
+@contextmanager
+def _by_value() -> Iterator[None]:
+    """Send functions of test modules with their globals: ranks cannot import modules that pytest has rewritten."""
+    known = cloudpickle.list_registry_pickle_by_value()
+    modules = [m for m in list(sys.modules.values()) if _is_of_tests(m) and m.__name__ not in known]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+class _Named:
+    """Standard output that writes `[rank N]` before each line of a thread that is a rank."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._begun: dict[str, str] = {}
+
+    def write(self, text: str) -> int:
+        name = threading.current_thread().name
+        if not name.startswith("rank "):
+            return self._out.write(text)
+        *lines, self._begun[name] = (self._begun.get(name, "") + text).split("\n")
+        for line in lines:
+            self._out.write(f"[{name}] {line}\n")
+        return len(text)
+
+    def finish(self) -> None:
+        """Write the lines that have no end."""
+        for name, text in self._begun.items():
+            if text:
+                self._out.write(f"[{name}] {text}\n")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+
+@contextmanager
+def _named_output(transport: str) -> Iterator[None]:
+    if transport != "inline":
+        yield  # the launcher does so
+        return
+    before = sys.stdout
+    sys.stdout = named = _Named(before)
+    try:
+        yield
+    finally:
+        sys.stdout = before
+        named.finish()
+
+
+def show_ranks(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException], report: pytest.TestReport) -> None:
+    """Give the report of a failed run a section for each rank that failed, with its traceback and its output."""
+    error = excinfo.value
+    if not isinstance(error, RunFailedError):
+        return
+    output = _output_by_rank(report)
+    if report.when == "call" and item.get_closest_marker("world") is not None:
+        # The lines of the test are in the sections; the frames here are those of the launcher.
+        head = error.args[0].partition("\n\nTraceback of rank")[0]
+        short = RunFailedError("\n".join([head, *getattr(error, "__notes__", ())]), **error.facts)
+        report.longrepr = pytest.ExceptionInfo.from_exc_info((type(short), short, excinfo.tb)).getrepr(style="value")
+    for rank, told in sorted(error.facts["reports"].items()):
+        if not told["secondary"]:
+            title = f"rank {rank} failed: {told['summary'].splitlines()[0]}"
+            report.sections.append(
+                (title, "\n".join(filter(None, [told["places"] or told["summary"], output.get(rank)])))
+            )
+
+
+def _output_by_rank(report: pytest.TestReport) -> dict[int, str]:
+    """Return rank -> its lines of captured output."""
+    found: dict[int, list[str]] = {}
+    for name, text in report.sections:
+        if name.startswith("Captured std"):
+            for line in text.splitlines():
+                head, bracket, rest = line.partition("] ")
+                if head.startswith("[rank ") and bracket and head[6:].isdigit():
+                    found.setdefault(int(head[6:]), []).append(rest)
+    return {rank: "Output:\n" + "\n".join(lines) for rank, lines in found.items()}
