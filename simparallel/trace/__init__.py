@@ -1,5 +1,6 @@
-"""Traces: the events of every device of a run, measured, printed and exported."""
+"""Traces: the events of every device of a run, measured, printed and exported; and the calls of a step."""
 
+from simparallel.trace.calls import CallTrace
 from simparallel.trace.trace import Trace
 
-__all__ = ["Trace"]
+__all__ = ["CallTrace", "Trace"]

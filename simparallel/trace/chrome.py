@@ -20,15 +20,16 @@ from simparallel.hardware.cluster import ClusterSpec
 from simparallel.hardware.description import from_plain, plain
 from simparallel.hardware.recorder import Event, lane_names
 from simparallel.hardware.recording import Totals
+from simparallel.trace.links import communications
 
 FORMAT = "simparallel-trace-1"
 CLOCKS = ("sim", "wall")
 # Fields of events in `args`: all but those under the format's own keys (name, cat, pid).
-_TEXTS = ("stream", "name", "kind", "algorithm")
+_TEXTS = ("stream", "name", "kind", "algorithm", "layer")
 _LISTS = ("group", "live_bytes", "step_ps")
 _ARGS = tuple(field for field in Event._fields if field not in ("rank", "name", "kind"))
-# Fields with an empty tuple as default are the ones that `dumps` leaves out.
-_DEFAULTS = {field: value for field, value in Event._field_defaults.items() if value == ()}
+# Fields with an empty tuple or text as default are the ones that `dumps` leaves out.
+_DEFAULTS = {field: value for field, value in Event._field_defaults.items() if value in ((), "")}
 # The largest magnitude of a number in a trace: recorded numbers are 64-bit integers.
 _LARGEST = 2**63 - 1
 _TIDS_PER_RANK = 1000
@@ -66,11 +67,11 @@ def dumps(
     tids, threads = _threads(events, spans, order)
 
     rows = _metadata(events, threads)
-    arrows = _arrows(events, spans, order)
+    arrows = _arrows(events, order)
     for index in order:
         event, (start_ns, end_ns) = events[index], spans[index]
         where = {"pid": event.rank, "tid": tids[index], "ts": _microseconds(start_ns)}
-        # Empty lists are left out, and restored by `loads` from the defaults: most events have none.
+        # Empty lists and texts are left out, and restored by `loads` from the defaults: most events have none.
         args = {field: value for field in _ARGS if (value := getattr(event, field)) != _DEFAULTS.get(field)}
         duration = {"dur": _microseconds(end_ns - start_ns)}
         rows.append({"ph": "X", "name": event.name, "cat": event.kind, **where, **duration, "args": args})
@@ -148,28 +149,12 @@ def _metadata(events: Sequence[Event], threads: dict[int, dict[int, str]]) -> li
     return rows
 
 
-def _arrows(
-    events: Sequence[Event], spans: Sequence[tuple[int, int]], order: Sequence[int]
-) -> dict[int, dict[str, Any]]:
+def _arrows(events: Sequence[Event], order: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Return the flow event of each slice that belongs to a communication between ranks, by index."""
-    members: dict[tuple[Any, ...], list[int]] = {}
-    seen: dict[tuple[Any, ...], int] = {}
-    for index in order:
-        event = events[index]
-        # Not a communication.
-        if event.seq < 0:
-            continue
-        # The two ends of a copy are on different streams (out and in), so the stream cannot be part of its key.
-        call = (event.kind, "" if event.kind == "copy" else event.stream, event.group, event.seq)
-        # Sequence numbers restart when a program runs again: the n-th call of a number on one rank belongs to the n-th
-        # on the others.
-        repeat = seen.get((event.rank, event.device, call), 0)
-        seen[event.rank, event.device, call] = repeat + 1
-        members.setdefault((*call, repeat), []).append(index)
-
+    place = {index: number for number, index in enumerate(order)}
     arrows: dict[int, dict[str, Any]] = {}
     # A single slice has nothing to point to.
-    linked = (indices for indices in members.values() if len(indices) > 1)
+    linked = (sorted(indices, key=place.__getitem__) for indices in communications(events) if len(indices) > 1)
     for number, indices in enumerate(linked):
         for position, index in enumerate(indices):
             # start, step, finish: the phases of a flow.

@@ -1,0 +1,209 @@
+"""A trace as one HTML file: a timeline to zoom, search and walk through, without a network and without libraries.
+
+The page is in `page/`: its HTML, its style, and its script in three files. The events are put into it as columns of
+JSON. Rows of events are ordered by rank and stream, and in a row by start; starts are differences to the event before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from simparallel.base.units import format_seconds
+from simparallel.hardware.cluster import PS_PER_S
+from simparallel.hardware.memory import CATEGORIES
+from simparallel.hardware.recorder import COMPUTE, Event, lane_names
+from simparallel.hardware.recording import Totals
+from simparallel.trace import metrics
+from simparallel.trace.links import communications, critical_path
+
+PAGE = Path(__file__).parent / "page"
+SCRIPTS = ("model.js", "picture.js", "controls.js")
+
+
+def dumps(events: Sequence[Event], totals: Mapping[tuple[int, int], Totals], title: str, notes: Sequence[str]) -> str:
+    """Return the text of the page.
+
+    Args:
+        events: in the order of `Trace.events`.
+        totals: (rank, device) -> totals of all events of the run.
+        title: name of the trace and of the hardware.
+        notes: sentences below the table of totals.
+    """
+    # "<" only occurs in texts of JSON; as an escape it cannot end the script element, whatever the texts are.
+    data = json.dumps(_data(events, totals, title, notes), separators=(",", ":"), allow_nan=False)
+    parts = _page()
+    return "".join((parts[0], escape(title), parts[1], data.replace("<", "\\u003c"), parts[2]))
+
+
+@cache
+def _page() -> tuple[str, str, str]:
+    """Return the parts of the page before the title, between title and data, and after the data."""
+    page = (PAGE / "page.html").read_text("utf-8")
+    page = page.replace("{{style}}", (PAGE / "page.css").read_text("utf-8"))
+    page = page.replace("{{script}}", "\n".join((PAGE / name).read_text("utf-8") for name in SCRIPTS))
+    head, rest = page.split("{{title}}")
+    middle, tail = rest.split("{{data}}")
+    return head, middle, tail
+
+
+def _data(
+    events: Sequence[Event], totals: Mapping[tuple[int, int], Totals], title: str, notes: Sequence[str]
+) -> dict[str, Any]:
+    # Drawing is optional, and its modules are slow to import.
+    from simparallel.view.bars import COLORS, HATCHED, OTHER_COLOR, SHOWN_NAMES
+
+    lanes = lane_names(events)
+    rows = {lane: number for number, lane in enumerate(lanes)}
+    order = sorted(range(len(events)), key=lambda i: (rows[_lane(events[i])], events[i].sim_start_ps, i))
+    place = {index: number for number, index in enumerate(order)}
+    path = critical_path(events)
+    events = [events[index] for index in order]
+    kinds = [*COLORS, *sorted({event.kind for event in events} - COLORS.keys())]
+    return {
+        "title": title,
+        "count": len(events),
+        "kinds": [
+            {
+                "id": kind, "name": SHOWN_NAMES.get(kind, kind), "colour": COLORS.get(kind, OTHER_COLOR),
+                "hatched": kind in HATCHED,
+            }
+            for kind in kinds
+        ],
+        "present": sorted({event.kind for event in events}),
+        "rows": [{"rank": rank, "name": name} for (rank, _, _), name in lanes.items()],
+        **_columns(events, rows, kinds),
+        "memory": _memory(events),
+        "totals": metrics.cells(metrics.summarize(totals)),
+        "shares": _shares(totals),
+        "notes": list(notes),
+        "path": [place[index] for index in path],
+        "path_told": _path_told([events[place[index]] for index in path]),
+    }  # fmt: skip
+
+
+def _lane(event: Event) -> tuple[int, int, str]:
+    return event.rank, event.device, event.stream
+
+
+class _Numbers(dict[Any, int]):
+    """Numbers for different things, in the order in which they come."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+def _columns(events: Sequence[Event], rows: Mapping[Any, int], kinds: Sequence[str]) -> dict[str, Any]:
+    names, layers, algorithms, groups = _Numbers(), _Numbers({"": 0}), _Numbers({"": 0}), _Numbers({(): 0})
+    number_of_kind = {kind: number for number, kind in enumerate(kinds)}
+    calls = [-1] * len(events)
+    for number, members in enumerate(found for found in communications(events) if len(found) > 1):
+        for index in members:
+            calls[index] = number
+    columns = {
+        "row": [rows[_lane(event)] for event in events],
+        "kind": [number_of_kind[event.kind] for event in events],
+        "name": [names[event.name] for event in events],
+        "layer": [layers[event.layer] for event in events],
+        "group": [groups[event.group] for event in events],
+        "algorithm": [algorithms[event.algorithm] for event in events],
+        "call": calls,
+        **{field: [getattr(event, field) for event in events] for field in ("step", "seq", "flops", "size_bytes")},
+        "sent_bytes": [event.sent_bytes for event in events],
+        "sim_start": _differences([event.sim_start_ps for event in events]),
+        "sim_span": [event.sim_end_ps - event.sim_start_ps for event in events],
+        "wall_start": _differences([event.wall_start_ns for event in events]),
+        "wall_span": [event.wall_end_ns - event.wall_start_ns for event in events],
+    }
+    return {
+        "columns": {name: _packed(values) for name, values in columns.items()},
+        "names": list(names),
+        "layers": list(layers),
+        "algorithms": list(algorithms),
+        "groups": list(groups),
+    }
+
+
+def _packed(values: Sequence[int]) -> Any:
+    """Return one value for a column of equal ones, {"of", "at"} for one of few different values, or the column."""
+    numbers = _Numbers()
+    at = [numbers[value] for value in values]
+    if len(numbers) == 1:
+        return values[0]
+    return {"of": list(numbers), "at": at} if 4 * len(numbers) < len(values) else values
+
+
+def _differences(times: Sequence[int]) -> list[int]:
+    """Return the first time after the earliest one, and the difference of each further time to the one before."""
+    return [time - before for before, time in pairwise([min(times, default=0), *times])]
+
+
+def _memory(events: Sequence[Event]) -> dict[str, Any]:
+    """Return a track for each device with memory figures: its events in order of time, and live bytes by category."""
+    from simparallel.view.memory import COLORS
+
+    noted: dict[tuple[int, int], list[int]] = {}
+    for index, event in enumerate(events):
+        if event.live_bytes:
+            noted.setdefault((event.rank, event.device), []).append(index)
+    with_devices = {rank for rank, device in noted if device}
+    used = [
+        i for i in range(len(CATEGORIES)) if any(events[j].live_bytes[i] for found in noted.values() for j in found)
+    ]
+    return {
+        "categories": [CATEGORIES[i] for i in used],
+        "colours": [COLORS[CATEGORIES[i]] for i in used],
+        "tracks": [
+            {
+                "rank": rank, "name": f"sim:{device} memory" if rank in with_devices else "memory",
+                "events": found, "live": [_packed([events[j].live_bytes[i] for j in found]) for i in used],
+            }
+            for (rank, device), found in sorted(noted.items())
+            if used
+        ],
+    }  # fmt: skip
+
+
+def _shares(totals: Mapping[tuple[int, int], Totals]) -> list[dict[str, Any]]:
+    """Return the shares of the makespan of each rank's first device."""
+    span_ps = metrics.makespan_ps(totals) or 1
+    first: dict[int, Totals] = {}
+    for (rank, _), one in sorted(totals.items()):
+        first.setdefault(rank, one)
+    return [
+        {
+            "rank": rank,
+            "compute": one.compute_ps / span_ps,
+            "exposed": (one.busy_ps - one.compute_ps) / span_ps,
+            "idle": 1 - one.busy_ps / span_ps,
+        }
+        for rank, one in first.items()
+    ]
+
+
+def _path_told(path: Sequence[Event]) -> str:
+    """Return what the critical path consists of, as a sentence."""
+    if not path:
+        return ""
+    compute_ps, communication_ps = (_length(e for e in path if (e.stream == COMPUTE) is own) for own in (True, False))
+    span_ps = path[-1].sim_end_ps - path[0].sim_start_ps
+    parts = [
+        (compute_ps, "computes"),
+        (communication_ps, "communicates"),
+        (span_ps - compute_ps - communication_ps, "waits"),
+    ]
+    told = ", ".join(f"{what} {format_seconds(ps / PS_PER_S)}" for ps, what in parts if ps > 0)
+    ranks = len({event.rank for event in path})
+    whole = format_seconds(span_ps / PS_PER_S)
+    return f"critical path: {len(path)} events on {ranks} of the ranks; it {told}, {whole} in all"
+
+
+def _length(events: Iterable[Event]) -> int:
+    # A receive is shown from the start of its message, whose sender is on the path, too.
+    return sum(event.sim_end_ps - event.sim_start_ps for event in events if event.name != "recv")

@@ -1,0 +1,94 @@
+"""The bytes that each rank sends to each other rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from simparallel.comm.algorithms import DIRECT, offers
+from simparallel.comm.algorithms.rehearsal import Actor, rehearse
+from simparallel.hardware.recording import Event
+
+_TO_THE_NEXT = ("all_reduce", "reduce_scatter", "all_gather")
+
+
+def bytes_between(events: Iterable[Event], world_size: int) -> np.ndarray:
+    """Return the bytes that rank i sends to rank j at [i, j]; a row adds up to the bytes that its events count as sent.
+
+    The receivers are those of the algorithm whose bytes are counted. A collective that named an algorithm on messages
+    has the receivers of its messages. Others are counted as a ring (all_reduce, reduce_scatter, all_gather), as a chain
+    (broadcast, reduce), as messages from or to the root (scatter, gather), or as equal messages to all others.
+
+    Args:
+        events: of any ranks, in any order; of a collective all ranks.
+        world_size: number of ranks.
+    """
+    matrix = np.zeros((world_size, world_size))
+    calls: dict[Any, dict[int, int]] = {}
+    named: dict[Any, str] = {}
+    for event in events:
+        if event.sent_bytes and event.kind == "p2p":
+            matrix[event.group] += event.sent_bytes
+        elif event.sent_bytes and len(event.group) > 1:
+            call = event.name, event.group, event.stream, event.seq
+            calls.setdefault(call, {})[event.rank] = event.sent_bytes
+            # Only algorithms on messages have steps, and then on the ranks that never wait.
+            if event.step_ps:
+                named[call] = event.algorithm
+    for call, sent in calls.items():
+        op, group, *_ = call
+        senders = tuple(rank in sent for rank in group)
+        counts = np.array([[sent.get(rank, 0)] for rank in group])
+        matrix[np.ix_(group, group)] += counts * _receivers(op, named.get(call, DIRECT), senders)
+    return matrix
+
+
+@lru_cache(maxsize=1024)
+def _receivers(op: str, algorithm: str, senders: tuple[bool, ...]) -> np.ndarray:
+    """Return the share of position i's bytes that goes to position j at [i, j]."""
+    ways = np.zeros((0, 0))
+    for root in range(len(senders)):
+        ways = _ways(op, algorithm, len(senders), root)
+        # Events do not have the root of a collective; it follows from the ranks that send nothing.
+        if tuple(bool(row.any()) for row in ways) == senders:
+            break
+    return ways / np.maximum(ways.sum(axis=1, keepdims=True), 1)
+
+
+def _ways(op: str, algorithm: str, size: int, root: int) -> np.ndarray:
+    """Return bytes from position i to position j at [i, j], of any unit."""
+    ways = np.zeros((size, size))
+    each = np.arange(size)
+    if algorithm != DIRECT and offers(algorithm, op):
+        # A vector that every number of parts divides.
+        rehearse(algorithm, op, size, size, root=root, seat=partial(_Noting, ways))
+    elif op in _TO_THE_NEXT:
+        ways[each, (each + 1) % size] = 1
+    elif op == "broadcast":
+        ways[each, (each + 1) % size] = 1
+        ways[root - 1] = 0
+    elif op == "reduce":
+        ways[each, each - 1] = 1
+        ways[root] = 0
+    elif op == "gather":
+        ways[:, root] = each != root
+    elif op == "scatter":
+        ways[root] = each != root
+    else:
+        ways[:] = each[:, None] != each
+    return ways
+
+
+class _Noting(Actor):
+    """A position that adds the bytes of its messages to a matrix."""
+
+    def __init__(self, ways: np.ndarray, rank: int, size: int, post: Any) -> None:
+        super().__init__(rank, size, post)
+        self._ways = ways
+
+    def start_send(self, x: np.ndarray, dst: int) -> Any:
+        self._ways[self.rank, dst] += x.nbytes
+        return super().start_send(x, dst)
