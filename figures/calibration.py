@@ -1,7 +1,7 @@
-"""Measures programs on this machine by turns, and predicts them: `python figures/calibration.py`.
+"""Steps of training programs on this machine, predicted beside measured.
 
-Run `simparallel calibrate` first. Writes `docs/calibration.md` and its picture. None of these programs is one of those
-that the calibration was fitted to (`simparallel/simulate/measuring.py`).
+Run `simparallel calibrate` first. Measures by turns, and writes `docs/calibration.md` and its picture. None of these
+programs is one of those that the calibration was fitted to (`simparallel/simulate/measuring.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from simparallel.simulate.measuring import Sample, op_samples
 FIGURES = Path(__file__).parent
 PAGE = FIGURES.parent / "docs" / "calibration.md"
 PICTURE = FIGURES / "calibration.png"
+MEASURED = "5 minutes, and `simparallel calibrate` before it"
 STEPS, ROUNDS = 12, 5  # the first two steps do not count
 
 
@@ -256,10 +257,7 @@ def guess_error(results: list[Result]) -> float:
     return float(np.median([abs(each.flops / rate / each.measured_s - 1) for each in results]))
 
 
-def draw(results: list[Result]) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
+def draw_results(results: list[Result]) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 5.6), layout="constrained")
@@ -281,7 +279,8 @@ def draw(results: list[Result]) -> None:
     axes.set(xlabel="measured time of a step [s]", ylabel="predicted time of a step [s]")
     axes.set_title("Steps on this machine, predicted after simparallel calibrate", loc="left", fontsize=11)
     axes.legend(fontsize=8, frameon=False, loc="upper left")
-    figure.savefig(PICTURE, dpi=130)
+    for suffix in (".png", ".svg"):
+        sp.view.save_figure(figure, PICTURE.with_suffix(suffix), dpi=130)
 
 
 def page(results: list[Result]) -> str:
@@ -323,7 +322,7 @@ TEMPLATE = """# Runs on this machine, predicted
 
 `simparallel calibrate` measures the machine that it runs on, and writes the description `this-host`. A dry run with
 `cluster="this-host"`, or `simparallel predict --cluster this-host`, then tells how long a run takes here. This page
-holds such predictions beside measured runs; `python figures/calibration.py` writes it.
+holds such predictions beside measured runs; `simparallel figures calibration` writes it.
 
 ## Measurements
 
@@ -395,7 +394,7 @@ def main() -> None:
         sys.exit(f"{this_host_file()} is missing; run simparallel calibrate first.")
     results = measure()
     print(summary(results), rows_table(results), reached(results), f"guess {guess_error(results):.1%}", sep="\n\n")
-    draw(results)
+    draw_results(results)
     PAGE.write_text(page(results))
 
 

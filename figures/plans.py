@@ -1,47 +1,36 @@
-"""Measures plans on this machine by turns, beside what the search predicts: `python figures/plans.py`.
+"""Plans of automatic parallelism on this machine, predicted beside measured.
 
-Run `simparallel calibrate` first. Writes `docs/plans.md` and its pictures: predicted beside measured times, plans in
-time and memory with the Pareto front, and the timelines of a real step and of its dry run.
+Run `simparallel calibrate` first. Measures by turns, and writes `docs/plans.md` and its pictures: predicted
+beside measured times, plans in time and memory with the Pareto front, and the timelines of a real step and of its dry
+run.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import landscape
 import numpy as np
 from calibration import rank_correlation
+from landscape import pairs
 
 import simparallel as sp
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.hardware.cluster import describe
 from simparallel.search.model_steps import MODELS, ModelStep
 from simparallel.search.plan import Plan
-from simparallel.search.planner import data_parallel, follow, pareto_plans, plan_graph, planned
-from simparallel.search.replay import replay
+from simparallel.search.planner import data_parallel, plan_graph, planned
 from simparallel.search.space import Space
 
 FIGURES = Path(__file__).parent
 PAGE = FIGURES.parent / "docs" / "plans.md"
+MEASURED = "6 minutes, and `simparallel calibrate` before it"
 STEPS, ROUNDS = 12, 9  # the first two steps do not count
 BATCHES = {"mlp": 256, "gpt": 16}
 RANKS = 2, 4, 8
-# Strategies of Megatron's pairs of layers on d x t devices; all other ops follow their inputs.
-PAIRS: dict[str, dict[str, Any]] = {
-    "mlp": {
-        "Reshape": lambda d, t: ((d, 1),),
-        "1.Linear": lambda d, t: ((d, 1), (t, 1), (t,)),
-        "3.Linear": lambda d, t: ((d, t), (1, t), (1,)),
-    },
-    "gpt": {
-        "tokens.Embedding": lambda d, t: ((d, 1), (1, 1)),
-        "*.up.Linear": lambda d, t: ((d, 1, 1), (t, 1), (t,)),
-        "*.down.Linear": lambda d, t: ((d, 1, t), (1, t), (1,)),
-    },
-}
 
 
 class Row(NamedTuple):
@@ -78,17 +67,6 @@ def space_of(model: str, ranks: int) -> tuple[Space, ModelStep]:
     """Return the choices of a model on some ranks of this machine; the step has to be kept."""
     step = ModelStep(MODELS[model])
     return Space(step.graph(BATCHES[model], ranks), describe(ranks, "this-host")), step
-
-
-def pairs(space: Space, model: str, data: int, tensor: int) -> tuple[int, ...]:
-    """Return the choices of data x tensor parallelism."""
-    given = {}
-    for number, (node, choices) in enumerate(zip(space.graph.nodes, space.choices, strict=True)):
-        for pattern, cuts in PAIRS[model].items():
-            if fnmatch(node.name, pattern):
-                strategies = [choice.strategy for choice in choices]
-                given[number] = strategies.index((cuts(data, tensor), None))
-    return follow(space, given)
 
 
 def plans_of(model: str, ranks: int) -> tuple[dict[str, Plan], str]:
@@ -158,7 +136,7 @@ def measure() -> list[Result]:
 # --- pictures -------------------------------------------------------------------------------------
 
 
-def draw(results: list[Result]) -> None:
+def draw_results(results: list[Result]) -> None:
     """Draw predicted beside measured times, and the landscape of plans."""
     from matplotlib import pyplot as plt
 
@@ -180,48 +158,13 @@ def draw(results: list[Result]) -> None:
     left.set(xlabel="measured time of a step [ms]", ylabel="predicted time of a step [ms]")
     left.set_title(f"{len(results)} plans on this machine (outlined: chosen)", loc="left", fontsize=11)
     left.legend(fontsize=8, frameon=False, loc="upper left")
-    landscape(right)
-    figure.savefig(FIGURES / "plans.png", dpi=120)
+    landscape.draw(right)
+    save(figure, "plans")
 
 
-def landscape(ax: Any, count: int = 400) -> None:
-    """Draw plans of the GPT on eight described devices in time and memory: known ones, their neighbours, the front."""
-    step, cluster = ModelStep(MODELS["gpt"]), describe(8, "dgx-h100")
-    graph, *split = step.graphs(BATCHES["gpt"], 8)
-    space = Space(graph, cluster)
-    problem = space.problem()
-    generator = np.random.default_rng(0)
-
-    def place(choice: Any) -> tuple[float, float]:
-        return replay(space, choice).step_ps / 1e9, problem.memory_bytes(choice) / 1e6
-
-    known = {"data": data_parallel(space), "every device all": (0,) * len(space.choices)}
-    known |= {"2 x 4": pairs(space, "gpt", 2, 4), "4 x 2": pairs(space, "gpt", 4, 2)}
-    # Plans of random strategies only would be far off the picture.
-    near = []
-    for number in range(count):
-        choice = list(tuple(known.values())[number % len(known)])
-        for op in generator.choice(len(choice), int(generator.integers(1, 12)), replace=False):
-            choice[op] = int(generator.integers(len(space.choices[op])))
-        near.append(place(choice))
-    ax.scatter(*zip(*near, strict=True), s=9, color="0.75", label="known plans with some random strategies")
-    front = [(p.step_time_ps / 1e9, p.memory_bytes / 1e6, p) for p in pareto_plans(graph, cluster, split=split)]
-    ax.plot(*zip(*((t, m) for t, m, _ in front), strict=True), "-", lw=1, color="#D55E00")
-    kinds = {
-        "front": lambda p: p.num_micro_batches == 1 and not p.recomputed,
-        "front, recomputing": lambda p: p.num_micro_batches == 1 and p.recomputed,
-        "front, micro-batches": lambda p: p.num_micro_batches > 1,
-    }
-    for (name, is_kind), mark in zip(kinds.items(), "osD", strict=True):
-        found = [(t, m) for t, m, plan in front if is_kind(plan)]
-        if found:
-            ax.scatter(*zip(*found, strict=True), s=26, marker=mark, color="#D55E00", zorder=3, label=name)
-    for (name, choice), color in zip(known.items(), ("#0072B2", "#009E73", "#E69F00", "#CC79A7"), strict=True):
-        ax.scatter(*place(choice), s=60, color=color, edgecolor="black", zorder=4, label=name)
-    ax.set(xscale="log", yscale="log")
-    ax.set(xlabel="predicted time of a step [ms]", ylabel="memory of a device, as modelled [MB]")
-    ax.set_title("Plans of the GPT on eight h100 in one server", loc="left", fontsize=11)
-    ax.legend(fontsize=8, frameon=False)
+def save(figure: Any, name: str) -> None:
+    for suffix in (".png", ".svg"):
+        sp.view.save_figure(figure, FIGURES / f"{name}{suffix}", dpi=110)
 
 
 def draw_timelines() -> None:
@@ -247,7 +190,7 @@ def draw_timelines() -> None:
     last = max(above.get_xlim()[1], below.get_xlim()[1])
     above.set_xlim(0, last)
     below.set_xlim(0, last)
-    figure.savefig(FIGURES / "plan_timeline.png", dpi=110)
+    save(figure, "plan_timeline")
 
 
 # --- the page -------------------------------------------------------------------------------------
@@ -294,7 +237,7 @@ def _correlation(results: list[Result]) -> float:
 TEMPLATE = """# Plans on this machine
 
 Plans of [automatic parallelism](auto_parallel.md), measured on the machine that `simparallel calibrate` has described,
-beside their predictions; `python figures/plans.py` writes this page. The calibration has not seen these plans.
+beside their predictions; `simparallel figures plans` writes this page. The calibration has not seen these plans.
 
 There are {count} plans of two models, each on 2, 4 and 8 ranks, measured by turns in {rounds} rounds of {steps} steps.
 The measured time is the median of the quietest round, and *noise* is how much longer the next quiet one took. The ranks
@@ -324,7 +267,7 @@ each memory, the fastest plan that the model knows.
 
 def main() -> None:
     results = measure()
-    draw(results)
+    draw_results(results)
     draw_timelines()
     PAGE.write_text(page(results))
     print(page(results))

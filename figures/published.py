@@ -1,4 +1,4 @@
-"""Predicts published training steps, and writes `docs/published.md` and its picture: `python figures/published.py`.
+"""Training steps as predicted, beside what others measured and published.
 
 Each file in `published/` is a table of a publication, with its source and what had to be assumed. No number of the
 model is fitted to them, except `Efficiency.product` to `korthikanti2022_table4.json`, the times of one block.
@@ -385,8 +385,9 @@ def page(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(rows: Sequence[Row]) -> None:
+def draw() -> Any:
     """Draw predicted against published times, one colour for each paper."""
+    rows = all_rows()
     import matplotlib.pyplot as plt
 
     from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, SKY, clean, head
@@ -421,7 +422,7 @@ def draw(rows: Sequence[Row]) -> None:
     head(ax, "Training steps: predicted against published")
     clean(ax)
     ax.legend(loc="upper left", frameon=False, fontsize=10)
-    figure.savefig(PICTURE, dpi=110)
+    return figure
 
 
 def all_rows(efficiency: Efficiency | None = None) -> list[Row]:
@@ -432,5 +433,4 @@ def all_rows(efficiency: Efficiency | None = None) -> list[Row]:
 if __name__ == "__main__":
     found = all_rows()
     PAGE.write_text(page(found))
-    draw(found)
-    print(f"{PAGE}, {PICTURE}: {len(found)} rows")
+    print(f"{PAGE}: {len(found)} rows")

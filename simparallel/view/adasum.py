@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Each method has a colour and a mark, so that it is recognised without colour vision.
 _WAYS = ((GREEN, "o"), (RED, "s"), (BLUE, "D"), (SKY, "v"), (PINK, "P"))
+_MARKS = "osD^vP"
 _LAYERS = (ORANGE, SKY, GREEN, PINK, RED, BLUE)
 # Wide arrows are drawn first, so that overlapping ones remain distinguishable.
 _ARROWS = {"sum": (ORANGE, 8.0), "mean": (GREEN, 4.5), "Adasum": (DARK, 2.0)}
@@ -80,7 +81,14 @@ def plot_orthogonality(ratios: Mapping[str, Sequence[float]], workers: int, smoo
     for number, (layer, curve) in enumerate(curves.items()):
         is_bias = layer.endswith("bias")
         ax.plot(
-            curve, label=layer, color=_LAYERS[number % len(_LAYERS)], linewidth=1.3, linestyle="--" if is_bias else "-"
+            curve,
+            label=layer,
+            color=_LAYERS[number % len(_LAYERS)],
+            linewidth=1.3,
+            linestyle="--" if is_bias else "-",
+            marker=_MARKS[number % len(_MARKS)],
+            markersize=5,
+            markevery=(3 * number, max(len(curve) // 7, 1)),
         )
     ax.plot(np.mean(list(curves.values()), axis=0), label="mean of the layers", color=DARK, linewidth=3)
     for level, text in ((1.0, "all orthogonal"), (1 / workers, "all equal")):

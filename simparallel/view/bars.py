@@ -18,6 +18,8 @@ COLORS = {
     "forward": SKY, "backward": ORANGE, "optimizer": GREEN, "collective": PINK, "p2p": YELLOW, "copy": RED,
     "range": "#DDDDDD",
 }  # fmt: skip
+# Kinds that pictures call by another name.
+SHOWN_NAMES = {"p2p": "message", "range": "mark"}
 OTHER_COLOR = "#999999"
 # Communication is hatched, so that it is distinguished by more than colour.
 HATCHED = ("collective", "p2p", "copy")

@@ -18,7 +18,7 @@ from simparallel.view.timeline import points_per_unit, spans_in_units, step_star
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLORS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, SKY, "#999999", PINK), strict=True))
+COLORS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, SKY, "#999999", PINK), strict=True))
 # With more steps, single operations would be too thin to see.
 _MOST_STEPS = 60
 
@@ -75,7 +75,7 @@ def plot_memory(
         if np.nanmax(live[:, number]) > 0:
             below = tops[:, number] - live[:, number]
             ax.fill_between(
-                ends, below, tops[:, number], step="post", linewidth=0, color=_COLORS[category], label=category
+                ends, below, tops[:, number], step="post", linewidth=0, color=COLORS[category], label=category
             )
     ax.axhline(peak / factor, color="0.3", linewidth=1, linestyle=(0, (4, 3)))
     ax.set_xlim(0, float(np.nanmax(ends)) or 1.0)

@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from simparallel.view.style import DARK, GREEN, ORANGE, SKY, YELLOW, head
+from simparallel.view.style import DARK, GREEN, ORANGE, SKY, YELLOW, head, readable_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,7 @@ def plot_schedule(
         if room > _LETTER_IN * len(str(action.microbatch)):
             ax.text(
                 (start + end) / 2, rank - _HALF + height / 2, str(action.microbatch), ha="center", va="center",
-                fontsize=7, color="white" if shade > 0.4 else "black",
+                fontsize=7, color=readable_on(face),
             )  # fmt: skip
     ax.set_xlim(0, cost.makespan)
     ax.set_ylim(schedule.ranks - 0.5, -0.5)

@@ -40,7 +40,7 @@ def plot_schedule_tradeoff(
         ax: axes to draw into; None makes a figure.
         title: None for the numbers of ranks and micro-batches.
         forward, input_gradient, weight_gradient: times of the part of the model that a rank has.
-        message: latency between two ranks.
+        message: latency between two ranks, in the unit of the times.
 
     Returns:
         The matplotlib Axes.

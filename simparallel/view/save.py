@@ -7,15 +7,20 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from simparallel.base.files import write_atomically
 from simparallel.base.units import format_type_of
 from simparallel.errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.animation import Animation
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
 # Removes metadata that matplotlib writes by default: the date, and the version of the library.
+# Colours of an animation.
+_PALETTE = 64
 _METADATA: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
@@ -57,5 +62,55 @@ def save_figure(ax_or_fig: Axes | Figure | SubFigure, path: str | os.PathLike[st
         # matplotlib salts the ids in SVG files with random bits by default.
         figure.savefig(content, format=suffix[1:], dpi=dpi, metadata=_METADATA[suffix], bbox_inches="tight")
 
+    write_atomically(target, content.getvalue())
+    return target
+
+
+def save_animation(animation: Animation, path: str | os.PathLike[str], fps: int = 8, dpi: int = 100) -> Path:
+    """Write an animation as GIF, which repeats for ever. Replaces the file atomically.
+
+    Args:
+        animation: an animation of matplotlib.
+        path: the file; missing parent directories are created.
+        fps: frames per second.
+        dpi: dots per inch.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: the suffix is not .gif.
+        OSError: the file cannot be written.
+    """
+    from matplotlib.animation import AbstractMovieWriter
+    from PIL import Image
+
+    target = Path(path)
+    if target.suffix.lower() != ".gif":
+        raise InputError(f"save_animation({str(path)!r}): end the name in .gif.")
+    content = io.BytesIO()
+
+    class Writer(AbstractMovieWriter):
+        """Collects frames with one palette and no dithering: what stands still costs no bytes."""
+
+        def setup(self, fig: Any, outfile: Any, dpi: Any = None) -> None:
+            super().setup(fig, outfile, dpi)
+            self.images: list[Any] = []
+
+        def grab_frame(self, **settings: Any) -> None:
+            canvas: Any = self.fig.canvas
+            canvas.draw()
+            self.images.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+
+        def finish(self) -> None:
+            # Some frames, beside each other, have the colours of all.
+            some = np.concatenate(self.images[:: max(len(self.images) // 8, 1)])
+            palette = Image.fromarray(some).quantize(_PALETTE)
+            none = Image.Dither.NONE
+            first, *rest = (Image.fromarray(image).quantize(palette=palette, dither=none) for image in self.images)
+            first.save(content, "GIF", save_all=True, append_images=rest, duration=round(1000 / self.fps), loop=0)
+
+    # The file is written afterwards, in one move.
+    animation.save(target, writer=Writer(fps=fps), dpi=dpi)
     write_atomically(target, content.getvalue())
     return target

@@ -9,6 +9,7 @@ from typing import Any
 from simparallel.base.units import format_numbers
 from simparallel.errors import InputError
 from simparallel.layout.layout import Layout, chunk_span
+from simparallel.view.style import rank_colour, readable_on
 
 # The gap between two tensors, in widths of a tensor.
 _GAP = 0.35
@@ -39,7 +40,6 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
         raise InputError("plot_slices: no tensors; give [(name, layout, shape), ...].")
     if ax is None:
         _, ax = plt.subplots(figsize=(3.2 * len(tensors) + 0.4, 3.9), layout="constrained")
-    colours = plt.get_cmap("tab20")
     for number, (name, layout, shape) in enumerate(tensors):
         left = number * (1 + _GAP)
         cuts = layout.cuts
@@ -60,7 +60,7 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
                 continue
             corner = left + start, 1 - bottom
             # The first holder gives the colour, so a rank has the same colour in all tensors.
-            colour = colours(ranks[0] % 20) if len(holders) > 1 else _UNCUT
+            colour = rank_colour(ranks[0]) if len(holders) > 1 else _UNCUT
             ax.add_patch(Rectangle(corner, width, height, facecolor=colour, edgecolor="white", linewidth=1.5))
             text = format_numbers(ranks)
             # The largest font that fits into the width and height of a slice.
@@ -72,7 +72,7 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
                 ha="center",
                 va="center",
                 fontsize=size,
-                color=_readable_on(colour),
+                color=readable_on(colour),
             )
         _name_dims(ax, left, len(cuts))
         partial = f"\naddends along {', '.join(layout.partial)}" if layout.partial else ""
@@ -102,11 +102,3 @@ def _name_dims(ax: Any, left: float, ndim: int) -> None:
     if ndim > 1:
         down = "dim 0" if ndim == 2 else f"dims {', '.join(map(str, range(ndim - 1)))}"
         ax.text(left - 0.03, 0.5, f"← {down}", ha="right", va="center", rotation=90, **style)
-
-
-def _readable_on(colour: tuple[float, ...]) -> str:
-    """Return black, or white on a dark colour (relative luminance of sRGB, WCAG 2)."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
-    luminance = sum(share * c for share, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-    # At 0.179 black and white have equal contrast: (l + 0.05) / 0.05 = 1.05 / (l + 0.05).
-    return "black" if luminance > 0.179 else "white"

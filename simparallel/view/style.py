@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
 
 # Okabe and Ito, "Color Universal Design" (2008): distinguishable with any colour vision.
@@ -12,6 +14,8 @@ ORANGE, SKY, GREEN, PINK, RED, BLUE, YELLOW = (
     "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#F0E442",
 )  # fmt: skip
 DARK = "#10243E"
+# Ranks 0 to 6 have these colours, ranks 7 to 13 lighter ones; then they repeat.
+_RANKS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW)
 
 
 def clean(ax: Axes) -> None:
@@ -30,3 +34,19 @@ def head(ax: Axes, title: str | None) -> None:
 def note(ax: Axes, text: str, point: Any, offset: Any, **style: Any) -> None:
     """Write a text beside a point, `offset` (1/72 inch) away from it, by default to its left."""
     ax.annotate(text, point, xytext=offset, textcoords="offset points", **{"ha": "right", "color": "0.35", **style})
+
+
+def rank_colour(rank: int) -> tuple[float, ...]:
+    """Return the colour of a rank: the same one in all pictures."""
+    from matplotlib.colors import to_rgb
+
+    share = (1.0, 0.45)[rank // len(_RANKS) % 2]
+    return tuple(1 - share * (1 - c) for c in to_rgb(_RANKS[rank % len(_RANKS)]))
+
+
+def readable_on(colour: Sequence[float] | np.ndarray) -> str:
+    """Return black, or white on a dark colour (relative luminance of sRGB, WCAG 2)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+    luminance = sum(share * c for share, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    # At 0.179 black and white have equal contrast: (l + 0.05) / 0.05 = 1.05 / (l + 0.05).
+    return "black" if luminance > 0.179 else "white"

@@ -11,7 +11,17 @@ from simparallel.base.units import format_numbers, format_seconds, si_scale
 from simparallel.errors import InputError
 from simparallel.hardware.cluster import PS_PER_S
 from simparallel.hardware.recorder import Event, lane_names, stream_order
-from simparallel.view.bars import COLORS, LANE_HEIGHT, Lane, draw_bars, draw_shares, draw_steps, steps_per_bar, style
+from simparallel.view.bars import (
+    COLORS,
+    LANE_HEIGHT,
+    SHOWN_NAMES,
+    Lane,
+    draw_bars,
+    draw_shares,
+    draw_steps,
+    steps_per_bar,
+    style,
+)
 from simparallel.view.names import mark_steps, write_names
 from simparallel.view.style import head
 
@@ -22,7 +32,6 @@ _CLOCKS = {"sim": ("simulated time", PS_PER_S), "wall": ("wall time", 10**9)}
 _RANK_GAP = 0.45  # lanes
 # High enough for "all_reduce" in vertical letters.
 _LANE_INCHES = 0.6
-_KIND_NAMES = {"p2p": "message", "range": "mark"}
 # Up to this number of ranks, equal ones are still drawn separately.
 _MOST_RANKS = 8
 
@@ -262,7 +271,7 @@ def _legend(ax: Axes, kinds: set[str]) -> None:
     from matplotlib.patches import Patch
 
     known = [kind for kind in COLORS if kind in kinds]
-    handles = [Patch(label=_KIND_NAMES.get(kind, kind), **style(kind)) for kind in known + sorted(kinds - set(known))]
+    handles = [Patch(label=SHOWN_NAMES.get(kind, kind), **style(kind)) for kind in known + sorted(kinds - set(known))]
     ax.legend(
         handles=handles,
         ncols=len(handles),

@@ -27,6 +27,7 @@ from simparallel.layout.layout import Layout
 from simparallel.trace import Trace
 from simparallel.view import plot_loss, plot_slices, plot_timeline, save_figure
 from simparallel.view.names import fitted
+from simparallel.view.style import rank_colour
 
 
 @pytest.fixture(autouse=True)
@@ -335,7 +336,7 @@ def test_slices_label_numbers_and_dims() -> None:
     for patch in ax.patches:
         colour = patch.get_facecolor()
         label = next(t for t in ax.texts if patch.contains_point(ax.transData.transform(t.get_position())))
-        assert label.get_color() == ("white" if colour[:3] == (31 / 255, 119 / 255, 180 / 255) else "black")
+        assert label.get_color() == ("white" if colour[:3] == rank_colour(0) else "black")
     with refused(InputError):
         plot_slices([])
 

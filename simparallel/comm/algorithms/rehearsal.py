@@ -7,6 +7,7 @@ needs buffers for messages in flight stops here.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,11 @@ class Actor(PointToPoint):
             yield
 
 
-def play(algorithm: str, op: str, arguments: list[tuple[Any, ...]]) -> Ledger:
+# Makes the actor of a position from its number, the size of the group and the post.
+Seat = Callable[[int, int, _Post], Actor]
+
+
+def play(algorithm: str, op: str, arguments: list[tuple[Any, ...]], seat: Seat = Actor) -> Ledger:
     """Run one collective on arrays; `arguments[i]` belong to position i, and are written.
 
     Raises:
@@ -77,7 +82,7 @@ def play(algorithm: str, op: str, arguments: list[tuple[Any, ...]]) -> Ledger:
     """
     check_algorithm("play", algorithm, op)
     size, post = len(arguments), _Post()
-    actors = [Actor(rank, size, post) for rank in range(size)]
+    actors = [seat(rank, size, post) for rank in range(size)]
     parts = {i: find(algorithm, op)(actor, *arguments[i]) for i, actor in enumerate(actors)}
     while parts:
         before = post.moves, len(parts)
@@ -93,7 +98,13 @@ def play(algorithm: str, op: str, arguments: list[tuple[Any, ...]]) -> Ledger:
 
 
 def rehearse(
-    algorithm: str, op: str, num_ranks: int, num_elements: int, dtype: Any = np.float32, root: int = 0
+    algorithm: str,
+    op: str,
+    num_ranks: int,
+    num_elements: int,
+    dtype: Any = np.float32,
+    root: int = 0,
+    seat: Seat = Actor,
 ) -> Ledger:
     """Return the ledger of one collective on a vector of zeros: the messages of each rank in each step.
 
@@ -104,6 +115,7 @@ def rehearse(
             reduce_scatter and all_to_all, the result of all_gather and gather, the whole list of scatter.
         dtype: dtype of the elements.
         root: position of the root, for collectives that have one.
+        seat: makes the actor of each position, for callers that watch its messages.
 
     Raises:
         InputError: no such algorithm; or the ranks do not divide a vector that has to be cut evenly.
@@ -133,4 +145,4 @@ def rehearse(
             "all_to_all": (parts, [part.copy() for part in parts]),
         }[op]  # fmt: skip
 
-    return play(algorithm, op, [arguments() for _ in range(num_ranks)])
+    return play(algorithm, op, [arguments() for _ in range(num_ranks)], seat)

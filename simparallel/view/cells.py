@@ -1,0 +1,84 @@
+"""Tables of cells, such as the input, the right result and the result of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from simparallel.view.style import RED, SKY
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Row = tuple[str, Sequence[str]]
+_MAX_ROWS, _MAX_CELLS = 16, 16
+
+
+def plot_cells(
+    blocks: Mapping[str, Sequence[Row]], title: str = "", draw: Callable[[Axes], None] | None = None
+) -> Figure:
+    """Draw blocks of labelled rows, and mark the cells of the last block that differ from the block before it.
+
+    Rows are compared by label. A cell too many is marked, and so is the place of a missing one.
+
+    Args:
+        blocks: title -> rows, each a label and the texts of its cells; at most 16 rows and 16 cells are drawn.
+        title: text above the picture.
+        draw: draws the last block into axes of its own, in place of cells.
+
+    Returns:
+        The matplotlib Figure.
+    """
+    import matplotlib.pyplot as plt
+
+    shown = {name: list(rows)[:_MAX_ROWS] for name, rows in blocks.items()}
+    *_, reference, last = [{}, *map(dict, shown.values())]
+    name_of_last = list(shown)[-1]
+    marked = {
+        (label, i)
+        for label in {**reference, **last}
+        for i in range(max(len(reference.get(label, ())), len(last.get(label, ()))))
+        if list(reference.get(label, ()))[i : i + 1] != list(last.get(label, ()))[i : i + 1]
+    }
+    # An answer without a result has a row of empty cells for each expected one.
+    shown[name_of_last] = [(label, last.get(label, ())) for label in {**reference, **last}]
+    heights = [5.0 if draw and name == name_of_last else len(rows) + 1.2 for name, rows in shown.items()]
+    figure, axes = plt.subplots(
+        len(shown), figsize=(9, 0.8 + 0.32 * sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
+    )
+    figure.suptitle(fill(title, 110), ha="left", x=0.02, fontsize=10, parse_math=False)
+    width = max([4, *(min(len(row), _MAX_CELLS) for rows in shown.values() for _, row in rows)])
+    for ax, (name, rows) in zip(axes[:, 0], shown.items(), strict=True):
+        ax.set_title(name, loc="left", fontsize=11, fontweight="bold")
+        if draw and name == name_of_last:
+            draw(ax)
+            continue
+        _draw_rows(ax, rows, width, marked if name == name_of_last else set())
+    return figure
+
+
+def _draw_rows(ax: Any, rows: Sequence[Row], width: int, marked: set[tuple[str, int]]) -> None:
+    from matplotlib.patches import Rectangle
+
+    ax.set(xlim=(-0.35 * width, width), ylim=(max(1, len(rows)), 0))
+    ax.axis("off")
+    for y, (label, cells) in enumerate(rows):
+        ax.text(-0.1, y + 0.5, label, ha="right", va="center", fontsize=9, parse_math=False)
+        count = max([len(cells), *(i + 1 for name, i in marked if name == label)])
+        for x in range(min(count, _MAX_CELLS)):
+            wrong = (label, x) in marked
+            # Hatches mark a wrong cell for readers who do not see colours.
+            look: dict[str, Any] = (
+                {"facecolor": "white", "edgecolor": RED, "hatch": "////", "linewidth": 1.8}
+                if wrong
+                else {"facecolor": SKY, "edgecolor": "none"}
+            )
+            ax.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, alpha=None if wrong else 0.45, **look))
+            text = cells[x] if x < len(cells) else "missing"
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8} if wrong else None
+            ax.text(
+                x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=8 if len(text) < 9 else 6, bbox=box,
+                color=RED if wrong else "black", parse_math=False,
+            )  # fmt: skip

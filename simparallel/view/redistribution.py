@@ -1,0 +1,142 @@
+"""The flow of a redistribution: what each rank holds before and after each step, and the bytes between ranks."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from simparallel.base.units import format_bytes
+from simparallel.errors import InputError
+from simparallel.layout.boxes import boxes_of, size_of
+from simparallel.layout.layout import Layout
+from simparallel.layout.redistribution import Redistribution, Step
+from simparallel.view.style import head, rank_colour
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# A tensor is drawn as a square; columns are this far apart, rows 1 + _ROW_GAP.
+_COLUMN, _ROW_GAP = 3.2, 0.28
+_MOST_RANKS = 16
+# Width of a flow of the whole tensor.
+_WHOLE_PT = 16.0
+
+
+def plot_redistribution(
+    plan: Redistribution, itemsize: int = 4, ax: Axes | None = None, title: str | None = None
+) -> Axes:
+    """Draw a column of tensors for each layout of the plan, with the part that each rank holds, and flows between them.
+
+    The last dim runs to the right, all others downwards. A hatched part is an addend of a sum. The width of a flow is
+    its share of the tensor; below stand the step, and the bytes that a rank receives.
+
+    Args:
+        plan: of `plan_redistribution`, or `Tensor.redistribute`'s.
+        itemsize: bytes of an item.
+        ax: axes to draw into; None makes a figure.
+        title: title of the axes.
+
+    Returns:
+        The axes.
+
+    Raises:
+        InputError: more than 16 ranks, or a tensor without dims.
+    """
+    import matplotlib.pyplot as plt
+
+    if len(plan.ranks) > _MOST_RANKS or not plan.shape:
+        raise InputError(
+            f"plot_redistribution: {len(plan.ranks)} ranks and shape {plan.shape}; at most {_MOST_RANKS} ranks and at "
+            "least one dim can be drawn."
+        )
+    rows = {rank: number * (1 + _ROW_GAP) for number, rank in enumerate(sorted(plan.ranks))}
+    columns = len(plan.steps) + 1
+    height = max(rows.values()) + 1
+    if ax is None:
+        _, ax = plt.subplots(figsize=(2.6 * columns + 0.4, 0.72 * height + 1.3), layout="constrained")
+    layouts = [plan.source, *(step.layout for step in plan.steps)]
+    flows = [_flows(plan, step) for step in plan.steps]
+    size = max(prod(plan.shape), 1)
+    for number, layout in enumerate(layouts):
+        left = number * (1 + _COLUMN)
+        _holders(ax, layout, plan.shape, left, rows)
+        ax.text(
+            left + 0.5, -0.35, _told(layout), ha="center", va="bottom", fontsize=11, fontweight="bold", parse_math=False
+        )
+    for number, (step, flow) in enumerate(zip(plan.steps, flows, strict=True)):
+        start, stop = number * (1 + _COLUMN) + 1.08, (number + 1) * (1 + _COLUMN) - 0.08
+        for (src, dst), count in sorted(flow.items()):
+            _flow(ax, (start, rows[src] + 0.5), (stop, rows[dst] + 0.5), rank_colour(src), _WHOLE_PT * count / size)
+        received = sorted(set(step.received_bytes(itemsize)))
+        span = (
+            format_bytes(received[-1])
+            if len(received) == 1
+            else f"{format_bytes(received[0])} to {format_bytes(received[-1])}"
+        )
+        text = f"{step.kind}\n" + (f"{span} to each rank" if received[-1] else "no communication")
+        ax.text(
+            (start + stop) / 2, height + 0.2, text, ha="center", va="top", fontsize=10, color="0.25", parse_math=False
+        )
+    ax.set_xlim(-1.15, (columns - 1) * (1 + _COLUMN) + 1.15)
+    ax.set_ylim(height + 1.1, -1.3)
+    ax.set_aspect("equal", anchor="N")
+    ax.set_axis_off()
+    head(ax, title)
+    return ax
+
+
+def _told(layout: Layout) -> str:
+    cuts = ", ".join("+".join(axes) or "whole" for axes in layout.axes_by_dim)
+    return f"({cuts})" + (f"\npartial {', '.join(layout.partial)}" if layout.partial else "")
+
+
+def _flows(plan: Redistribution, step: Step) -> dict[tuple[int, int], float]:
+    """Return (src, dst) -> elements between different ranks; a reduction's, as if each rank sent to each other one."""
+    found: dict[tuple[int, int], float] = {}
+    for move in step.moves:
+        if move.source != move.target:
+            found[move.source, move.target] = found.get((move.source, move.target), 0) + size_of(move.box)
+    if step.exchange is None:
+        received = dict(zip(plan.ranks, step.received_bytes(1), strict=True))
+        found = {pair: received[pair[1]] / (len(group) - 1) for group in step.groups for pair in permutations(group, 2)}
+    return found
+
+
+def _holders(ax: Axes, layout: Layout, shape: tuple[int, ...], left: float, rows: dict[int, float]) -> None:
+    """Draw each rank's tensor: what it holds is coloured."""
+    from matplotlib.patches import Rectangle
+
+    boxes: Any = boxes_of(layout, shape)
+    for rank, top in rows.items():
+        ax.add_patch(Rectangle((left, top), 1, 1, facecolor="0.94", edgecolor="0.75", linewidth=0.8, zorder=2))
+        colour = rank_colour(rank)
+        if rank in boxes:
+            x, width = _part([boxes[rank][-1]], [shape[-1]])
+            y, height = _part(boxes[rank][:-1], shape[:-1])
+            ax.add_patch(
+                Rectangle(
+                    (left + x, top + y), width, height, facecolor=colour, edgecolor="white", linewidth=0.6, zorder=3,
+                    hatch="///" if layout.partial else None,
+                )
+            )  # fmt: skip
+        if left == 0:
+            ax.text(left - 0.12, top + 0.5, f"rank {rank}", ha="right", va="center", fontsize=10)
+
+
+def _part(box: Any, shape: Any) -> tuple[float, float]:
+    """Return start and length of a box along one direction of the picture, as shares."""
+    start, length = 0.0, 1.0
+    for (low, high), size in zip(box, shape, strict=True):
+        start += length * low / max(size, 1)
+        length *= (high - low) / max(size, 1)
+    return start, length
+
+
+def _flow(ax: Axes, start: tuple[float, float], stop: tuple[float, float], colour: Any, width_pt: float) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    middle = (start[0] + stop[0]) / 2
+    path = Path([start, (middle, start[1]), (middle, stop[1]), stop], [Path.MOVETO, *[Path.CURVE4] * 3])
+    ax.add_patch(PathPatch(path, fill=False, edgecolor=colour, linewidth=max(width_pt, 0.8), alpha=0.75, zorder=1))
