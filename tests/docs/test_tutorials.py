@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ast
-import itertools
-import json
 import math
 import re
-import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from test_readme import ROOT, run_in
-
-import simparallel as sp
-from simparallel.errors import InputError, ScheduleError
 
 TUTORIALS = ROOT / "tutorials"
 
@@ -130,108 +121,3 @@ def test_adasum_resnet_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["adasum_resnet.py", "--devices", "8"])
     exec(cell, names)
     assert calls[1]["devices"] == 8
-
-
-# The lesson on pipelines, and names of its results.
-LESSON = (TUTORIALS / "pipeline.py").read_text()
-FACTS = "losses alone stages shares bubbles refusal mesh_losses gpt_losses milliseconds behind exact loss parts"
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("name", ["pipeline", "pipeline_zh"])
-def test_pipeline(tmp_path: Path, name: str) -> None:
-    """The lesson on pipelines: the losses of one device, the numbers of its text, and all pictures."""
-    script = TUTORIALS / f"{name}.py"
-    program = f"""
-import json, runpy
-found = runpy.run_path({str(script)!r}, run_name="__main__")
-facts = {{name: found[name] for name in {FACTS.split()}}}
-facts["failed"] = found["failed"]["rank"]
-costs = {{schedule.name: found["cost_of"](schedule) for schedule in found["schedules"]}}
-facts["bubble_of"] = {{name: cost.bubble for name, cost in costs.items()}}
-facts["messages_of"] = {{name: cost.messages for name, cost in costs.items()}}
-print(json.dumps(facts))
-"""
-    done = run_in(tmp_path, sys.executable, "-W", "error", "-c", program)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["losses"] == pytest.approx(found["alone"], rel=1e-5)
-    assert found["losses"][-1] < found["losses"][0]
-    assert [sum(int(layer) % 2 == 0 for layer in names) for names in found["stages"]] == [2] * 4
-    assert found["shares"]["1"] == 0.75
-    assert found["shares"]["8"] == pytest.approx(3 / 11)
-    expected = {"gpipe": 9, "1f1b": 9, "interleaved_1f1b": 4.5, "zb_h1": 3, "zbv": 1.5}
-    assert {name: found["bubble_of"][name] for name in expected} == expected
-    assert found["messages_of"]["interleaved_1f1b"] > 2 * found["messages_of"]["1f1b"]
-    slower = {name: row[-1] - row[0] for name, row in found["bubbles"].items()}
-    assert slower["gpipe"] == slower["eager_1f1b"] < slower["1f1b"] < slower["interleaved_1f1b"]
-    assert "0B0 waits for 1B0" in found["refusal"]
-    assert "micro-batch 7 reads: [4, 5, 6, 7]" in done.stdout
-    assert found["mesh_losses"] == pytest.approx(found["gpt_losses"], rel=1e-4)
-    assert min(found["milliseconds"], key=found["milliseconds"].get) == "zbv"
-    assert found["behind"]["0.01"] < found["behind"]["0.04"]
-    assert found["loss"] == pytest.approx(found["exact"], rel=1e-5)
-    assert np.mean(found["parts"]) != pytest.approx(found["exact"], rel=1e-3)
-    assert found["failed"] == 2
-    pictures = list((tmp_path / "pipeline_pictures").glob("*.png"))
-    assert len(pictures) == LESSON.count("show(") - 1
-
-
-def _code(name: str) -> list[str]:
-    """Return the cells of a lesson: the kind of each, and its code without comments and docstrings."""
-    cells = re.split(r"^(# %%.*)$", (TUTORIALS / f"{name}.py").read_text(), flags=re.MULTILINE)[1:]
-    found = []
-    for kind, text in zip(cells[::2], cells[1::2], strict=True):
-        tree = ast.parse(text)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
-                del node.body[0]
-        found.append(f"{kind} {ast.dump(tree)}")
-    return found
-
-
-def test_pipeline_has_the_same_code_in_both_languages() -> None:
-    assert _code("pipeline") == _code("pipeline_zh")
-
-
-def _lists(make: Callable[[int, int], list[str]]) -> Callable[[int, int], list[list[str]]]:
-    """Return a wrong answer: lists with the actions of `make` on each rank."""
-    return lambda ranks, count: [[f"{rank}{cell}" for cell in make(ranks, count)] for rank in range(ranks)]
-
-
-# A wrong answer, and a part of the text about the first case that fails.
-WRONG = {
-    "all forwards first": ("lists", _lists(lambda p, m: [f"{kind}{i}" for kind in "FB" for i in range(m)]), "1 ranks"),
-    "no warm-up": ("lists", _lists(lambda p, m: [f"{kind}{i}" for i in range(m) for kind in "FB"]), "2 ranks, 2"),
-    "no backwards": ("lists", _lists(lambda p, m: [f"F{i}" for i in range(m)]), "1 ranks, 1"),
-    "rounded down": ("fewest", lambda p, s: max(1, int((p - 1) * (1 - s) / s)), "2 ranks"),
-    "none for one rank": ("fewest", lambda p, s: math.ceil((p - 1) * (1 - s) / s), "1 ranks"),
-    "of the work": ("fewest", lambda p, s: max(1, math.ceil((p - 1) / s)), "2 ranks"),
-    "as many layers": ("balance", lambda t, p: [len(t) // p] * (p - 1) + [len(t) - len(t) // p * (p - 1)], "possible"),
-    "one stage": ("balance", lambda t, p: [len(t)] + [0] * (p - 1), "an empty stage"),
-    "lost layers": ("balance", lambda t, p: [len(t) // p] * p, "not every layer once"),
-}
-
-
-def _checks() -> dict[str, Any]:
-    names: dict[str, Any] = {"sp": sp, "np": np, "InputError": InputError, "ScheduleError": ScheduleError}
-    names |= {name: getattr(itertools, name) for name in ("accumulate", "combinations", "pairwise")}
-    exec(LESSON.split("# ## Exercises")[1], names)
-    return names
-
-
-def test_pipeline_solutions() -> None:
-    checks, solutions = _checks(), runpy.run_path(str(TUTORIALS / "solutions" / "pipeline.py"))
-    for check, answer in (
-        ("lists", "lists_of_1f1b"), ("fewest", "fewest_microbatches"), ("balance", "balanced_stages"),
-    ):  # fmt: skip
-        checks[f"check_{check}"](solutions[answer])
-        with pytest.raises(NotImplementedError):
-            checks[f"check_{check}"](checks[answer])
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_pipeline_checks_refuse(name: str) -> None:
-    check, answer, told = WRONG[name]
-    with pytest.raises(AssertionError, match=told):
-        _checks()[f"check_{check}"](answer)

@@ -1,39 +1,24 @@
 # %% [markdown]
-# # 第 11 课：流水线并行
+# # Lesson 11: Pipelines
 #
-# 流水线并行把模型切成前后相接的*阶段*，每个 rank 只负责其中几个阶段，因此没有哪个 rank 需要放下整个模型。
-# 学习本课需要了解数据并行，不需要了解流水线。
+# A pipeline cuts a model into *stages*, one after the other, and gives each rank some of them. No rank needs memory
+# for the whole model. You need to know data parallelism; pipelines are new here.
 #
-# 运行方式：`python tutorials/pipeline_zh.py`，或者作为 notebook 打开。图片同时保存到文件夹 `pipeline_pictures`，
-# 图中文字为英文。
+# Run it: `python tutorials/11_pipelines.py`, or open it as a notebook. Pictures also go into the folder
+# `pictures`.
 #
-# | 中文 | English |
-# |---|---|
-# | 阶段 | stage |
-# | 微批次 | micro-batch |
-# | 调度 | schedule |
-# | 气泡 | bubble |
-# | 前向、反向 | forward, backward |
-# | 输入梯度、权重梯度 | input gradient, weight gradient |
-# | 激活 | activation |
-# | 预热 | warm-up |
-# | 关键路径 | critical path |
-# | 共享权重 | tied weights |
-# | 跳跃连接 | skip connection |
-#
-# 先看结果：一个有八个线性层的网络，由四个 rank 训练，每个 rank 负责两层。
+# First the result: a network of eight linear layers, trained by four ranks. Each rank has two of them.
 
 # %%
 import os
 import signal
-from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 import simparallel as sp
-from simparallel.errors import InputError, RunFailedError, ScheduleError
+from simparallel.errors import RunFailedError, ScheduleError
 
 images, labels = sp.data.digits("train")[:64]
 loss_fn = sp.nn.CrossEntropyLoss()
@@ -47,11 +32,11 @@ def make_network():
 
 def train(schedule="1f1b", steps=20):
     pipeline = sp.parallel.Pipeline(make_network(), loss_fn, microbatches=8, schedule=schedule)
-    optimizer = sp.optim.SGD(pipeline.parameters(), lr=0.05)  # 只有这个 rank 的阶段
+    optimizer = sp.optim.SGD(pipeline.parameters(), lr=0.05)  # of this rank's stages only
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
-        losses.append(pipeline.step(images, labels).item())  # 整个批次的前向和反向
+        losses.append(pipeline.step(images, labels).item())  # forward and backward of the whole batch
         optimizer.step()
     return losses, pipeline.stages
 
@@ -62,9 +47,9 @@ for rank, names in enumerate(stages):
 print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
 
 # %% [markdown]
-# ## 与单个设备对比
+# ## The same on one device
 #
-# 先猜一猜：流水线并行是一种近似吗？它的损失与单个设备相差多少？
+# Predict first: is a pipeline an approximation? How far are its losses from those of one device?
 
 
 # %%
@@ -82,8 +67,8 @@ def train_alone(steps=20):
 
 
 def show(picture, name):
-    """保存图片。notebook 还会在单元格下面显示它。"""
-    sp.view.save_figure(picture, Path("pipeline_pictures", f"{name}.png"), dpi=100)
+    """Save a picture. A notebook shows it below the cell, too."""
+    sp.view.save_figure(picture, Path("pictures", "11_pipelines", f"{name}.png"), dpi=100)
 
 
 alone = train_alone()
@@ -94,19 +79,21 @@ picture = sp.view.plot_loss({"four stages": losses, "one device": alone}, title=
 show(picture, "losses")
 
 # %% [markdown]
-# 它不是近似。各个 rank 算出的是同样的梯度，只有加法的顺序不同。
+# It is no approximation. The ranks compute the same gradients. Only the order of additions differs.
 #
-# 下面从头搭建。
+# Now build it up.
 #
-# ## 微批次
+# ## Micro-batches
 #
-# 阶段 1 需要阶段 0 的输出，阶段 0 又需要阶段 1 传回的梯度。如果整个批次作为一块，那么一个 rank 工作时，
-# 其他 rank 都在等待。等待的时间就是*气泡*。
+# Stage 1 needs the output of stage 0, and stage 0 needs the gradient from stage 1. With the whole batch in one piece,
+# one rank works and all others wait. Their waiting time is the *bubble*.
 #
-# 因此把批次切成*微批次*。rank 1 处理微批次 0 的时候，rank 0 处理微批次 1。所有微批次的梯度相加，
-# 最后优化器只更新一次。这就是梯度累积。
+# So the batch is split into *micro-batches*. While rank 1 works on micro-batch 0, rank 0 works on micro-batch 1. The
+# gradients of all micro-batches are added, and the optimizer makes one step at the end. This is gradient
+# accumulation.
 #
-# 先猜一猜：四个 rank、一个微批次时，一个 rank 有多大比例的时间空闲？八个微批次时呢？
+# Predict first: with four ranks and one micro-batch, what share of the time is a rank idle? And with eight
+# micro-batches?
 
 # %%
 one = sp.pipeline_schedule("gpipe", ranks=4, microbatches=1)
@@ -114,18 +101,18 @@ eight = sp.pipeline_schedule("gpipe", ranks=4, microbatches=8)
 print(one)
 print(eight)
 figure, axes = plt.subplots(2, figsize=(12, 5.4), layout="constrained", sharex=True)
-# 唯一的微批次就是整个批次，它的前向用时等于八个微批次的前向之和。
+# The forward of one micro-batch, the whole batch, takes as long as those of eight micro-batches together.
 sp.view.plot_schedule(eight, axes[1])
 sp.view.plot_schedule(one, axes[0], forward=8, input_gradient=8, weight_gradient=8)
 axes[1].set_xlabel("time [forwards of an eighth of the batch in a stage]")
 show(figure, "microbatches")
 
 # %% [markdown]
-# `F` 是前向，`B` 是反向，数字是微批次的编号。反向要计算输入梯度和权重梯度，所以用时是前向的两倍。
-# 文字图中的点就是气泡。
+# `F` is a forward, `B` a backward, and the number is the micro-batch. A backward takes twice as long as a forward: it
+# computes the gradients of the input and of the weights. Dots in the text are the bubble.
 #
-# 有 `P` 个 rank 时，气泡的长度是一个微批次的 `P - 1` 次前向和反向。微批次越小，这些前向和反向就越短。
-# 有 `M` 个微批次时，每个 rank 的空闲比例是 `(P - 1) / (M + P - 1)`：
+# With `P` ranks, the bubble is as long as `P - 1` forwards and backwards of a micro-batch. A smaller micro-batch has
+# shorter ones. With `M` micro-batches, each rank is idle for the share `(P - 1) / (M + P - 1)` of the step:
 
 # %%
 shares = {}
@@ -138,16 +125,19 @@ for microbatches in (1, 2, 4, 8, 16, 32):
     print(f"M = {microbatches:2d}: a step takes {step:5.2f} forwards of a batch, idle {shares[microbatches]:.0%}")
 
 # %% [markdown]
-# 如果没有气泡，一步需要 3 个批次前向的时间。微批次多也有代价：每个微批次更小，而小的矩阵乘法不能充分利用设备。
+# Without a bubble, a step would take 3 forwards of a batch. More micro-batches have a price: each one is smaller, and
+# small matrix products use a device badly.
 #
-# ## 调度就是数据
+# ## A schedule is data
 #
-# 上图就是一个*调度*：每个 rank 有一个动作列表。`"2F0"` 表示阶段 2、前向、微批次 0。
-# GPipe 调度（Huang 等 2019）先做完所有前向。从前向到反向之间，微批次的激活一直占用内存。
+# The picture above is a *schedule*: for each rank a list of actions. `"2F0"` is stage 2, forward, micro-batch 0. The
+# schedule GPipe (Huang et al. 2019) does all forwards first. Between its forward and its backward, a micro-batch
+# keeps its activations in memory.
 #
-# 1F1B 调度（Narayanan 等 2019）尽早开始每个反向。预热之后，每个 rank 交替执行一次前向和一次反向。
+# The schedule 1F1B (Narayanan et al. 2019) starts each backward as early as it can. After a warm-up, every rank does
+# one forward and one backward by turns.
 #
-# 先猜一猜：1F1B 的气泡更小吗？rank 0 的内存里要保留几个微批次？
+# Predict first: is the bubble of 1F1B smaller? How many micro-batches does rank 0 keep in memory?
 
 # %%
 gpipe, one_by_one = (sp.pipeline_schedule(name, ranks=4, microbatches=8) for name in ("gpipe", "1f1b"))
@@ -163,17 +153,19 @@ axes[1].set_xlabel("time [forwards of a stage]")
 show(figure, "live")
 
 # %% [markdown]
-# 气泡相同，内存不同：GPipe 保留所有微批次，而 1F1B 保留的微批次不超过 rank 的个数。所以 1F1B 可以使用很多微批次，
-# 从而减小气泡的比例。
+# The bubble is the same. The memory is not: GPipe keeps all micro-batches, and 1F1B at most as many as there are
+# ranks. So 1F1B can have many micro-batches, and that makes the share of the bubble small.
 #
-# 方块下面的灰色区域是保留的微批次数。1F1B 的最后一个 rank 只保留一个，因为它的反向紧跟在前向之后。
+# The grey area below the boxes is the number of live micro-batches. The last rank of 1F1B has one: its backward
+# follows its forward at once.
 #
-# ## 反向分成两部分
+# ## Backward in two parts
 #
-# 反向计算两种梯度。*输入梯度*很急：前一个阶段在等它。*权重梯度*不急：只有最后的优化器才用到它。
-# ZB-H1（Qi 等 2023）把反向分成动作 `I` 和 `W`，并把 `W` 放到原来是气泡的地方。
+# A backward computes two gradients. The gradient of the *input* is urgent: the stage before waits for it. The
+# gradient of the *weights* is not: only the optimizer needs it, at the end. ZB-H1 (Qi et al. 2023) splits them into
+# the actions `I` and `W`, and puts `W` where the bubble was.
 #
-# 先猜一猜：1F1B 的气泡是 9 个前向，这样之后还剩多少？
+# Predict first: 1F1B has a bubble of 9 forwards. How much is left?
 
 # %%
 split = sp.pipeline_schedule("zb_h1", ranks=4, microbatches=8)
@@ -185,24 +177,25 @@ picture.set_xlabel("time [forwards of a stage]")
 show(picture, "zb_h1")
 
 # %% [markdown]
-# 只剩三分之一，而 rank 0 的内存不变。每个梯度仍然只计算一次，相加的顺序也相同，所以损失逐位相等：
+# A third is left, with the same memory on rank 0. The losses do not change by a bit, because every gradient is still
+# computed once, and added in the same order:
 
 # %%
 assert sp.launch(train, ("zb_h1",), world_size=4)[0][0] == losses
 
 # %% [markdown]
-# ## 一个 rank 上有多个阶段
+# ## Several stages on a rank
 #
-# 气泡的长度是一个阶段的 `P - 1` 次前向和反向。阶段越小，它们就越短。
-# 交错式 1F1B（Narayanan 等 2021）在四个 rank 上把模型切成八个阶段：rank 0 负责阶段 0 和阶段 4。
-# ZBV（Qi 等 2024）把阶段排成 V 形：rank 0 负责第一个和最后一个阶段。
+# The bubble is as long as `P - 1` forwards and backwards of a stage. Smaller stages have shorter ones. Interleaved
+# 1F1B (Narayanan et al. 2021) cuts the model into eight stages for four ranks: rank 0 has the stages 0 and 4. ZBV (Qi
+# et al. 2024) puts them on a V: rank 0 has the first stage and the last one.
 #
-# 先猜一猜：阶段变小的代价是什么？
+# Predict first: what do smaller stages cost?
 
 
 # %%
 def cost_of(schedule, message=0.0):
-    """返回代价：一个 rank 的全部阶段的前向、输入梯度和权重梯度各用时 1。"""
+    """Return the cost if a forward, an input gradient and the weight gradients of a rank's whole part take 1 each."""
     part = 1 / schedule.chunks
     return schedule.cost(part, part, part, message)
 
@@ -220,14 +213,14 @@ axes[1].set_xlabel("time [forwards of the part of a rank]")
 show(figure, "interleaved")
 
 # %% [markdown]
-# 每个 rank 有两个阶段时，1F1B 的气泡减半。但是每个微批次要更多次跨越 rank 的边界，所以消息数是原来的两倍多。
-# 颜色较深的方块是该 rank 的第二个阶段。
+# Two stages on a rank halve the bubble of 1F1B. Every micro-batch now crosses more borders between ranks, so there
+# are more than twice as many messages. Darker boxes are the second stage of a rank.
 #
-# ## 延迟
+# ## Latency
 #
-# 到目前为止，消息不花时间。现在每条消息都有延迟，最长等于一次前向的时间。
+# So far messages took no time. Now each one takes up to the time of a forward.
 #
-# 先猜一猜：没有延迟时，1F1B 和 GPipe 的气泡相同。消息变慢时，哪一个受的影响更大？
+# Predict first: 1F1B and GPipe have the same bubble without latency. Which one suffers more from slow messages?
 
 # %%
 latencies = np.linspace(0, 1, 11)
@@ -244,11 +237,12 @@ ax.legend()
 show(ax, "latency")
 
 # %% [markdown]
-# 是 1F1B。在稳定部分，一个 rank 把微批次发送出去，然后等待更早的微批次的梯度传回来：
-# 每一轮都包含两个方向的消息延迟。GPipe 只在进入和离开流水线时付出延迟。交错式失去了大部分优势，
-# 因为有更多的消息前后相接。
+# 1F1B does. In its steady part, a rank sends a micro-batch on and waits until the gradient of an earlier one comes
+# back: each turn contains the latency of messages in both directions. GPipe pays the latency only on the way in and
+# on the way out. Interleaving loses most of its advantage, because more messages follow each other.
 #
-# `eager_1f1b` 在预热时多做大约一倍的前向。消息在路上的时候，总有另一个微批次可以处理。代价是内存：
+# `eager_1f1b` does about twice as many forwards in the warm-up. There is always another micro-batch to work on while
+# messages travel. The price is memory:
 
 # %%
 eager = sp.pipeline_schedule("eager_1f1b", ranks=4, microbatches=8)
@@ -258,13 +252,14 @@ for schedule in (one_by_one, eager):
 assert eager.cost(message=1).makespan < one_by_one.cost(message=1).makespan
 
 # %% [markdown]
-# ## 时间花在哪里
+# ## Where the time goes
 #
-# `bubbles` 给出每个 rank 空闲的原因。*warm-up*：第一个动作还没有到来。*activation*：前一个阶段还没有完成。
-# *gradient*：后一个阶段还没有完成。*memory*：可以做一次前向，但是需要再多保留一个微批次。*barrier*：
-# 这个 rank 已经完成，在等其他 rank。
+# `bubbles` gives the reasons for the idle time of each rank. *warm-up*: its first action has not come yet.
+# *activation*: the stage before is not ready. *gradient*: the stage behind is not ready. *memory*: a forward could
+# run, but it would need room for one more micro-batch. *barrier*: the rank has finished, and waits for the others.
 #
-# *关键路径*是从一步开始到结束、中间没有空闲的一串动作和消息。只有加快这条路径上的动作或消息，才可能缩短这一步。
+# The *critical path* is a chain of actions and messages without idle time, from the start of the step to its end.
+# Only a faster action or message on it can make the step faster.
 
 # %%
 table = one_by_one.bubbles(message=1)
@@ -277,15 +272,15 @@ axes[1].set_xlabel("time [forwards of a stage]")
 show(figure, "critical_path")
 
 # %% [markdown]
-# 1F1B 的关键路径反复下行和上行，每次都经过两个方向的消息。`eager_1f1b` 的关键路径下行一次，留在最后一个 rank，
-# 再上行一次。
+# The path of 1F1B goes down and up again and again: each time the messages of both directions are on it. The path of
+# `eager_1f1b` goes down once, stays on the last rank, and goes up once.
 #
-# ## 修改调度
+# ## Edit a schedule
 #
-# 假设 rank 0 的内存只能保留三个微批次，而 1F1B 需要四个。一个想法是：第一个前向之后马上做第一个反向。
-# 动作是列表里的字符串，所以很容易修改。
+# Suppose that rank 0 has memory for three micro-batches, and 1F1B needs four. One idea: do the first backward right
+# after the first forward. Actions are strings in lists, so the edit is short.
 #
-# 先猜一猜：它能运行吗？
+# Predict first: does it run?
 
 # %%
 rows = [list(row) for row in one_by_one.actions]
@@ -298,11 +293,11 @@ except ScheduleError as error:
     print(refusal)
 
 # %% [markdown]
-# 各个 rank 会互相等待，形成一个环。`check` 在启动进程之前就能发现，并指出是哪些动作。
+# The ranks would wait for each other in a circle. `check` finds it before any process starts, and names the cells.
 #
-# 更好的修改：rank 0 在预热时少做一次前向。
+# A better edit: rank 0 does one forward less in its warm-up.
 #
-# 先猜一猜：气泡会怎样变化？
+# Predict first: what happens to the bubble?
 
 # %%
 rows = [list(row) for row in one_by_one.actions]
@@ -318,17 +313,17 @@ picture.set_xlabel("time [forwards of a stage]")
 show(picture, "edited")
 
 # %% [markdown]
-# 它能运行，但是很慢：rank 0 的每个前向都要等一个梯度，其他 rank 又要等 rank 0。梯度仍然是正确的。用它来训练，
-# 这次用线程，因为线程比进程启动得快：
+# It runs, and it is slow: every forward of rank 0 now waits for a gradient, and the other ranks wait for rank 0. It
+# still computes the right gradients. Train with it, on threads this time, which start faster than processes:
 
 # %%
 assert sp.launch(train, (lean,), world_size=4, transport="inline")[0][0] == losses
 
 # %% [markdown]
-# ## 搜索
+# ## Search
 #
-# 保留三个微批次时，这是最好的调度吗？`search_schedule` 寻找总时间最短的调度，
-# 并且对每个 rank 只有一个阶段的所有调度证明一个下界。
+# Is this the best schedule for three live micro-batches? `search_schedule` looks for the least makespan, and proves a
+# lower bound for every schedule with one stage on each rank.
 
 # %%
 found = sp.search_schedule(ranks=4, microbatches=8, memory=3)
@@ -341,14 +336,14 @@ picture.set_xlabel("time [forwards of a stage]")
 show(picture, "search")
 
 # %% [markdown]
-# 它的总时间甚至比保留四个微批次的 1F1B 还短：反向分成两部分，搜索就有了更大的自由度。
+# The makespan is even less than that of 1F1B, which keeps four: the split backward gives the search more freedom.
 #
-# ## 气泡与内存
+# ## Bubble and memory
 #
-# 把所有调度画在一张图里。点越低，气泡越小。点越靠左，需要的内存越少。
-# 红线是每个 rank 只有一个阶段时能达到的最好结果。
+# All schedules in one picture. A point further down has a smaller bubble, a point further left needs less memory. The
+# red line is the best that one stage on each rank can do.
 #
-# 先猜一猜：哪些调度能在红线下方？为什么？
+# Predict first: which schedules can lie below the line, and why?
 
 # %%
 assert found.makespan < one_by_one.cost().makespan
@@ -361,16 +356,17 @@ picture = sp.view.plot_schedule_tradeoff(schedules, front)
 show(picture, "tradeoff")
 
 # %% [markdown]
-# 是 `v_min`、`v_half` 和 `zbv`。它们的两个阶段排成 V 形。在 1F1B 里，第一个 rank 的激活保留得最久，
-# 最后一个 rank 马上就释放。在 V 形里，第一个 rank 同时负责最后一个阶段，所以所有 rank 需要的内存差不多。
+# `v_min`, `v_half` and `zbv` do. They have two stages on a V. In 1F1B the first rank holds its activations longest,
+# and the last one frees them at once. On a V the first rank has the last stage, too, so all ranks need about as much
+# memory.
 #
-# ## 有自己代码的模型
+# ## Models with code of their own
 #
-# 不是所有模型都是 `Sequential`。下面的模型把嵌入加到最后一层的输出上（*跳跃连接*，越过两个阶段），
-# 并且把嵌入表又用作输出层（*共享权重*）。阶段就是名字的列表。如果一个阶段在自己的代码里用到另一个阶段的参数，
-# 就在这个阶段也写上该参数的名字。
+# Not every model is a `Sequential`. This one adds the embedding to the output of the last layer (a *skip connection*
+# past two stages), and uses the table of the embedding again as its output layer (*tied weights*). Stages are lists
+# of names. A stage that uses a parameter of another stage in its own code names that parameter.
 #
-# 先猜一猜：rank 0 和 rank 3 都有嵌入表。在优化器更新之前，它们必须做什么？
+# Predict first: ranks 0 and 3 both have the table. What must they do before the optimizer's step?
 
 
 # %%
@@ -416,16 +412,16 @@ ends = [event for event in results.trace.events if event.rank in (0, 3)]
 show(sp.view.plot_timeline(ends, title="The first and the last rank, simulated time"), "language")
 
 # %% [markdown]
-# 它们把梯度相加，因为各自只看到了嵌入表的一次使用。这就是图中 `comm [0, 3]` 一行的 all-reduce。
-# 然后两份拷贝做同样的更新，保持相等。跳跃连接的值从 rank 0 直接送到 rank 3，它的梯度也直接送回。
-# （所有 rank 的 all-reduce 计算平均损失。）
+# They add their gradients, because each has seen one use of the table. In the picture, this is the all-reduce in the
+# lane `comm [0, 3]`. Then both copies make the same step, and stay equal. The skip travels from rank 0 to rank 3
+# directly, and its gradient travels back the same way. (The all-reduce of all ranks is the mean loss.)
 #
-# ## 同时使用数据并行、流水线并行和张量并行
+# ## Data, pipeline and tensor parallelism at once
 #
-# 大模型同时用三种方式切分。八个 rank 组成 2 x 2 x 2 的设备网格：`dp` 是两条流水线，各处理批次的一半。
-# `pp` 是两个阶段。`tp` 是两个 rank 共同持有一个阶段的矩阵。
+# Large models are cut in three ways together. Eight ranks form a mesh of 2 x 2 x 2: `dp`, two pipelines with half of
+# the batch each; `pp`, two stages; `tp`, two ranks that share the matrices of a stage.
 #
-# 先猜一猜：哪些 rank 持有同一个矩阵的切片？哪些 rank 把同一个切片的梯度相加？
+# Predict first: which ranks have slices of the same matrix? Which ranks add gradients of the same slice?
 
 # %%
 CUTS = {
@@ -451,7 +447,7 @@ def train_on_mesh(steps=8):
     sp.distribute_module(network, layout, CUTS)
     pipeline = sp.parallel.Pipeline(network, token_loss, 4, "1f1b", GPT_STAGES, mesh=mesh)
     optimizer = sp.optim.Adam(pipeline.parameters(), 0.01)
-    mine = sentences[8 * pipeline.replica : 8 * (pipeline.replica + 1)]  # 这条流水线的半个批次
+    mine = sentences[8 * pipeline.replica : 8 * (pipeline.replica + 1)]  # this pipeline's half of the batch
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -479,15 +475,16 @@ picture = sp.view.plot_loss({"eight ranks": mesh_losses, "one device": gpt_losse
 show(picture, "mesh")
 
 # %% [markdown]
-# 网格里的 rank 从最后一个轴开始编号：rank 0 和 rank 1 共同持有矩阵，rank 0 和 rank 4 把梯度相加。
+# The ranks of a mesh are counted from the last axis: ranks 0 and 1 share matrices, ranks 0 and 4 add gradients.
 #
-# ## 预测硬件上的时间
+# ## Predict the time on hardware
 #
-# 到目前为止，一次前向的时间是 1。`dry_run` 在描述的集群上（这里是四个 H100）不用数据执行同一个程序，
-# 给出模拟时间。现在各阶段并不相等：最后一个阶段还要计算所有词元的 logits。给出 `example`，
-# 就能自动找到用时接近的阶段。
+# So far a forward took 1. `dry_run` executes the same program without data on a described cluster, here four H100,
+# and tells simulated times. Now the stages are unequal: the last one also computes the logits of all tokens. With
+# `example`, the runtime finds stages of nearly equal time by itself.
 #
-# 先猜一猜：在前面的气泡表里，顺序是 `1f1b`、`interleaved_1f1b`、`zb_h1`、`zbv`。这里的顺序也一样吗？
+# Predict first: in the table of bubbles above, the order was `1f1b`, `interleaved_1f1b`, `zb_h1`, `zbv`. Is it the
+# same here?
 
 
 # %%
@@ -514,8 +511,9 @@ picture = sp.view.plot_timeline(predictions["1f1b"].trace.events, title="1F1B on
 show(picture, "timeline")
 
 # %% [markdown]
-# `zbv` 最快，但是 `interleaved_1f1b` 超过了 `zb_h1`：这里把反向分成两部分，比不分用时更长。气泡不是唯一的代价，
-# 所以要预测整个一步。GPipe 和 1F1B 用时相同，而 1F1B 需要的内存更少。
+# `zbv` is the fastest, but `interleaved_1f1b` overtakes `zb_h1`: here a backward in two parts takes longer than one
+# in one part. A bubble is not the only cost, so predict the whole step. GPipe and 1F1B take the same time, and 1F1B
+# needs less memory.
 
 # %%
 milliseconds = {name: prediction.step_time_s * 1e3 for name, prediction in predictions.items()}
@@ -525,14 +523,14 @@ assert np.isclose(milliseconds["gpipe"], milliseconds["1f1b"], rtol=0.01)
 assert predictions["1f1b"].peak_bytes < predictions["gpipe"].peak_bytes
 
 # %% [markdown]
-# ## 不清空流水线：旧权重
+# ## Without a flush: old weights
 #
-# 上面所有的调度都在一步结束时*清空*流水线（flush），然后所有 rank 一起更新。
-# PipeDream（Narayanan 等 2019）不清空流水线，步与步之间没有气泡。每个微批次自成一个批次，
-# 每个 rank 在每个反向之后马上更新。一个微批次的梯度回到 rank 0 时，rank 0 已经更新过几次，
-# 所以这个梯度属于*旧权重*，最多旧 `P - 1` 次更新。
+# All schedules above end a step with a *flush*: they empty the pipeline, and then all ranks update. PipeDream
+# (Narayanan et al. 2019) has no flush and no bubble between steps. Each micro-batch is a batch of its own, and a rank
+# updates right after each backward. When a micro-batch returns to rank 0, that rank has made updates in between, so
+# its gradient belongs to *old weights*, up to `P - 1` updates old.
 #
-# 先猜一猜：学习率与单个设备相同，它还学得一样好吗？
+# Predict first: the learning rate is the same as for one device. Does it still learn as well?
 
 # %%
 many_images, many_labels = sp.data.digits("train")[:960]
@@ -580,17 +578,19 @@ picture = sp.view.plot_loss(smooth, title="Old weights: means of 40 updates, lea
 show(picture, "pipedream")
 
 # %% [markdown]
-# 不一样好。学习率较低时，旧权重的害处较小，因为从前向到更新之间权重变化较小。
-# `pipedream_2bw` 调度（Narayanan 等 2021）把整个批次的梯度相加，它的所有权重都只旧一次更新。
+# No. At the lower rate old weights do less harm, because the weights change less between a forward and its update.
+# The schedule `pipedream_2bw` (Narayanan et al. 2021) adds the gradients of a whole batch, and all its weights are
+# one update old.
 
 # %%
 behind = {rate: of_old - of_fresh for rate, (of_old, of_fresh) in means.items()}
 assert 0 < behind[0.01] < behind[0.04] / 2
 
 # %% [markdown]
-# ## 会出什么问题
+# ## What goes wrong
 #
-# **一个阶段被杀死。** 这里 rank 2 的进程在一步的中间被杀死。先猜一猜：其他 rank 要等多久？它们能告诉你什么？
+# **A stage dies.** Here the process of rank 2 is killed in the middle of a step. Predict first: how long do the other
+# ranks wait, and what can they tell you?
 
 
 # %%
@@ -621,10 +621,10 @@ except RunFailedError as error:
             print(f"rank {rank}:", *report["notes"])
 
 # %% [markdown]
-# 所有 rank 马上停止。每个 rank 都说出自己的动作，以及它在等哪个值。
+# All ranks stop at once. Each one names its action, and the value for which it waited.
 #
-# **大小不等的微批次。** 十个样本分成四个微批次，分别有 2、3、2、3 个样本。简单的程序把每个损失除以微批次的个数。
-# 先猜一猜：加起来就是批次的平均损失吗？
+# **Micro-batches of unequal size.** Ten samples make four micro-batches of 2, 3, 2 and 3 samples. A simple program
+# divides every loss by the number of micro-batches. Predict first: is the sum the mean loss of the batch?
 
 
 # %%
@@ -641,11 +641,11 @@ assert np.isclose(loss, exact)
 assert not np.isclose(np.mean(parts), exact)
 
 # %% [markdown]
-# 不是：小微批次里的样本会占更大的权重。`Pipeline` 按样本数给每个微批次加权。如果损失是对词元的平均，
-# 而有的句子有填充，就用 `weight_fn=` 给出词元数。
+# It is not: samples in small micro-batches would count more. `Pipeline` weighs each micro-batch by its samples. If a
+# loss is a mean over tokens, and some sentences are padded, give the number of tokens with `weight_fn=`.
 #
-# **批归一化。** 它用批次的均值和方差做归一化，但是一个阶段每次只看到一个微批次。先猜一猜：下面两条线中，
-# 哪一条是水平的？
+# **Batch norm.** It normalises with the mean and the variance of a batch, but a stage sees one micro-batch at a time.
+# Predict first: which of the two lines below is level?
 
 
 # %%
@@ -675,73 +675,43 @@ ax.legend()
 show(ax, "norms")
 
 # %% [markdown]
-# 层归一化对每个样本单独计算，所以批次怎样切分都没有影响。在流水线里请使用层归一化或组归一化。
+# Layer norm normalises each sample on its own, so the cut of the batch does not matter. Use layer norm or group norm
+# in pipelines.
 #
-# ## 练习
+# ## Exercises
 #
-# 写出下面的函数，然后调用相应的检查，例如 `check_lists(lists_of_1f1b)`。检查从最小的情况开始，
-# 并指出第一个不通过的情况。答案在 `tutorials/solutions/pipeline.py`。
+# Write the functions. Each check begins with the smallest cases, and draws the first one that fails. Solutions are in
+# `tutorials/solutions/11_pipelines.py`.
 
 
 # %%
 def lists_of_1f1b(ranks, microbatches):
-    """练习 1：返回 1F1B 调度，每个 rank 是一个动作列表，动作形如 "2F0"。
+    """Exercise 1: return the schedule 1F1B, for each rank a list of actions such as "2F0".
 
-    最后一个 rank 交替执行前向和反向。往前每一个 rank 都先多做一次前向。
+    The last rank takes a forward and a backward by turns. Each rank before it does one more forward first.
     """
     raise NotImplementedError
 
 
-def check_lists(answer):
-    for ranks in range(1, 6):
-        for microbatches in range(1, 9):
-            schedule = sp.pipeline_schedule("1f1b", ranks, microbatches)
-            case = f"{ranks} ranks, {microbatches} micro-batches"
-            try:
-                cost = schedule.with_actions(answer(ranks, microbatches)).check(memory=ranks)
-            except (InputError, ScheduleError) as error:
-                raise AssertionError(f"{case}: {error}") from error
-            expected = schedule.cost().makespan
-            assert cost.makespan == expected, f"{case}: makespan {cost.makespan}, expected {expected}"
+sp.exercises.check("lists_of_1f1b", lists_of_1f1b)
 
 
 # %%
 def fewest_microbatches(ranks, share):
-    """练习 2：GPipe 的气泡最多占一步的 `share`，返回所需的最少微批次数。"""
+    """Exercise 2: return the least number of micro-batches with which GPipe's bubble is at most `share` of the step."""
     raise NotImplementedError
 
 
-def check_fewest(answer):
-    for ranks in range(1, 7):
-        for share in (0.45, 0.22, 0.13, 0.07):
-            count = 1
-            while (cost := sp.pipeline_schedule("gpipe", ranks, count).cost()).bubble > share * cost.makespan:
-                count += 1
-            found = answer(ranks, share)
-            assert found == count, f"{ranks} ranks, share {share}: {found} micro-batches, expected {count}"
+sp.exercises.check("fewest_microbatches", fewest_microbatches)
 
 
 # %%
 def balanced_stages(times, ranks):
-    """练习 3：把一列层切成阶段，使最慢的阶段尽可能快。
+    """Exercise 3: cut a row of layers into stages, so that the slowest stage is as fast as possible.
 
-    `times` 是每一层的用时。返回每个阶段的层数，至少为一。
+    `times` has the time of each layer. Return the number of layers of each stage, one or more.
     """
     raise NotImplementedError
 
 
-def check_balance(answer):
-    rng = np.random.default_rng(0)
-    for layers in range(1, 9):
-        for ranks in range(1, layers + 1):
-            times = rng.integers(1, 10, layers).tolist()
-            all_cuts = ([0, *inner, layers] for inner in combinations(range(1, layers), ranks - 1))
-            best = min(max(sum(times[a:b]) for a, b in pairwise(cuts)) for cuts in all_cuts)
-            counts = list(answer(times, ranks))
-            case = f"times {times}, {ranks} ranks: stages of {counts} layers"
-            assert len(counts) == ranks, f"{case}: not one stage for each rank"
-            assert min(counts) > 0, f"{case}: an empty stage"
-            assert sum(counts) == layers, f"{case}: not every layer once"
-            cuts = [0, *accumulate(counts)]
-            slowest = max(sum(times[a:b]) for a, b in pairwise(cuts))
-            assert slowest == best, f"{case}: the slowest takes {slowest}, and {best} is possible"
+sp.exercises.check("balanced_stages", balanced_stages)

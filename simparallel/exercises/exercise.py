@@ -1,0 +1,195 @@
+"""An exercise: its cases, from small to large, and the right result of each.
+
+An exercise is one function. Its parameters name a case, and it returns the `Case`: the input, the right result, and the
+way to run an answer. `@exercise` gives the values of each parameter, the smallest first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.backend import to_host
+from simparallel.errors import InputError
+from simparallel.runtime.launcher.launch import Results, launch
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Ranks that run an answer wait for each other no longer than this.
+TIMEOUT_S = 5.0
+
+# Label -> number, text, list or array.
+Values = Mapping[str, Any]
+
+
+def rows(label: str, value: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Yield (label, cells) for each row of a number, text, list or array."""
+    array = as_array(value)
+    if array.ndim < 2:
+        yield label, array.reshape(-1).tolist()
+    else:
+        for index in np.ndindex(array.shape[:-1]):
+            yield f"{label}[{', '.join(map(str, index))}]", array[index].tolist()
+
+
+def as_array(value: Any) -> np.ndarray:
+    """Return a value as a NumPy array; texts, and rows of unequal length, as an array of objects."""
+    if isinstance(value, Tensor):
+        value = value.detach().data
+    try:
+        array = to_host(value)
+    except ValueError:
+        array = np.empty(len(value), object)
+        array[:] = value
+    return array if array.dtype.kind in "biufc" else array.astype(object)
+
+
+def difference(expected: Values, found: Values) -> str | None:
+    """Return the first difference as text; None if there is none. Floats may differ by rounding."""
+    for label, right in expected.items():
+        if label not in found:
+            return f"{label} is missing"
+        try:
+            a, b = as_array(right), as_array(found[label])
+        except InputError as error:
+            return f"{label}: {error}"
+        if a.shape != b.shape:
+            return f"{label} has shape {b.shape}, expected {a.shape}"
+        for index in np.argwhere(~equal(a, b)):
+            where = f"[{', '.join(map(str, index))}]" if a.ndim else ""
+            return f"{label}{where} is {show(b[tuple(index)])}, expected {show(a[tuple(index)])}"
+    return None
+
+
+def equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return where two arrays of one shape are equal; floats but for rounding."""
+    if a.dtype == object or b.dtype == object:
+        return np.asarray(a.astype(object) == b.astype(object), bool).reshape(a.shape)
+    return np.isclose(b, a, rtol=1e-6, atol=1e-9, equal_nan=True)
+
+
+def show(value: Any) -> str:
+    """Return a cell as short text."""
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of an exercise.
+
+    Attributes:
+        given: the input, by label, as the picture shows it.
+        expected: the right result, by label.
+        run: calls an answer and returns its result, with the labels of `expected`.
+        judge: compares (expected, found) and returns the first difference as text, None if there is none.
+        draw: draws the result of an answer; None for cells with its values.
+    """
+
+    given: Values
+    expected: Values
+    run: Callable[[Callable[..., Any]], Values]
+    judge: Callable[[Values, Values], str | None] = difference
+    draw: Callable[[Values, Axes], None] | None = None
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """An exercise by name.
+
+    Attributes:
+        name: its name, and that of the function to write.
+        lesson: number of its lesson.
+        task: the task in words.
+        make: makes a case.
+        values: the values of each parameter of `make`, the smallest first.
+    """
+
+    name: str
+    lesson: int
+    task: str
+    make: Callable[..., Case]
+    values: Mapping[str, Sequence[Any]]
+
+    def cases(self) -> Iterator[tuple[dict[str, Any], Case]]:
+        """Yield the parameters of each case, and the case; small ones first."""
+        positions = product(*(range(len(values)) for values in self.values.values()))
+        for position in sorted(positions, key=lambda position: (sum(position), position)):
+            chosen = {name: values[i] for (name, values), i in zip(self.values.items(), position, strict=True)}
+            yield chosen, self.make(**chosen)
+
+
+EXERCISES: dict[str, Exercise] = {}
+
+
+def exercise(lesson: int, **values: Sequence[Any]) -> Callable[[Callable[..., Case]], Callable[..., Case]]:
+    """Register a function as an exercise: its name, its docstring as the task, and the values of its parameters.
+
+    Args:
+        lesson: number of the lesson.
+        values: for each parameter of the function its values, the smallest first.
+    """
+
+    def register(make: Callable[..., Case]) -> Callable[..., Case]:
+        assert make.__name__ not in EXERCISES, make.__name__
+        EXERCISES[make.__name__] = Exercise(make.__name__, lesson, make.__doc__ or "", make, values)
+        return make
+
+    return register
+
+
+def integers(*shape: int) -> np.ndarray:
+    """Return an array of small integers as float64: sums of them are exact in any order. Equal on every call."""
+    # 37 is prime to 19, so that neighbours differ, and so do the rows of most shapes.
+    return (np.arange(math.prod(shape), dtype=np.float64) * 37 % 19 - 9).reshape(shape)
+
+
+def run_ranks(answer: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> Results:
+    """Run `answer(*inputs[rank])` on as many ranks as there are inputs, as threads.
+
+    Raises:
+        RunFailedError: a rank failed, or all waited for each other.
+    """
+
+    def call() -> Any:
+        from simparallel.world.rank import get_rank
+
+        return answer(*inputs[get_rank()])
+
+    return launch(call, world_size=len(inputs), transport="inline", timeout_s=TIMEOUT_S, echo=False)
+
+
+def by_rank(values: Iterable[Any]) -> dict[str, Any]:
+    """Return the values of the ranks under the labels "rank 0", "rank 1", …"""
+    return {f"rank {rank}": value for rank, value in enumerate(values)}
+
+
+def frugal_case(given: Values, results: Sequence[Any], inputs: Sequence[tuple[Any, ...]], count: int) -> Case:
+    """Return a case of an answer that runs on ranks and may send no more than ring all-reduces of `count` float64.
+
+    Args:
+        given: as for `Case`.
+        results: the right result of each rank.
+        inputs: the arguments of each rank; arrays are copied for each run.
+        count: numbers in all these all-reduces together.
+    """
+    ranks = len(inputs)
+    # Each rank rounds its share of a number up.
+    most_bytes = count * (2 * (ranks - 1) * np.dtype(np.float64).itemsize + ranks)
+
+    def run(answer: Callable[..., Any]) -> Values:
+        found = run_ranks(answer, [tuple(x.copy() if isinstance(x, np.ndarray) else x for x in own) for own in inputs])
+        return {**by_rank(found), "bytes sent": sum(event.sent_bytes for event in found.trace.events)}
+
+    def judge(expected: Values, found: Values) -> str | None:
+        if found["bytes sent"] > most_bytes:
+            return f"the ranks send {found['bytes sent']} bytes, and {most_bytes} are enough"
+        return difference(expected, found)
+
+    return Case(given, by_rank(results), run, judge)

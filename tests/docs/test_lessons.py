@@ -1,0 +1,151 @@
+"""The lessons run as scripts, with warnings as errors, and have the same code in both languages and as notebooks."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+import numpy as np
+import pytest
+from test_readme import ROOT, run_in
+
+from simparallel import exercises
+
+TUTORIALS = ROOT / "tutorials"
+SCRIPTS = sorted(path.stem for path in TUTORIALS.glob("[0-9][0-9]_*.py"))
+ENGLISH = [name for name in SCRIPTS if not name.endswith("_zh")]
+# Words of the text that every lesson has, in each language.
+PREDICT = {"": "Predict first", "_zh": "先猜一猜"}
+MAX_NOTEBOOK_BYTES = 800_000
+
+
+def run_lesson(folder: Path, name: str, then: str = "") -> str:
+    """Run a lesson in an empty folder, then code that finds its names in `found`, and return the standard output."""
+    script = TUTORIALS / f"{name}.py"
+    program = f"import json, runpy\nfound = runpy.run_path({str(script)!r}, run_name='__main__')\n{then}"
+    done = run_in(folder, sys.executable, "-W", "error", "-c", program)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def text_of(name: str) -> str:
+    return (TUTORIALS / f"{name}.py").read_text()
+
+
+def checks_of(name: str) -> list[str]:
+    """Return the exercises that a lesson checks."""
+    return re.findall(r'^sp\.exercises\.check\("(\w+)"', text_of(name), re.MULTILINE)
+
+
+# A test compares the code of both languages, so by default the English one runs. Lesson 11 has a test of its own.
+RUNS = [
+    pytest.param(name, marks=[pytest.mark.translations] * name.endswith("_zh"))
+    for name in SCRIPTS
+    if name != "11_pipelines"
+]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_lesson(tmp_path: Path, name: str) -> None:
+    """It runs to its end, which asserts the numbers of its text, draws pictures, and leaves its exercises to do."""
+    said = run_lesson(tmp_path, name)
+    assert len(list((tmp_path / "pictures").rglob("*.png"))) >= 4
+    for exercise in checks_of(name):
+        assert f"{exercise}: not written yet" in said
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_form_of_a_lesson(name: str) -> None:
+    """A title, predictions, pictures, and three exercises or more, all of this lesson."""
+    text, language = text_of(name), "_zh" * name.endswith("_zh")
+    number = int(name[:2])
+    title = text.splitlines()[1]
+    assert re.match(rf"# # 第 {number} 课：" if language else rf"# # Lesson {number}: ", title), title
+    assert text.count(PREDICT[language]) >= 4
+    assert checks_of(name) == exercises.names(number)
+    assert len(checks_of(name)) >= 3
+    if language:
+        assert "| 中文 | English |" in text
+
+
+def code_of(name: str) -> list[str]:
+    """Return the cells of a lesson: the kind of each, and its code without comments and docstrings."""
+    cells = re.split(r"^(# %%.*)$", text_of(name), flags=re.MULTILINE)[1:]
+    found = []
+    for kind, text in zip(cells[::2], cells[1::2], strict=True):
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+                del node.body[0]
+        found.append(f"{kind} {ast.dump(tree)}")
+    return found
+
+
+@pytest.mark.parametrize("name", ENGLISH)
+def test_lesson_has_the_same_code_in_chinese(name: str) -> None:
+    assert code_of(name) == code_of(f"{name}_zh")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_notebook_is_its_script(name: str) -> None:
+    """The cells are equal, every code cell was executed without an error, and the pictures are small."""
+    path = TUTORIALS / f"{name}.ipynb"
+    assert path.stat().st_size < MAX_NOTEBOOK_BYTES
+    notebook, script = nbformat.read(path, as_version=4), jupytext.read(TUTORIALS / f"{name}.py")
+    assert [(c.cell_type, c.source) for c in notebook.cells] == [(c.cell_type, c.source) for c in script.cells]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
+    shown = len(re.findall(r"^ *show\(", text_of(name), re.MULTILINE))
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == shown >= 4
+
+
+# --- the lesson on pipelines ------------------------------------------------------------------------
+
+FACTS = "losses alone stages shares bubbles refusal mesh_losses gpt_losses milliseconds behind exact loss parts"
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_pipeline_lesson(tmp_path: Path) -> None:
+    """The losses of one device, the numbers of its text, and all pictures."""
+    name = "11_pipelines"
+    then = f"""
+facts = {{name: found[name] for name in {FACTS.split()}}}
+facts["failed"] = found["failed"]["rank"]
+costs = {{schedule.name: found["cost_of"](schedule) for schedule in found["schedules"]}}
+facts["bubble_of"] = {{name: cost.bubble for name, cost in costs.items()}}
+facts["messages_of"] = {{name: cost.messages for name, cost in costs.items()}}
+print(json.dumps(facts))
+"""
+    said = run_lesson(tmp_path, name, then)
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    assert found["losses"] == pytest.approx(found["alone"], rel=1e-5)
+    assert found["losses"][-1] < found["losses"][0]
+    assert [sum(int(layer) % 2 == 0 for layer in names) for names in found["stages"]] == [2] * 4
+    assert found["shares"]["1"] == 0.75
+    assert found["shares"]["8"] == pytest.approx(3 / 11)
+    expected = {"gpipe": 9, "1f1b": 9, "interleaved_1f1b": 4.5, "zb_h1": 3, "zbv": 1.5}
+    assert {name: found["bubble_of"][name] for name in expected} == expected
+    assert found["messages_of"]["interleaved_1f1b"] > 2 * found["messages_of"]["1f1b"]
+    slower = {name: row[-1] - row[0] for name, row in found["bubbles"].items()}
+    assert slower["gpipe"] == slower["eager_1f1b"] < slower["1f1b"] < slower["interleaved_1f1b"]
+    assert "0B0 waits for 1B0" in found["refusal"]
+    assert "micro-batch 7 reads: [4, 5, 6, 7]" in said
+    assert found["mesh_losses"] == pytest.approx(found["gpt_losses"], rel=1e-4)
+    assert min(found["milliseconds"], key=found["milliseconds"].get) == "zbv"
+    assert found["behind"]["0.01"] < found["behind"]["0.04"]
+    assert found["loss"] == pytest.approx(found["exact"], rel=1e-5)
+    assert np.mean(found["parts"]) != pytest.approx(found["exact"], rel=1e-3)
+    assert found["failed"] == 2
+    pictures = list((tmp_path / "pictures" / "11_pipelines").glob("*.png"))
+    assert len(pictures) == text_of(name).count("show(") - 1
