@@ -1,4 +1,4 @@
-"""`docs/` and CONTRIBUTING.md: Python blocks run and print the block below them, links lead somewhere."""
+"""The pages: Python blocks run and print the block below them, links and pictures lead somewhere, indexes are whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import pytest
 from op_records import unregistered
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "CONTRIBUTING.md"]
+ROOT = DOCS.parent
+FIRST_PAGES = (DOCS / "index.md", DOCS / "index_zh.md")  # the list of all pages, and the README in Chinese
+PAGES = [*sorted({*DOCS.glob("*.md")} - {*FIRST_PAGES}), ROOT / "CONTRIBUTING.md"]
+LINKING = [*PAGES, *FIRST_PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
 # A block of Python, and the output where a block without a language follows.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 BLOCKS = [
@@ -44,22 +47,57 @@ def test_output_is_read_from_the_block_below():
     assert sum(bool(block.values[1]) for block in BLOCKS) > 8
 
 
+def anchors(text: str) -> set[str]:
+    """Return the anchors of the headings, as GitHub and the site make them."""
+    without_code = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ +(.*?) *$", without_code, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
 def broken_links(page: Path, text: str) -> list[str]:
-    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
-    return [target for target in targets if not target.startswith("https://") and not (page.parent / target).exists()]
+    """Return the targets of links and pictures that are not a file, or not a heading of it."""
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```|`[^`]*`(?!\])", "", text, flags=re.DOTALL)):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        if target.startswith("https://"):
+            continue
+        if not file.exists() or (anchor and anchor not in anchors(text if file == page else file.read_text())):
+            broken.append(target)
+    return broken
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page):
     assert broken_links(page, page.read_text()) == []
 
 
 def test_broken_link_is_found():
-    assert broken_links(DOCS / "guide.md", "[a](nothing.md) [b](running.md) [c](https://x)") == ["nothing.md"]
+    text = (
+        "# A `b`\n[a](nothing.md) [b](running.md) [c](https://x) [d](#a-b) [e](#c) [f](clusters.md#nowhere) ![g](g.png)"
+    )
+    broken = ["nothing.md", "#c", "clusters.md#nowhere", "g.png"]
+    assert broken_links(DOCS / "guide.md", text) == broken
+    assert len(re.findall(r"\]\(", text)) > len(broken)
 
 
-def test_index_names_every_page():
-    index = (DOCS / "guide.md").read_text()
-    assert [
-        page.name for page in PAGES if page.parent == DOCS and page.stem != "guide" and f"({page.name})" not in index
-    ] == []
+def test_indexes_name_every_page():
+    """The guide links to each page, and the site's table of contents has it."""
+    guide, contents = (DOCS / "guide.md").read_text(), (DOCS / "index.md").read_text()
+    pages = [page for page in PAGES if page.parent == DOCS and page.stem != "guide"]
+    assert [page.name for page in pages if f"({page.name})" not in guide] == []
+    assert [page.name for page in pages if not re.search(rf"^{page.stem}$", contents, re.MULTILINE)] == []
+
+
+def test_chinese_page_has_the_parts_of_the_readme():
+    """The same blocks of code, pictures and links, in the same order."""
+
+    def parts(page):
+        text = page.read_text()
+        links = [(page.parent / link).resolve() for link in re.findall(r"\]\(((?!https)[^)#]+)\)", text)]
+        return re.findall(r"^```.*?^```$", text, re.DOTALL | re.MULTILINE), links
+
+    (code, links), (code_zh, links_zh) = parts(ROOT / "README.md"), parts(DOCS / "index_zh.md")
+    assert code_zh == code
+    missing = {*links} - {*links_zh}
+    assert {path.relative_to(ROOT).as_posix() for path in missing} <= {"docs/index_zh.md"}
