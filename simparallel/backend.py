@@ -22,6 +22,8 @@ from simparallel.errors import InputError
 
 # numpy.ndarray or cupy.ndarray.
 Array = Any
+# The names of the libraries, for the setting `array` of a run.
+ARRAYS = "numpy", "cupy"
 T = TypeVar("T")
 
 
@@ -139,7 +141,7 @@ def place(array: Array, gpu: int | None) -> Array:
         return to_host(array)
     count = device_count()
     # A stand-in for CuPy, such as `testing.strict`, is GPU 0.
-    stand_ins = [namespace for kind, namespace in _namespaces.items() if kind not in DRY_TYPES]
+    stand_ins = _stand_ins()
     if gpu == 0 and not count and stand_ins:
         return stand_ins[0].asarray(array)
     if not 0 <= gpu < count:
@@ -150,6 +152,51 @@ def place(array: Array, gpu: int | None) -> Array:
 
     with cupy.cuda.Device(gpu):
         return cupy.asarray(array)
+
+
+def check_gpu_library() -> None:
+    """Raise InputError unless arrays can be on a GPU. Starts no CUDA context, so that ranks may be forked later."""
+    if _stand_ins() or device_count():
+        return
+    try:
+        import cupy
+    except ImportError as error:
+        raise InputError(
+            f"array='cupy' needs CuPy, and it cannot be imported ({error}). Install the wheel for the driver's CUDA "
+            'version: pip install ".[cuda12]" or ".[cuda13]", in a checkout.'
+        ) from None
+    try:
+        cupy.cuda.runtime.driverGetVersion()
+        cupy.cuda.runtime.getDeviceCount()
+        why = "it finds none"
+    except Exception as error:  # CuPy's own errors, of a missing or an old driver
+        why = str(error)
+    raise InputError(
+        f"array='cupy' needs a GPU, and CuPy {cupy.__version__} cannot use one: {why}. Update the NVIDIA driver, or "
+        "run with array='numpy'."
+    )
+
+
+def home_on_gpu(local_rank: int) -> Callable[[Array, bool], Array]:
+    """Return the function that moves new arrays of a rank to its GPU: number `local_rank`, modulo the GPUs there are.
+
+    The GPU becomes the current one of this thread.
+
+    Raises:
+        InputError: there is no GPU that CuPy can use.
+    """
+    check_gpu_library()
+    count = device_count()
+    gpu = local_rank % count if count else 0
+    if count:
+        import cupy
+
+        cupy.cuda.Device(gpu).use()
+    return lambda array, requires_grad: place(array, gpu)
+
+
+def _stand_ins() -> list[ModuleType]:
+    return [namespace for kind, namespace in _namespaces.items() if kind not in DRY_TYPES]
 
 
 def device_count() -> int:

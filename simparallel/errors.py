@@ -190,6 +190,14 @@ class RunFailedError(SimParallelError, RuntimeError):
     """
 
 
+class NotEquivalentError(SimParallelError, AssertionError):
+    """A parallel program has another result than one device, see `testing.assert_equivalent`.
+
+    Facts: `step` (None for a result of the whole program), `phase`, `name`, `rank`, `index`, `value`, `expected`,
+    `world_size`, `case` (name -> drawn value or shape).
+    """
+
+
 def __dir__() -> list[str]:
     """List the errors alone, for tab completion."""
     own = {name for name, found in globals().items() if getattr(found, "__module__", "") == __name__}

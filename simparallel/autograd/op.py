@@ -37,7 +37,12 @@ from simparallel.layout.rule import bind, output_shape
 
 
 class Spec(NamedTuple):
-    """Shape and dtype of a tensor, without data."""
+    """Shape and dtype of a tensor, without data.
+
+    Attributes:
+        shape: size of each dim.
+        dtype: NumPy's dtype.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -48,7 +53,12 @@ class Spec(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The cost of an operation: floating-point operations, and bytes moved in memory."""
+    """The cost of an operation: floating-point operations, and bytes moved in memory.
+
+    Attributes:
+        flops: floating-point operations; a multiplication and an addition are two.
+        size_bytes: bytes read and written.
+    """
 
     flops: int
     size_bytes: int
@@ -56,7 +66,17 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Plan:
-    """The plan of an op for given input shapes: computed once, looked up by identity afterwards."""
+    """The plan of an op for given input shapes: computed once, looked up by identity afterwards.
+
+    Made by the call of the op.
+
+    Attributes:
+        inputs: shape and dtype of each input.
+        output: shape and dtype of the output.
+        sizes: the size of each dim that the rule names.
+        work: the cost of forward.
+        windows: positions of the sliding windows; None for an op without them.
+    """
 
     inputs: tuple[Spec, ...]
     output: Spec
@@ -72,6 +92,8 @@ class Context:
     On whole tensors the exchanges are the identity. Where a strategy cuts a dim, they are collectives, and the context
     knows the slice and the global size.
 
+    Made by the call of the op.
+
     Attributes:
         xp: numpy or cupy.
         needs: for each input, whether backward wants its gradient.
@@ -80,12 +102,15 @@ class Context:
         rooms: in the backward of an op that `fills_rooms`, for each input an array to write its gradient to, or None;
             see `gradient`.
         device: the device of the inputs.
+        layer: path of the module that called the op.
+        plan: shapes, sizes and work of this call.
     """
 
     onto: Array | None = None
     rooms: Sequence[Array | None] = ()
     # An attribute of the class, because it is nearly always this one.
     device: Device = FIRST
+    layer = ""
 
     def __init__(self, xp: ModuleType, needs: tuple[bool, ...], plan: Plan) -> None:
         self.xp = xp

@@ -16,6 +16,7 @@ from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.methods import FUNCTIONS, Size, TensorMethods
 from simparallel.autograd.numpy_functions import TensorNumpy
 from simparallel.autograd.tape import Node, mark_changed, run_backward
+from simparallel.autograd.tensor_html import tensor_html
 from simparallel.backend import DRY_TYPES, Array, get_namespace, gpu_of, has_data, is_array, to_host
 from simparallel.errors import (
     AutogradError,
@@ -56,6 +57,11 @@ class Tensor(TensorMethods, TensorNumpy):
         placement: layout and shape of a sharded tensor: `data` is then this rank's slice, and `shape` the shape of the
             whole tensor. None for a plain one.
         interpreter: runs the ops on this tensor, if it is more than an array, such as a sharded one; else None.
+
+    Raises:
+        InputError: data that is no array, such as lists of different lengths, or a Tensor on another device than
+            `device`.
+        AutogradError: a list of Tensors that need gradients, or `requires_grad` for integers.
     """
 
     # _device is None for a plain array given to an op: it is taken to be on the device of the other operands.
@@ -78,23 +84,7 @@ class Tensor(TensorMethods, TensorNumpy):
             elif self._device is not data._device:
                 raise InputError(f"Tensor: the data is a Tensor on {data.device}; move it with to({device!r}).")
             data = data.data
-        if not is_array(data):
-            if is_on_tape(data):
-                raise AutogradError(
-                    "Tensor: the list holds Tensors that require a gradient, which would be lost; use "
-                    "functions.stack(...), or x.detach() for each of them."
-                )
-            is_numpy = isinstance(data, np.generic) or not has_data(data)
-            try:
-                data = get_namespace(data).asarray(data)
-            except ValueError as error:  # as NumPy calls lists of different lengths
-                raise InputError(f"Tensor: {data!r:.200} cannot be converted to an array: {error}") from None
-            # Python floats become float32, as in PyTorch; NumPy's own scalars keep their dtype.
-            if data.dtype == np.float64 and not is_numpy:
-                data = data.astype(np.float32)
-        if dtype is not None:
-            data = data.astype(find_dtype("Tensor", dtype), copy=False)
-        check_numbers("Tensor", data)
+        data = as_array(data, dtype)
         if requires_grad:
             check_differentiable(data)
         recorder = current_recorder()
@@ -426,6 +416,10 @@ class Tensor(TensorMethods, TensorNumpy):
         device = "" if self._device in (None, FIRST) else f", device={str(self._device)!r}"
         return f"{before}{text}, dtype={self.dtype}{grad}{name}{device})"
 
+    def _repr_html_(self) -> str:
+        """Return shape, dtype and small values as HTML, for notebooks; of a cut tensor also the slices of all ranks."""
+        return tensor_html(self)
+
     # --- gradients -------------------------------------------------------------------------------
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
@@ -640,6 +634,33 @@ def _accumulate(leaf: Tensor, gradient: Array) -> None:
         for hook in tuple(hooks):
             if not hook.may_change:
                 hook.function(leaf)
+
+
+def as_array(data: Any, dtype: Any = None) -> Array:
+    """Return an array itself, and a number or nested lists as a NumPy array, where floats become float32.
+
+    Raises:
+        InputError: complex numbers, text, objects, or lists of different lengths.
+        AutogradError: the lists hold Tensors on the tape.
+    """
+    if not is_array(data):
+        if is_on_tape(data):
+            raise AutogradError(
+                "Tensor: the list holds Tensors that require a gradient, which would be lost; use "
+                "functions.stack(...), or x.detach() for each of them."
+            )
+        is_numpy = isinstance(data, np.generic) or not has_data(data)
+        try:
+            data = get_namespace(data).asarray(data)
+        except ValueError as error:  # as NumPy calls lists of different lengths
+            raise InputError(f"Tensor: {data!r:.200} cannot be converted to an array: {error}") from None
+        # Python floats become float32, as in PyTorch; NumPy's own scalars keep their dtype.
+        if data.dtype == np.float64 and not is_numpy:
+            data = data.astype(np.float32)
+    if dtype is not None:
+        data = data.astype(find_dtype("Tensor", dtype), copy=False)
+    check_numbers("Tensor", data)
+    return data
 
 
 def check_numbers(who: str, array: Array) -> None:

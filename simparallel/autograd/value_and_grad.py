@@ -19,7 +19,7 @@ WHO = "value_and_grad"
 def value_and_grad(
     fn: Callable[..., Any], grad_position: Any = 0, weights: Any = None, has_aux: bool = False, *, params: Any = None
 ) -> Callable[..., tuple[Any, Any]]:
-    """A function that returns `fn`'s value and gradients; `.grad` is not touched.
+    """Make a function that returns `fn`'s value and gradients; `.grad` is not touched.
 
     Two spellings: MindSpore's `value_and_grad(fn, None, weights, has_aux=True)`, and the short one
     with the parameters in second place, `value_and_grad(fn, params, has_aux=True)`.

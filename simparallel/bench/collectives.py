@@ -351,7 +351,17 @@ def _document(rows: list[Row], versions: Mapping[str, str], missing: Mapping[str
 
 def draw(rows: Sequence[Row], out: str | Path) -> bool:
     """Write the figure; return False if there is nothing to draw."""
-    from simparallel.view import plot_collectives, save_figure
+    from simparallel.view import save_figure
+
+    drawn = figure(rows)
+    if drawn is not None:
+        save_figure(drawn, out)
+    return drawn is not None
+
+
+def figure(rows: Sequence[Row]) -> Any:
+    """Draw times over sizes; return None if no row has a size."""
+    from simparallel.view import plot_collectives
 
     points: dict[tuple[str, int], dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
@@ -360,8 +370,4 @@ def draw(rows: Sequence[Row], out: str | Path) -> bool:
             for label in row.result.times_s:
                 curves = points.setdefault((row.op, row.ranks), {})
                 curves.setdefault(label, []).append((row.size_bytes, row.result.median_s(label)))
-    if not points:
-        return False
-    figure = plot_collectives(points, ours=(OURS, SHARED), limit=MEMCPY)
-    save_figure(figure, out)
-    return True
+    return plot_collectives(points, ours=(OURS, SHARED), limit=MEMCPY) if points else None

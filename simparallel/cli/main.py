@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import simparallel as sp
-from simparallel.base.argparse_checks import at_least_one, exit_code, flag, names, numbers
+from simparallel.base.argparse_checks import at_least_one, exit_code, names, numbers
 from simparallel.base.units import format_number_of
-from simparallel.cli import clusters, plan, predict, ranktable as rank_table, run_flags
+from simparallel.cli import clusters, figures, plan, predict, ranktable as rank_table, run_flags, traces, zoo
 from simparallel.compat import FRONTS
 from simparallel.errors import InputError, RunFailedError
 from simparallel.hardware.cluster import DEFAULT_DEVICE, PRESETS, load_cluster
@@ -117,23 +117,9 @@ def parser() -> argparse.ArgumentParser:
         "--out", default="runs/bench/collectives.svg", help="collectives: the figure (default %(default)s)"
     )
 
-    trace = commands.add_parser("trace", help="summarise a trace.json, draw it, or compare two: trace diff A B")
-    trace.add_argument("file", nargs="+", metavar="FILE", help="a trace.json; or diff and two of them")
-    trace.add_argument("--png", help="write the timeline to this picture")
-    trace.add_argument(
-        "--clock",
-        choices=("sim", "wall"),
-        help="of the picture: simulated time (default), or as measured on this machine",
-    )
-    trace.add_argument(
-        "--profiler", metavar="DIR", help="write a file for each rank as torch.profiler does, for tools that read those"
-    )
-    shown = trace.add_mutually_exclusive_group()
-    shown.add_argument(
-        "--steps", type=numbers, metavar="N,…", help="of the picture: only these steps (default: two from the middle)"
-    )
-    shown.add_argument("--all-steps", action="store_true", help="of the picture: all steps")
+    traces.add_arguments(commands.add_parser("trace", help="view, summarise, export or compare traces of runs"))
 
+    figures.add_arguments(commands.add_parser("figures", help="draw the pictures of the documentation again"))
     rank_table.add_arguments(commands.add_parser("rank-table", help="check, convert, merge or make a rank table"))
 
     clusters.add_arguments(
@@ -145,6 +131,8 @@ def parser() -> argparse.ArgumentParser:
     clusters.add_calibrate_arguments(
         commands.add_parser("calibrate", help="measure this machine, for predictions of runs on it (this-host)")
     )
+
+    zoo.add_arguments(commands.add_parser("zoo", help="list wrong programs to learn from, or show one and run it"))
 
     commands.add_parser("doctor", help="say what this machine gives, and what is used instead of what it lacks")
     for command in commands.choices.values():
@@ -235,9 +223,9 @@ def _reader_is_gone() -> bool:
 def _code_of(options: argparse.Namespace) -> int:
     """Run a command and print its errors; return the exit code."""
     commands = {
-        "demo": _demo, **dict.fromkeys(RUN_COMMANDS, _run), "bench": _bench, "trace": _trace,
+        "demo": _demo, **dict.fromkeys(RUN_COMMANDS, _run), "bench": _bench, "trace": traces.main,
         "rank-table": rank_table.main, "doctor": _doctor, "predict": predict.main,
-        "plan": plan.main,
+        "plan": plan.main, "zoo": zoo.main, "figures": figures.main,
         "cluster": clusters.main, "expected-busbw": clusters.busbw,
         "calibrate": clusters.calibrate,
     }  # fmt: skip
@@ -303,6 +291,7 @@ def _job(options: argparse.Namespace, request: run_flags.Request) -> Iterator[tu
         "device": options.device, "nodes": request.nodes, "rank_table": request.rank_table,
         "environment": request.environment, "log_dir": request.log_dir, "log_links": request.log_links,
         "log_files": run_folder.FILES, "timeout_s": options.timeout, "record": options.record,
+        "array": options.array,
     }  # fmt: skip
     if options.transport == "mpi":
         from simparallel.runtime.mpi.launcher import MpiJob
@@ -339,38 +328,6 @@ def _bench(options: argparse.Namespace) -> int:
     elif not options.setup:
         *most, last = BENCHES
         raise InputError(f"bench: choose what to measure: {', '.join(most)} or {last}; or --setup.")
-    return 0
-
-
-def _trace(options: argparse.Namespace) -> int:
-    from simparallel.cli import run_folder
-
-    for name in ("steps", "clock", "all_steps"):
-        if getattr(options, name) and not options.png:
-            raise InputError(f"{flag(name)} applies to the picture, but none is drawn; name it with --png FILE.")
-    if options.file[0] == "diff" and len(options.file) == 3:
-        from simparallel.trace.diff import diff
-
-        print(diff(*map(sp.Trace.load, options.file[1:])).table())
-        return 0
-    if len(options.file) != 1:
-        raise InputError(
-            "trace: name one trace.json, or two of them after diff: simparallel trace diff run.json p.json"
-        )
-    trace = sp.Trace.load(options.file[0])
-    print(trace.table())
-    if options.profiler:
-        written = trace.save_profiler(options.profiler)
-        print(f"written: {', '.join(map(str, written))}")
-    if options.png:
-        steps = options.steps
-        if steps is None and not options.all_steps:
-            # A whole run does not fit into a picture.
-            steps = run_folder.middle_steps(trace)
-        run_folder.save_and_close(trace.timeline(clock=options.clock or "sim", steps=steps), Path(options.png))
-        shown = "" if steps is None else f" (of {len(trace.steps)} steps: {', '.join(map(str, steps))})"
-        hint = "; --steps N,… or --all-steps choose others" if options.steps is None and steps else ""
-        print(f"written: {options.png}{shown}{hint}")
     return 0
 
 

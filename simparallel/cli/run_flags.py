@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from simparallel.backend import ARRAYS
 from simparallel.base.argparse_checks import at_least_one, positive
 from simparallel.base.system import usable_cores
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
@@ -136,6 +137,12 @@ def add_arguments(command: argparse.ArgumentParser, world_size: int | None = Non
         choices=RECORD,
         default="summary",
         help="of a long run: exact totals and the events of some steps (default), all events, or off",
+    )
+    add(
+        "--array",
+        choices=ARRAYS,
+        default="numpy",
+        help="library of the ranks' arrays: numpy (default), or cupy for arrays on the GPUs",
     )
     add(
         "--cluster-time-out",

@@ -81,6 +81,11 @@ def gather_object(value: Any, dst: int = 0, group: Group | None = None) -> list[
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, shared: bool = False) -> Array:
     """Return a new uninitialised array. `shared=True`: in the arena, so that collectives do not copy it.
 
+    Args:
+        shape: size of each dim.
+        dtype: dtype of the elements.
+        shared: use this rank's shared memory, where other ranks can read it.
+
     Collective: no.
 
     Raises:

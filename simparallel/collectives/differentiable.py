@@ -319,6 +319,9 @@ def scatter_from(
         src: a global rank that is in the group.
         group, algorithm: as in `sp.scatter`.
 
+    Raises:
+        InputError: an empty list.
+
     Collective: yes, and so is backward. Cost: (P-1) * part.nbytes [bytes] from `src`; in backward each other rank
     sends its part.
 

@@ -6,7 +6,8 @@ In shared memory the headers of all ranks are contiguous, so one comparison of b
     0 tag (of a message), or a digest of the asker's name   1 op   2 reduce op   3 root   4 dtype
     5 dims (dim, or split and concat dim; dim and digest of the input_splits of a reduce_scatter)
     6 ndim   7 … 14 shape (the last word holds a digest if there are more than 8 dims)
-    15 members (new_group), or the number of the algorithm (all others)
+    15 the number of the algorithm
+    in a new_group: 6 … 14 the ranks, as a shape
     in an all_reduce of a list: 5 digest of the shapes   6 number of arrays   7 … 14 their sizes
     16 call site   17 simulated time at the call [ps]   18 offset of the payload in the arena
     19 payload [bytes]   20 1 if the payload is the user's own array, 2 if it is one copy of the whole, 3 if it has no
@@ -44,8 +45,8 @@ REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or", "adasum", "
 REDUCE_CODES = {name: code for code, name in enumerate(REDUCE_OPS)}
 REDUCE_CODES |= {alias: REDUCE_CODES[name] for alias, name in ALIASES.items()}
 
-TAG, OP, REDUCE, ROOT, DTYPE, DIMS, NDIM, SHAPE, MEMBERS = 0, 1, 2, 3, 4, 5, 6, 7, 15
-ASKER, LISTED, ALGORITHM = TAG, DIMS, MEMBERS
+TAG, OP, REDUCE, ROOT, DTYPE, DIMS, NDIM, SHAPE, ALGORITHM = 0, 1, 2, 3, 4, 5, 6, 7, 15
+ASKER, LISTED = TAG, DIMS
 COMPARED = 16
 SITE, SIM_PS, OFFSET, NBYTES, SHOWN, SEQ = 16, 17, 18, 19, 20, 21
 GIVEN_DTYPE, GIVEN_NDIM, GIVEN_SHAPE = 22, 23, 24
@@ -57,7 +58,7 @@ IN_PIECES, OWN_ARRAY, ALL_COPIED, NO_DATA = range(4)
 ASKED = 24
 USED = 32
 MAX_GIVEN_DIMS = USED - GIVEN_SHAPE
-_SHAPE_WORDS = MEMBERS - SHAPE
+_SHAPE_WORDS = ALGORITHM - SHAPE
 
 
 def digest(text: str) -> int:
@@ -101,12 +102,11 @@ def encode(
     dtype: np.dtype | None = None,
     shape: tuple[int, ...] = (),
     dims: int = 0,
-    members: Sequence[int] = (),
     listed: Sequence[tuple[int, ...]] = (),
 ) -> array[int]:
     """Encode the header of a call, without the words that change from call to call.
 
-    For a list of arrays, `listed` has their shapes, and `shape` their sizes.
+    For a list of arrays, `listed` has their shapes, and `shape` their sizes. For a new group, `shape` has its ranks.
     """
     words = array("q", bytes(8 * USED))
     words[OP], words[REDUCE], words[ROOT] = OP_CODES[op], REDUCE_CODES[reduce_op], root
@@ -116,8 +116,7 @@ def encode(
     words[SHAPE : SHAPE + min(len(shape), _SHAPE_WORDS)] = array("q", shape[:_SHAPE_WORDS])
     # More dims than words: the last word stands for all of them.
     if len(shape) > _SHAPE_WORDS:
-        words[MEMBERS - 1] = digest(str(shape))
-    words[MEMBERS] = digest(str(tuple(members))) if members else 0
+        words[ALGORITHM - 1] = digest(str(shape))
     if listed:
         words[LISTED] = digest(str(tuple(listed)))
     return words
@@ -161,14 +160,14 @@ def describe(words: Sequence[int]) -> str:
     if words[REDUCE]:
         text += f"({_name(REDUCE_OPS, words[REDUCE])})"
     # The bytes that carry an object are not the user's array.
-    if words[DTYPE] and name not in OBJECT_OPS:
+    if name == "new_group" or words[DTYPE] and name not in OBJECT_OPS:
         sizes = ["*" if size == -1 else str(size) for size in words[SHAPE : SHAPE + min(words[NDIM], _SHAPE_WORDS)]]
         if words[NDIM] > _SHAPE_WORDS:
             sizes[-1] = "…"
         shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
         if words[LISTED] and words[OP] == OP_CODES["all_reduce"]:
             shape = f"list of {words[NDIM]}, sizes {shape}, shapes #{words[LISTED]:016x}"
-        text += f" {decode_dtype(words[DTYPE])} {shape}"
+        text += f" of ranks {shape}" if name == "new_group" else f" {decode_dtype(words[DTYPE])} {shape}"
     if name in COLLECTIVES and COLLECTIVES[name].root:
         text += f" root {words[ROOT]}"
     if words[DIMS] and words[OP] != OP_CODES["all_reduce"]:
@@ -177,7 +176,7 @@ def describe(words: Sequence[int]) -> str:
             text += f" dim {first - 1}, input_splits #{splits & (1 << 56) - 1:014x}"
         else:
             text += f" dim {' -> '.join(map(str, decode_dims(words[DIMS])))}"
-    if words[ALGORITHM] and words[OP] != OP_CODES["new_group"]:
+    if words[ALGORITHM]:
         text += f" by {_name(ALGORITHMS, words[ALGORITHM])}"
     if words[ASKER] and words[OP] != OP_CODES["send"]:
         text += f" for {_asker(words)}"
@@ -214,7 +213,7 @@ def decode_dims(word: int) -> list[int]:
 
 
 _FIELDS = {"purpose": (ASKER,), "op": (OP,), "reduce op": (REDUCE,), "root": (ROOT,), "dtype": (DTYPE,),
-           "shape": tuple(range(NDIM, MEMBERS)), "dim": (DIMS,)}  # fmt: skip
+           "shape": tuple(range(NDIM, ALGORITHM)), "dim": (DIMS,)}  # fmt: skip
 
 
 def mismatch_error(
@@ -237,13 +236,15 @@ def mismatch_error(
         if len({tuple(words[place] for place in places) for words in headers.values()}) > 1
     ]
     ops = {words[OP] for words in headers.values()}
+    if "shape" in differing and ops == {OP_CODES["new_group"]}:
+        differing[differing.index("shape")] = "ranks"
     if "dim" in differing and ops == {OP_CODES["all_reduce"]}:
         differing[differing.index("dim")] = "shapes in the list"
     if "dim" in differing and ops == {OP_CODES["reduce_scatter"]}:
         firsts = {words[DIMS] & 0xFF for words in headers.values()}
         differing[differing.index("dim")] = "dim" if len(firsts) > 1 else "input_splits"
-    if len(ops) == 1 and len({words[MEMBERS] for words in headers.values()}) > 1:
-        differing.append("ranks" if ops == {OP_CODES["new_group"]} else "algorithm")
+    if len(ops) == 1 and len({words[ALGORITHM] for words in headers.values()}) > 1:
+        differing.append("algorithm")
     told = [f"  {_ranks(ranks)} called {call}" for call, ranks in calls.items()]
     # The described calls look equal, so a word was overwritten: name it.
     if len(calls) == 1:

@@ -68,8 +68,8 @@ class Groups:
 
     def _announce(self, group: Group, members: tuple[int, ...], asker: str) -> None:
         """Run the collective that makes sure that all ranks of `group` create the same new group."""
-        # A plan of its own for each list of members: the header has their digest, which all ranks compare.
-        key, header = ("new_group", members, asker), h.encode("new_group", members=members)
+        # A plan of its own for each list of members: the header has them, and all ranks compare it.
+        key, header = ("new_group", members, asker), h.encode("new_group", shape=members)
         group.run(group.direct.add_plan(key, header, Settings(), asker=asker), None)
 
     def _local_group(self, members: tuple[int, ...], asker: str) -> Group:

@@ -205,7 +205,7 @@ class Inbox(Lane):
         for letter, _ in self._unclaimed:
             if receive.takes(letter[h.TAG]):
                 ndim, code = letter[h.NDIM], letter[h.DTYPE]
-                shape = tuple(letter[h.SHAPE : h.SHAPE + ndim]) if ndim <= h.MEMBERS - h.SHAPE else None
+                shape = tuple(letter[h.SHAPE : h.SHAPE + ndim]) if ndim <= h.ALGORITHM - h.SHAPE else None
                 dtype = h.decode_given(code, 0)[1] if code > 0 else None
                 return Message(self.src, letter[h.TAG], shape, dtype, letter[h.NBYTES])
         return None
@@ -276,7 +276,7 @@ class Inbox(Lane):
     def _deliver(self, receive: Receive, letter: list[int], raw: np.ndarray) -> None:
         x, transport, recorder = receive.x, self.transport, receive.recorder
         # The form is compared as words: dtype, dims and shape as the sender encoded them.
-        if letter[h.DTYPE : h.MEMBERS] != _form(x.dtype, x.shape)[h.DTYPE : h.MEMBERS].tolist():
+        if letter[h.DTYPE : h.ALGORITHM] != _form(x.dtype, x.shape)[h.DTYPE : h.ALGORITHM].tolist():
             place = transport.site_text(self.src, letter[h.SITE])
             call = receive.named.text(transport)
             error = CollectiveMismatchError(

@@ -28,6 +28,8 @@ class Work:
     Once finished, it is part of no reference cycle: its arrays are freed with the last reference to it, without the
     garbage collector.
 
+    Made by the collective.
+
     Attributes:
         result: the result of the blocking call, once it is finished.
     """

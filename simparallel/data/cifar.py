@@ -113,6 +113,11 @@ def read_cifar10_archive(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Read some members of the archive, as `read_cifar10`; nothing is unpacked to disk.
 
+    Args:
+        path: the .tar.gz file.
+        names: of the members to read, without their folder.
+        num_records: images in each member.
+
     Raises:
         DataError: not such an archive, or a member is missing, broken or not a plain file.
     """

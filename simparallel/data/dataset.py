@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from simparallel.autograd import Tensor
+from simparallel.autograd.tensor import as_array
 from simparallel.backend import Array
 from simparallel.base.units import format_object
 from simparallel.data.transforms import apply
@@ -49,8 +50,8 @@ class TensorDataset:
     def __init__(self, *arrays: Any) -> None:
         if not arrays:
             raise InputError("TensorDataset: needs at least one array, as in TensorDataset(images, labels).")
-        # Tensor accepts lists and scalars, and keeps arrays without a copy.
-        self.arrays: tuple[Array, ...] = tuple(Tensor(array).data for array in arrays)
+        # Kept where they are: a batch goes to the device when it becomes a Tensor.
+        self.arrays: tuple[Array, ...] = tuple(x.data if isinstance(x, Tensor) else as_array(x) for x in arrays)
         shapes = [array.shape for array in self.arrays]
         if any(not shape or shape[0] != shapes[0][0] for shape in shapes):
             raise ShapeError(f"TensorDataset: shapes {shapes} must have the same number of samples in dim 0.")

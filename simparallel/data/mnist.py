@@ -82,6 +82,10 @@ def read_idx(
 def write_idx(path: str | os.PathLike[str], array: np.ndarray) -> None:
     """Write an array as an IDX file, compressed if the name ends in `.gz`.
 
+    Args:
+        path: the file.
+        array: any shape of 1 to 8 dims; bytes, integers or floating-point numbers.
+
     Raises:
         DTypeError: the format lacks the dtype; ShapeError: no dims, or more than 8.
     """

@@ -87,6 +87,9 @@ class Pipeline:
     A `for` loop yields tuples of Tensors, one for each column; every loop is the next epoch, with
     a new order if a stage shuffles.
 
+    Args:
+        child: the stage that this one reads; None for a source.
+
     Attributes:
         epoch: number of the next epoch, from 0.
     """

@@ -88,7 +88,11 @@ class Sampler:
 
 
 class SequentialSampler(Sampler):
-    """The order 0, 1, …, n-1."""
+    """The order 0, 1, …, n-1.
+
+    Args:
+        dataset: anything with a length.
+    """
 
     def __init__(self, dataset: Sized) -> None:
         self.num_samples = len(dataset)

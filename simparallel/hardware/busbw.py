@@ -54,6 +54,12 @@ def expected_busbw(
 ) -> list[Expected]:
     """Return what a collective of `ranks` (None for all) should reach at each size [bytes].
 
+    Args:
+        cluster: the described hardware.
+        op: name of a collective, such as "all_reduce".
+        sizes: sizes of the payload, in bytes.
+        ranks: the ranks of the group; None for all.
+
     Raises:
         InputError: `op` has no such convention.
         ClusterError: a rank that does not exist, or a group that the cluster's rules refuse.

@@ -18,14 +18,25 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class Link(NamedTuple):
-    """What a step over a link costs: latency and, for each byte, 1 / bandwidth (Hockney)."""
+    """What a step over a link costs: latency and, for each byte, 1 / bandwidth (Hockney).
+
+    Attributes:
+        latency_s: seconds of a message without bytes.
+        bandwidth_bytes_per_s: bytes a second in one direction.
+    """
 
     latency_s: float
     bandwidth_bytes_per_s: float
 
 
 class Segment(NamedTuple):
-    """The cost of sizes of at least `from_bytes`, up to the next segment."""
+    """The cost of sizes of at least `from_bytes`, up to the next segment.
+
+    Attributes:
+        from_bytes: the smallest size, in bytes.
+        latency_s: seconds of a step, without the time of its bytes.
+        bandwidth_bytes_per_s: bytes a second.
+    """
 
     from_bytes: int
     latency_s: float

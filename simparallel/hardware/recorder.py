@@ -119,6 +119,15 @@ class NullObserver:
         pass
 
 
+class _Called(threading.local):
+    # Class attribute: see `_Current`.
+    layer = ""
+
+
+# The module that this thread runs, by its path; modules set it around their forward.
+CALLED = _Called()
+
+
 class Recorder:
     """The clocks, the memory and the events of one device of a rank: the observer of what it computes.
 
@@ -171,6 +180,8 @@ class Recorder:
         self.metrics: list[tuple[int, str, float]] = []
         # (op, shapes, ...) -> (duration_ps, flops, bytes). The caller that makes a key stores its price.
         self.prices: dict[Any, tuple[int, int, int]] = {}
+        # Called with each communication: name, kind, stream, size_bytes, sent_bytes, group, seq; see `CommCounter`.
+        self.listener: Callable[[str, str, str, int, int, tuple[int, ...], int], None] | None = None
         # (array of a new tensor, whether it requires a gradient) -> the array in its place; None for itself.
         self.home: Callable[[Array, bool], Array] | None = None
 
@@ -310,7 +321,9 @@ class Recorder:
         results = prod(plan.output.shape)
         return self.price(name, *work, plan.output.dtype.itemsize, results, op.is_matrix_product)
 
-    def compute(self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int]) -> None:
+    def compute(
+        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
+    ) -> None:
         """Advance the compute stream by `price` and record the event."""
         duration_ps, flops, size_bytes = price
         if self._jitter is not None:
@@ -326,6 +339,7 @@ class Recorder:
             rows.append((
                 self.rank, COMPUTE, name, kind, self.step, wall_start_ns, wall_end_ns, start_ps, end_ps, flops,
                 size_bytes, 0, (), -1, self._number, tuple(self.memory.live.values()) if self._notes_memory else (), (),
+                "", layer,
             ))  # fmt: skip
             if len(rows) >= self._limit:
                 self._recording.thin(self.step)
@@ -357,7 +371,9 @@ class Recorder:
         price = self.prices.get(plan)
         if price is None:
             price = self.prices[plan] = self.price_of(op.name, op, plan, plan.work)
-        self.compute(op.name, "forward", start_ns, perf_counter_ns(), price)
+        # The ops of a backward run outside of their modules.
+        ctx.layer = layer = CALLED.layer
+        self.compute(op.name, "forward", start_ns, perf_counter_ns(), price, layer)
 
     def end_backward(self, op: Op, ctx: Context, start_ns: int) -> None:
         """Note the backward of an op."""
@@ -365,7 +381,7 @@ class Recorder:
         price = self.prices.get(key)
         if price is None:
             price = self.prices[key] = self.price_of(op.backward_name, op, plan, op.work_backward(ctx.needs, plan.work))
-        self.compute(op.backward_name, "backward", start_ns, perf_counter_ns(), price)
+        self.compute(op.backward_name, "backward", start_ns, perf_counter_ns(), price, ctx.layer)
 
     def end_step(self, name: str, start_ns: int, work: dict[Device | None, list[int]]) -> None:
         """Note a step of an optimizer, as one fused kernel on each device, and count the step.
@@ -432,6 +448,8 @@ class Recorder:
     ) -> None:
         """Set the clock of `stream` to the end of a communication and record the event."""
         self.clock_ps[stream] = sim_end_ps
+        if self.listener is not None:
+            self.listener(name, kind, stream, size_bytes, sent_bytes, group, seq)
         rows = self._rows
         if rows is not None:
             rows.append((

@@ -50,6 +50,7 @@ class Event(NamedTuple):
     live_bytes: tuple[int, ...] = ()  # live at its end, by memory.CATEGORIES; () if not recorded
     step_ps: tuple[int, ...] = ()  # times of the steps of a message-based algorithm, if they add up to the event
     algorithm: str = ""  # algorithm that a collective's time is of: "ring", "tree", "hierarchical", …
+    layer: str = ""  # path of the module that called the op, such as "body.fc1"; "" outside of modules
 
 
 _RANK, _STREAM, _KIND, _STEP = (Event._fields.index(name) for name in ("rank", "stream", "kind", "step"))

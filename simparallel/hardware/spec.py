@@ -31,7 +31,13 @@ _HCCL_SIZES, _HCCL_RING, _HCCL_SERVER = (1, 2, 4, 8), 4, 8
 
 @dataclass(frozen=True)
 class Traffic:
-    """The cost of one communication for a rank: time [ps], bytes sent, and the algorithm that the time is of."""
+    """The cost of one communication for a rank: time [ps], bytes sent, and the algorithm that the time is of.
+
+    Attributes:
+        time_ps: simulated picoseconds.
+        sent_bytes: bytes that the rank sends.
+        algorithm: name of the priced algorithm, or "".
+    """
 
     time_ps: int
     sent_bytes: int

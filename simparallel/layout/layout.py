@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import prod
 from typing import Any
 
+from simparallel.base.html import PALE, table
+from simparallel.base.units import format_numbers
 from simparallel.errors import LayoutError
 from simparallel.layout.mesh import Group, Mesh, check_axes, is_int, plain_cuts, shared_mesh
 
@@ -270,14 +273,44 @@ class Layout:
 
         If a dim is interleaved, the line lists the pieces of the slice.
         """
+        rows = self._slice_rows(shape, name)
+        widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:2]]
+        return "\n".join(f"{r:>{widths[0]}}  {c:<{widths[1]}}  {part}" for r, c, part in rows)
+
+    def _slice_rows(self, shape: tuple[int, ...], name: str) -> list[tuple[str, str, str]]:
         is_interleaved = any(INTERLEAVED in axes for axes in self.axes_by_dim)
         rows = [("rank", f"({', '.join(self.mesh.axis_names)})", "interleaved pieces" if is_interleaved else "slice")]
         for rank in self.rank_list:
             pieces = [", ".join(f"{p.start}:{p.stop}" for p in piece) for piece in self.pieces(rank, shape)]
             coordinate = f"({', '.join(map(str, self.mesh.coordinate(rank)))})"
             rows.append((str(rank), coordinate, " | ".join(f"{name}[{p}]" for p in pieces) if shape else name))
-        widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:2]]
-        return "\n".join(f"{r:>{widths[0]}}  {c:<{widths[1]}}  {part}" for r, c, part in rows)
+        return rows
+
+    def slices_html(self, shape: tuple[int, ...]) -> str:
+        """Return the slices of a tensor of global `shape` as HTML: a picture, and a line for each rank."""
+        return self._picture() + table(self._slice_rows(shape, "x"), left=True)
+
+    def _picture(self) -> str:
+        """Return the chunks as a grid, with the ranks that hold them: the last dim across, all others down."""
+        holders: dict[tuple[int, ...], list[int]] = {}
+        for rank, chunk in zip(self.mesh.ranks, self.all_chunks(), strict=True):
+            holders.setdefault(chunk, []).append(rank)
+        across = list(range(self.cuts[-1])) if self.cuts else [0]
+        rows = [["", *(f"dim {len(self.cuts) - 1}: {j}" if self.cuts else "" for j in across)]]
+        colours: dict[tuple[int, int], str] = {}
+        for i, chunk in enumerate(product(*map(range, self.cuts[:-1])), 1):
+            found = [holders[(*chunk, j)[: len(self.cuts)]] for j in across]
+            told = ", ".join(f"dim {dim}: {part}" for dim, part in enumerate(chunk))
+            rows.append([told, *(format_numbers(ranks) for ranks in found)])
+            colours |= {(i, j): PALE[ranks[0] % len(PALE)] for j, ranks in enumerate(found, 1)}
+        return table(rows, colours=colours, notes=["numbers: the ranks that hold the slice"])
+
+    def _repr_html_(self) -> str:
+        """Return the layout as HTML, for notebooks: the slices and their ranks, or before the call the devices."""
+        if self.tensor_map is not None:
+            return table([], title=repr(self)) + self._picture()
+        rows = [(str(rank), *map(str, self.mesh.coordinate(rank))) for rank in self.mesh.ranks]
+        return table([("rank", *self.mesh.axis_names), *rows], title=repr(self))
 
     def _called_map(self) -> TensorMap:
         if self.tensor_map is None:

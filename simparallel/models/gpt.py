@@ -97,5 +97,13 @@ class GPT(Module):
 
 
 def gpt(vocabulary: int = 256, length: int = 64, *, num_layers: int = 4, num_heads: int = 4, width: int = 128) -> GPT:
-    """Make a small GPT; by default 4 layers of width 128 for sequences of 64 tokens."""
+    """Make a small GPT; by default 4 layers of width 128 for sequences of 64 tokens.
+
+    Args:
+        vocabulary: number of tokens.
+        length: number of positions.
+        num_layers: number of blocks.
+        num_heads: heads of each block; a divisor of the width.
+        width: features of a token.
+    """
     return GPT(vocabulary, length, num_layers=num_layers, num_heads=num_heads, width=width)

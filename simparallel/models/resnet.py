@@ -130,10 +130,22 @@ class ResNet(nn.Module):
 
 
 def resnet18(num_classes: int = 1000, stem: str = "imagenet", in_channels: int = 3) -> ResNet:
-    """Make a ResNet-18: two basic blocks per stage."""
+    """Make a ResNet-18: two basic blocks per stage.
+
+    Args:
+        num_classes: number of scores.
+        stem: "imagenet" or, for images of 32 x 32, "cifar"; see `ResNet`.
+        in_channels: channels of the images.
+    """
     return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, stem, in_channels)
 
 
 def resnet50(num_classes: int = 1000, stem: str = "imagenet", in_channels: int = 3) -> ResNet:
-    """Make a ResNet-50: stages of 3, 4, 6 and 3 bottlenecks."""
+    """Make a ResNet-50: stages of 3, 4, 6 and 3 bottlenecks.
+
+    Args:
+        num_classes: number of scores.
+        stem: "imagenet" or, for images of 32 x 32, "cifar"; see `ResNet`.
+        in_channels: channels of the images.
+    """
     return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, stem, in_channels)

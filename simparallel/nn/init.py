@@ -57,6 +57,10 @@ def constant_(tensor: T, value: float) -> T:
 def copy_(tensor: T, value: Any) -> T:
     """Copy the elements of an array or Tensor of the same shape, cast to the tensor's dtype.
 
+    Args:
+        tensor: any shape, floating point.
+        value: the elements, in the shape of `tensor`.
+
     Raises:
         ShapeError: another shape.
         DTypeError: neither floating point nor integers.
@@ -69,12 +73,20 @@ def copy_(tensor: T, value: Any) -> T:
 
 
 def zeros_(tensor: T) -> T:
-    """Set every element to 0."""
+    """Set every element to 0.
+
+    Args:
+        tensor: any shape; written, and returned.
+    """
     return constant_(tensor, 0)
 
 
 def ones_(tensor: T) -> T:
-    """Set every element to 1."""
+    """Set every element to 1.
+
+    Args:
+        tensor: any shape; written, and returned.
+    """
     return constant_(tensor, 1)
 
 
@@ -127,6 +139,10 @@ def kaiming_normal_(tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearit
 def xavier_uniform_(tensor: T, gain: float = 1.0) -> T:
     """Draw uniformly in ±gain * sqrt(6 / (fan_in + fan_out)): Glorot and Bengio 2010.
 
+    Args:
+        tensor: shape (out, in, ...), floating point.
+        gain: factor of the standard deviation, see `calculate_gain`.
+
     Raises:
         ShapeError: fewer than two dims.
     """
@@ -138,6 +154,10 @@ def xavier_normal_(tensor: T, gain: float = 1.0) -> T:
     """Draw from the normal distribution with std gain * sqrt(2 / (fan_in + fan_out)).
 
     Errors as for `xavier_uniform_`.
+
+    Args:
+        tensor: shape (out, in, ...), floating point.
+        gain: factor of the standard deviation, see `calculate_gain`.
     """
     return normal_(tensor, 0.0, _xavier_std(tensor, gain))
 
@@ -186,6 +206,9 @@ def orthogonal_(tensor: T, gain: float = 1.0) -> T:
 def fans(tensor: Tensor) -> tuple[int, int]:
     """Return (fan_in, fan_out) of a weight of shape (out, in, ...); kernel dims count for both.
 
+    Args:
+        tensor: the weight.
+
     Raises:
         ShapeError: fewer than two dims.
     """
@@ -196,7 +219,12 @@ def fans(tensor: Tensor) -> tuple[int, int]:
 
 
 def calculate_gain(nonlinearity: str, a: float = 0.0) -> float:
-    """Return the factor of the standard deviation before `nonlinearity`. Raises InputError for an unknown name."""
+    """Return the factor of the standard deviation before `nonlinearity`. Raises InputError for an unknown name.
+
+    Args:
+        nonlinearity: a name of `kaiming_uniform_`.
+        a: negative slope, for "leaky_relu".
+    """
     if nonlinearity == "leaky_relu":
         return math.sqrt(2.0 / (1.0 + a * a))
     if nonlinearity not in _GAINS:
@@ -297,7 +325,12 @@ class Constant(Initializer):
 
 @dataclass(frozen=True)
 class Normal(Initializer):
-    """Normal with this standard deviation and mean: "normal" is `Normal()`."""
+    """Normal with this standard deviation and mean: "normal" is `Normal()`.
+
+    Args:
+        sigma: standard deviation.
+        mean: mean.
+    """
 
     sigma: float = 0.01
     mean: float = 0.0
@@ -350,7 +383,12 @@ class XavierNormal(Initializer):
 
 @dataclass(frozen=True)
 class HeUniform(Initializer):
-    """As `kaiming_uniform_`: "he_uniform" is `HeUniform()`."""
+    """As `kaiming_uniform_`: "he_uniform" is `HeUniform()`.
+
+    Args:
+        negative_slope: `a` of `kaiming_uniform_`.
+        mode, nonlinearity: as in `kaiming_uniform_`.
+    """
 
     _fill = staticmethod(kaiming_uniform_)
 
@@ -361,7 +399,12 @@ class HeUniform(Initializer):
 
 @dataclass(frozen=True)
 class HeNormal(Initializer):
-    """As `kaiming_normal_`: "he_normal" is `HeNormal()`."""
+    """As `kaiming_normal_`: "he_normal" is `HeNormal()`.
+
+    Args:
+        negative_slope: `a` of `kaiming_uniform_`.
+        mode, nonlinearity: as in `kaiming_uniform_`.
+    """
 
     _fill = staticmethod(kaiming_normal_)
 

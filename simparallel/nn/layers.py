@@ -249,7 +249,11 @@ class Identity(Module):
 
 
 class Flatten(TensorModule):
-    """Merge the dims `start_dim … end_dim` into one; by default all but the first, the batch."""
+    """Merge the dims `start_dim … end_dim` into one; by default all but the first, the batch.
+
+    Raises:
+        InputError: a dim that is not an integer.
+    """
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()

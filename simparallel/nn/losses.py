@@ -113,7 +113,13 @@ class CrossEntropySmooth(_Loss):
 
 
 class NLLLoss(_Loss):
-    """-logp[label], for log-probabilities, such as the output of LogSoftmax. Arguments as for CrossEntropyLoss."""
+    """-logp[label], for log-probabilities, such as the output of LogSoftmax. Arguments as for CrossEntropyLoss.
+
+    Args:
+        reduction: "mean", "sum", or "none" for the loss of each row.
+        weight: factor of each class, (v,).
+        ignore_index: a label whose rows count neither in the loss nor in the mean.
+    """
 
     def __init__(self, reduction: str = "mean", *, weight: Any = None, ignore_index: int | None = None) -> None:
         super().__init__(reduction)
@@ -125,7 +131,11 @@ class NLLLoss(_Loss):
 
 
 class SoftmaxCrossEntropyWithLogits(_Loss):
-    """-sum of labels * log softmax(logits), for labels that are probabilities.   logits, labels: (n, v)"""
+    """-sum of labels * log softmax(logits), for labels that are probabilities.   logits, labels: (n, v)
+
+    Args:
+        reduction: "mean" over the rows, "sum", or "none" for the loss of each row.
+    """
 
     def forward(self, logits: Any, labels: Any) -> Tensor:
         return functions.softmax_cross_entropy_with_logits(logits, labels, self.reduction)

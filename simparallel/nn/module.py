@@ -14,6 +14,7 @@ from simparallel.errors import DeviceOutOfMemoryError, InputError, ShapeError
 from simparallel.hardware.cuda import cuda_device
 from simparallel.hardware.devices import FIRST
 from simparallel.hardware.memory import BUFFERS
+from simparallel.hardware.recorder import CALLED
 from simparallel.nn.device_moves import hold, move_to
 from simparallel.nn.hooks import Hooks, RemovableHandle
 from simparallel.nn.parameter import Parameter
@@ -55,6 +56,7 @@ class Module(ModuleTree):
     _hooks: Hooks | None = None
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        outer, CALLED.layer = CALLED.layer, self._path
         try:
             if self._hooks is not None:
                 return self._hooks.call(self, inputs, kwargs)
@@ -66,6 +68,8 @@ class Module(ModuleTree):
                     error.add_layer(name)
             error.passed = self
             raise
+        finally:
+            CALLED.layer = outer
 
     def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> RemovableHandle:
         """Call `hook(module, inputs)` before each forward; a result that is not None replaces the inputs.

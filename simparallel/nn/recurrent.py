@@ -199,7 +199,7 @@ class AbstractLayers(AbstractRecurrent):
 
 
 class RNN(AbstractLayers):
-    __doc__ = "Elman network, with tanh or relu.\n\n    " + (AbstractLayers.__doc__ or "")
+    __doc__ = "Elman network, with tanh or relu (`nonlinearity`).\n\n    " + (AbstractLayers.__doc__ or "")
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ class AbstractCell(AbstractRecurrent):
 
 
 class RNNCell(AbstractCell):
-    __doc__ = "One step of `RNN`.   " + (AbstractCell.__doc__ or "")
+    __doc__ = "One step of `RNN`, with tanh or relu (`nonlinearity`).   " + (AbstractCell.__doc__ or "")
     _step = RNN._step
 
     def __init__(

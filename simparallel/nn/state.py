@@ -26,7 +26,12 @@ def setting(things: Iterable[Any], name: str, value: Any) -> Iterator[None]:
 
 
 class LoadResult(NamedTuple):
-    """The names that `load_state_dict(strict=False)` skipped."""
+    """The names that `load_state_dict(strict=False)` skipped.
+
+    Attributes:
+        missing: names of the module that the state lacks.
+        unexpected: names of the state that the module lacks.
+    """
 
     missing: list[str]
     unexpected: list[str]

@@ -18,7 +18,16 @@ from simparallel.nn.state import setting
 
 
 class LayerSummary(NamedTuple):
-    """One module of a model. Counts include the modules below it."""
+    """One module of a model. Counts include the modules below it.
+
+    Attributes:
+        name: path of the module, such as "blocks.0.norm"; "" for the model itself.
+        kind: name of its class.
+        output_shape: shape of the output of its last call; None if it was not called.
+        num_parameters: number of elements of its parameters; each parameter counts once.
+        work_flops: floating-point operations of its calls in the forward pass.
+        size_bytes: bytes that its calls in the forward pass read and write.
+    """
 
     # Dotted; "" for the model itself.
     name: str
@@ -35,7 +44,10 @@ class LayerSummary(NamedTuple):
 
 
 class Summary(list[LayerSummary]):
-    """The layers: the model itself first, parents before children. Prints as a table."""
+    """The layers: the model itself first, parents before children. Prints as a table.
+
+    Made by `summary`.
+    """
 
     def __repr__(self) -> str:
         header = ("layer", "output shape", "parameters", "flops", "memory traffic")

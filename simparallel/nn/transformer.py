@@ -289,7 +289,10 @@ class TransformerEncoder(Module):
 
 
 class TransformerDecoder(Module):
-    """A stack of decoder layers, which all attend to the same memory. Arguments as for `TransformerEncoder`."""
+    """A stack of decoder layers, which all attend to the same memory. Arguments as for `TransformerEncoder`.
+
+    `decoder_layer` takes the place of `encoder_layer`.
+    """
 
     def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
         super().__init__()

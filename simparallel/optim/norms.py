@@ -118,6 +118,10 @@ def clip_grad_norm_(
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
     """Clip every element of the gradients to -clip_value … clip_value, in place.
 
+    Args:
+        parameters: one Tensor, or several.
+        clip_value: the bound, 0 or more.
+
     Raises:
         InputError: `clip_value` is not a number of 0 or more.
     """

@@ -164,6 +164,7 @@ class Rates(Schedule):
 
     Args:
         rates: numbers of 0 or more, one a step; a list, or a 1-D array or Tensor.
+        who: name of the caller in errors.
 
     Raises:
         InputError: an empty list or a bad rate; when called, a step beyond the end.
@@ -193,6 +194,11 @@ def as_schedule(who: str, lr: Any, step: int) -> tuple[Any, Rate | None]:
 
     A value that is neither a number, a list, a 1-D array nor a callable is returned unchanged; the check of
     the settings refuses it.
+
+    Args:
+        who: name of the caller in errors.
+        lr: a number, a list, a 1-D array or a callable of the step.
+        step: number of the step, from 0.
     """
     # A 0-d array is a plain number; 1-D arrays and lists become `Rates`; other callables are schedules already.
     data = lr.data if isinstance(lr, Tensor) else lr

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from simparallel.base.html import table
 from simparallel.base.units import format_seconds
 
 Cuts = tuple[tuple[int, ...], ...]
@@ -73,24 +74,37 @@ class Explanation:
         """The best of all other strategies; None if there is no other."""
         return self.options[1] if len(self.options) > 1 else None
 
-    def __str__(self) -> str:
-        rows = [("", "strategy", "cost", "compute", "exchanges", "sums of gradients", "redistributions")]
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [
+            ("", "strategy", "cost", "compute", "exchanges", "sums of gradients", "redistributions")
+        ]
         for number, option in enumerate(self.options):
             told = "chosen" if number == 0 else f"{number + 1}. best"
             parts = (option.cost_ps, *option[2:])
             times = [format_seconds(ps / 1e12) if ps else "-" for ps in parts]
-            rows.append((told, strategy_text(*option[:2]), *times))  # type: ignore[arg-type]
+            rows.append((told, strategy_text(*option[:2]), *times))
+        return rows
+
+    def _moves(self) -> list[str]:
+        return [_move_text(move) for move in self.moves] or ["no input is redistributed"]
+
+    def __str__(self) -> str:
+        rows = self._rows()
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [f"{self.title}; beside the strategies of all other ops:"]
         for row in rows:
             signs = "<<>>>>>"  # texts stand at the left, numbers at the right
             texts = [f"{cell:{sign}{w}}" for cell, sign, w in zip(row, signs, widths, strict=True)]
             lines.append("  " + "  ".join(texts).rstrip())
-        lines += [f"  {_move_text(move)}" for move in self.moves] or ["  no input is redistributed"]
+        lines += [f"  {text}" for text in self._moves()]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _repr_html_(self) -> str:
+        """Return the choices as an HTML table, for notebooks."""
+        return table(self._rows(), title=self.title, notes=self._moves(), left=True)
 
 
 def _move_text(move: Move) -> str:

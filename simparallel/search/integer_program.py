@@ -71,7 +71,7 @@ def _solved(problem: Problem, memory_limit_bytes: int | None, time_limit_s: floa
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
     except ImportError:
-        raise InputError('solve_milp needs SciPy: pip install "simparallel[search]".') from None
+        raise InputError('solve_milp needs SciPy: pip install ".[search]".') from None
     if not len(problem):
         return _Found((), 0.0, True)
     firsts = np.cumsum([0, *map(len, problem.nodes)])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from simparallel.base.checks import is_integer
 from simparallel.base.files import write_atomically
+from simparallel.base.html import table
 from simparallel.base.units import format_seconds
 from simparallel.errors import PlanError
 from simparallel.layout.mesh import plain_cuts
@@ -198,6 +199,11 @@ class Plan:
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _repr_html_(self) -> str:
+        """Return the plan as an HTML table, for notebooks."""
+        rows = [("op", "inputs", "strategy"), *self._rows()]
+        return table(rows, title=self.title, notes=[*self.notes, *self._saved_memory()], left=True)
 
     @property
     def title(self) -> str:

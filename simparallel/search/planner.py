@@ -310,6 +310,7 @@ def _solved(
     """
     problem, limit = space.problem(exposed), settings.memory_limit_bytes
     found = Found.of(space, _solve(problem, space, settings, progress), exposed)
+    least_bytes = found.peak_bytes
     # The search bounds what is held; gradients on their way come on top.
     for _ in range(_MOST_LIMITS):
         if limit is None or found.peak_bytes <= limit:
@@ -323,8 +324,10 @@ def _solved(
             frugal = Solution.of(problem, least.choice, problem.least, "least memory")
             found = Found.of(space, frugal, exposed)
             break
+        finally:
+            least_bytes = min(least_bytes, found.peak_bytes)
     if limit is not None and found.peak_bytes > limit:
-        raise nothing_fits(settings.method, found.peak_bytes, limit, is_proven=False)
+        raise nothing_fits(settings.method, least_bytes, limit, is_proven=False)
     # The clock may prefer data parallelism, as the model weighs all sums by one number.
     others = Found.of(space, Solution.of(problem, plain, 0, "data parallelism"), exposed)
     if others.clocks.step_ps < found.clocks.step_ps and (limit is None or others.peak_bytes <= limit):

@@ -60,7 +60,9 @@ class Stopwatch(Recorder):
         self._work[id(price)] = name, flops, size_bytes, results
         return price
 
-    def compute(self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int]) -> None:
+    def compute(
+        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
+    ) -> None:
         self.spans.append(Span(self.step, wall_start_ns, wall_end_ns, self._work[id(price)]))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from itertools import chain
 from math import exp
 from typing import TYPE_CHECKING, Any
 
+from simparallel.base.html import table
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.errors import InputError
 from simparallel.hardware.cluster import PS_PER_S, ClusterSpec, DeviceSpec, LinkSpec
@@ -257,8 +257,12 @@ class Prediction:
 
     def table(self) -> str:
         """Return the summary as text: one row for each class of ranks."""
-        lines = [self._head()]
-        names = ("ranks", "like rank", "compute", "exposed", "idle", "peak memory", "work of peak")
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join([self._head(), *lines, *self._notes()])
+
+    def _rows(self) -> list[tuple[str, ...]]:
         rows = [
             (
                 str(row["ranks"]), str(row["rank"]) + (f" sim:{row['device']}" if row["device"] else ""),
@@ -267,14 +271,12 @@ class Prediction:
             )
             for row in self.summary()
         ]  # fmt: skip
-        widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-        lines += [
-            "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in (names, *rows)
-        ]
-        lines.append("exposed: communicates while it does not compute; idle: does neither; all times are modelled")
-        if self.cluster.device.notes:
-            lines.append(f"{self.cluster.device.name}: {self.cluster.device.notes}")
-        return "\n".join(lines)
+        return [("ranks", "like rank", "compute", "exposed", "idle", "peak memory", "work of peak"), *rows]
+
+    def _notes(self) -> list[str]:
+        notes = ["exposed: communicates while it does not compute; idle: does neither; all times are modelled"]
+        device = self.cluster.device
+        return [*notes, f"{device.name}: {device.notes}"] if device.notes else notes
 
     def _head(self) -> str:
         count = len(self._step_ends())
@@ -290,5 +292,6 @@ class Prediction:
         return f"<Prediction {self._head()}>"
 
     def _repr_html_(self) -> str:
-        """Return the table as HTML, for notebooks."""
-        return f"<pre>{escape(self.table())}</pre>"
+        """Return the table and the timeline of one rank of each class as HTML, for notebooks."""
+        trace = self.trace.select(ranks=self.classes)
+        return table(self._rows(), title=self._head(), notes=self._notes()) + trace.frame()

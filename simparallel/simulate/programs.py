@@ -39,11 +39,11 @@ class ProgramRecorder(Recorder):
         self._issued.setdefault(stream, deque()).append(self.program.last())
         return super().issue(stream)
 
-    def compute(self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int]) -> None:
+    def compute(self, name: str, *how: Any) -> None:
         if self.launcher is not None:
             self.gap = "a rank has several devices"
         start_ps = self.now_ps
-        super().compute(name, kind, wall_start_ns, wall_end_ns, price)
+        super().compute(name, *how)
         self._note(self.program.compute(self.now_ps - start_ps, name))
 
     def communicate(self, name: str, kind: str, stream: str, *times: Any) -> None:

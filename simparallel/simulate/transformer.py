@@ -160,7 +160,12 @@ class TrainingPlan:
 
 
 def check_zero_stage(who: str, value: object) -> None:
-    """Raise InputError unless `value` is a stage of ZeRO."""
+    """Raise InputError unless `value` is a stage of ZeRO.
+
+    Args:
+        who: name of the caller in errors.
+        value: 0, 1, 2 or 3.
+    """
     if check_integer(who, "zero_stage", value) > 3:
         raise InputError(f"{who}: zero_stage={value!r} must be 0, 1, 2 or 3.")
 

@@ -57,6 +57,11 @@ def layers_in_flight(plan: TrainingPlan, stage: int = 0, schedule: Schedule = "1
     2(p - stage - 1) + (v - 1)p chunks and holds one more: on the first stage L(1 + (p - 1)/pv) blocks (Korthikanti et
     al. 2022, section 4.2.3; Narayanan et al. 2021, section 2.2).
 
+    Args:
+        plan: shape of the model, and how it is cut.
+        stage: number of the stage, from 0.
+        schedule: "gpipe" or "1f1b", interleaved if the plan has several chunks a device.
+
     Raises:
         InputError: no such stage or schedule.
     """
@@ -77,6 +82,9 @@ def layer_activation_bytes(plan: TrainingPlan) -> Fraction:
     sbh(10 + 24/t + 5as/ht), with 10/t under sequence parallelism (Korthikanti et al. 2022, table 2). Selective
     recomputation and fused attention store no scores, the last term; a fused kernel keeps 4 bytes a row of them
     instead. Full recomputation stores the input alone, 2sbh.
+
+    Args:
+        plan: shape of the model, and how it is cut.
     """
     shape, t = plan.shape, plan.tensor
     tokens, h = shape.length * plan.micro_batch, shape.width
@@ -96,6 +104,11 @@ def activation_bytes(plan: TrainingPlan, stage: int = 0, schedule: Schedule = "1
     the last one the inputs of norm and output layer and the float32 logits: sbh(4 + 4V/h), divided as in section 4.3 of
     Korthikanti et al. 2022.
 
+    Args:
+        plan: shape of the model, and how it is cut.
+        stage: number of the stage, from 0.
+        schedule: "gpipe" or "1f1b", interleaved if the plan has several chunks a device.
+
     Raises:
         InputError: no such stage or schedule.
     """
@@ -114,6 +127,11 @@ def activation_bytes(plan: TrainingPlan, stage: int = 0, schedule: Schedule = "1
 
 def state_bytes(plan: TrainingPlan, stage: int = 0, states: ModelStates = MIXED_ADAM) -> Fraction:
     """Return the bytes of parameters, gradients and optimizer states on a device of a stage.
+
+    Args:
+        plan: shape of the model, and how it is cut.
+        stage: number of the stage, from 0.
+        states: bytes of each parameter.
 
     Raises:
         InputError: no such stage.

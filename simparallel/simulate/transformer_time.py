@@ -99,7 +99,13 @@ class StepTime:
 
 
 class Kernel(NamedTuple):
-    """One kernel: its flops, and the bytes that it reads and writes."""
+    """One kernel: its flops, and the bytes that it reads and writes.
+
+    Attributes:
+        flops: floating-point operations.
+        size_bytes: bytes read and written.
+        is_attention: whether it is a fused attention kernel, which reaches another share of the peak.
+    """
 
     flops: int
     size_bytes: int

@@ -39,7 +39,10 @@ class CallbackParams(dict[str, Any]):
 
 
 class RunContext:
-    """The object that every hook receives: the state of the training, and a way to stop it."""
+    """The object that every hook receives: the state of the training, and a way to stop it.
+
+    Made by `Model`.
+    """
 
     def __init__(self, original_args: CallbackParams) -> None:
         self._args = original_args

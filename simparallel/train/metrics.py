@@ -86,7 +86,11 @@ class AbstractMean(Metric):
 
 
 class Loss(AbstractMean):
-    """Mean of losses.   update(loss), or update(loss, number of samples that it averages)"""
+    """Mean of losses.   update(loss), or update(loss, number of samples that it averages)
+
+    Args:
+        group: ranks that combine their samples; by default all.
+    """
 
     def sums(self, *inputs: np.ndarray) -> np.ndarray:
         if not 1 <= len(inputs) <= 2:
@@ -105,6 +109,10 @@ class Accuracy(AbstractMean):
     Args:
         eval_type: "classification": update((n, v, ...) scores, (n, ...) labels, or one-hot as the scores).
             "multilabel": update of two arrays (n, v, ...) of 0 and 1; a sample is correct if all v agree.
+        group: ranks that combine their samples; by default all.
+
+    Raises:
+        InputError: an unknown `eval_type`.
     """
 
     def __init__(self, eval_type: str = "classification", group: Group | None = None) -> None:
@@ -133,6 +141,7 @@ class TopKCategoricalAccuracy(AbstractMean):
 
     Args:
         k: 1 or more.
+        group: ranks that combine their samples; by default all.
     """
 
     def __init__(self, k: int, group: Group | None = None) -> None:
@@ -154,14 +163,22 @@ class TopKCategoricalAccuracy(AbstractMean):
 
 
 class Top1CategoricalAccuracy(TopKCategoricalAccuracy):
-    """`TopKCategoricalAccuracy(1)`."""
+    """`TopKCategoricalAccuracy(1)`.
+
+    Args:
+        group: ranks that combine their samples; by default all.
+    """
 
     def __init__(self, group: Group | None = None) -> None:
         super().__init__(1, group)
 
 
 class Top5CategoricalAccuracy(TopKCategoricalAccuracy):
-    """`TopKCategoricalAccuracy(5)`."""
+    """`TopKCategoricalAccuracy(5)`.
+
+    Args:
+        group: ranks that combine their samples; by default all.
+    """
 
     def __init__(self, group: Group | None = None) -> None:
         super().__init__(5, group)
@@ -189,14 +206,22 @@ class _ClassCounts(Metric):
 
 
 class Precision(_ClassCounts):
-    """Share of the predictions of a class that are correct, for each class."""
+    """Share of the predictions of a class that are correct, for each class.
+
+    Args:
+        group: ranks that combine their samples; by default all.
+    """
 
     def result(self, sums: np.ndarray) -> np.ndarray:
         return _quotient(sums[1], sums[2])
 
 
 class Recall(_ClassCounts):
-    """Share of the samples of a class that were predicted as such, for each class."""
+    """Share of the samples of a class that were predicted as such, for each class.
+
+    Args:
+        group: ranks that combine their samples; by default all.
+    """
 
     def result(self, sums: np.ndarray) -> np.ndarray:
         return _quotient(sums[1], sums[3])
@@ -207,6 +232,10 @@ class Fbeta(_ClassCounts):
 
     Args:
         beta: weight of recall relative to precision, above 0.
+        group: ranks that combine their samples; by default all.
+
+    Raises:
+        InputError: `beta` is not a number, or is 0.
     """
 
     def __init__(self, beta: float, group: Group | None = None) -> None:
@@ -222,21 +251,33 @@ class Fbeta(_ClassCounts):
 
 
 class F1(Fbeta):
-    """`Fbeta(1)`: the harmonic mean of precision and recall."""
+    """`Fbeta(1)`: the harmonic mean of precision and recall.
+
+    Args:
+        group: ranks that combine their samples; by default all.
+    """
 
     def __init__(self, group: Group | None = None) -> None:
         super().__init__(1.0, group)
 
 
 class MAE(AbstractMean):
-    """Sum of |x - y| over the number of samples.   update(x, y), both of shape (n, ...)"""
+    """Sum of |x - y| over the number of samples.   update(x, y), both of shape (n, ...)
+
+    Args:
+        group: ranks that combine their samples; by default all.
+    """
 
     def sums(self, *inputs: np.ndarray) -> np.ndarray:
         return np.array([len(inputs[0]), np.abs(_difference(self._name, inputs)).sum()])
 
 
 class MSE(AbstractMean):
-    """Sum of (x - y)^2 over the number of samples.   update(x, y), both of shape (n, ...)"""
+    """Sum of (x - y)^2 over the number of samples.   update(x, y), both of shape (n, ...)
+
+    Args:
+        group: ranks that combine their samples; by default all.
+    """
 
     def sums(self, *inputs: np.ndarray) -> np.ndarray:
         return np.array([len(inputs[0]), np.square(_difference(self._name, inputs)).sum()])

@@ -18,7 +18,7 @@ from simparallel.errors import CollectiveMismatchError, DeadlockError, RunFailed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-IN_LETTERS = range(h.DTYPE, h.MEMBERS)  # the words of a message that its receiver compares
+IN_LETTERS = range(h.DTYPE, h.ALGORITHM)  # the words of a message that its receiver compares
 
 
 def one_call(op: str) -> None:

@@ -15,6 +15,7 @@ import simparallel as sp
 from simparallel.errors import ClusterError
 from simparallel.hardware.cluster import ClusterSpec, Curve, DeviceSpec, Jitter, LinkSpec, Tier, Traffic, describe
 from simparallel.hardware.collective_cost import TIMES
+from simparallel.testing.strategies import clusters, links
 
 DEVICE = DeviceSpec("plain", {2: 2e12, 4: 1e12}, 1e12, 10**9, launch_s=1e-9)
 LINK = LinkSpec(latency_s=1e-9, bandwidth_bytes_per_s=1e12)  # 1000 ps, 1 ps a byte
@@ -22,41 +23,6 @@ WIDE = LinkSpec(latency_s=5e-9, bandwidth_bytes_per_s=1e11)  # 5000 ps, 10 ps a 
 
 ops = st.sampled_from(sorted(TIMES))
 sizes = st.integers(0, 10**10)
-
-
-@st.composite
-def links(draw, topologies=("switch", "mesh", "ring")):
-    """Any links: numbers of a few binary digits, so that doubling and halving are exact."""
-    number = st.integers(1, 64)
-    starts = sorted(draw(st.sets(st.integers(1, 10**6), max_size=2)))
-    segments = tuple((start, draw(number) * 2.0**-30, draw(number) * 2.0**30) for start in starts)
-    topology = draw(st.sampled_from(topologies))
-    return LinkSpec(
-        draw(number) * 2.0**-30,
-        draw(number) * 2.0**30,
-        topology=topology,
-        ports=draw(st.none() | st.integers(1, 4)),
-        oversubscription=draw(st.sampled_from([1.0, 2.0, 4.0])) if topology == "switch" else 1.0,
-        segments=segments,
-    )
-
-
-@st.composite
-def clusters(draw, **kinds):
-    """Islands in nodes in racks, each level of 1 to 3 units; and slow links."""
-    islands, nodes, racks, size = (draw(st.integers(1, 3)) for _ in range(4))
-    world_size = islands * nodes * racks * size
-    tiers = (
-        Tier("island", draw(links(**kinds)), islands * nodes * racks),
-        Tier("rack", draw(links(**kinds)), racks, True),
-    )
-    ranks = st.integers(0, world_size - 1)
-    pairs = st.tuples(ranks, ranks).filter(lambda pair: pair[0] != pair[1]) if world_size > 1 else st.nothing()
-    slow = draw(st.dictionaries(ranks | pairs, st.sampled_from([1.0, 2.0, 4.0]), max_size=2))
-    return ClusterSpec(
-        world_size, DEVICE, draw(links(**kinds)), nodes=nodes * racks, node_link=draw(links(**kinds)), tiers=tiers,
-        slow_links=slow,
-    )  # fmt: skip
 
 
 @st.composite

@@ -12,29 +12,15 @@ from refusals import refused
 
 from simparallel.errors import LayoutError
 from simparallel.layout.layout import INTERLEAVED, Layout, from_strategy
+from simparallel.testing.strategies import layouts, shapes
 
 CUBE = Layout((2, 2, 2), ("dp", "sp", "mp"))
 
 
-@st.composite
-def layouts_with_shapes(draw, max_axes=4, max_dims=3, max_size=3, max_local=3):
-    """Draw a called layout and a global shape, rarely divisible by it; axes in any order, some unused."""
-    matrix = tuple(draw(st.lists(st.integers(1, max_size), max_size=max_axes)))
-    names = tuple(f"axis{i}" for i in range(len(matrix)))
-    rank_list = draw(st.permutations(range(prod(matrix)))) if draw(st.booleans()) else None
-    num_dims = draw(st.integers(0, max_dims))
-    dims: list[list[str]] = [[] for _ in range(num_dims)]
-    for name in draw(st.permutations(names)):
-        dim = draw(st.integers(0, num_dims))  # the last one: no dim
-        if dim < num_dims:
-            dims[dim].append(name)
-    entries = [("None" if not axes else axes[0] if len(axes) == 1 else tuple(axes)) for axes in dims]
-    size = dict(zip(names, matrix, strict=True))
-    shape = tuple(draw(st.integers(0, max_local * prod(size[a] for a in axes))) for axes in dims)
-    return Layout(matrix, names, rank_list)(*entries), shape
+LAYOUTS_WITH_SHAPES = shapes(max_size=9).flatmap(lambda shape: st.tuples(layouts(shape), st.just(shape)))
 
 
-@given(layouts_with_shapes())
+@given(LAYOUTS_WITH_SHAPES)
 def test_one_rank_per_replica_group_tiles_the_tensor(case):
     layout, shape = case
     members = zip(*layout.replica_groups(), strict=True)
@@ -46,7 +32,7 @@ def test_one_rank_per_replica_group_tiles_the_tensor(case):
         np.testing.assert_array_equal(times_held, 1)
 
 
-@given(layouts_with_shapes())
+@given(LAYOUTS_WITH_SHAPES)
 def test_replica_groups_partition_the_ranks(case):
     """The ranks of a replica group hold the same slice, and each rank is in one group."""
     layout, shape = case
@@ -57,7 +43,7 @@ def test_replica_groups_partition_the_ranks(case):
         assert len({str(layout.slices(rank, shape)) for rank in group}) == 1
 
 
-@given(layouts_with_shapes())
+@given(LAYOUTS_WITH_SHAPES)
 def test_shard_then_gather_is_the_identity(case):
     layout, shape = case
     whole = np.arange(prod(shape)).reshape(shape)
@@ -82,7 +68,7 @@ def test_slices_match_torch_chunk(layout, size, lengths):
     assert [layout.local_shape((size,), rank)[0] for rank in range(4)] == lengths
 
 
-@given(layouts_with_shapes())
+@given(LAYOUTS_WITH_SHAPES)
 def test_tensor_map_decodes_to_the_chunks(case):
     """The oracle reads `to_dict` alone: a mixed-radix number of coordinates counted from the right."""
     layout, shape = case
@@ -99,7 +85,7 @@ def test_tensor_map_decodes_to_the_chunks(case):
             assert layout.chunk(rank, dim) == layout.chunk(rank, dim - len(shape)) == number
 
 
-@given(layouts_with_shapes())
+@given(LAYOUTS_WITH_SHAPES)
 def test_layouts_survive_repr_and_pickle(case):
     layout, _ = case
 

@@ -110,6 +110,19 @@ def test_rank_that_keeps_its_turn_is_reported(what: str, monkeypatch: pytest.Mon
     assert [reports[rank]["secondary"] for rank in range(3)] == [True, False, True]
 
 
+def test_endless_ranks_end_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rank has no time limit of its own, but a run that has failed ends."""
+    monkeypatch.setattr(threads, "LOOK_S", 0.01)
+
+    def never_end() -> None:
+        while True:
+            pass
+
+    with refused(RunFailedError, rank=0) as caught:
+        sp.launch(never_end, world_size=3, transport="inline", timeout_s=0.1)
+    assert all("DeadlineError" in report["summary"] for report in caught.value.facts["reports"].values())
+
+
 def test_debugged_rank_has_no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "LOOK_S", 0.01)
     looks = []

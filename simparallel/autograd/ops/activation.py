@@ -25,6 +25,9 @@ class GELU(AbstractFloatUnary):
     Args:
         approximate: "none": x/2 (1 + erf(x / sqrt 2));
             "tanh": x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as in GPT-2.
+
+    Raises:
+        InputError: another name in `approximate`.
     """
 
     # A transcendental function counts 10 by convention; the arithmetic around it is the rest.

@@ -181,6 +181,9 @@ class Scatter(AbstractAlong):
     Args:
         dim: the indexed dim.
         reduce: None to replace, "add" to add.
+
+    Raises:
+        InputError: another name in `reduce`.
     """
 
     def __init__(self, dim: int, reduce: str | None = None) -> None:
@@ -354,7 +357,13 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True) -> Largest:
 
 @function("sort")
 def sort(x: Any, dim: int = -1, descending: bool = False) -> Largest:
-    """Sort the elements along `dim`; return them with their positions. Equal elements keep their order."""
+    """Sort the elements along `dim`; return them with their positions. Equal elements keep their order.
+
+    Args:
+        x: any shape.
+        dim: the dim along which the elements move.
+        descending: put the largest first.
+    """
     x = as_tensor(x)
     (axis,) = normalize_dims(as_int("sort: dim", dim), max(x.ndim, 1))
     return topk(x, x.shape[axis] if x.ndim else 1, axis, descending)

@@ -228,7 +228,11 @@ def as_single(who: str, name: str, value: Any, least: int) -> int:
 def conv1d(
     x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor:
-    """Convolve sequences; see `Conv2d`.   x: (N, C, L)   weight: (O, C / groups, k)   result: (N, O, P)"""
+    """Convolve sequences; see `Conv2d`.   x: (N, C, L)   weight: (O, C / groups, k)   result: (N, O, P)
+
+    Raises:
+        ShapeError: x or weight does not have three dims.
+    """
     x, weight = as_tensor(x), as_tensor(weight)
     if x.ndim != 3 or weight.ndim != 3:
         raise ShapeError(

@@ -33,6 +33,9 @@ class ConvTranspose2d(Op):
             bottom and columns at the right, less than `stride`. padding="same" gives P = H stride, without
             `output_padding`.
         groups: channels are split into this many groups, each convolved independently.
+
+    Raises:
+        InputError: a setting out of range, or an `output_padding` that is not less than the stride.
     """
 
     rule = "n c {h} {w}, c o {kh} {kw}, o -> n o 1 1"

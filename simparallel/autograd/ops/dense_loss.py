@@ -82,7 +82,11 @@ class AbstractElementLoss(Op):
 
 
 class MSE(AbstractElementLoss):
-    """loss = (x - target) ** 2"""
+    """loss = (x - target) ** 2
+
+    Args:
+        reduction: "mean", "sum", or "none" for the loss of each element.
+    """
 
     def _losses(self, ctx: Context, x: Array, target: Array) -> Array:
         ctx.difference = x - target
@@ -93,7 +97,11 @@ class MSE(AbstractElementLoss):
 
 
 class L1(AbstractElementLoss):
-    """loss = |x - target|; the gradient at 0 is 0"""
+    """loss = |x - target|; the gradient at 0 is 0
+
+    Args:
+        reduction: "mean", "sum", or "none" for the loss of each element.
+    """
 
     def _losses(self, ctx: Context, x: Array, target: Array) -> Array:
         difference = x - target
@@ -110,6 +118,9 @@ class BinaryCrossEntropyWithLogits(AbstractElementLoss):
     Equal to -target ln s - (1 - target) ln(1 - s) with s = 1 / (1 + e ** -x), and finite for all
     finite x. Backward: dx = s - target. With a third input p of the same shape, the loss is
     -p target ln s - (1 - target) ln(1 - s), and dx = (1 - target + p target) s - p target.
+
+    Args:
+        reduction: "mean", "sum", or "none" for the loss of each element.
     """
 
     # An exponential and a logarithm, by convention 10 each, and the arithmetic.
@@ -149,6 +160,9 @@ class BinaryCrossEntropy(AbstractElementLoss):
     As in PyTorch, a logarithm is at least -100, and the denominator of
     dx = (x - target) / (x (1 - x)) is at least 1e-12. For logits, BinaryCrossEntropyWithLogits is
     both safer and faster.
+
+    Args:
+        reduction: "mean", "sum", or "none" for the loss of each element.
 
     Raises:
         InputError: in forward, x holds values outside of 0 … 1, or NaN.
@@ -261,19 +275,35 @@ def _check_width(who: str, name: str, value: Any) -> float:
 
 @function()
 def mse_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Return (x - target) ** 2 for two tensors of one shape."""
+    """Return (x - target) ** 2 for two tensors of one shape.
+
+    Args:
+        x, target: two tensors of one shape.
+        reduction: "mean", "sum", or "none" for the loss of each element.
+    """
     return reducing(MSE, reduction)(as_tensor(x), as_tensor(target))
 
 
 @function()
 def l1_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Return |x - target| for two tensors of one shape."""
+    """Return |x - target| for two tensors of one shape.
+
+    Args:
+        x, target: two tensors of one shape.
+        reduction: "mean", "sum", or "none" for the loss of each element.
+    """
     return reducing(L1, reduction)(as_tensor(x), as_tensor(target))
 
 
 @function()
 def binary_cross_entropy(x: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Return -target ln x - (1 - target) ln(1 - x) for probabilities x; logarithms are at least -100."""
+    """Return -target ln x - (1 - target) ln(1 - x) for probabilities x; logarithms are at least -100.
+
+    Args:
+        x: probabilities, any shape.
+        target: probabilities, the shape of x.
+        reduction: "mean", "sum", or "none" for the loss of each element.
+    """
     return reducing(BinaryCrossEntropy, reduction)(as_tensor(x), as_tensor(target))
 
 
@@ -296,11 +326,23 @@ def binary_cross_entropy_with_logits(x: Any, target: Any, reduction: str = "mean
 
 @function()
 def huber_loss(x: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """Return d² / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = x - target of one shape."""
+    """Return d² / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = x - target of one shape.
+
+    Args:
+        x, target: two tensors of one shape.
+        reduction: "mean", "sum", or "none" for the loss of each element.
+        delta: where the square turns into a line, above 0.
+    """
     return reducing(Huber, reduction, delta)(as_tensor(x), as_tensor(target))
 
 
 @function()
 def smooth_l1_loss(x: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Return d² / (2 beta) where |d| < beta, else |d| - beta / 2, with d = x - target of one shape."""
+    """Return d² / (2 beta) where |d| < beta, else |d| - beta / 2, with d = x - target of one shape.
+
+    Args:
+        x, target: two tensors of one shape.
+        reduction: "mean", "sum", or "none" for the loss of each element.
+        beta: where the square turns into a line, 0 or more; 0 gives `l1_loss`.
+    """
     return reducing(SmoothL1, reduction, beta)(as_tensor(x), as_tensor(target))

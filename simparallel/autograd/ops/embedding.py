@@ -109,6 +109,9 @@ class OneHot(AbstractConstant):
         on: value at the id.
         off: value elsewhere.
         dtype: dtype of y.
+
+    Raises:
+        InputError: `num_classes` is below 1.
     """
 
     def __init__(self, num_classes: int, on: float = 1.0, off: float = 0.0, dtype: Any = "float32") -> None:
@@ -149,11 +152,24 @@ def _check_integers(name: str, spec: Spec) -> None:
 
 @function()
 def embedding(ids: Any, table: Any, padding_idx: int | None = None) -> Tensor:
-    """Return table[ids].   ids: (...) integers   table: (v, e)   result: (..., e)"""
+    """Return table[ids].   ids: (...) integers   table: (v, e)   result: (..., e)
+
+    Args:
+        ids: integers, any shape.
+        table: one row for each id.
+        padding_idx: a row with a gradient of 0; None for none.
+    """
     return instance(Embedding, padding_idx)(as_tensor(ids), as_tensor(table))
 
 
 @function()
 def one_hot(ids: Any, num_classes: int, on: float = 1.0, off: float = 0.0, dtype: Any = "float32") -> Tensor:
-    """Add a last dim of size `num_classes`, with `on` at the id and `off` elsewhere."""
+    """Add a last dim of size `num_classes`, with `on` at the id and `off` elsewhere.
+
+    Args:
+        ids: integers, any shape.
+        num_classes: number of classes; ids are below it.
+        on, off: the elements of the result.
+        dtype: dtype of the result.
+    """
     return instance(OneHot, num_classes, on, off, str(dtype))(as_tensor(ids))

@@ -206,7 +206,12 @@ class Pad(Op):
 
 @function("squeeze")
 def squeeze(x: Any, dim: int | tuple[int, ...] | None = None) -> Tensor:
-    """Drop the dims of size 1, or the given dims only, which must have size 1."""
+    """Drop the dims of size 1, or the given dims only, which must have size 1.
+
+    Args:
+        x: any shape.
+        dim: a dim, or a tuple of them; None for all of size 1.
+    """
     x = as_tensor(x)
     dims = tuple(i for i, size in enumerate(x.shape) if size == 1) if dim is None else as_dims("squeeze: dim", dim)
     return instance(Squeeze, dims)(x)
@@ -214,7 +219,12 @@ def squeeze(x: Any, dim: int | tuple[int, ...] | None = None) -> Tensor:
 
 @function("unsqueeze")
 def unsqueeze(x: Any, dim: int | tuple[int, ...]) -> Tensor:
-    """Insert a dim of size 1 at `dim` of the result."""
+    """Insert a dim of size 1 at `dim` of the result.
+
+    Args:
+        x: any shape.
+        dim: a dim of the result, or a tuple of them.
+    """
     return instance(Unsqueeze, as_dims("unsqueeze: dim", dim))(as_tensor(x))
 
 
@@ -262,6 +272,10 @@ def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float = 0.0) 
         mode: "constant"; "reflect" mirrors x at its border elements, "replicate" repeats them, "circular" continues
             at the other end.
         value: of the new elements, for "constant".
+
+    Raises:
+        InputError: an unknown mode.
+        ShapeError: an odd number of widths, or more than two for each dim.
     """
     x = as_tensor(x)
     # Earlier versions took `value` in this position.

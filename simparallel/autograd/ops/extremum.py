@@ -83,7 +83,12 @@ class AbstractExtremum(AbstractCompleted):
 
 
 class Max(AbstractExtremum):
-    """y = largest x over `dim`; NaN if any x is NaN"""
+    """y = largest x over `dim`; NaN if any x is NaN
+
+    Args:
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
+    """
 
     reduce_op = "max"
 
@@ -92,7 +97,12 @@ class Max(AbstractExtremum):
 
 
 class Min(AbstractExtremum):
-    """y = smallest x over `dim`; NaN if any x is NaN"""
+    """y = smallest x over `dim`; NaN if any x is NaN
+
+    Args:
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
+    """
 
     reduce_op = "min"
 
@@ -147,7 +157,12 @@ class ArgMax(AbstractCompleted, AbstractConstant):
 
 
 class ArgMin(ArgMax):
-    """y = position of the smallest x along `dim`, int64; the lowest position of equal elements"""
+    """y = position of the smallest x along `dim`, int64; the lowest position of equal elements
+
+    Args:
+        dim: one dim; None counts in row-major order over all.
+        keepdim: keep the dim, with size 1.
+    """
 
     def forward(self, ctx: Context, x: Array) -> Array:
         # ~ reverses the order of integers within their dtype; - may overflow.
@@ -159,6 +174,10 @@ class LogSumExp(AbstractCompleted):
 
     The largest x is subtracted before the exponential, so that nothing overflows. Where the dims are cut, ranks
     exchange the maximum and the sum, and nothing in backward. Where all x are -infinity, y is -infinity and dx is 0.
+
+    Args:
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
     """
 
     def infer(self, x: Spec) -> Spec:
@@ -269,31 +288,60 @@ def max(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
 
     The result is one tensor, as in NumPy and `torch.amax`, not the pair of `torch.max(x, dim)`; `argmax` gives the
     positions.
+
+    Args:
+        x: any shape.
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
     """
     return instance(Max, as_dims("max: dim", dim), keepdim)(as_tensor(x))
 
 
 @function("min", reduction)
 def min(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Return the smallest element over `dim` (all dims by default), as one tensor; see `max`."""
+    """Return the smallest element over `dim` (all dims by default), as one tensor; see `max`.
+
+    Args:
+        x: any shape.
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
+    """
     return instance(Min, as_dims("min: dim", dim), keepdim)(as_tensor(x))
 
 
 @function("argmax", reduction)
 def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Return the position of the largest element along `dim`, the lowest of equal ones; None: in row-major order."""
+    """Return the position of the largest element along `dim`, the lowest of equal ones; None: in row-major order.
+
+    Args:
+        x: any shape.
+        dim: one dim; None counts in row-major order over all.
+        keepdim: keep the dim, with size 1.
+    """
     return instance(ArgMax, as_dims("argmax: dim", dim), keepdim)(as_tensor(x))
 
 
 @function("argmin", reduction)
 def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Return the position of the smallest element along `dim`, the lowest of equal ones; None: in row-major order."""
+    """Return the position of the smallest element along `dim`, the lowest of equal ones; None: in row-major order.
+
+    Args:
+        x: any shape.
+        dim: one dim; None counts in row-major order over all.
+        keepdim: keep the dim, with size 1.
+    """
     return instance(ArgMin, as_dims("argmin: dim", dim), keepdim)(as_tensor(x))
 
 
 @function("logsumexp")
 def logsumexp(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Return ln of the sum of e ** x over `dim` (all dims by default), without overflow."""
+    """Return ln of the sum of e ** x over `dim` (all dims by default), without overflow.
+
+    Args:
+        x: any shape, floating point.
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
+    """
     return instance(LogSumExp, as_dims("logsumexp: dim", dim), keepdim)(floating(x))
 
 
@@ -309,6 +357,13 @@ def var(
 
     `unbiased` is PyTorch's older name: True for a correction of 1, False for 0. The method of Tensor also takes NumPy's
     `ddof`.
+
+    Args:
+        x: any shape, floating point.
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
+        correction: what is subtracted from the number n of elements in the divisor.
+        unbiased: True for a correction of 1, False for 0.
     """
     correction = _correction(correction, unbiased)
     return instance(Var, as_dims("var: dim", dim), correction, keepdim)(as_tensor(x))
@@ -318,6 +373,14 @@ def var(
 def std(
     x: Any, dim: Dims = None, correction: int = 1, keepdim: bool = False, *, unbiased: bool | None = None
 ) -> Tensor:
-    """Return the standard deviation over `dim` (all dims by default): the root of `var`. The gradient at 0 is 0."""
+    """Return the standard deviation over `dim` (all dims by default): the root of `var`. The gradient at 0 is 0.
+
+    Args:
+        x: any shape, floating point.
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
+        correction: what is subtracted from the number n of elements in the divisor.
+        unbiased: True for a correction of 1, False for 0.
+    """
     correction = _correction(correction, unbiased)
     return instance(Std, as_dims("std: dim", dim), correction, keepdim)(as_tensor(x))

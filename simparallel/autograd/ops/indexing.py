@@ -322,6 +322,9 @@ def split(x: Any, sizes: int | Sequence[int], dim: int = 0) -> list[Tensor]:
     """Split `x` along `dim` into parts of the given sizes, or of one size with the last perhaps smaller.
 
     As in PyTorch, a single number is the size of a part. Use `chunk` to ask for a number of parts.
+
+    Raises:
+        ShapeError: sizes that do not add up to the size of `dim`, or are negative.
     """
     x = as_tensor(x)
     (at,) = normalize_dims(dim, x.ndim)
@@ -343,7 +346,11 @@ def split(x: Any, sizes: int | Sequence[int], dim: int = 0) -> list[Tensor]:
 
 @function("chunk")
 def chunk(x: Any, count: int, dim: int = 0) -> list[Tensor]:
-    """Split `x` into `count` equal parts along `dim`."""
+    """Split `x` into `count` equal parts along `dim`.
+
+    Raises:
+        ShapeError: `count` does not divide the size of `dim`.
+    """
     x = as_tensor(x)
     (at,) = normalize_dims(dim, x.ndim)
     if count < 1 or x.shape[at] % count:

@@ -123,6 +123,11 @@ class CrossEntropy(AbstractLabelLoss):
     row, then its sum of exponentials and its label's logit in one collective (Shoeybi et al. 2019,
     "Megatron-LM", section 3), and nothing in backward.
 
+    Args:
+        reduction: "mean", "sum", or "none" for the loss of each row.
+        ignore_index: a label whose rows count neither in the loss nor in the mean.
+        label_smoothing: e, in 0 … 1.
+
     Raises:
         InputError: an unknown reduction, or label_smoothing outside of 0 … 1.
         LabelError: in forward, a label is not a class.
@@ -203,6 +208,10 @@ class NLL(AbstractLabelLoss):
     """loss = -w[label] logp[label].   logp: (n, v) log-probabilities   labels: (n,) integers   w: (v,) or absent
 
     The class dim may be cut: the ranks exchange the label's element. No gradient flows to the weights.
+
+    Args:
+        reduction: "mean", "sum", or "none" for the loss of each row.
+        ignore_index: a label whose rows count neither in the loss nor in the mean.
     """
 
     def forward(self, ctx: Context, logp: Array, labels: Array, weight: Array | None = None) -> Array:
@@ -389,7 +398,13 @@ def nll_loss(
 
 @function()
 def softmax_cross_entropy_with_logits(logits: Any, labels: Any, reduction: str = "mean") -> Tensor:
-    """Return -sum of labels * log softmax(logits).   logits, labels: (n, v)"""
+    """Return -sum of labels * log softmax(logits).   logits, labels: (n, v)
+
+    Args:
+        logits: scores of the classes, (n, v).
+        labels: probabilities of the classes, (n, v).
+        reduction: "mean" over the rows, "sum", or "none" for the loss of each row.
+    """
     return reducing(SoftmaxCrossEntropyWithLogits, reduction)(as_tensor(logits), as_tensor(labels))
 
 
@@ -406,6 +421,9 @@ def cross_entropy_expand(logits: Any, labels: Any, sparse: bool = True) -> Tenso
         logits: (n, v) floating point.
         labels: (n,) integers if `sparse`, else (n, v) probabilities.
         sparse: see `labels`.
+
+    Raises:
+        ShapeError: logits that are not (n, v).
     """
     z = as_tensor(logits)
     if z.ndim != 2:

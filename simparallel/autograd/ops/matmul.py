@@ -44,6 +44,9 @@ class MatMul(Op):
     Args:
         transpose_a: x is (..., k, m), and y = x.T @ w of the last two dims.
         transpose_b: w is (..., n, k), and y = x @ w.T of the last two dims.
+
+    Raises:
+        InputError: a setting that is not a bool.
     """
 
     rule = "... m k, ... k n -> ... m n"

@@ -81,6 +81,9 @@ class LayerNorm(AbstractRowNorm):
     x: (..., e)   w, b: (e,), may be left out; e stands for `num_dims` dims. With
     x̂ = (x - mean) r, r = 1 / sqrt(var + eps), g = dy w and means over e:
     dx = r (g - mean(g) - x̂ mean(g x̂)),  dw = sum(dy x̂),  db = sum dy.
+
+    Raises:
+        InputError: `num_dims` is below 1.
     """
 
     def forward(self, ctx: Context, x: Array, w: Array | None = None, b: Array | None = None) -> Array:
@@ -286,17 +289,38 @@ class GroupNorm(Op):
 
 @function()
 def layer_norm(x: Any, weight: Any = None, bias: Any = None, num_dims: int = 1, eps: float = 1e-5) -> Tensor:
-    """Normalise x over the last `num_dims` dims; weight and bias have the shape of these dims."""
+    """Normalise x over the last `num_dims` dims; weight and bias have the shape of these dims.
+
+    Args:
+        x: any shape, floating point.
+        weight, bias: factor and summand of each element of these dims; None for 1 and 0.
+        num_dims: number of last dims.
+        eps: added under the square root.
+    """
     return instance(LayerNorm, num_dims, eps)(as_tensor(x), *present(weight, bias))
 
 
 @function()
 def rms_norm(x: Any, weight: Any = None, num_dims: int = 1, eps: float | None = None) -> Tensor:
-    """Divide x by its root mean square over the last `num_dims` dims; the weight has the shape of these dims."""
+    """Divide x by its root mean square over the last `num_dims` dims; the weight has the shape of these dims.
+
+    Args:
+        x: any shape, floating point.
+        weight: factor of each element of these dims; None for 1.
+        num_dims: number of last dims.
+        eps: added under the square root; None takes the machine epsilon of x's dtype.
+    """
     return instance(RMSNorm, num_dims, eps)(as_tensor(x), *present(weight))
 
 
 @function()
 def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
-    """Normalise each group of channels of x (n, c, ...); weight and bias are (c,)."""
+    """Normalise each group of channels of x (n, c, ...); weight and bias are (c,).
+
+    Args:
+        x: (n, c, ...), floating point.
+        num_groups: number of groups; it divides c.
+        weight, bias: of each channel, (c,); None for 1 and 0.
+        eps: added under the square root.
+    """
     return instance(GroupNorm, num_groups, eps)(as_tensor(x), *present(weight, bias))

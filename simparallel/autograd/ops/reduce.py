@@ -50,6 +50,10 @@ class Sum(AbstractReduce):
     """y = sum of x over `dim`
 
     Small integers are summed in the platform integer, as in NumPy; float16 is summed in float32.
+
+    Args:
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
     """
 
     linear = True
@@ -68,7 +72,12 @@ class Sum(AbstractReduce):
 
 
 class Mean(AbstractReduce):
-    """y = sum of x over `dim` / global number of elements summed"""
+    """y = sum of x over `dim` / global number of elements summed
+
+    Args:
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
+    """
 
     linear = True
 
@@ -95,6 +104,10 @@ class Prod(AbstractReduce):
 
     The gradient of an element is the product of all others, also where some are 0. Small integers are multiplied in
     the platform integer, as in NumPy; float16 is multiplied in float32.
+
+    Args:
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
     """
 
     def rule_for(self, shape: tuple[int, ...]) -> str:
@@ -130,31 +143,61 @@ class Prod(AbstractReduce):
 
 @function("sum", reduction)
 def sum(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Sum `x` over `dim` (all dims by default)."""
+    """Sum `x` over `dim` (all dims by default).
+
+    Args:
+        x: any shape.
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
+    """
     return instance(Sum, as_dims("sum: dim", dim), keepdim)(as_tensor(x))
 
 
 @function("mean", reduction)
 def mean(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Average `x` over `dim` (all dims by default)."""
+    """Average `x` over `dim` (all dims by default).
+
+    Args:
+        x: any shape.
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
+    """
     return instance(Mean, as_dims("mean: dim", dim), keepdim)(as_tensor(x))
 
 
 @function("prod")
 def prod(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Multiply the elements over `dim` (all dims by default)."""
+    """Multiply the elements over `dim` (all dims by default).
+
+    Args:
+        x: any shape.
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
+    """
     return instance(Prod, as_dims("prod: dim", dim), keepdim)(as_tensor(x))
 
 
 @function("any", reduction)
 def any(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Test whether any element over `dim` (all dims by default) is not 0; False for no elements."""
+    """Test whether any element over `dim` (all dims by default) is not 0; False for no elements.
+
+    Args:
+        x: any shape.
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
+    """
     return _count(as_tensor(x) != 0, dim, keepdim) > 0
 
 
 @function("all", reduction)
 def all(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Test whether no element over `dim` (all dims by default) is 0; True for no elements."""
+    """Test whether no element over `dim` (all dims by default) is 0; True for no elements.
+
+    Args:
+        x: any shape.
+        dim: a dim, or a tuple of them; None for all.
+        keepdim: keep these dims, with size 1.
+    """
     return _count(as_tensor(x) == 0, dim, keepdim) == 0
 
 

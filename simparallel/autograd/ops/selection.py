@@ -113,13 +113,21 @@ _MAXIMUM, _MINIMUM, _WHERE = Maximum(), Minimum(), Where()
 
 @function()
 def maximum(a: Any, b: Any) -> Tensor:
-    """Return the larger element of each pair, broadcast; equal elements share the gradient."""
+    """Return the larger element of each pair, broadcast; equal elements share the gradient.
+
+    Args:
+        a, b: shapes that broadcast.
+    """
     return _MAXIMUM(*operands(a, b))
 
 
 @function()
 def minimum(a: Any, b: Any) -> Tensor:
-    """Return the smaller element of each pair, broadcast; equal elements share the gradient."""
+    """Return the smaller element of each pair, broadcast; equal elements share the gradient.
+
+    Args:
+        a, b: shapes that broadcast.
+    """
     return _MINIMUM(*operands(a, b))
 
 

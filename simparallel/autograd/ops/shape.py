@@ -207,7 +207,15 @@ def reshape(x: Any, *sizes: int | Sequence[int]) -> Tensor:
 
 @function("flatten")
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """Merge the dims `start_dim … end_dim` into one."""
+    """Merge the dims `start_dim … end_dim` into one.
+
+    Args:
+        x: any shape.
+        start_dim, end_dim: the first and the last of these dims; negative ones count from the end.
+
+    Raises:
+        ShapeError: x lacks these dims.
+    """
     x = as_tensor(x)
     first, last = (d + x.ndim if d < 0 else d for d in (start_dim, end_dim))
     if x.ndim and not 0 <= first <= last < x.ndim:
@@ -224,7 +232,15 @@ def permute(x: Any, *dims: int) -> Tensor:
 
 @function("transpose")
 def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
-    """Swap two dims of `x`."""
+    """Swap two dims of `x`.
+
+    Args:
+        x: at least two dims.
+        dim0, dim1: the dims to swap.
+
+    Raises:
+        ShapeError: x lacks one of the dims.
+    """
     x = as_tensor(x)
     order = list(range(x.ndim))
     try:

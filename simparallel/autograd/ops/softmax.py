@@ -118,5 +118,10 @@ def softmax(x: Any, dim: int = -1) -> Tensor:
 
 @function("log_softmax")
 def log_softmax(x: Any, dim: int = -1) -> Tensor:
-    """Return the logarithm of softmax, finite also where softmax underflows to 0."""
+    """Return the logarithm of softmax, finite also where softmax underflows to 0.
+
+    Args:
+        x: any shape, floating point.
+        dim: the dim over which the exponentials add up to 1.
+    """
     return at_least_1d(instance(LogSoftmax, as_int("log_softmax: dim", dim)), x, dim)

@@ -92,6 +92,10 @@ class Replicate(ToDevice):
     For a flat x with parts that receive their gradients one by one (see `parallel.replicate`). The
     clock also counts the concatenation of these gradients on the replica's device, and their addition
     to the sum on the device of x.
+
+    Args:
+        device: the device of y, such as "sim:1".
+        purpose: name of the op in traces.
     """
 
     def __init__(self, device: Any, purpose: str = "Replicate") -> None:

@@ -107,13 +107,25 @@ _ACTIONS: dict[str, Callable[[], None]] = {
     "os._exit(0)": lambda: os._exit(0),
     "loop": _loop,
 }
+# With S for seconds and W for the number of a word.
+ACTIONS = (*_ACTIONS, *(f"{name}(S)" for name in _TIMED_ACTIONS), "corrupt(W)")
 # Would end, stop or interrupt the launcher if ranks are threads.
 _ONLY_PROCESSES = ("SIG", "os._exit")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One injected fault; `None` matches anything."""
+    """One injected fault; `None` matches anything.
+
+    Attributes:
+        rank: the rank that it hits.
+        action: one of `ACTIONS`, such as "SIGKILL" or "sleep(0.5)".
+        group: name of a group, such as "world".
+        op: name of a collective, such as "all_reduce".
+        seq: number of the call in its group, from 1.
+        phase: one of `PHASES`: the moment in the life of the call.
+        step: step of an algorithm.
+    """
 
     rank: int
     action: str

@@ -34,7 +34,14 @@ class Transform:
 
 
 def apply(transform: Callable[..., Any] | None, batch: Array, index: np.ndarray | None = None, epoch: int = 0) -> Any:
-    """Apply `transform` to a batch; a plain function gets the batch alone, None is a no-op."""
+    """Apply `transform` to a batch; a plain function gets the batch alone, None is a no-op.
+
+    Args:
+        transform: a `Transform`, a function of a batch, or None.
+        batch: the samples, (n, ...).
+        index: for each sample its index in the dataset; by default 0, 1, …, n-1.
+        epoch: number of the epoch; random transforms draw by it and by the index.
+    """
     if transform is None:
         return batch
     return transform(batch, index, epoch) if isinstance(transform, Transform) else transform(batch)

@@ -52,6 +52,9 @@ class Rescale(Transform):
 
     Args:
         rescale, shift: finite numbers; `Rescale(1 / 255, 0)` maps bytes to 0 … 1.
+
+    Raises:
+        InputError: a factor or a shift that is not a finite number.
     """
 
     def __init__(self, rescale: float, shift: float) -> None:

@@ -188,7 +188,13 @@ class LRScheduler:
 
 
 class LambdaLR(LRScheduler):
-    """lr(t) = lr * factor(t), from each group's own lr; one function for all groups, or a list."""
+    """lr(t) = lr * factor(t), from each group's own lr; one function for all groups, or a list.
+
+    Args:
+        optimizer: the optimizer whose rates it sets.
+        lr_lambda: step number to factor; one function, or one for each parameter group.
+        last_epoch: number of the last step; -1 to begin.
+    """
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Rate | Sequence[Rate], last_epoch: int = -1) -> None:
         super().__init__(optimizer, lr_lambda, last_epoch)

@@ -87,6 +87,9 @@ class PostLocalSGDOptimizer:
     Args:
         optim: makes the steps of this rank.
         averager: counts them, and averages.
+
+    Raises:
+        InputError: `optim` is no Optimizer, or `averager` no averager.
     """
 
     def __init__(self, optim: Optimizer, averager: PeriodicModelAverager) -> None:
@@ -155,7 +158,12 @@ class PostLocalSGDState:
 
 
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Any:
-    """Average over all ranks for `start_localSGD_iter` backwards; then over the subgroup, or not at all."""
+    """Average over all ranks for `start_localSGD_iter` backwards; then over the subgroup, or not at all.
+
+    Args:
+        state: settings and the number of backwards so far.
+        bucket: the gradients.
+    """
     number = state.iter
     # A hook is called per bucket; the last bucket ends the backward.
     state.iter += bucket.is_last()

@@ -67,6 +67,8 @@ class Bucket:
 class GradBucket(Bucket):
     """The gradients of some parameters; the argument of a communication hook.
 
+    Made by `DistributedDataParallel`.
+
     Attributes:
         group: the ranks that share the work; None for all.
         communicator: of this rank.

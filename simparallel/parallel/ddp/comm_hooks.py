@@ -32,7 +32,12 @@ __all__ = [
 
 
 def mean_hook(state: Any, bucket: GradBucket) -> Work:
-    """Average the gradients over the ranks: the default without a hook."""
+    """Average the gradients over the ranks: the default without a hook.
+
+    Args:
+        state: the group to reduce over; None for the model's own.
+        bucket: the gradients.
+    """
     return collectives.all_reduce(bucket.buffer(), "mean", state or bucket.group, async_op=True)
 
 
@@ -44,6 +49,10 @@ def sum_hook(state: Any, bucket: GradBucket) -> Work:
     """Sum the gradients over the ranks, for losses that are divided by the size of the whole batch.
 
     A `.grad` that holds an earlier reduction is summed again: call `zero_grad()` after each step.
+
+    Args:
+        state: the group to reduce over; None for the model's own.
+        bucket: the gradients.
     """
     return collectives.all_reduce(bucket.buffer(), "sum", state or bucket.group, async_op=True)
 
@@ -67,5 +76,9 @@ def fp16_compress_hook(state: Any, bucket: GradBucket) -> Work:
     """Average the gradients, rounded to float16: half the bytes of float32.
 
     Sums are computed in float32 and rounded once more. See `fp16_compress_wrapper`.
+
+    Args:
+        state: the group to reduce over; None for the model's own.
+        bucket: the gradients.
     """
     return _fp16_mean(state, bucket)

@@ -118,7 +118,12 @@ def broadcast_parameters(parameters: Iterable[Tensor], group: Group | None = Non
 
 
 def max_difference_between_ranks(module: Module, group: Group | None = None) -> float:
-    """Return the largest difference of any parameter element between any two ranks. Collective: yes."""
+    """Return the largest difference of any parameter element between any two ranks. Collective: yes.
+
+    Args:
+        module: the same model on every rank.
+        group: the ranks to compare; by default all.
+    """
     largest = np.float64(0)
     for parameter in module.parameters():
         high, low = to_host(parameter.data).copy(), to_host(parameter.data).copy()

@@ -22,6 +22,7 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.grad_mode import grad_mode
+from simparallel.autograd.tensor import as_tensor
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import is_array
 from simparallel.base.units import format_bytes, format_type_of
@@ -152,7 +153,7 @@ class AutoParallel:
         # `redistributions` lists the last call only. The mode belongs to this thread, and calls may be nested.
         self.redistributions = []
         before = mode.automatic, mode.strict, mode.noted, grad_mode.interpreter
-        mode.automatic, mode.strict, mode.noted = True, self.strict, self.redistributions
+        mode.automatic, mode.strict, mode.noted = True, self.strict or mode.strict, self.redistributions
         grad_mode.interpreter = SHARDED
         try:
             # Before any op: later, unequal slices would show up as a mismatch in some collective.
@@ -298,16 +299,15 @@ def _as_input(entry: Any, shapes: list[tuple[int, ...]], x: Any) -> Any:
 
     Other values are returned unchanged.
     """
-    if isinstance(x, Tensor):
-        if x.placement is not None:
-            return x
-        x = x.data
-    elif not is_array(x):
+    if not isinstance(x, Tensor) and not is_array(x):
+        return x
+    x = as_tensor(x)
+    if x.placement is not None:
         return x
     # The same memory: nothing is copied or moved here.
     shapes.append(x.shape)
     place = _input_place(x.shape, entry, current().world_size)
-    return Tensor._result(x, placement=place, interpreter=SHARDED)
+    return Tensor._result(x.data, placement=place, interpreter=SHARDED)
 
 
 @lru_cache(maxsize=1024)

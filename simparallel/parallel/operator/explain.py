@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from simparallel.autograd import Context, Op, Plan, Spec
 from simparallel.autograd.exchanges import Asked, Exchanges as Asking
 from simparallel.backend import Array
+from simparallel.base.html import table
 from simparallel.comm import current
 from simparallel.hardware.collective_cost import price
 from simparallel.layout.layout import Layout
@@ -140,16 +140,8 @@ class OpPlan:
         return f"{self.op} on {self.sharding.mesh.size} devices, device matrix {self.device_matrix} ({axes})"
 
     def _repr_html_(self) -> str:
-        header, *rows = self._rows()
-        cells = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        exchanges = "".join(
-            f"<tr><td>{escape(what)}</td><td>{escape(text)}</td></tr>" for what, text in self._exchanges()
-        )
-        return (
-            f"<p><b>{escape(self._title())}</b></p><table><tr>{cells}</tr>{body}</table>"
-            f"<table><tr><th>when</th><th>what is communicated</th></tr>{exchanges}</table>"
-        )
+        exchanges = [("when", "what is communicated"), *self._exchanges()]
+        return table(self._rows(), title=self._title(), left=True) + table(exchanges, left=True)
 
     def draw(self, ax: Any = None) -> Any:
         """Draw the slice of every tensor that each rank holds; replicated slices share a colour.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from simparallel.autograd import Op, Spec, Tensor
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
+from simparallel.base.html import table
 from simparallel.base.units import format_bytes
 from simparallel.comm import current
 from simparallel.errors import InputError
@@ -100,10 +100,7 @@ class NetworkPlan:
         return str(self)
 
     def _repr_html_(self) -> str:
-        header, *rows = self._cells()
-        cells = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        return f"<table><tr>{cells}</tr>{body}</table>"
+        return table(self._cells(), left=True)
 
 
 def _collective(exchange: Exchange) -> str:

@@ -94,6 +94,14 @@ class VocabParallelEmbedding(Embedding):
     """y = weight[ids]; each rank along `axis` holds its part of the rows.
 
     Ids of other ranks' rows contribute 0, so y is an unfinished sum until an op needs it.
+
+    Args:
+        num_embeddings: number of rows.
+        embedding_dim: size of a row.
+        layout: the axes of the devices, not yet called.
+        axis: the axis that cuts the rows.
+        padding_idx: a row with a gradient of 0; None for none.
+        dtype: floating-point dtype of the weight.
     """
 
     def __init__(
@@ -115,6 +123,11 @@ class VocabParallelCrossEntropy(Module):
     """Cross-entropy of logits with the class dim cut along `axis`; nothing is gathered.
 
     Forward makes three all-reduces of one number per row (maximum, sum and the label's logit), backward none.
+
+    Args:
+        axis: the axis that cuts the classes.
+        reduction: "mean", "sum", or "none" for the loss of each row.
+        label_smoothing: share of the target that is spread over all classes, in 0 … 1.
 
     Raises:
         LayoutError: (when called) the logits are not cut along `axis`.
@@ -182,6 +195,7 @@ class ParallelTransformerBlock(Module):
         axis: the axis that cuts heads and features.
         sequence_parallel: cut activations along T by `axis` between the two parts.
         causal: position i sees only positions 0 … i.
+        dtype: floating-point dtype of the parameters.
     """
 
     def __init__(

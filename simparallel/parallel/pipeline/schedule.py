@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from simparallel.base.checks import is_integer
 from simparallel.base.files import write_atomically
+from simparallel.base.html import PALE, table
 from simparallel.base.units import format_number_of
 from simparallel.errors import InputError, ScheduleError
 from simparallel.parallel.pipeline import attribution, rules, timing
@@ -410,24 +411,47 @@ class Schedule:
 
     def grid(self) -> list[str]:
         """Return a row of text for each rank: actions over time for F = I = W = 1, and dots where the rank is idle."""
-        has_stages = self.chunks > 1
-        rows = []
-        for rank, (cells, ran) in enumerate(zip(self._lists.cells, self.spans(), strict=True)):
-            texts: list[str] = []
-            for cell, span in zip(cells, ran, strict=True):
-                texts += ["."] * (int(span.start) - len(texts))
-                for action in cell:
-                    shown = str(action) if has_stages else str(action)[len(str(action.stage)) :]
-                    texts += [shown] * (2 if action.kind == BACKWARD else 1)
-            rows.append((f"r{rank}", texts))
-        width = max(len(text) for _, texts in rows for text in texts)
-        return [f"{label:<4}" + " ".join(f"{text:<{width}}" for text in texts).rstrip() for label, texts in rows]
+        rows = [[text for text, _ in cells] for cells in self._cells()]
+        width = max(len(text) for texts in rows for text in texts)
+        return [
+            f"{f'r{rank}':<4}" + " ".join(f"{text:<{width}}" for text in texts).rstrip()
+            for rank, texts in enumerate(rows)
+        ]
 
-    def __str__(self) -> str:
+    def _cells(self) -> list[list[tuple[str, str]]]:
+        """Return for each rank what it does in each unit of time: text and kind of the action, or "." and ""."""
+        rows = []
+        for cells, ran in zip(self._lists.cells, self.spans(), strict=True):
+            row: list[tuple[str, str]] = []
+            for cell, span in zip(cells, ran, strict=True):
+                row += [(".", "")] * (int(span.start) - len(row))
+                for action in cell:
+                    text = str(action) if self.chunks > 1 else str(action)[len(str(action.stage)) :]
+                    row += [(text, action.kind)] * (2 if action.kind == BACKWARD else 1)
+            rows.append(row)
+        return rows
+
+    def _told(self) -> str:
         found = self.cost()
         told = f"makespan {found.makespan}, bubble {found.bubble}, span bubble {found.span_bubble}"
         live = " ".join(map(str, found.peak_live_at_weight_gradient))
-        return "\n".join([f"{self.title}; {told}, live {live}", *self.grid()])
+        return f"{self.title}; {told}, live {live}"
+
+    def __str__(self) -> str:
+        return "\n".join([self._told(), *self.grid()])
+
+    def _repr_html_(self) -> str:
+        """Return the grid as an HTML table with a colour for each kind of action, for notebooks."""
+        cells = self._cells()
+        rows = [["", *map(str, range(max(map(len, cells))))]]
+        rows += [[f"rank {rank}", *(text.strip(".") for text, _ in row)] for rank, row in enumerate(cells)]
+        colours = {
+            (rank + 1, time + 1): PALE[KINDS.index(kind)]
+            for rank, row in enumerate(cells)
+            for time, (_, kind) in enumerate(row)
+            if kind
+        }
+        return table(rows, title=self._told(), colours=colours)
 
     def __repr__(self) -> str:
         return f"<Schedule {self.title}>"

@@ -99,9 +99,9 @@ def search_schedule(
     Args:
         ranks, microbatches: their numbers.
         memory: most activations that a rank may hold, in micro-batches; None for no limit.
-        times: of a forward, an input gradient and a weight gradient; each a number, or a sequence with one for each
-            stage.
-        message: latency of a message between two ranks.
+        times: of a forward, an input gradient and a weight gradient, in any unit; each a number, or a sequence with
+            one for each stage.
+        message: latency of a message between two ranks, in the unit of `times`.
         released_by: "weight_gradient" or "input_gradient", the action that releases an activation.
         states: the search ends after about so many states. If they suffice, the schedule is proven optimal; otherwise
             it is the best one of a beam search, with its gap.

@@ -9,15 +9,16 @@ import os
 import reprlib
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from html import escape
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from simparallel.backend import random_state
 from simparallel.base.callsite import user_level
 from simparallel.base.files import write_atomically
+from simparallel.base.html import table
 from simparallel.comm.call_header import ALGORITHMS
 from simparallel.comm.faults.spec import VARIABLE, parse
 from simparallel.comm.shm.memfd import disabled
@@ -44,6 +45,8 @@ TRANSPORTS = ("shm", "inline")
 class Results(list[Any]):
     """The return values of all ranks, in order of rank, with the run's trace, metrics and memory.
 
+    Made by `launch` and `Cluster.run`.
+
     Attributes:
         trace: the events of all ranks.
         metrics: values logged with `sp.log`: rank -> list of (step, name, value).
@@ -62,11 +65,28 @@ class Results(list[Any]):
 
     def _repr_html_(self) -> str:
         """Return HTML for notebooks: each rank's return value, and the summary of the trace."""
-        rows = "".join(
-            f"<tr><td>{rank}</td><td style='text-align: left'><code>{escape(reprlib.repr(value))}</code></td></tr>"
-            for rank, value in enumerate(self)
-        )
-        return f"<table><tr><th>rank</th><th>returned</th></tr>{rows}</table>{self.trace._repr_html_()}"
+        rows = [(str(rank), reprlib.repr(value)) for rank, value in enumerate(self)]
+        return table([("rank", "returned"), *rows], left=True) + self.trace._repr_html_()
+
+
+class Around(Protocol):
+    """A tool that runs code around the program of each rank, such as `testing.CommCounter`."""
+
+    def wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that the ranks call in place of `function`."""
+
+    def collect(self, outcomes: list[Outcome]) -> None:
+        """Take the tool's own part out of the values that the wrapped function returned."""
+
+
+@contextmanager
+def running(around: Around) -> Iterator[None]:
+    """Let a tool run around the programs of all runs that begin inside the block."""
+    before, Cluster.around = Cluster.around, (*Cluster.around, around)
+    try:
+        yield
+    finally:
+        Cluster.around = before
 
 
 class Cluster:
@@ -111,6 +131,8 @@ class Cluster:
             100,000 of all ranks: every step of a short run; the first and the last steps of a long one, and pairs
             of steps in between. "full": all events, with the live memory after each (`Trace.memory`); about 400 bytes
             each on a rank and 700 here. "off": the simulated clocks alone. True means "full", False "off".
+        array: "numpy", or "cupy": each new Tensor, parameter and optimizer state is on the GPU of its rank. Ranks
+            beyond the number of GPUs share them. Random numbers, and so weights and masks, are those of NumPy.
         echo: print the output of ranks, with `[rank N]` before each line.
 
     Attributes:
@@ -133,6 +155,8 @@ class Cluster:
 
     # Runs a program in place of the ranks: (call, cluster, settings of the run) -> outcomes; see `simulate.dry_run`.
     instead: ClassVar[Callable[..., list[Outcome]] | None] = None
+    # Tools around the programs of all runs; see `running`.
+    around: ClassVar[tuple[Around, ...]] = ()
 
     def __init__(
         self,
@@ -156,6 +180,7 @@ class Cluster:
         arena_bytes: int | str = 0,
         blas_threads: int | None = None,
         record: bool | str = "summary",
+        array: str = "numpy",
         echo: bool = True,
         devices_per_rank: int | None = None,
     ) -> None:
@@ -181,6 +206,7 @@ class Cluster:
             "algorithm": algorithm,
             "check": check,
             "record": check_record(record),
+            "array": checked.array(array),
             "memory_bytes": None if device_memory is None else parse_bytes(device_memory),
         }
         self.echo = echo
@@ -227,6 +253,9 @@ class Cluster:
             check_not_in_a_rank()
         if not self._running.acquire(blocking=False):
             raise LaunchError("this Cluster is busy with another run; wait for it, or create a second Cluster.")
+        around = self.around
+        for each in around:
+            function = each.wrapped(function)
         try:
             outcomes = self._outcomes(function, args, kwargs)
         except KeyboardInterrupt as error:
@@ -234,6 +263,8 @@ class Cluster:
             raise error.with_traceback(None) from None
         finally:
             self._running.release()
+        for each in reversed(around):
+            each.collect(outcomes)
         # Also after a failure: the trace of a failed run shows what led to it.
         results = Results(outcomes, self.spec)
         self.trace = results.trace

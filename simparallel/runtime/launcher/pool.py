@@ -263,6 +263,7 @@ class Pool:
         check: str = "full",
         faults: list[Fault] | None = None,
         seed: int = 0,
+        array: str = "numpy",
         echo: bool = True,
         note: Note | None = None,
         apart: Apart = contextlib.nullcontext,
@@ -272,7 +273,7 @@ class Pool:
         Args:
             payload: the call, see `pack`.
             cluster: the hardware that prices it.
-            timeout_s, record, algorithm, check, echo: see `Cluster`.
+            timeout_s, record, algorithm, check, array, echo: see `Cluster`.
             memory_bytes: capacity of each device; None for no limit.
             faults: faults to inject.
             seed: seed of the random numbers of every rank.
@@ -291,6 +292,7 @@ class Pool:
         settings = {
             "cluster": cluster, "timeout_s": timeout_s, "record": record, "memory_bytes": memory_bytes,
             "algorithm": algorithm, "check": check, "faults": faults or [], "seed": seed,
+            "array": array,
         }  # fmt: skip
         # Pickled once for all ranks.
         message = cloudpickle.dumps({"payload": payload, "settings": settings, **_cells()})

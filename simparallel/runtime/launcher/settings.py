@@ -11,6 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from simparallel.backend import ARRAYS, check_gpu_library
 from simparallel.base.units import format_type_of
 from simparallel.errors import InputError
 from simparallel.hardware.memory import parse_bytes
@@ -53,6 +54,19 @@ def blas_threads(value: int | None) -> int | None:
     raise InputError(
         f"blas_threads={value!r} must be an integer of 1 or more, or None to divide the cores among the ranks."
     )
+
+
+def array(value: str) -> str:
+    """Return the library of a rank's arrays.
+
+    Raises:
+        InputError: neither "numpy" nor "cupy", or there is no GPU that CuPy can use.
+    """
+    if value not in ARRAYS:
+        raise InputError(f"array={value!r} is not one of {', '.join(ARRAYS)}.")
+    if value == "cupy":
+        check_gpu_library()
+    return value
 
 
 def environment(given: Mapping[str, str] | None) -> dict[str, str]:

@@ -25,6 +25,7 @@ from simparallel.hardware.cluster import describe
 from simparallel.hardware.ranktable import RankTable
 from simparallel.hardware.recording import check_record
 from simparallel.runtime.environment import places
+from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Results
 from simparallel.runtime.log_folder import RANK_LINKS, SCHEDULER_LOG, check_log_dir, forget_former_run, head
 from simparallel.runtime.mpi import rank as mpi_rank
@@ -47,7 +48,7 @@ class MpiJob:
 
     Args:
         world_size: number of ranks.
-        device, nodes, rank_table, environment, log_links, log_files, timeout_s, record: see `Cluster`; nodes=1
+        device, nodes, rank_table, environment, log_links, log_files, timeout_s, record, array: see `Cluster`; nodes=1
             means one node for each machine.
         log_dir: directory for `scheduler.log`, and on the machine of each rank for its `worker_N.log`.
         mpiexec: the command, with its own options; by default the `mpiexec` beside this Python, or on PATH.
@@ -75,6 +76,7 @@ class MpiJob:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         mpiexec: str | None = None,
         record: str = "summary",
+        array: str = "numpy",
     ) -> None:
         where = places(world_size, nodes, rank_table, environment)
         spec = describe(world_size, device, nodes=where.nodes)
@@ -91,6 +93,7 @@ class MpiJob:
             "world_size": world_size, "nodes": spec.nodes if len(spec.nodes) > 1 else [], "device": device,
             "device_ids": where.device_ids, "environment": where.environment, "log_dir": str(log_dir),
             "log_links": log_links, "timeout_s": timeout_s, "record": check_record(record),
+            "array": checked.array(array),
         }  # fmt: skip
         self._device = device
         self.trace = Trace([], spec)

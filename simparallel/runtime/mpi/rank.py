@@ -43,7 +43,7 @@ class Config:
         nodes: the ranks of each node; empty for one node for each machine.
         device_ids, environment: see `environment.variables`.
         log_dir, log_links: see `LogFiles`.
-        record: see `Cluster`.
+        record, array: see `Cluster`.
     """
 
     script: str
@@ -59,6 +59,7 @@ class Config:
     log_links: str
     timeout_s: float
     record: str
+    array: str
 
 
 def main(config_text: str) -> None:
@@ -81,7 +82,9 @@ def main(config_text: str) -> None:
     transport.start()
     call = partial(run_script, config.script, config.arguments, config.with_local_rank, config.is_module)
     spec = describe(config.world_size, config.device, nodes=nodes)
-    outcome, _ = play_rank(call, transport, spec, record=config.record, medium=MPI_MESSAGES, is_process=True)
+    outcome, _ = play_rank(
+        call, transport, spec, record=config.record, array=config.array, medium=MPI_MESSAGES, is_process=True
+    )
     # A script has no return value.
     outcome.value = None
     all_ended = transport.wait_for_the_others()

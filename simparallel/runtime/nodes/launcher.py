@@ -28,6 +28,7 @@ from simparallel.hardware.ranktable import RankTable
 from simparallel.hardware.recording import check_record
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT, places
 from simparallel.runtime.joined.identity import JOB_VARIABLES, check_address, check_servers
+from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Results
 from simparallel.runtime.launcher.run import LADDER, POLL_S
 from simparallel.runtime.log_folder import RANK_LINKS, SCHEDULER_LOG, check_log_dir, forget_former_run, head, link_logs
@@ -44,7 +45,7 @@ class NodeJob:
     Args:
         world_size: number of ranks, on all nodes.
         node: number of this node.
-        nodes, rank_table, environment, device, log_links, log_files, timeout_s, record: see
+        nodes, rank_table, environment, device, log_links, log_files, timeout_s, record, array: see
             `Cluster`.
         log_dir: directory for all nodes; this node's files go to `node0`, `node1`, … in it.
         start_timeout_s: seconds to wait for the other nodes.
@@ -74,6 +75,7 @@ class NodeJob:
         log_files: Sequence[str] = (),
         timeout_s: float = DEFAULT_TIMEOUT_S,
         record: str = "summary",
+        array: str = "numpy",
         start_timeout_s: float,
     ) -> None:
         where = places(world_size, nodes, rank_table, environment)
@@ -92,7 +94,7 @@ class NodeJob:
             "job": [os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)],
             "given": {"LOCAL_WORLD_SIZE": str(len(self.ranks))},
             "command": _command(), "environment": where.environment, "device": device,
-            "timeout_s": timeout_s, "record": check_record(record),
+            "timeout_s": timeout_s, "record": check_record(record), "array": checked.array(array),
             "start_timeout_s": start_timeout_s, "directory": str(self.directory), "launcher": os.getpid(),
         }  # fmt: skip
         self._device_ids = where.device_ids

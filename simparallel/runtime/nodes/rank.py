@@ -38,7 +38,7 @@ class Config:
         rank, world_size, node, device_id, port, job, given, command: see `Identity`.
         rank_table: path of the table, or "".
         environment: see `environment.variables`.
-        device, timeout_s, record: see `Cluster`.
+        device, timeout_s, record, array: see `Cluster`.
         start_timeout_s: seconds to wait for the other nodes.
         directory: directory of this node's files.
         launcher: pid of the launcher.
@@ -61,6 +61,7 @@ class Config:
     device: str
     timeout_s: float
     record: str
+    array: str
     start_timeout_s: float
     directory: str
     launcher: int
@@ -113,7 +114,7 @@ def _play(config: Config) -> Outcome:
     transport.start()
     call = partial(run_program, config.script, config.arguments, config.with_local_rank, config.is_module)
     spec = describe(config.world_size, config.device, nodes=meeting.nodes)
-    outcome, _ = play_rank(call, transport, spec, record=config.record, is_process=True)
+    outcome, _ = play_rank(call, transport, spec, record=config.record, array=config.array, is_process=True)
     # A script has no return value.
     outcome.value = None
     if outcome.report is None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from simparallel.autograd.tape import grad_mode
-from simparallel.backend import random_state
+from simparallel.backend import home_on_gpu, random_state
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.communicator import SHARED_MEMORY
 from simparallel.comm.group import Medium
@@ -46,6 +46,7 @@ def play_rank(
     medium: Medium = SHARED_MEMORY,
     is_process: bool = False,
     seed: int = 0,
+    array: str = "numpy",
     recorder_type: type[Recorder] = Recorder,
 ) -> tuple[Outcome, Communicator]:
     """Run `call()` as this transport's rank. Never raises: the outcome holds the failure.
@@ -63,6 +64,7 @@ def play_rank(
         medium: how the payloads of collectives travel.
         is_process: the whole process is the rank, not only the calling thread.
         seed: seed of its random numbers.
+        array: see `Cluster`.
         recorder_type: class of its recorder.
 
     Returns:
@@ -82,6 +84,8 @@ def play_rank(
     joined = use_communicator(communicator, of_process=is_process)
     with use_recorder(recorder), joined, _telling(tell):
         try:
+            if array != "numpy":
+                recorder.home = home_on_gpu(recorder.local_rank)
             with _ending_forks(), _normal_exit():
                 outcome.value = call()
             # A collective that `sys.exit` interrupted raises SystemExit again here.

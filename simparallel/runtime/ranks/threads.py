@@ -17,7 +17,7 @@ from simparallel.comm.faults.spec import Fault, faults_of
 from simparallel.comm.group import Medium
 from simparallel.comm.inline import InlineTransport, Turns
 from simparallel.comm.shm.medium import SHARED_MEMORY
-from simparallel.comm.shm.segment import ABORT_INTERRUPT, RUNNING, Segment
+from simparallel.comm.shm.segment import ABORT_INTERRUPT, FAILED, RUNNING, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import DeadlineError, LaunchError
 from simparallel.hardware.cluster import ClusterSpec
@@ -53,6 +53,7 @@ def run_threads(
     tell: Tell | None = None,
     seed: int = 0,
     blas_threads: int | None = None,
+    array: str = "numpy",
     medium: Medium = SHARED_MEMORY,
     segment: Segment | None = None,
     recorder_type: type[Recorder] = Recorder,
@@ -65,7 +66,7 @@ def run_threads(
     Args:
         call: the user's function with its arguments.
         cluster: the hardware that prices it; its `world_size` is the number of ranks.
-        record, timeout_s, algorithm, check, blas_threads: see `Cluster`.
+        record, timeout_s, algorithm, check, blas_threads, array: see `Cluster`.
         memory_bytes: capacity of each device; None for no limit.
         faults: faults to inject.
         tell: called with each message of a rank: progress.
@@ -106,6 +107,7 @@ def run_threads(
                     algorithm=algorithm,
                     tell=tell,
                     seed=seed,
+                    array=array,
                     medium=medium,
                     recorder_type=recorder_type,
                 )
@@ -201,17 +203,22 @@ class _Watch:
         if late_s < 0:
             return
         call, transport = self.calls[rank], turns.transports[rank]
-        # A rank may run as long as it likes if no other rank is left, or if a person is stepping through it.
-        waiting = [r for r in range(len(self.calls)) if r != rank and transport.state_of(r) == RUNNING]
-        if not waiting or call.is_debugged():
+        # A rank may run as long as it likes if no other rank waits and none has failed, or if a person is stepping
+        # through it.
+        waiting, failed = (
+            [r for r in range(len(self.calls)) if r != rank and transport.state_of(r) == state]
+            for state in (RUNNING, FAILED)
+        )
+        if not (waiting or failed) or call.is_debugged():
             return
         if call.error is None:
             others = f"rank{'s' * (len(waiting) > 1)} {format_numbers(waiting)}"
+            held_up = f"{others} cannot continue" if waiting else f"the failed rank {failed[0]} cannot be reported"
             call.error = DeadlineError(
-                f"rank {rank} has not passed on its turn for {self._timeout_s:g} s, at {call.place()}, and {others} "
-                "cannot continue: ranks that are threads take turns, and pass the turn on when they communicate. Raise "
+                f"rank {rank} has not passed on its turn for {self._timeout_s:g} s, at {call.place()}, and {held_up}: "
+                "ranks that are threads take turns, and pass the turn on when they communicate. Raise "
                 "timeout_s if a rank may work that long.",
-                rank=waiting[0],
+                rank=(waiting or failed)[0],
                 missing=[rank],
                 timeout_s=self._timeout_s,
             )

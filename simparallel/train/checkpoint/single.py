@@ -120,6 +120,10 @@ def _load_into(net: Module, parameter_dict: Mapping[str, Any], strict: bool, who
 def save(obj: Any, path: str | os.PathLike[str]) -> None:
     """Save nested dicts, lists, numbers, text and arrays, such as a state dict, in one safetensors file.
 
+    Args:
+        obj: what to save.
+        path: the file; an earlier one is replaced in one move.
+
     Raises:
         CheckpointError: `obj` holds any other type, or writing fails.
     """
@@ -138,7 +142,11 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """Load a value written by `save`; of any other safetensors file a dict of its arrays. Raises CheckpointError."""
+    """Load a value written by `save`; of any other safetensors file a dict of its arrays. Raises CheckpointError.
+
+    Args:
+        path: the file.
+    """
     arrays, note = _read(expanded(path))
     return arrays if "tree" not in note else trees.decode(note["tree"], arrays.__getitem__)
 

@@ -22,6 +22,7 @@ from simparallel.layout.rule import places
 from simparallel.layout.sharding import Sharding
 from simparallel.parallel import distribute_tensor
 from simparallel.parallel.operator import op_call
+from simparallel.testing.strategies import layouts
 
 MESHES = ((2, 2), (4,), (2,), (2, 2, 2), (3,))
 
@@ -92,7 +93,10 @@ def test_every_op_cut_equals_the_whole(name: str, data: Any) -> None:
     op, inputs = data.draw(op_calls(name, exact=exact))
     shapes = tuple(x.shape for x in inputs)
     sharding = data.draw(shardings(op, shapes))
-    start = [data.draw(layouts_of(sharding.mesh, shape)) for shape in shapes]
+    start = [
+        data.draw(layouts(shape, sharding.mesh.shape, names=sharding.mesh.axis_names, permuted=False))
+        for shape in shapes
+    ]
     strategy = sharding.input_layouts if all(map(divides, sharding.input_layouts, shapes)) else None
     if strategy is None or data.draw(st.booleans()):
         start, strategy = data.draw(st.sampled_from((start, list(sharding.input_layouts)))), None
@@ -137,20 +141,9 @@ def check_clone(layout: Layout, automatic: bool) -> None:
 @given(data=st.data())
 def test_clone_keeps_the_layout(automatic: bool, data: Any) -> None:
     """Also where ops have a default strategy, and over some of the ranks, where nothing can be computed."""
-    layout = data.draw(layouts_of(Mesh((2, 2), ("a", "b")), (4, 4)))
+    layout = data.draw(layouts((4, 4), (2, 2), names=("a", "b"), permuted=False))
     for each in (layout, Layout((2,), ("a",), [2, 0])("a", "None")):
         sp.launch(check_clone, (each, automatic), world_size=4, transport="inline")
-
-
-@st.composite
-def layouts_of(draw: Any, mesh: Mesh, shape: tuple[int, ...]) -> Layout:
-    """Draw any layout of a tensor over the mesh."""
-    dims: list[list[str]] = [[] for _ in shape]
-    for axis in draw(st.permutations(mesh.axis_names)):
-        dim = draw(st.integers(-1, len(shape) - 1))
-        if dim >= 0:
-            dims[dim].append(axis)
-    return Layout(mesh.shape, mesh.axis_names)(*(tuple(axes) or "None" for axes in dims))
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5))

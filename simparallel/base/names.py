@@ -1,0 +1,30 @@
+"""Look things up by name; a wrong name is told with the names near it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+from simparallel.errors import UnknownNameError
+
+T = TypeVar("T")
+
+
+def find(known: Mapping[str, T], name: str, room: str, kind: str) -> T:
+    """Return the value of a name.
+
+    Args:
+        known: name -> value.
+        name: the name.
+        room: module of `names()`, which lists them, for the error.
+        kind: word for one of them, such as "exercise", for the error.
+
+    Raises:
+        UnknownNameError: there is no such name.
+    """
+    if name in known:
+        return known[name]
+    near = get_close_matches(str(name), known, 3, 0.4)
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    raise UnknownNameError(f"{room}: there is no {kind} {name!r}. {hint}{room}.names() lists all {len(known)}.")
