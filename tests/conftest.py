@@ -1,5 +1,8 @@
 """Hypothesis profiles: "default", "fast" for `-m fast`, and "thorough" for nightly runs (HYPOTHESIS_PROFILE=thorough).
 
+Examples of the first two are the same in every run, so a test that fails fails because of a change; nightly runs look
+for new ones.
+
 Tests marked `faults`, `soak` or `translations` run only where `-m` names the mark. Tests without any mark are also
 marked `fast`, except in long files.
 
@@ -41,10 +44,20 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 # No deadline: tests share slow machines, so the time of one example means nothing.
 settings.register_profile(
-    "default", deadline=None, max_examples=12, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "default",
+    deadline=None,
+    max_examples=12,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("fast", settings.get_profile("default"), max_examples=5)
-settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
+settings.register_profile(
+    "thorough",
+    settings.get_profile("default"),
+    derandomize=False,
+    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "1000")),
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

@@ -1,7 +1,8 @@
 """Errors about shapes that do not fit: the roles, the numbers, the way out, the layer."""
 
+import contextlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from refusals import refused
 import simparallel as sp
 from simparallel import functions as F, nn
 from simparallel.autograd import Op
-from simparallel.errors import ClusterError, InputError, ShapeError
+from simparallel.errors import ClusterError, InputError, ShapeError, SimParallelError
 from simparallel.hardware.memory import MemoryAccount
 
 sizes = st.integers(1, 6)
@@ -70,10 +71,35 @@ def test_shape_errors_are_always_worded(name: str, shapes: list[tuple[int, ...]]
     """Wording a shape error never fails itself."""
     try:
         op = Op.registry[name]()
+        op.check_count(len(shapes))
     except (TypeError, InputError):
-        return  # needs settings
+        return  # needs settings, or another number of inputs
     told = op.misfit(*shapes)
     assert told is None or isinstance(told, str)
+
+
+def plain_ops() -> Iterator[Op]:
+    """Ops that need no settings."""
+    for kind in Op.registry.values():
+        with contextlib.suppress(TypeError, InputError):
+            yield kind()
+
+
+def test_any_number_of_inputs_is_worded() -> None:
+    """A number of inputs that an op does not take is an error of ours."""
+    x = sp.Tensor(np.ones((2, 2), np.float32))
+    for op in plain_ops():
+        for count in range(7):
+            with contextlib.suppress(SimParallelError):
+                op(*[x] * count)
+
+
+def test_number_of_inputs_names_them() -> None:
+    for inputs in ([], [zeros(2, 2)], [zeros(2, 2)] * 4):
+        with refused(InputError):
+            sp.ops.Conv2d()(*inputs)
+    with refused(InputError):
+        sp.ops.MatMul().shard(((1, 2), (2, 1))).plan((2, 2), device_num=2)
 
 
 def test_error_names_its_layer() -> None:

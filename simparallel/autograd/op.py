@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
 from math import prod
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -296,7 +297,8 @@ class Op(Shardable, Reversible):
                     device = common_device(self.name, inputs)
                 interpreter = interpreter or tensor.interpreter
         # Reading the attributes is the type check: the common call, Tensors only, pays nothing for it.
-        except AttributeError:  # arrays and numbers have no device
+        except (AttributeError, IndexError):  # arrays and numbers have no device
+            self.check_count(len(inputs))
             return self(*map(as_tensor, inputs))
         if interpreter is not None:
             y = interpreter.run(self, inputs)
@@ -343,6 +345,15 @@ class Op(Shardable, Reversible):
             plan = plans[key] = self._make_plan(key)
         return plan
 
+    def check_count(self, count: int) -> None:
+        """Raise InputError unless `forward` takes so many inputs."""
+        parameters = [p for p in signature(self.forward).parameters.values() if p.name != "ctx"]
+        least = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
+        takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        if not max(least, 1) <= count <= (count if takes_any else len(parameters)):
+            names = ", ".join(f"*{p.name}" if p.kind is p.VAR_POSITIONAL else p.name for p in parameters)
+            raise InputError(f"{self.named} takes the inputs ({names}), got {count}.")
+
     def twin(self) -> Self:
         """Return a copy that shares the plans, to give it another value of a setting that plans do not depend on."""
         # The copy shares the dict of plans, so it has to exist before.
@@ -350,6 +361,7 @@ class Op(Shardable, Reversible):
         return copy(self)
 
     def _make_plan(self, key: tuple[tuple[Any, Any], ...]) -> Plan:
+        self.check_count(len(key))
         specs = tuple(Spec(tuple(shape), dtype) for shape, dtype in key)
         shapes = tuple(spec.shape for spec in specs)
         try:

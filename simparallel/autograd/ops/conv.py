@@ -128,7 +128,7 @@ class Conv2d(Op):
     def _in_pixels(self, channels: int) -> bool:
         return self.groups == 1 and channels >= MANY_CHANNELS
 
-    def forward(self, ctx: Context, x: Array, w: Array, *b: Array) -> Array:
+    def forward(self, ctx: Context, x: Array, w: Array, b: Array | None = None) -> Array:
         xp, dtype = ctx.xp, ctx.plan.output.dtype
         # BLAS has no float16 product, so float16 is computed in float32.
         wide = np.result_type(dtype, np.float32) if dtype.kind == "f" else dtype
@@ -145,8 +145,8 @@ class Conv2d(Op):
         else:
             y = im2col.planes_forward(xp, x, w, at, ctx.plan.sizes.get("g", 1), to_pixels)
         # Where c is cut, y is a partial sum: the rank with the first slice adds the bias.
-        if b and not ctx.offset("c"):
-            y += (b[0] if to_pixels else b[0][:, None, None, None]).astype(wide, copy=False)
+        if b is not None and not ctx.offset("c"):
+            y += (b if to_pixels else b[:, None, None, None]).astype(wide, copy=False)
         ctx.x, ctx.w = x, w
         return y.transpose(_FROM_PIXELS if to_pixels else _FROM_PLANES).astype(dtype, copy=False)
 

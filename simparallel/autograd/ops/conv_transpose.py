@@ -98,7 +98,7 @@ class ConvTranspose2d(Op):
         height, width = self._windows(x, w).image
         return f"n {taken} {{h}} {{w}}, {taken} o {{kh}} {{kw}}{bias} -> n {out} {height} {width}"
 
-    def forward(self, ctx: Context, x: Array, w: Array, *b: Array) -> Array:
+    def forward(self, ctx: Context, x: Array, w: Array, b: Array | None = None) -> Array:
         xp, dtype = ctx.xp, ctx.plan.output.dtype
         wide = np.result_type(dtype, np.float32) if dtype.kind == "f" else dtype
         ctx.at, ctx.groups = self._windows(x.shape, w.shape), ctx.plan.sizes.get("g", 1)
@@ -109,8 +109,8 @@ class ConvTranspose2d(Op):
         y = im2col.planes_backward(xp, image, ctx.w, ctx.x, ctx.at, ctx.groups, True, None)
         assert y is not None
         # Where c is cut, y is a partial sum: the rank with the first slice adds the bias.
-        if b and not ctx.offset("c"):
-            y = y + b[0][:, None, None, None]
+        if b is not None and not ctx.offset("c"):
+            y = y + b[:, None, None, None]
         return y.transpose(_FROM_PLANES).astype(dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:

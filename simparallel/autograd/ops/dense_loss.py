@@ -53,7 +53,11 @@ class AbstractElementLoss(Op):
         """Compute the derivative of each loss by input number `wanted` (0: x, 1: target), in a new array."""
         raise TypeError(f"{self.name} does not define _slopes")
 
-    def forward(self, ctx: Context, *arrays: Array) -> Array:
+    def forward(self, ctx: Context, x: Array, target: Array) -> Array:
+        return self._reduced(ctx, x, target)
+
+    def _reduced(self, ctx: Context, *arrays: Array) -> Array:
+        """Compute the losses in the wider dtype, and reduce them."""
         dtype = ctx.plan.output.dtype
         ctx.dtype = wider(dtype)
         losses = self._losses(ctx, *[array.astype(ctx.dtype, copy=False) for array in arrays])
@@ -125,6 +129,9 @@ class BinaryCrossEntropyWithLogits(AbstractElementLoss):
 
     # An exponential and a logarithm, by convention 10 each, and the arithmetic.
     flops_per_element = 25
+
+    def forward(self, ctx: Context, x: Array, target: Array, p: Array | None = None) -> Array:
+        return self._reduced(ctx, x, target, *(() if p is None else (p,)))
 
     def _losses(self, ctx: Context, x: Array, target: Array, p: Array | None = None) -> Array:
         xp = ctx.xp

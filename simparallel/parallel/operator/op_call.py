@@ -190,6 +190,7 @@ def decide(op: Op, inputs: Sequence[Any], device_num: int, parameters: Sequence[
     strategy, or is computed whole if all inputs are parameters and plain tensors.
     """
     shapes = tuple(x.shape for x in inputs)
+    op.check_count(len(shapes))
     # Such an op keeps its input's layout, even one over some of the ranks.
     stays = op.stays and op.in_strategy is None and inputs[0].layout is not None
     if not stays:
