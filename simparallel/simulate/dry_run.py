@@ -21,7 +21,7 @@ from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Cluster
 from simparallel.runtime.ranks.threads import run_threads
 from simparallel.runtime.reports import Outcome, run_failed
-from simparallel.simulate.folding import FoldedSegment, alike, assigned, special, wanted
+from simparallel.simulate.folding import FoldedSegment, alike, assigned, first_guess, wanted
 from simparallel.simulate.medium import DRY, FOLDED
 from simparallel.simulate.prediction import Prediction
 from simparallel.simulate.programs import ProgramRecorder
@@ -174,7 +174,7 @@ def _folded(
     call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], recorders: dict[int, ProgramRecorder]
 ) -> tuple[list[Outcome], Sequence[int]]:
     """Run representatives until no more are needed; return their outcomes, and the representative of every rank."""
-    run = {0} | special(spec)
+    run = first_guess(spec)
     for _ in range(MOST_ROUNDS):
         segment = FoldedSegment(spec.world_size, sorted(run))
 

@@ -138,9 +138,14 @@ def alike(events: Iterable[Event], ranks: Iterable[int]) -> dict[int, int]:
     return {rank: first.setdefault(tuple(sorted(found)), rank) for rank, found in of_rank.items()}
 
 
-def special(cluster: ClusterSpec) -> set[int]:
-    """Return the ranks that the described hardware makes different from others."""
-    return {int(rank) for where in (*cluster.stragglers, *cluster.slow_links) for rank in np.atleast_1d(where)}
+def first_guess(cluster: ClusterSpec) -> set[int]:
+    """Return the ends of the world, the ranks that the described hardware makes different, and their neighbours.
+
+    `wanted` would find all but the latter itself, in further runs.
+    """
+    special = {int(rank) for where in (*cluster.stragglers, *cluster.slow_links) for rank in np.atleast_1d(where)}
+    near = {rank + step for rank in special for step in (-1, 0, 1)}
+    return ({0, cluster.world_size - 1} | near) & set(range(cluster.world_size))
 
 
 def wanted(segment: FoldedSegment, classes: Mapping[int, int]) -> set[int]:
@@ -159,6 +164,13 @@ def wanted(segment: FoldedSegment, classes: Mapping[int, int]) -> set[int]:
         if group in inner or not inner:
             run = [(place, classes[rank]) for place, rank in enumerate(group) if rank in classes]
             found |= {group[(p + q) // 2] for (p, a), (q, b) in pairwise(run) if a != b and q - p > 1}
+    if found <= classes.keys():
+        # A group's collectives join the clocks of the members that run: each class of its members has to be among them.
+        stands_for = assigned(segment)
+        for group in inner:
+            joined = {classes[rank] for rank in group if rank in classes}
+            one_of_class = {classes[stands_for[rank]]: rank for rank in group}
+            found |= {rank for number, rank in one_of_class.items() if number not in joined}
     return found
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import simparallel as sp
+from simparallel.comm.views import Views
 from simparallel.errors import ClusterError
 from simparallel.hardware.cluster import describe
 from simparallel.simulate.dry_run import dry_run
@@ -128,6 +129,18 @@ def test_folded_values_count_every_rank(size: int) -> None:
 
     prediction = dry_run(program, world_size=1000)
     assert prediction.values == {0: (1000.0, (2000,), 1000), 999: (1000.0, (2000,), 1000)}
+
+
+def test_notes_are_read_once_for_all_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of an exchange of objects grows with the number of ranks, and not with its square."""
+    counts = []
+    for world_size in (10, 1000):
+        reads, words_of = [], Views.words_of
+        monkeypatch.setattr(Views, "words_of", lambda *args, reads=reads: reads.append(1) or words_of(*args))
+        dry_run(lambda: sp.all_gather_object("x"), world_size=world_size)
+        monkeypatch.undo()
+        counts.append(len(reads))
+    assert counts[0] == counts[1] > 0
 
 
 def test_large_world_runs_few_ranks() -> None:

@@ -8,6 +8,7 @@ the same as over shared memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -224,11 +225,12 @@ class MpiBlocks(Blocks):
         ]
         return 0
 
-    def block(self, call: Call, position: int, start: int, size: int) -> np.ndarray:
+    def fetch(self, call: Call, start: int, parts: Mapping[int, np.ndarray]) -> None:
         views = self.group.views
         assert isinstance(views, MpiViews)
         which, number = (PHASE, views.phase) if start else (ARRIVE + (call.seq & 1), call.seq)
-        return views.transport.parcels.pop((views.mark_of(position, which), number))
+        for position, part in parts.items():
+            part[...] = views.transport.parcels.pop((views.mark_of(position, which), number))
 
 
 MPI_MESSAGES = Medium(
