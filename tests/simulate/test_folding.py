@@ -133,9 +133,9 @@ def test_folded_values_count_every_rank(size: int) -> None:
 
 def test_notes_are_read_once_for_all_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work of an exchange of objects grows with the number of ranks, and not with its square."""
-    counts = []
+    counts, words_of = [], Views.words_of
     for world_size in (10, 1000):
-        reads, words_of = [], Views.words_of
+        reads: list[int] = []
         monkeypatch.setattr(Views, "words_of", lambda *args, reads=reads: reads.append(1) or words_of(*args))
         dry_run(lambda: sp.all_gather_object("x"), world_size=world_size)
         monkeypatch.undo()
