@@ -3,8 +3,8 @@
 Examples of the first two are the same in every run, so a test that fails fails because of a change; nightly runs look
 for new ones.
 
-Tests marked `faults`, `soak` or `translations` run only where `-m` names the mark. Tests without any mark are also
-marked `fast`, except in long files.
+Tests marked `documents`, `faults`, `soak` or `translations` run only where `-m` names the mark. Tests without any mark
+are also marked `fast`, except in long files.
 
 `--rewrite-golden` writes the texts of errors anew; see refusals.py.
 """
@@ -62,7 +62,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 # Marks of tests that run only where `-m` names them.
-ON_DEMAND = "faults", "soak", "translations"
+ON_DEMAND = "documents", "faults", "soak", "translations"
 
 # Files that take more than two seconds by themselves, although they have no mark.
 _LONG = {

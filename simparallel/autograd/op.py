@@ -18,7 +18,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
-from math import prod
+from math import inf, prod
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -347,11 +347,8 @@ class Op(Shardable, Reversible):
 
     def check_count(self, count: int) -> None:
         """Raise InputError unless `forward` takes so many inputs."""
-        parameters = [p for p in signature(self.forward).parameters.values() if p.name != "ctx"]
-        least = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
-        takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-        if not max(least, 1) <= count <= (count if takes_any else len(parameters)):
-            names = ", ".join(f"*{p.name}" if p.kind is p.VAR_POSITIONAL else p.name for p in parameters)
+        least, most, names = _inputs_of(type(self))
+        if not least <= count <= most:
             raise InputError(f"{self.named} takes the inputs ({names}), got {count}.")
 
     def twin(self) -> Self:
@@ -383,6 +380,16 @@ class Op(Shardable, Reversible):
             if not k.startswith("_") and k not in ("context_type", "in_strategy", "out_strategy")
         )
         return f"{self.name}({settings})"
+
+
+@lru_cache(maxsize=1024)
+def _inputs_of(op: type[Op]) -> tuple[int, float, str]:
+    """Return the least and the largest number of inputs that `forward` takes, and their names."""
+    _, _, *parameters = signature(op.forward).parameters.values()  # without self and ctx
+    least = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    names = ", ".join(f"*{p.name}" if p.kind is p.VAR_POSITIONAL else p.name for p in parameters)
+    return max(least, 1), inf if takes_any else len(parameters), names
 
 
 class AbstractConstant(Op):

@@ -189,8 +189,9 @@ class ClusterSpec:
                     "of ranks are 2 or more.",
                     key="measured",
                 )
-        # Cache: group -> Spread. The same groups ask for a price at every collective.
+        # Caches, by group: the same groups ask for a price at every collective.
         object.__setattr__(self, "_spreads", {})
+        object.__setattr__(self, "_links_of", {})
         self.check_group(range(self.world_size))
 
     def _is_rank(self, rank: object) -> bool:
@@ -418,7 +419,13 @@ class ClusterSpec:
             ranks: the group.
             one_way: a message from ranks[0] to ranks[1] instead.
         """
-        members = np.asarray(ranks)
+        known: dict[tuple[tuple[int, ...], bool], tuple[LinkUse, ...]] = self._links_of  # type: ignore[attr-defined]
+        key = tuple(ranks), one_way
+        if key not in known:
+            known[key] = tuple(self._links_used(np.asarray(ranks), one_way))
+        return known[key]
+
+    def _links_used(self, members: np.ndarray, one_way: bool) -> list[LinkUse]:
         uses: list[LinkUse] = []
         for meeting in self._meetings(members):
             tier, _, unit, first, parts_of, used = meeting
@@ -449,7 +456,7 @@ class ClusterSpec:
                 LinkUse(f"{tier.name}: slow link {where}", bandwidth / factor, 1 / (width * level.ports))
                 for where, factor in self._slow(members, meeting)
             ]
-        return tuple(uses)
+        return uses
 
     # --- prices ------------------------------------------------------------------------------------
 

@@ -57,7 +57,6 @@ class Prediction:
         self.memory = {outcome.rank: outcome.memory for outcome in outcomes}
         self.values = {outcome.rank: outcome.value for outcome in outcomes}
         self._again, self._recorders = again, recorders
-        self._tiers: dict[tuple[int, ...], str] = {}
 
     # --- time -----------------------------------------------------------------------------------------
 
@@ -168,10 +167,8 @@ class Prediction:
         return dict(sorted(sent.items()))
 
     def _tier(self, group: tuple[int, ...]) -> str:
-        if group not in self._tiers:
-            links = self.cluster.links_of(group) if len(group) > 1 else ()
-            self._tiers[group] = links[-1].name.partition(":")[0] if links else "device"
-        return self._tiers[group]
+        links = self.cluster.links_of(group) if len(group) > 1 else ()
+        return links[-1].name.partition(":")[0] if links else "device"
 
     # --- memory ---------------------------------------------------------------------------------------
 

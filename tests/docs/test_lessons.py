@@ -43,16 +43,15 @@ def checks_of(name: str) -> list[str]:
     return re.findall(r'^sp\.exercises\.check\("(\w+)"', text_of(name), re.MULTILINE)
 
 
-# A test compares the code of both languages, so by default the English one runs. Lesson 11 has a test of its own.
+# A test compares the code of both languages, so the English one is enough for CI. Lesson 11 has a test of its own.
 RUNS = [
-    pytest.param(name, marks=[pytest.mark.translations] * name.endswith("_zh"))
+    pytest.param(name, marks=pytest.mark.translations if name.endswith("_zh") else pytest.mark.documents)
     for name in SCRIPTS
     if name != "11_pipelines"
 ]
 
 
 @pytest.mark.process
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_lesson(tmp_path: Path, name: str) -> None:
     """It runs to its end, which asserts the numbers of its text, draws pictures, and leaves its exercises to do."""
@@ -114,8 +113,8 @@ def test_notebook_is_its_script(name: str) -> None:
 FACTS = "losses alone stages shares bubbles refusal mesh_losses gpt_losses milliseconds behind exact loss parts"
 
 
+@pytest.mark.documents
 @pytest.mark.process
-@pytest.mark.slow
 def test_pipeline_lesson(tmp_path: Path) -> None:
     """The losses of one device, the numbers of its text, and all pictures."""
     name = "11_pipelines"

@@ -34,7 +34,7 @@ def broken_links(site: Path) -> set[tuple[str, str, str]]:
     return broken
 
 
-@pytest.mark.slow
+@pytest.mark.documents
 @pytest.mark.timeout(300)
 def test_site_builds(tmp_path: Path) -> None:
     """Without a warning, with all pages and links, and with nothing from a network; one test, for one build."""

@@ -15,6 +15,7 @@ from test_readme import ROOT, run_in
 TUTORIALS = ROOT / "tutorials"
 
 
+@pytest.mark.documents
 @pytest.mark.process
 def test_data_parallel_mnist(tmp_path: Path) -> None:
     """Eight devices on MNIST files: the loss falls from ln 10 as on one device, and every rank writes a log.
@@ -39,6 +40,7 @@ def test_data_parallel_mnist(tmp_path: Path) -> None:
     assert len(firsts) == 8  # each rank has different samples
 
 
+@pytest.mark.documents
 @pytest.mark.process
 def test_operator_parallel(tmp_path: Path) -> None:
     """Both programs on eight devices: the losses of one device, falling from ln 10, and a log of every worker."""
@@ -59,6 +61,7 @@ def test_operator_parallel(tmp_path: Path) -> None:
     assert "x[0:16, 392:588]" in done.stdout  # the table that the tutorial leaves empty
 
 
+@pytest.mark.documents
 @pytest.mark.process
 def test_auto_parallel_resnet(tmp_path: Path) -> None:
     """Data parallel and automatic parallel train as one device does, which can continue from a checkpoint of eight."""
@@ -80,6 +83,7 @@ def test_auto_parallel_resnet(tmp_path: Path) -> None:
     assert [ast.literal_eval(text.split("  ")[0])[1][0] for text in chosen] == [1, 8]
 
 
+@pytest.mark.documents
 @pytest.mark.process
 def test_adasum_resnet(tmp_path: Path) -> None:
     """Two nodes of two devices train a small residual network and stay equal; one node is reported to be a mean."""
@@ -93,8 +97,8 @@ def test_adasum_resnet(tmp_path: Path) -> None:
         assert re.search(r"epoch: 2 step: 8, loss is \d\.\d+", done.stdout)
 
 
+@pytest.mark.documents
 @pytest.mark.process
-@pytest.mark.slow
 def test_adasum_resnet50(tmp_path: Path) -> None:
     """The seed's network and all its settings, for four steps of two nodes: amp O2, loss scale 1024, Adasum."""
     script = TUTORIALS / "adasum_resnet.py"

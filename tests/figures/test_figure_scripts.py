@@ -31,6 +31,7 @@ def _close_figures():
     plt.close("all")
 
 
+@pytest.mark.documents
 @pytest.mark.process
 @pytest.mark.parametrize("name", [name for name in DRAWN if name not in SLOW])
 def test_figure_is_the_same_each_time(name, tmp_path):
