@@ -164,8 +164,9 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 @pytest.fixture(autouse=True)
-def own_recorder() -> Iterator[None]:
-    """Restore the recorder: a device that a test describes outside a run must not price the next test."""
+def own_state() -> Iterator[None]:
+    """Begin with the same random numbers, and without a device that another test described outside a run."""
     before = current_recorder()
+    simparallel.manual_seed(0)
     yield
     set_recorder(before)

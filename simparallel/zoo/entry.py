@@ -20,6 +20,7 @@ from typing import Any
 
 import simparallel as sp
 from simparallel import testing
+from simparallel.backend import random_state
 from simparallel.errors import NotEquivalentError, RunFailedError
 
 _HEAD = """\
@@ -118,8 +119,14 @@ class WrongProgram:
         return str(self.find())
 
     def launch(self, program: Callable[[], Any]) -> sp.Results:
-        """Run a program on `world_size` ranks that are threads."""
-        return sp.launch(program, world_size=self.world_size, transport="inline", timeout_s=TIMEOUT_S)
+        """Run a program on `world_size` ranks that are threads, from the seed 0."""
+        before = random_state.snapshot()
+        # What goes wrong, and where, may depend on the initial weights.
+        sp.manual_seed(0)
+        try:
+            return sp.launch(program, world_size=self.world_size, transport="inline", timeout_s=TIMEOUT_S)
+        finally:
+            random_state.restore(before)
 
     def find(self, program: Callable[[], Any] | None = None) -> Finding | None:
         """Run a program so that this mistake is found: alone, or with `assert_equivalent`.

@@ -11,6 +11,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel import zoo
+from simparallel.backend import random_state
 from simparallel.cli.main import main
 from simparallel.errors import NotEquivalentError, UnknownNameError
 from simparallel.zoo.given import X
@@ -115,6 +116,15 @@ def same_everywhere(text):
 
 def test_page_is_that_of_the_records():
     assert same_everywhere(PAGE.read_text()) == same_everywhere(page()), "python -m simparallel.zoo.pages docs/zoo.md"
+
+
+def test_seed_of_the_caller_changes_nothing():
+    """With other initial weights, the calls would first differ in another place."""
+    entry = zoo.get("largest_gradient_first")
+    told = entry.told
+    sp.manual_seed(5)
+    assert str(entry.find()) == told
+    assert random_state.seed == 5
 
 
 def test_command_lists_and_shows(capsys):
