@@ -29,7 +29,7 @@ from simparallel.autograd.exchanges import Exchanges
 from simparallel.autograd.kernels.windows import Windows
 from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
-from simparallel.autograd.tensor import Tensor, as_tensor, common_device
+from simparallel.autograd.tensor import Tensor, as_tensor, check_one_library, common_device
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import InputError, ShapeError, SimParallelError
 from simparallel.hardware.devices import FIRST, Device, current_device
@@ -308,7 +308,10 @@ class Op(Shardable, Reversible):
         plan = self._plan(arrays)
         recording = grad_mode.enabled
         needs = tuple(recording and tensor._requires_grad for tensor in inputs)
-        ctx = self.context_type(get_namespace(*arrays), needs, plan)
+        xp = get_namespace(*arrays)
+        if xp is not np:
+            check_one_library(self.name, inputs)
+        ctx = self.context_type(xp, needs, plan)
         # The class attribute is FIRST already, so only other devices are stored.
         if device is not FIRST:
             device = ctx.device = device or current_device()

@@ -8,25 +8,25 @@ calls by another name (`stack(tup)` for `stack(arrays)`) count as lacking. Types
 from __future__ import annotations
 
 
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 def _table(text: str) -> dict[str, frozenset[str]]:
     rows = (line.split(":") for line in text.strip().splitlines())
-    return {name.strip(): frozenset(values.split()) for name, values in rows}
+    return {name.strip(): _names(values) for name, values in rows}
 
 
-NAMES = frozenset(
-    """
+NAMES = _names("""
     asmatrix block bmat busday_count busday_offset bytes_ char clongdouble core ctypeslib datetime64
     datetime_as_string datetime_data dtypes einsum_path emath errstate f2py float128 frompyfunc fromregex
-    geomspace getbufsize geterr geterrcall histogram_bin_edges info insert is_busday isnat longdouble ma
+    get_include geomspace getbufsize geterr geterrcall histogram_bin_edges info insert is_busday isnat longdouble ma
     matrix matvec memmap nanpercentile nanquantile ndenumerate nditer nested_iters object_ polyder polydiv
-    polyint rec recarray record setbufsize seterr seterrcall spacing str_ strings test timedelta64
+    polyint rec recarray record setbufsize seterr seterrcall show_runtime spacing str_ strings test timedelta64
     typecodes unstack vecdot vecmat void __array_namespace_info__
-    """.split()
-)
-NAMES_IN_LINALG = frozenset(
-    "diagonal matrix_norm multi_dot outer svdvals tensordot trace vecdot vector_norm".split()
-)
-METHODS = frozenset("ctypes getfield resize setfield setflags to_device".split())
+    """)
+NAMES_IN_LINALG = _names("diagonal matrix_norm multi_dot outer svdvals tensordot trace vecdot vector_norm")
+METHODS = _names("ctypes getfield resize setfield setflags to_device")
 
 # Function -> keywords that only NumPy's takes.
 KEYWORDS = _table(
@@ -138,8 +138,8 @@ KEYWORDS_OF_METHODS = _table(
     """
 )
 # Of every ufunc; `matmul` takes all but the first two.
-KEYWORDS_OF_UFUNCS = frozenset("where subok order signature axes axis keepdims".split())
-KEYWORDS_OF_MATMUL = frozenset("where subok".split())
+KEYWORDS_OF_UFUNCS = _names("where subok order signature axes axis keepdims")
+KEYWORDS_OF_MATMUL = _names("where subok")
 
 # Method of ufuncs -> the ufuncs that have it; all have `outer`.
 UFUNC_METHODS = _table(
@@ -165,4 +165,4 @@ DTYPES_OF_AT = _table(
 # Codes of the dtypes of arrays: bool, integers, and floating point up to 64 bits, each also complex.
 DTYPES = frozenset("?bBhHiIlLqQefdFD")
 # Flags of an array.
-FLAGS = frozenset("c_contiguous f_contiguous forc fnc owndata".split())
+FLAGS = _names("c_contiguous f_contiguous forc fnc owndata")

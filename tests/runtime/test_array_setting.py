@@ -173,7 +173,7 @@ def test_cupy_without_a_usable_gpu(no_stand_in: None, monkeypatch: pytest.Monkey
         raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version")
 
     runtime = SimpleNamespace(
-        driverGetVersion=(lambda: 12040) if driver == "no GPU" else fails,
+        driverGetVersion=lambda: 0 if driver == "missing" else 12040,
         getDeviceCount=(lambda: 0) if driver == "no GPU" else fails,
     )
     cupy: Any = ModuleType("cupy")

@@ -1,0 +1,125 @@
+"""The array libraries that stand for a GPU in tests: `strict`, a stand-in that runs everywhere, and CuPy on a real GPU.
+
+A test takes the fixture `arrays`, or runs of `PLACES`. The case "cupy" has the mark `gpu`: `pytest -m gpu` runs these
+cases, and without a GPU they are skipped with the reason. All other tests see a machine without GPUs, so that both
+kinds run in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simparallel import backend
+from simparallel.backend import Array, to_host
+from simparallel.testing import strict
+
+# Largest difference from NumPy on a real GPU, relative to the largest element: sums in another order, fused
+# multiply-adds, and the GPU's own exp, log and tanh. Integers and bools are exact.
+TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "float16": 2e-2}
+
+
+class ArrayBackend:
+    """An array library, and how close its results are to NumPy's.
+
+    Args:
+        name: "strict" or "cupy".
+        steps: how much more the results may differ, because several updates follow one another.
+    """
+
+    def __init__(self, name: str, steps: float = 1.0) -> None:
+        self.name, self.steps = name, steps
+
+    @property
+    def is_exact(self) -> bool:
+        return self.name == "strict"
+
+    @property
+    def xp(self) -> Any:
+        if self.name == "strict":
+            return strict.xp
+        return pytest.importorskip("cupy")
+
+    @property
+    def type(self) -> type:
+        return self.xp.ndarray
+
+    def on_device(self, array: np.ndarray) -> Array:
+        return self.xp.asarray(array)
+
+    def after(self, steps: float) -> ArrayBackend:
+        """Return the backend for values that several updates made one after another."""
+        return ArrayBackend(self.name, steps)
+
+    def assert_equal(self, actual: Any, expected: Any, what: str = "") -> None:
+        """Compare an array with NumPy's: to the bit on the stand-in, within `TOLERANCES` on a GPU.
+
+        Shape and dtype are equal on both. NaN equals NaN.
+        """
+        actual, expected = np.asarray(to_host(actual)), np.asarray(expected)
+        assert actual.dtype == expected.dtype, f"{what}: dtype {actual.dtype} instead of {expected.dtype}"
+        if self.is_exact or expected.dtype.kind != "f":
+            np.testing.assert_array_equal(actual, expected, err_msg=what, strict=True)
+            return
+        wide = expected.astype("float64")
+        largest = abs(wide[np.isfinite(wide)]).max(initial=1.0)
+        tolerance = self.steps * TOLERANCES[expected.dtype.name]
+        np.testing.assert_allclose(
+            actual.astype("float64"), wide, rtol=tolerance, atol=tolerance * largest, err_msg=what, strict=True
+        )
+
+    def assert_all_equal(self, actual: Any, expected: Any, what: str = "") -> None:
+        """Compare dicts, lists and tuples of arrays, numbers and other values, entry by entry."""
+        if isinstance(expected, dict):
+            assert actual.keys() == expected.keys(), what
+            for key, value in expected.items():
+                self.assert_all_equal(actual[key], value, f"{what}[{key!r}]")
+        elif isinstance(expected, (list, tuple)):
+            assert len(actual) == len(expected), what
+            for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
+                self.assert_all_equal(one, other, f"{what}[{i}]")
+        elif isinstance(expected, float):
+            # Losses and norms were computed in float32.
+            self.assert_equal(np.float32(actual), np.float32(expected), what)
+        elif isinstance(expected, (np.ndarray, np.generic)):
+            self.assert_equal(actual, expected, what)
+        else:
+            assert actual == expected, what
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+ARRAYS = [
+    pytest.param(ArrayBackend("strict"), id="strict"),
+    pytest.param(ArrayBackend("cupy"), id="cupy", marks=pytest.mark.gpu),
+]
+# Real device processes, too: a CUDA context must start after the fork.
+PLACES = [
+    pytest.param(ArrayBackend("strict"), "inline", id="strict"),
+    pytest.param(ArrayBackend("cupy"), "inline", id="cupy", marks=pytest.mark.gpu),
+    pytest.param(ArrayBackend("cupy"), "shm", id="cupy-processes", marks=[pytest.mark.gpu, pytest.mark.process]),
+]
+
+
+@contextmanager
+def gpus_hidden() -> Iterator[None]:
+    """Let the package find no GPU inside of the block, so that `strict` takes its place."""
+    usable, backend._usable_cupy = backend._usable_cupy, lambda: None
+    try:
+        yield
+    finally:
+        backend._usable_cupy = usable
+
+
+def skip_without_gpu(items: list[pytest.Item]) -> None:
+    """Skip the tests marked `gpu` where there is none, with the reason."""
+    marked = [item for item in items if item.get_closest_marker("gpu") is not None]
+    why = backend.why_no_gpu() if marked else ""
+    if why:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {why}"))
