@@ -308,14 +308,15 @@ class Op(Shardable, Reversible):
         plan = self._plan(arrays)
         recording = grad_mode.enabled
         needs = tuple(recording and tensor._requires_grad for tensor in inputs)
-        xp = get_namespace(*arrays)
-        if xp is not np:
-            check_one_library(self.name, inputs)
-        ctx = self.context_type(xp, needs, plan)
+        ctx = self.context_type(get_namespace(*arrays), needs, plan)
         # The class attribute is FIRST already, so only other devices are stored.
         if device is not FIRST:
             device = ctx.device = device or current_device()
-        y = self.run_forward(ctx, arrays)
+        try:
+            y = self.run_forward(ctx, arrays)
+        except TypeError:
+            check_one_library(self.name, inputs)  # which CuPy refuses in other words
+            raise
         # Without an input that needs a gradient there is nothing to walk back to.
         node = Node(self, ctx, inputs) if True in needs else None
         return Tensor._result(y, node, device)
