@@ -23,6 +23,11 @@ from simparallel.testing import strict
 TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "float16": 2e-2}
 
 
+def name_of(kind: type) -> str:
+    """Return the full name of a type: the arrays of NumPy and CuPy are both called ndarray."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 class ArrayBackend:
     """An array library, and how close its results are to NumPy's.
 
@@ -47,6 +52,10 @@ class ArrayBackend:
     @property
     def type(self) -> type:
         return self.xp.ndarray
+
+    @property
+    def type_name(self) -> str:
+        return name_of(self.type)
 
     def on_device(self, array: np.ndarray) -> Array:
         return self.xp.asarray(array)
