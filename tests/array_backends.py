@@ -21,6 +21,8 @@ from simparallel.testing import strict
 # Largest difference from NumPy on a real GPU, relative to the largest element: sums in another order, fused
 # multiply-adds, and the GPU's own exp, log and tanh. Integers and bools are exact.
 TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "float16": 2e-2}
+# Of a test on a GPU, and of the runs in it.
+GPU_TIMEOUT_S = 900
 
 
 def name_of(kind: type) -> str:
@@ -34,14 +36,12 @@ class ArrayBackend:
     Args:
         name: "strict" or "cupy".
         steps: how much more the results may differ, because several updates follow one another.
+        is_exact: whether results are NumPy's bits; by default on the stand-in.
     """
 
-    def __init__(self, name: str, steps: float = 1.0) -> None:
+    def __init__(self, name: str, steps: float = 1.0, is_exact: bool | None = None) -> None:
         self.name, self.steps = name, steps
-
-    @property
-    def is_exact(self) -> bool:
-        return self.name == "strict"
+        self.is_exact = name == "strict" if is_exact is None else is_exact
 
     @property
     def xp(self) -> Any:
@@ -54,6 +54,11 @@ class ArrayBackend:
         return self.xp.ndarray
 
     @property
+    def run_settings(self) -> dict[str, Any]:
+        """Settings of a run whose new Tensors are these arrays."""
+        return {"array": "cupy"} if self.name == "strict" else {"array": "cupy", "timeout_s": GPU_TIMEOUT_S / 2}
+
+    @property
     def type_name(self) -> str:
         return name_of(self.type)
 
@@ -62,7 +67,7 @@ class ArrayBackend:
 
     def after(self, steps: float) -> ArrayBackend:
         """Return the backend for values that several updates made one after another."""
-        return ArrayBackend(self.name, steps)
+        return ArrayBackend(self.name, steps, self.is_exact)
 
     def assert_equal(self, actual: Any, expected: Any, what: str = "") -> None:
         """Compare an array with NumPy's: to the bit on the stand-in, within `TOLERANCES` on a GPU.
@@ -126,9 +131,12 @@ def gpus_hidden() -> Iterator[None]:
 
 
 def skip_without_gpu(items: list[pytest.Item]) -> None:
-    """Skip the tests marked `gpu` where there is none, with the reason."""
+    """Skip the tests marked `gpu` where there is none, with the reason.
+
+    Elsewhere they get more time: CuPy compiles each kernel when it is first used, and keeps it in `~/.cupy`.
+    """
     marked = [item for item in items if item.get_closest_marker("gpu") is not None]
     why = backend.why_no_gpu() if marked else ""
-    if why:
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {why}"))
+    mark = pytest.mark.skip(reason=f"needs a GPU: {why}") if why else pytest.mark.timeout(GPU_TIMEOUT_S)
+    for item in marked:
+        item.add_marker(mark)

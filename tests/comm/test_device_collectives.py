@@ -136,8 +136,8 @@ def values_of(value: Any) -> Any:
 
 def check(arrays: Any, transport: str, function: Any, name: str) -> None:
     settings: dict[str, Any] = {"world_size": SIZE, "transport": transport}
-    on_device = list(sp.launch(function, (name,), array="cupy", **settings))
-    on_host = list(sp.launch(function, (name,), array="numpy", **settings))
+    on_device = list(sp.launch(function, (name,), **settings, **arrays.run_settings))
+    on_host = list(sp.launch(function, (name,), **settings))
     assert {kind for rank in on_device for kind in types_of(rank)} == {arrays.type_name}
     arrays.assert_all_equal([values_of(rank) for rank in on_device], [values_of(rank) for rank in on_host], name)
 
