@@ -72,8 +72,8 @@ _LONG = {
     "adasum", "adasum_lab", "adasum_training", "algorithms", "api_pages", "auto_parallel", "bench_collectives", "boost",
     "boost_resume", "checkpoint_crash", "collectives", "collectives_out", "comm_hooks", "data_files",
     "ddp_variants", "device_programs", "fault_headers", "fault_messages", "forks", "halo", "inline", "join", "launch",
-    "mismatch", "models", "mpi_messages", "no_garbage", "powersgd_memory", "preflight", "quick_redistribution", "ranktable",
-    "redistribution", "resume", "resume_data", "resume_stops", "segment", "sharded_ops", "strict",
+    "mismatch", "models", "mpi_messages", "no_garbage", "powersgd_memory", "preflight", "quick_redistribution",
+    "ranktable", "redistribution", "resume", "resume_data", "resume_stops", "segment", "sharded_ops", "strict",
     "sync_batchnorm", "torch", "torch_optim", "torch_training", "uneven", "view", "wrapped_networks",
 }  # fmt: skip
 
