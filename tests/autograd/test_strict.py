@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from array_backends import gpus_hidden
 from hypothesis import given, settings, strategies as st
 from op_records import op_calls
 from refusals import refused
 
+from simparallel import backend
 from simparallel.autograd import Op, Tensor, functions as F
 from simparallel.autograd.op import AbstractConstant
 from simparallel.backend import get_namespace, is_array, to_device_like, to_host
@@ -154,6 +157,17 @@ def test_flags_are_those_of_cupy():
     assert (flags.c_contiguous, flags.f_contiguous) == (False, True)
     with pytest.raises(AttributeError, match="writeable"):
         flags.writeable  # noqa: B018
+
+
+def test_hidden_gpus_leave_the_stand_in(monkeypatch):
+    """On a machine with GPUs, tests on the stand-in find none."""
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=lambda: 2)))
+    monkeypatch.setattr(backend, "_usable_cupy", lambda: cupy)
+    assert backend.device_count() == 2
+    with gpus_hidden():
+        assert backend.device_count() == 0
+        assert type(Tensor(np.ones(3)).to("cuda:0").data) is StrictArray
+    assert backend.device_count() == 2
 
 
 needs_cupy = pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed; its tables need no GPU")
