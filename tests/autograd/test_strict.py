@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_backends import gpus_hidden
+from cupy_checks import shown_to_cupy
 from hypothesis import given, settings, strategies as st
 from op_records import op_calls
 from refusals import refused
@@ -217,6 +218,35 @@ def test_every_call_of_cupy_takes_its_keywords():
     for name, lacks in cupy_lacks.KEYWORDS.items():
         taken = parameters(getattr(cupy, name))
         assert taken is None or lacks.isdisjoint(taken), name
+
+
+needs_cupy_alone = pytest.mark.skipif(
+    find_spec("cupy") is None or not backend.why_no_gpu(), reason="needs CuPy and no GPU: the arrays have no memory"
+)
+
+
+@needs_cupy_alone
+@pytest.mark.parametrize("name", sorted(Op.registry))
+@given(data=st.data())
+def test_cupys_own_checks_accept_every_op(name, data):
+    """The calls of forward and backward, as far as CuPy looks at arguments before it asks for a GPU."""
+    op, inputs = data.draw(op_calls(name, data.draw(st.sampled_from((np.float32, np.float64, np.float16)))))
+    with shown_to_cupy() as found:
+        forward_and_backward(op, [on_device(array) for array in inputs])
+    assert found == []
+
+
+@needs_cupy_alone
+def test_call_that_cupy_refuses_is_found():
+    """Red control: NumPy sorts in many ways, CuPy in one."""
+    x = on_device(np.zeros(3))
+    with shown_to_cupy() as found:
+        xp.argsort(x, kind="stable")
+        xp.argsort(x, kind="quicksort")
+        x.view(None)
+        x[0:2, None].reshape(2)
+        xp.linalg.svd(on_device(np.zeros(3, np.int64).reshape(1, 3)))
+    assert [text.split(":")[0] for text in found] == ["argsort"]
 
 
 def test_duplicate_index_write_is_refused():
