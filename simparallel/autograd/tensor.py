@@ -565,7 +565,7 @@ def common_device(who: str, inputs: Sequence[Tensor]) -> Device | None:
 def check_one_library(who: str, inputs: Sequence[Tensor]) -> None:
     """Raise DeviceMismatchError if some inputs are in host memory and others on a GPU."""
     gpus = [gpu_of(tensor._data) for tensor in inputs]
-    if None not in gpus or any(type(tensor._data) in DRY_TYPES for tensor in inputs):
+    if None not in gpus or gpus == [None] * len(gpus):
         return
     told = ", ".join(
         f"input {i} {x.shape} {'in host memory' if gpu is None else f'on cuda:{gpu}'}"
