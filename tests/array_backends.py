@@ -133,10 +133,14 @@ def gpus_hidden() -> Iterator[None]:
 def skip_without_gpu(items: list[pytest.Item]) -> None:
     """Skip the tests marked `gpu` where there is none, with the reason.
 
-    Elsewhere they get more time: CuPy compiles each kernel when it is first used, and keeps it in `~/.cupy`.
+    Elsewhere they get more time: CuPy compiles each kernel when it is first used, and keeps it in `~/.cupy`. What CuPy
+    warns of is no error.
     """
     marked = [item for item in items if item.get_closest_marker("gpu") is not None]
     why = backend.why_no_gpu() if marked else ""
-    mark = pytest.mark.skip(reason=f"needs a GPU: {why}") if why else pytest.mark.timeout(GPU_TIMEOUT_S)
     for item in marked:
-        item.add_marker(mark)
+        if why:
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {why}"))
+        else:
+            item.add_marker(pytest.mark.timeout(GPU_TIMEOUT_S))
+            item.add_marker(pytest.mark.filterwarnings("default:::cupy.*"))
