@@ -41,7 +41,9 @@ git ls-files --cached --others --exclude-standard -z | tar --null --files-from=-
 cp tools/gpu_tests.sh "$folder/"
 
 rm -f "$folder"/wheels/simparallel-*.whl
-"${pip[@]}" wheel --no-deps --wheel-dir "$folder/wheels" .
+mkdir "$work/source"
+tar -xzf "$folder/source.tar.gz" -C "$work/source"
+"${pip[@]}" wheel --no-deps --wheel-dir "$folder/wheels" "$work/source"
 printf '%s\n' "simparallel[test,$cuda]" "cupy-${cuda}x$libraries" > "$folder/requirements.txt"
 
 options=(--only-binary=:all:)
