@@ -156,25 +156,30 @@ def place(array: Array, gpu: int | None) -> Array:
 
 def check_gpu_library() -> None:
     """Raise InputError unless arrays can be on a GPU. Starts no CUDA context, so that ranks may be forked later."""
-    if _stand_ins() or device_count():
-        return
+    why = "" if _stand_ins() else why_no_gpu()
+    if why:
+        raise InputError(
+            f"array='cupy' needs CuPy and a GPU, and {why}. CuPy's wheel has to fit the driver's CUDA version: "
+            'pip install ".[cuda12]" or ".[cuda13]", in a checkout. array=\'numpy\' needs neither.'
+        )
+
+
+def why_no_gpu() -> str:
+    """Return why CuPy cannot use a GPU here; "" if it can. Starts no CUDA context."""
     try:
         import cupy
     except ImportError as error:
-        raise InputError(
-            f"array='cupy' needs CuPy, and it cannot be imported ({error}). Install the wheel for the driver's CUDA "
-            'version: pip install ".[cuda12]" or ".[cuda13]", in a checkout.'
-        ) from None
+        return f"CuPy cannot be imported ({error})"
+    if _usable_cupy() is not None:
+        return ""
+    runtime = cupy.cuda.runtime
     try:
-        cupy.cuda.runtime.driverGetVersion()
-        cupy.cuda.runtime.getDeviceCount()
-        why = "it finds none"
-    except Exception as error:  # CuPy's own errors, of a missing or an old driver
-        why = str(error)
-    raise InputError(
-        f"array='cupy' needs a GPU, and CuPy {cupy.__version__} cannot use one: {why}. Update the NVIDIA driver, or "
-        "run with array='numpy'."
-    )
+        if not runtime.driverGetVersion():
+            return "there is no NVIDIA driver"
+        runtime.getDeviceCount()
+        return "the NVIDIA driver finds no GPU"
+    except Exception as error:  # CuPy's own errors, of an old driver for example
+        return f"CuPy {cupy.__version__} cannot use the NVIDIA driver: {error}"
 
 
 def home_on_gpu(local_rank: int) -> Callable[[Array, bool], Array]:
@@ -201,11 +206,17 @@ def _stand_ins() -> list[ModuleType]:
 
 def device_count() -> int:
     """Return the number of GPUs that CuPy can use; 0 without CuPy or without a driver."""
+    cupy = _usable_cupy()
+    return 0 if cupy is None else cupy.cuda.runtime.getDeviceCount()
+
+
+def _usable_cupy() -> Any:
+    """Return CuPy if it can use a GPU, else None. Tests on a stand-in hide the GPUs of a machine here."""
     try:
         import cupy
     except ImportError:
-        return 0
-    return cupy.cuda.runtime.getDeviceCount() if cupy.cuda.is_available() else 0
+        return None
+    return cupy if cupy.cuda.is_available() else None
 
 
 def _keep_freed_pages() -> None:

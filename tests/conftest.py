@@ -3,8 +3,9 @@
 Examples of the first two are the same in every run, so a test that fails fails because of a change; nightly runs look
 for new ones.
 
-Tests marked `documents`, `faults`, `soak` or `translations` run only where `-m` names the mark. Tests without any mark
-are also marked `fast`, except in long files.
+Tests marked `documents`, `faults`, `soak` or `translations` run only where `-m` names the mark. Tests marked `gpu` are
+skipped where CuPy finds no GPU; all others see a machine without one, see array_backends.py. Tests without any mark are
+also marked `fast`, except in long files.
 
 `--rewrite-golden` writes the texts of errors anew; see refusals.py.
 """
@@ -18,9 +19,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import array_backends
 import pytest
 import refusals
 from hypothesis import HealthCheck, settings
@@ -68,9 +71,9 @@ ON_DEMAND = "documents", "faults", "soak", "translations"
 _LONG = {
     "adasum", "adasum_lab", "adasum_training", "algorithms", "api_pages", "auto_parallel", "bench_collectives", "boost",
     "boost_resume", "checkpoint_crash", "collectives", "collectives_out", "comm_hooks", "data_files",
-    "ddp_variants", "fault_headers", "fault_messages", "forks", "halo", "inline", "join", "launch", "mismatch",
-    "models", "mpi_messages", "no_garbage", "powersgd_memory", "preflight", "quick_redistribution", "ranktable",
-    "redistribution", "resume", "resume_data", "resume_stops", "segment", "sharded_ops", "strict",
+    "ddp_variants", "device_programs", "fault_headers", "fault_messages", "forks", "halo", "inline", "join", "launch",
+    "mismatch", "models", "mpi_messages", "no_garbage", "powersgd_memory", "preflight", "quick_redistribution",
+    "ranktable", "redistribution", "resume", "resume_data", "resume_stops", "segment", "sharded_ops", "strict",
     "sync_batchnorm", "torch", "torch_optim", "torch_training", "uneven", "view", "wrapped_networks",
 }  # fmt: skip
 
@@ -85,6 +88,12 @@ def inline():
 def world(request):
     with World(request.param) as world:
         yield world
+
+
+@pytest.fixture(scope="session", params=array_backends.ARRAYS)
+def arrays(request):
+    """The array library in place of NumPy: the stand-in for CuPy, and CuPy where there is a GPU."""
+    return request.param
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -127,6 +136,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    array_backends.skip_without_gpu(items)
 
 
 def golden_id(item: pytest.Item) -> str:
@@ -138,6 +148,13 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if refusals.golden is None or getattr(item.obj, "is_hypothesis_test", False):
         return (yield)
     with refusals.golden.of(golden_id(item)):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Only tests marked `gpu` see the GPUs of this machine."""
+    with nullcontext() if item.get_closest_marker("gpu") is not None else array_backends.gpus_hidden():
         return (yield)
 
 

@@ -29,7 +29,7 @@ from simparallel.autograd.exchanges import Exchanges
 from simparallel.autograd.kernels.windows import Windows
 from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
-from simparallel.autograd.tensor import Tensor, as_tensor, common_device
+from simparallel.autograd.tensor import Tensor, as_tensor, check_one_library, common_device
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import InputError, ShapeError, SimParallelError
 from simparallel.hardware.devices import FIRST, Device, current_device
@@ -312,7 +312,11 @@ class Op(Shardable, Reversible):
         # The class attribute is FIRST already, so only other devices are stored.
         if device is not FIRST:
             device = ctx.device = device or current_device()
-        y = self.run_forward(ctx, arrays)
+        try:
+            y = self.run_forward(ctx, arrays)
+        except TypeError:
+            check_one_library(self.name, inputs)  # which CuPy refuses in other words
+            raise
         # Without an input that needs a gradient there is nothing to walk back to.
         node = Node(self, ctx, inputs) if True in needs else None
         return Tensor._result(y, node, device)

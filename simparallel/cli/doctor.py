@@ -135,7 +135,7 @@ def _optional() -> Iterator[Finding]:
     if not version:
         yield Finding("cupy", ABSENT, "not installed; arrays are NumPy's")
     elif gpus == 0:
-        yield Finding("cupy", FALLBACK, f"{version}; it finds no GPU that it can use; arrays are NumPy's")
+        yield Finding("cupy", FALLBACK, f"{version}; {backend.why_no_gpu()}; arrays are NumPy's")
     else:
         yield Finding("cupy", OK, f"{version}; {gpus} GPUs")
     version, library = _version("mpi4py"), _mpi_library()

@@ -18,6 +18,8 @@ from simparallel.backend import to_host
 from simparallel.collectives.host_copy import array_of, check_off_the_tape, filled, in_place, into, new, together
 from simparallel.comm import Communicator, Group, current
 from simparallel.comm.collective import COLLECTIVES
+from simparallel.comm.work import Work
+from simparallel.hardware.recorder import current_recorder
 
 P = ParamSpec("P")
 
@@ -89,7 +91,14 @@ def scatter(arrays: Sequence[Any] | None = None, *args: Any, out: Any = None, **
         return filled("scatter", out, lambda b: current().scatter(parts, *args, out=b, **kwargs))
     for part in arrays or ():
         check_off_the_tape("scatter", part)
-    return current().scatter(parts, *args, **kwargs)
+    result = current().scatter(parts, *args, **kwargs)
+    return result.then(_at_home) if isinstance(result, Work) else _at_home(result)
+
+
+def _at_home(array: np.ndarray) -> Any:
+    """Return the array where new arrays of this run are: only the root knows where the parts were."""
+    recorder = current_recorder()
+    return array if recorder is None or recorder.home is None else recorder.home(array, False)
 
 
 _named(scatter, "scatter", Communicator.scatter)

@@ -7,7 +7,8 @@
 
 Differences from NumPy, as in CuPy ("Differences between CuPy and NumPy" in its user guide):
 0-d results stay arrays, ufuncs accept no lists, only `get()` converts to
-NumPy. An assignment that writes one element twice, undefined in CuPy, is an error here.
+NumPy. Names, keywords and dtypes that CuPy lacks are refused, see `cupy_lacks`. An assignment that writes one element
+twice, undefined in CuPy, is an error here.
 
 Importing this file registers the type, so that Tensors and ops accept it.
 """
@@ -15,7 +16,7 @@ Importing this file registers the type, so that Tensors and ops accept it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -23,21 +24,8 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import register_namespace
+from simparallel.testing import cupy_lacks
 
-# Names of NumPy 2.4 that `import cupy` (14.2.0) lacks, found by comparing `numpy.__all__`,
-# `dir(numpy.ndarray)` and `numpy.linalg.__all__` with the modules themselves; without types.
-_MISSING = """
-    asmatrix block bmat busday_count busday_offset bytes_ char clongdouble core ctypeslib datetime64
-    datetime_as_string datetime_data dtypes einsum_path emath errstate f2py float128 frompyfunc fromregex
-    geomspace getbufsize geterr geterrcall histogram_bin_edges info insert is_busday isnat longdouble ma
-    matrix matvec memmap nanpercentile nanquantile ndenumerate nditer nested_iters object_ polyder polydiv
-    polyint rec recarray record setbufsize seterr seterrcall spacing str_ strings test timedelta64
-    typecodes unstack vecdot vecmat void __array_namespace_info__
-"""
-_MISSING_IN_LINALG = "diagonal matrix_norm multi_dot outer svdvals tensordot trace vecdot vector_norm"
-_MISSING_METHODS = "ctypes getfield resize setfield setflags to_device"
-MISSING, MISSING_IN_LINALG = frozenset(_MISSING.split()), frozenset(_MISSING_IN_LINALG.split())
-MISSING_METHODS = frozenset(_MISSING_METHODS.split())
 # Functions that copy host arrays to the device.
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
 
@@ -51,6 +39,8 @@ class StrictArray:
     __array_ufunc__ = None
 
     def __init__(self, data: np.ndarray) -> None:
+        if data.dtype.char not in cupy_lacks.DTYPES:
+            raise ValueError(f"CuPy has no arrays of dtype {data.dtype}.")
         self._data = data
 
     def get(self) -> np.ndarray:
@@ -60,6 +50,10 @@ class StrictArray:
     @property
     def device(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    @property
+    def flags(self) -> _Flags:
+        return _Flags(self._data.flags)
 
     @property
     def base(self) -> StrictArray | None:
@@ -73,10 +67,15 @@ class StrictArray:
 
     def __getattr__(self, name: str) -> Any:
         # All else is NumPy's, with device arrays going in and out. Private names are protocols that NumPy probes for.
-        if name.startswith("_") or name in MISSING_METHODS:
+        if name.startswith("_") or name in cupy_lacks.METHODS:
             raise AttributeError(f"a CuPy array has no attribute {name!r}")
         value = getattr(self._data, name)
-        return _guarded(value) if callable(value) else _wrap(value)
+        if not callable(value):
+            return _wrap(value)
+        return _guarded(value, name, cupy_lacks.KEYWORDS_OF_METHODS.get(name, frozenset()))
+
+    def item(self) -> Any:
+        return self._data.item()
 
     def __getitem__(self, key: Any) -> StrictArray:
         return _wrap(self._data[_unwrap(key)])
@@ -139,10 +138,26 @@ def _refuse_repeats(data: np.ndarray, key: Any) -> None:
         raise IndexError("x[indices] = … writes an element more than once; use xp.add.at.")
 
 
-def _guarded(function: Callable[..., Any], *, from_host: bool = False) -> Callable[..., Any]:
-    """Wrap `function` to take and return device arrays."""
+class _Flags:
+    """The flags of an array: CuPy's have no `writeable`."""
+
+    def __init__(self, flags: Any) -> None:
+        self._flags = flags
+
+    def __getattr__(self, name: str) -> bool:
+        if name not in cupy_lacks.FLAGS:
+            raise AttributeError(f"the flags of a CuPy array have no {name!r}")
+        return bool(getattr(self._flags, name))
+
+
+def _guarded(
+    function: Callable[..., Any], name: str, lacks: frozenset[str], *, from_host: bool = False
+) -> Callable[..., Any]:
+    """Wrap `function` to take and return device arrays, and to refuse the keywords `lacks`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if unknown := sorted(lacks & kwargs.keys()):
+            raise TypeError(f"CuPy's {name}() takes no {', '.join(unknown)}.")
         if not from_host:
             args, kwargs = _unwrap(args), {key: _unwrap(value) for key, value in kwargs.items()}
         # `xp.asarray` and the other functions of _FROM_HOST accept both sides; NumPy arrays are copied, as to a GPU.
@@ -156,26 +171,42 @@ def _guarded(function: Callable[..., Any], *, from_host: bool = False) -> Callab
 
 
 class _Ufunc:
-    """A ufunc that refuses lists; `at`, `reduce` and the other methods exist."""
+    """A ufunc that refuses lists; only some have `at`, `reduce`, `accumulate` and `reduceat`, as in CuPy."""
 
     def __init__(self, ufunc: np.ufunc) -> None:
         self._ufunc = ufunc
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = self._ufunc.__name__
         for arg in args:
             if isinstance(arg, (list, tuple)):
-                raise TypeError(f"cupy.{self._ufunc.__name__} takes arrays and numbers, got {arg!r}.")
-        return _guarded(self._ufunc)(*args, **kwargs)
+                raise TypeError(f"cupy.{name} takes arrays and numbers, got {arg!r}.")
+        lacks = cupy_lacks.KEYWORDS_OF_MATMUL if name == "matmul" else cupy_lacks.KEYWORDS_OF_UFUNCS
+        return _guarded(self._ufunc, name, lacks)(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        return _guarded(getattr(self._ufunc, name))
+    def __getattr__(self, method: str) -> Any:
+        name = self._ufunc.__name__
+        if name not in cupy_lacks.UFUNC_METHODS.get(method, {name}):
+            raise NotImplementedError(f"CuPy 14 has no {name}.{method}.")
+        function = _guarded(getattr(self._ufunc, method), f"{name}.{method}", frozenset(("initial", "where")))
+        return self._checked_at(function) if method == "at" else function
+
+    def _checked_at(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        name = self._ufunc.__name__
+
+        def at(array: Any, *args: Any) -> None:
+            if array.dtype.name not in cupy_lacks.DTYPES_OF_AT[name]:
+                raise TypeError(f"cupy.{name}.at does not support {array.dtype}.")
+            function(array, *args)
+
+        return at
 
 
 class StrictNamespace:
     """`numpy` with the names of `cupy`; likewise `xp.linalg` and other submodules."""
 
-    def __init__(self, module: ModuleType, missing: frozenset[str]) -> None:
-        self._module, self._missing = module, missing
+    def __init__(self, module: ModuleType, missing: frozenset[str], keywords: Mapping[str, frozenset[str]]) -> None:
+        self._module, self._missing, self._keywords = module, missing, keywords
 
     def __getattr__(self, name: str) -> Any:
         if name in self._missing:
@@ -186,10 +217,12 @@ class StrictNamespace:
         if isinstance(value, np.ufunc):
             return _Ufunc(value)
         if isinstance(value, ModuleType):
-            return StrictNamespace(value, MISSING_IN_LINALG if name == "linalg" else frozenset())
+            if name == "linalg":
+                return StrictNamespace(value, cupy_lacks.NAMES_IN_LINALG, cupy_lacks.KEYWORDS_IN_LINALG)
+            return StrictNamespace(value, frozenset(), {})
         # Types (dtypes, scalars) are host objects in CuPy, too.
         if callable(value) and not isinstance(value, type):
-            return _guarded(value, from_host=name in _FROM_HOST)
+            return _guarded(value, name, self._keywords.get(name, frozenset()), from_host=name in _FROM_HOST)
         return value
 
 
@@ -234,5 +267,5 @@ def _give_operators() -> None:
 
 
 _give_operators()
-xp: Any = StrictNamespace(np, MISSING)
+xp: Any = StrictNamespace(np, cupy_lacks.NAMES, cupy_lacks.KEYWORDS)
 register_namespace(StrictArray, xp)

@@ -14,7 +14,7 @@ from simparallel import nn
 from simparallel.autograd import Conv2d, MaxPool2d, Spec, Tensor, functions as F
 from simparallel.autograd.kernels.windows import windows
 from simparallel.errors import DTypeError, InputError, ShapeError
-from simparallel.testing import check_gradients, strict
+from simparallel.testing import check_gradients
 
 WINOGRAD_ERROR = 2e-5  # times the largest sum of absolute products, in float32
 MANY = 17  # number of channels from which a pixel's channels are adjacent in memory
@@ -114,16 +114,16 @@ def test_winograd_splits_many_channels(shape):
         assert (a != b).any()  # another method was used
 
 
-def test_winograd_runs_on_the_cupy_stand_in():
+def test_winograd_runs_on_device_arrays(arrays):
     x, w = normal(0, (2, 4, 7, 6), (3, 4, 3, 3))
     op = Conv2d(1, 1, method="winograd")
-    leaves = [Tensor(strict.xp.asarray(array), requires_grad=True) for array in (x, w)]
+    leaves = [Tensor(arrays.on_device(array), requires_grad=True) for array in (x, w)]
     y = op(*leaves)
-    y.backward(strict.xp.ones(y.shape, dtype=y.dtype))
+    y.backward(arrays.xp.ones(y.shape, dtype=y.dtype))
     expected = forward_and_backward(op, np.ones(y.shape), x, w)
 
     for tensor, right in zip((y, *(leaf.grad for leaf in leaves)), expected, strict=True):
-        np.testing.assert_array_equal(tensor.numpy(), right)
+        arrays.assert_equal(tensor.numpy(), right)
 
 
 def test_float64_and_integers_are_summed_directly():

@@ -25,7 +25,6 @@ from simparallel.errors import (
 from simparallel.layout.layout import Layout
 from simparallel.nn.deferred import deferred_init
 from simparallel.parallel import DistributedDataParallel, distribute_tensor
-from simparallel.testing.strict import StrictArray, xp
 
 SIGNS = [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow]
 INTEGERS = st.integers(-4, 4).map(float)
@@ -246,17 +245,19 @@ def test_parameter_without_data_is_not_written():
 # --- devices, ranks ----------------------------------------------------------------------------------------------
 
 
-def test_on_another_device_and_on_a_gpu():
+def test_on_another_device():
     x = Tensor(np.arange(3.0), device="sim:1")
     x *= 2.0
     x[1:] = Tensor([5.0, 6.0], device="sim:1")
     assert (x.data.tolist(), x.device) == ([0, 5, 6], "sim:1")
 
-    y = Tensor(xp.asarray(np.arange(3.0)))
+
+def test_on_a_gpu(arrays):
+    y = Tensor(arrays.on_device(np.arange(3.0)))
     y -= 1.0
     y[[0, 2]] = 9.0
-    y[y < 1] = Tensor(xp.asarray(np.array([4.0])))
-    assert type(y.data) is StrictArray
+    y[y < 1] = Tensor(arrays.on_device(np.array([4.0])))
+    assert type(y.data) is arrays.type
     assert y.numpy().tolist() == [9, 4, 9]
 
 

@@ -162,7 +162,8 @@ def detail(name: str) -> str:
 def test_cupy_without_a_gpu_is_not_called_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda *names: "13.4" if "cupy" in names else "")
     monkeypatch.setattr(doctor.backend, "device_count", lambda: 0)
-    assert detail("cupy") == "fallback: 13.4; it finds no GPU that it can use; arrays are NumPy's"
+    monkeypatch.setattr(doctor.backend, "why_no_gpu", lambda: "there is no NVIDIA driver")
+    assert detail("cupy") == "fallback: 13.4; there is no NVIDIA driver; arrays are NumPy's"
     monkeypatch.setattr(doctor.backend, "device_count", lambda: 2)
     assert detail("cupy") == "ok: 13.4; 2 GPUs"
 

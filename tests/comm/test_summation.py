@@ -15,7 +15,6 @@ from refusals import refused
 import simparallel as sp
 from simparallel.base.adasum import BLOCK, coefficients, moments
 from simparallel.errors import DTypeError, InputError, ShapeError
-from simparallel.testing.strict import StrictArray
 
 RTOL = {"float64": 2e-14, "float32": 3e-7, "float16": 1.5e-3}  # times the root of the sum of squared norms
 EXACT = 2e-14
@@ -524,11 +523,11 @@ def test_one_bad_number_poisons_its_layer_only(bad):
     assert np.isnan(poisoned).all()
 
 
-def test_gpu_arrays_stay_on_the_gpu():
+def test_gpu_arrays_stay_on_the_gpu(arrays):
     g = make("correlated", 4, 7, 0)
-    result = sp.adasum([StrictArray(v) for v in g])
-    assert isinstance(result, StrictArray)
-    assert result.get().tolist() == sp.adasum(g).tolist()
+    result = sp.adasum([arrays.on_device(v) for v in g])
+    assert isinstance(result, arrays.type)
+    arrays.assert_equal(result, sp.adasum(g))
 
 
 @example(np.zeros(3), np.ones(3))

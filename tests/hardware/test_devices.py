@@ -16,7 +16,6 @@ from simparallel.errors import ClusterError, DeviceMismatchError, DeviceOutOfMem
 from simparallel.hardware.cluster import DeviceSpec, LinkSpec, describe
 from simparallel.hardware.devices import FIRST, Device, current_device
 from simparallel.hardware.recorder import COMPUTE, COPY_IN, COPY_OUT, Recorder, use_recorder
-from simparallel.testing.strict import StrictArray, xp
 from simparallel.trace import Trace
 
 F = sp.functions
@@ -179,24 +178,26 @@ def test_statistics_on_other_device_are_refused():
     assert v.data.tolist() == w.data.tolist() == [0.5, 0.5]
 
 
-def test_gpu_arrays_keep_their_device():
-    """On the stand-in for CuPy."""
-    x = sp.Tensor(xp.asarray(np.arange(3.0)), requires_grad=True)
+def test_gpu_arrays_keep_their_device(arrays):
+    x = sp.Tensor(arrays.on_device(np.arange(3.0)), requires_grad=True)
     assert x.device == (x * 2).device == "cuda:0"
     host = x.to("cpu")
     assert host.device == "sim:0"
     assert isinstance(host.data, np.ndarray)
     (host.to("sim:1") * np.arange(3.0)).sum().backward()
-    assert isinstance(x.grad.data, StrictArray)
+    assert isinstance(x.grad.data, arrays.type)
     assert x.grad.numpy().tolist() == [0, 1, 2]
     with use_recorder(recorder_of()) as recorder:  # on the clock of the first device
-        assert (x + xp.asarray(np.ones(3))).device == "cuda:0"
+        assert (x + arrays.on_device(np.ones(3))).device == "cuda:0"
         assert [e.device for e in recorder.events] == [0]
     back = host.detach().to("cuda:0")
-    assert isinstance(back.data, StrictArray)
+    assert isinstance(back.data, arrays.type)
     assert back.to("cuda") is back
+
+
+def test_gpu_that_does_not_exist():
     with refused(InputError):
-        host.to("cuda:5")
+        sp.Tensor(np.ones(3)).to("cuda:5")
 
 
 # --- modules ------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from simparallel.autograd import Tensor
 from simparallel.errors import DeviceOutOfMemoryError, InputError
 from simparallel.hardware.cluster import describe
 from simparallel.hardware.recorder import Recorder, use_recorder
-from simparallel.testing import strict
 
 
 def leaf(values, dtype=np.float64):
@@ -194,16 +193,16 @@ def test_zero_gradient_keeps_float16_weights():
 
 
 @pytest.mark.parametrize("make", HALF)
-def test_float16_on_a_device(make):
+def test_float16_on_a_device(arrays, make):
     values, grad = np.array([1.0, -2.0], np.float16), np.array([0.5, 0.25], np.float16)
-    param, plain = Tensor(strict.xp.asarray(values), requires_grad=True), leaf(values, np.float16)
+    param, plain = Tensor(arrays.on_device(values), requires_grad=True), leaf(values, np.float16)
     optimizer, other = make([param]), make([plain])
     for _ in range(3):
-        optimizer([strict.xp.asarray(grad)])
+        optimizer([arrays.on_device(grad)])
         other([grad])
     np.testing.assert_allclose(param.numpy(), plain.numpy(), rtol=1e-3)
     optimizer.load_state_dict(optimizer.state_dict())
-    optimizer([strict.xp.asarray(grad)])
+    optimizer([arrays.on_device(grad)])
 
 
 def test_float16_state_is_widened_on_load():

@@ -207,7 +207,8 @@ class Scatter(AbstractAlong):
         check_labels(index, x.shape[axis], None, self.name, POSITIONS)
         ctx.index, ctx.last = index, None
         if self.reduce == "add":
-            y = x.astype(wider(dtype))
+            # CuPy adds no smaller integers in place; the sum in 64 bits is the same.
+            y = x.astype(wider(dtype) if dtype.kind == "f" else "int64")
             xp.add.at(y, _grid(xp, index, axis), src.astype(y.dtype, copy=False))
             return y.astype(dtype, copy=False)
         # For every position in y: the row-major number of the last element of src written there, -1 for none.

@@ -9,7 +9,7 @@ import numpy as np
 
 from simparallel.autograd.methods import function
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import get_namespace
+from simparallel.backend import get_namespace, to_device_like
 from simparallel.errors import InputError, ShapeError
 
 _MODES = {"nearest": (3, 4, 5), "linear": (3,), "bilinear": (4,)}
@@ -83,7 +83,7 @@ def _along(x: Tensor, dim: int, size: int, ratio: float, mode: str, align_corner
     """Resize one dim of x; `ratio` is the distance in the old dim between neighbours in the new one."""
     old, at = x.shape[dim], np.arange(size)
     if mode == "nearest":
-        return x.take(np.minimum(np.floor(at * ratio).astype(np.int64), old - 1), dim)
+        return _taken(x, np.floor(at * ratio).astype(np.int64), dim)
     if align_corners:
         place = at * ((old - 1) / (size - 1) if size > 1 else 0.0)
     else:
@@ -93,4 +93,9 @@ def _along(x: Tensor, dim: int, size: int, ratio: float, mode: str, align_corner
     low = np.minimum(place.astype(np.int64), old - 1)
     share = (place - low).clip(0, 1).reshape([-1 if i == dim else 1 for i in range(x.ndim)])
     upper = get_namespace(x._data).asarray(share, dtype=x.dtype if x.dtype.kind == "f" else np.float32)
-    return x.take(low, dim) * (1 - upper) + x.take(np.minimum(low + 1, old - 1), dim) * upper
+    return _taken(x, low, dim) * (1 - upper) + _taken(x, low + 1, dim) * upper
+
+
+def _taken(x: Tensor, at: np.ndarray, dim: int) -> Tensor:
+    """Select positions along a dim; behind its end is its last element."""
+    return x.take(to_device_like(np.minimum(at, x.shape[dim] - 1), x._data), dim)

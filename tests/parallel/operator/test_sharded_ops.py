@@ -79,7 +79,7 @@ def run_sharded(
     y = (cut if strategy is None else cut.shard(strategy))(*leaves)
     whole = y.full_tensor()
     if whole.requires_grad:
-        whole.backward(dy)
+        whole.backward(None if dy is None else Tensor(dy))
     grads = [None if leaf.grad is None else leaf.grad.full_tensor().numpy() for leaf in leaves]
     return whole.numpy().copy(), grads, step(leaves), y.layout is not None and y.layout.partial
 
@@ -116,6 +116,35 @@ def test_every_op_cut_equals_the_whole(name: str, data: Any) -> None:
                 np.testing.assert_allclose(gradient, expected, **tolerance)
         for leaf, expected in zip(found_stepped, stepped, strict=True):
             np.testing.assert_allclose(leaf, expected, **tolerance)
+
+
+@pytest.mark.parametrize("name", sorted(set(Op.registry) - {"Redistribute", "Replicate", "ToDevice"}))
+@settings(max_examples=3)
+@given(data=st.data())
+def test_every_cut_op_on_device_equals_numpy(arrays: Any, name: str, data: Any) -> None:
+    """Redistributions of the inputs, gradients and an optimizer's step included."""
+    op, inputs = data.draw(op_calls(name, np.float32, exact=name in EXACT))
+    shapes = tuple(x.shape for x in inputs)
+    sharding = data.draw(shardings(op, shapes))
+    start = [
+        data.draw(layouts(shape, sharding.mesh.shape, names=sharding.mesh.axis_names, permuted=False))
+        for shape in shapes
+    ]
+    y = op(*map(Tensor, inputs))
+    dy = np.random.default_rng(1).integers(-4, 5, y.shape).astype(y.dtype) if y.dtype.kind == "f" else None
+    on_host, on_device = (
+        list(
+            sp.launch(
+                run_sharded,
+                (op, inputs, dy, None, start),
+                world_size=sharding.mesh.size,
+                transport="inline",
+                **given_settings,
+            )
+        )
+        for given_settings in ({}, arrays.run_settings)
+    )
+    arrays.after(10).assert_all_equal(on_device, on_host, name)
 
 
 def divides(layout: Layout, shape: tuple[int, ...]) -> bool:

@@ -1,0 +1,146 @@
+"""The array libraries that stand for a GPU in tests: `strict`, a stand-in that runs everywhere, and CuPy on a real GPU.
+
+A test takes the fixture `arrays`, or runs of `PLACES`. The case "cupy" has the mark `gpu`: `pytest -m gpu` runs these
+cases, and without a GPU they are skipped with the reason. All other tests see a machine without GPUs, so that both
+kinds run in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simparallel import backend
+from simparallel.backend import Array, to_host
+from simparallel.testing import strict
+
+# Largest difference from NumPy on a real GPU, relative to the largest element: sums in another order, fused
+# multiply-adds, and the GPU's own exp, log and tanh. Integers and bools are exact.
+TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "float16": 2e-2}
+# Of a test on a GPU, and of the runs in it.
+GPU_TIMEOUT_S = 900
+
+
+def name_of(kind: type) -> str:
+    """Return the full name of a type: the arrays of NumPy and CuPy are both called ndarray."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class ArrayBackend:
+    """An array library, and how close its results are to NumPy's.
+
+    Args:
+        name: "strict" or "cupy".
+        steps: how much more the results may differ, because several updates follow one another.
+        is_exact: whether results are NumPy's bits; by default on the stand-in.
+    """
+
+    def __init__(self, name: str, steps: float = 1.0, is_exact: bool | None = None) -> None:
+        self.name, self.steps = name, steps
+        self.is_exact = name == "strict" if is_exact is None else is_exact
+
+    @property
+    def xp(self) -> Any:
+        if self.name == "strict":
+            return strict.xp
+        return pytest.importorskip("cupy")
+
+    @property
+    def type(self) -> type:
+        return self.xp.ndarray
+
+    @property
+    def run_settings(self) -> dict[str, Any]:
+        """Settings of a run whose new Tensors are these arrays."""
+        return {"array": "cupy"} if self.name == "strict" else {"array": "cupy", "timeout_s": GPU_TIMEOUT_S / 2}
+
+    @property
+    def type_name(self) -> str:
+        return name_of(self.type)
+
+    def on_device(self, array: np.ndarray) -> Array:
+        return self.xp.asarray(array)
+
+    def after(self, steps: float) -> ArrayBackend:
+        """Return the backend for values that several updates made one after another."""
+        return ArrayBackend(self.name, steps, self.is_exact)
+
+    def assert_equal(self, actual: Any, expected: Any, what: str = "") -> None:
+        """Compare an array with NumPy's: to the bit on the stand-in, within `TOLERANCES` on a GPU.
+
+        Shape and dtype are equal on both. NaN equals NaN.
+        """
+        actual, expected = np.asarray(to_host(actual)), np.asarray(expected)
+        assert actual.dtype == expected.dtype, f"{what}: dtype {actual.dtype} instead of {expected.dtype}"
+        if self.is_exact or expected.dtype.kind != "f":
+            np.testing.assert_array_equal(actual, expected, err_msg=what, strict=True)
+            return
+        wide = expected.astype("float64")
+        largest = abs(wide[np.isfinite(wide)]).max(initial=1.0)
+        tolerance = self.steps * TOLERANCES[expected.dtype.name]
+        np.testing.assert_allclose(
+            actual.astype("float64"), wide, rtol=tolerance, atol=tolerance * largest, err_msg=what, strict=True
+        )
+
+    def assert_all_equal(self, actual: Any, expected: Any, what: str = "") -> None:
+        """Compare dicts, lists and tuples of arrays, numbers and other values, entry by entry."""
+        if isinstance(expected, dict):
+            assert actual.keys() == expected.keys(), what
+            for key, value in expected.items():
+                self.assert_all_equal(actual[key], value, f"{what}[{key!r}]")
+        elif isinstance(expected, (list, tuple)):
+            assert len(actual) == len(expected), what
+            for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
+                self.assert_all_equal(one, other, f"{what}[{i}]")
+        elif isinstance(expected, float):
+            # Losses and norms were computed in float32.
+            self.assert_equal(np.float32(actual), np.float32(expected), what)
+        elif isinstance(expected, (np.ndarray, np.generic)):
+            self.assert_equal(actual, expected, what)
+        else:
+            assert actual == expected, what
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+ARRAYS = [
+    pytest.param(ArrayBackend("strict"), id="strict"),
+    pytest.param(ArrayBackend("cupy"), id="cupy", marks=pytest.mark.gpu),
+]
+# Real device processes, too: a CUDA context must start after the fork.
+PLACES = [
+    pytest.param(ArrayBackend("strict"), "inline", id="strict"),
+    pytest.param(ArrayBackend("cupy"), "inline", id="cupy", marks=pytest.mark.gpu),
+    pytest.param(ArrayBackend("cupy"), "shm", id="cupy-processes", marks=[pytest.mark.gpu, pytest.mark.process]),
+]
+
+
+@contextmanager
+def gpus_hidden() -> Iterator[None]:
+    """Let the package find no GPU inside of the block, so that `strict` takes its place."""
+    usable, backend._usable_cupy = backend._usable_cupy, lambda: None
+    try:
+        yield
+    finally:
+        backend._usable_cupy = usable
+
+
+def skip_without_gpu(items: list[pytest.Item]) -> None:
+    """Skip the tests marked `gpu` where there is none, with the reason.
+
+    Elsewhere they get more time: CuPy compiles each kernel when it is first used, and keeps it in `~/.cupy`. What CuPy
+    warns of is no error.
+    """
+    marked = [item for item in items if item.get_closest_marker("gpu") is not None]
+    why = backend.why_no_gpu() if marked else ""
+    for item in marked:
+        if why:
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {why}"))
+        else:
+            item.add_marker(pytest.mark.timeout(GPU_TIMEOUT_S))
+            item.add_marker(pytest.mark.filterwarnings("default:::cupy.*"))

@@ -1,0 +1,143 @@
+"""Every optimizer of `sp.optim`, clipping and loss scaling give NumPy's values on device arrays."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import simparallel as sp
+from simparallel import optim
+from simparallel.backend import to_host
+
+# Settings beside the defaults, which every optimizer is tested with.
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "Adagrad": [{"weight_decay": 0.1, "lr_decay": 0.1}],
+    "Adam": [{"amsgrad": True, "weight_decay": 0.1, "maximize": True}],
+    "AdamW": [{"amsgrad": True, "weight_decay": 0.1}],
+    "LARS": [{"weight_decay": 0.1, "momentum": 0.9}],
+    "Momentum": [{"use_nesterov": True, "weight_decay": 0.1, "loss_scale": 4.0}],
+    "RMSprop": [{"centered": True, "momentum": 0.5}],
+    "SGD": [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}],
+}
+# Arguments without a default.
+NEEDED = {"Momentum": {"learning_rate": 0.1, "momentum": 0.9}}
+
+
+def optimizer_names() -> list[str]:
+    """Return all classes of optimizers in `sp.optim`, so that a new one is tested."""
+    kinds = {name: getattr(optim, name) for name in optim.__all__}
+    return [
+        name
+        for name, kind in sorted(kinds.items())
+        if isinstance(kind, type) and issubclass(kind, optim.Optimizer) and kind is not optim.Optimizer
+    ]
+
+
+def parameters(on_device: Any, dtype: str) -> list[sp.Tensor]:
+    """Return a matrix in C order, one that is not contiguous, a vector, and one without elements."""
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(shape).astype(dtype) for shape in ((3, 4), (5, 2), (700,), (0, 3))]
+    arrays = [on_device(value) for value in values]
+    arrays[1] = arrays[1].T
+    return [sp.Tensor(array, requires_grad=True) for array in arrays]
+
+
+def gradients(on_device: Any, params: list[sp.Tensor], step: int) -> list[Any]:
+    rng = np.random.default_rng([1, step])
+    return [on_device(rng.standard_normal(p.shape).astype(p.dtype)) for p in params]
+
+
+def stepped(on_device: Any, make: Any, dtype: str) -> dict[str, Any]:
+    """Take two steps, save, load into another optimizer, and take a third."""
+    params = parameters(on_device, dtype)
+    optimizer = make(params)
+    norms = []
+    for step in range(3):
+        if step == 2:
+            state = optimizer.state_dict()
+            optimizer = make(params)
+            optimizer.load_state_dict(state)
+        for p, gradient in zip(params, gradients(on_device, params, step), strict=True):
+            p.grad = gradient
+        for norm_type in (1.0, 2.0, float("inf")):
+            norms.append(optim.clip_grad_norm_(params, 20.0, norm_type))
+        optim.clip_grad_value_(params, 1.5)
+        optimizer.step()
+    assert all(type(array) is type(params[0].data) for array in (p.data for p in params))
+    return {"values": [p.numpy() for p in params], "state": optimizer.state_dict(), "norms": norms}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [(name, settings) for name in optimizer_names() for settings in ({}, *SETTINGS.get(name, []))],
+    ids=lambda value: value if isinstance(value, str) else "_".join(value) or "defaults",
+)
+def test_optimizer_on_device_equals_numpy(arrays: Any, name: str, settings: dict[str, Any], dtype: str) -> None:
+    make = partial(getattr(optim, name), **NEEDED.get(name, {}), **settings)
+    found = stepped(arrays.on_device, make, dtype)
+    arrays.after(10).assert_all_equal(found, stepped(np.array, make, dtype))
+
+
+def test_gradients_given_as_a_list(arrays: Any) -> None:
+    """MindSpore's way to step."""
+
+    def run(on_device: Any) -> list[np.ndarray]:
+        params = parameters(on_device, "float32")
+        optimizer = optim.Adam(params)
+        for step in range(2):
+            optimizer(gradients(on_device, params, step))
+        return [p.numpy() for p in params]
+
+    arrays.after(10).assert_all_equal(run(arrays.on_device), run(np.array))
+
+
+def test_finiteness_of_device_arrays(arrays: Any) -> None:
+    good, bad = (arrays.on_device(np.array([1.0, value], np.float16)) for value in (2.0, np.inf))
+    assert optim.all_finite([good, sp.Tensor(good)])
+    assert not optim.all_finite([good, bad])
+
+
+def scaling_names() -> list[str]:
+    return [name for name in optim.__all__ if "LossScale" in name and name != "LossScaleManager"]
+
+
+@pytest.mark.parametrize("manager", [None, *scaling_names()])
+def test_loss_scaling_on_device_equals_numpy(arrays: Any, manager: str | None) -> None:
+    """The second step overflows float16, and is skipped."""
+
+    def run(on_device: Any) -> list[Any]:
+        (w, *_) = parameters(on_device, "float16")
+        optimizer = optim.SGD([w], lr=0.1)
+        made = None if manager is None else getattr(optim, manager)(4.0)
+        scaler = optim.GradScaler(init_scale=4.0, growth_interval=1) if made is None else optim.GradScaler(made)
+        history = []
+        for step in range(3):
+            x = sp.Tensor(on_device(np.full((4, 3), 6e4 if step == 1 else 0.5, np.float16)))
+            scaler.scale((x @ w).mean()).backward(check_finite=False)
+            scaler.unscale_(optimizer)
+            optim.clip_grad_norm_([w], 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            history += [w.numpy().copy(), scaler.get_scale()]
+        return history
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        found, expected = run(arrays.on_device), run(np.array)
+    arrays.after(3).assert_all_equal(found, expected)
+
+
+def test_state_stays_on_the_device(arrays: Any) -> None:
+    (w, *_) = parameters(arrays.on_device, "float32")
+    optimizer = optim.Adam([w])
+    w.grad = arrays.on_device(np.ones((3, 4), np.float32))
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    moments = [value for value in optimizer.state[w].values() if hasattr(value, "shape")]
+    assert moments
+    assert all(type(moment) is arrays.type for moment in moments)
+    assert all(type(to_host(moment)) is np.ndarray for moment in moments)

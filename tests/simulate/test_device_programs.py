@@ -1,0 +1,83 @@
+"""Every program of `programs.py` with `array="cupy"`: each op and each gradient of every rank gives NumPy's values."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from programs import PROGRAMS
+
+import simparallel as sp
+from simparallel.autograd import Op
+from simparallel.backend import to_host
+from simparallel.errors import DeviceMismatchError, InputError, RunFailedError
+
+# These name simulated devices, whose memory is the host's, or hand over gradients from the host.
+REFUSED = {
+    "data_parallel": DeviceMismatchError,
+    "replicas": DeviceMismatchError,
+    "layers_on_two_devices": DeviceMismatchError,
+    "gradients_from_numpy": InputError,
+}
+# NumPy's has a kernel of its own, which adds in another order.
+ATTENTION = "ScaledDotProductAttention"
+_here = threading.local()
+
+
+@pytest.fixture(autouse=True)
+def noted_ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Note what every op computes, by rank; ranks are threads here."""
+    forward, backward = Op.run_forward, Op.run_backward
+
+    def note(name: str, arrays: Any) -> None:
+        values = getattr(_here, "values", None)
+        if values is not None:
+            values += [(name, to_host(array).copy()) for array in arrays if array is not None]
+
+    def run_forward(self: Op, ctx: Any, inputs: Any) -> Any:
+        y = forward(self, ctx, inputs)
+        note(self.name, [y])
+        return y
+
+    def run_backward(self: Op, ctx: Any, dy: Any) -> Any:
+        grads = backward(self, ctx, dy)
+        note(self.backward_name, grads)
+        return grads
+
+    monkeypatch.setattr(Op, "run_forward", run_forward)
+    monkeypatch.setattr(Op, "run_backward", run_backward)
+    yield
+    _here.values = None
+
+
+def noted(function: Any, args: tuple[Any, ...]) -> list[tuple[str, np.ndarray]]:
+    _here.values = []
+    with np.errstate(all="ignore"):
+        function(*args)
+    return _here.values
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED])
+def test_every_value_of_a_program_equals_numpys(arrays: Any, name: str) -> None:
+    function, args, world_size, described = PROGRAMS[name]
+    settings = {"world_size": world_size, "transport": "inline", "echo": False, **described}
+    expected = sp.launch(noted, (function, args), **settings)
+    found = sp.launch(noted, (function, args), **settings, **arrays.run_settings)
+    for ours, theirs in zip(found, expected, strict=True):
+        names = [name for name, _ in theirs]
+        assert [name for name, _ in ours] == names
+        near = type(arrays)(arrays.name, 0.01, is_exact=False) if ATTENTION in names and arrays.is_exact else arrays
+        for (op, value), (_, numpys) in zip(ours, theirs, strict=True):
+            near.after(100 * near.steps).assert_equal(value, numpys, f"{name}: {op}")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_program_of_simulated_devices_is_refused(arrays: Any, name: str) -> None:
+    """In words, not by an error from inside of an op."""
+    function, args, world_size, described = PROGRAMS[name]
+    with pytest.raises(RunFailedError) as caught:
+        sp.launch(function, args, world_size=world_size, transport="inline", **described, **arrays.run_settings)
+    assert type(caught.value.__cause__) is REFUSED[name]
