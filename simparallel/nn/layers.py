@@ -392,10 +392,9 @@ class Dropout(TensorModule):
         x = as_tensor(x)
         if not self.training or self.p == 0:
             return x
-        # An input, not a setting: one op serves every step, and so does its cached plan.
-        call = Tensor._result(
-            np.array(random_state.next_call(self.stream), np.int64)
-        )  # stays on the host, where masks are drawn
+        # An input, not a setting: one op serves every step, and so does its cached plan. It stays on the host, where
+        # masks are drawn.
+        call = Tensor._result(np.array(random_state.next_call(self.stream), np.int64))
         part = random_state.part if x.placement is None else random_state.sharded_part
         return instance(DropoutOp, self.p, random_state.seed, self.stream, part)(x, call)
 

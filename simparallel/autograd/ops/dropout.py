@@ -135,7 +135,6 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
         return x
     # A sharded x is the whole batch already; a plain x may be one rank's part of it.
     stream, part = "functions.dropout", random_state.part if x.placement is None else (0, 1)
-    call = Tensor._result(
-        np.array(random_state.next_call(stream), np.int64)
-    )  # stays on the host, where masks are drawn
+    # It stays on the host, where masks are drawn.
+    call = Tensor._result(np.array(random_state.next_call(stream), np.int64))
     return instance(Dropout, p, random_state.seed, stream, part)(x, call)
