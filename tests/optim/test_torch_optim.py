@@ -95,6 +95,7 @@ def their_leaf(values):
 @settings(max_examples=15)
 def test_steps_agree_with_torch(name, draw):
     """Weights after each of 60 steps, each from a gradient of the weights; float64."""
+    tolerance = 1e-6 if name == "NAdam" else 1e-8  # PyTorch keeps the product of its momenta in float32
     chosen, seed = draw.draw(SETTINGS[name]), draw.draw(st.integers(0, 99))
     rng = generator(seed)
     start = [rng.standard_normal((3, 2)), rng.standard_normal(5)]
@@ -110,13 +111,13 @@ def test_steps_agree_with_torch(name, draw):
         their_optimizer.step()
         for one, other in zip(ours, theirs, strict=True):
             assume(np.abs(one.numpy()).max() < 1e6)  # momentum .99 and lr .5 diverge, and amplify rounding
-            assert_near(one, other.detach(), 1e-8)
+            assert_near(one, other.detach(), tolerance)
     saved, their_saved = optimizer.state_dict(), their_optimizer.state_dict()
     for number, values in saved["state"].items():
         their_values = {k: v for k, v in their_saved["state"][number].items() if v is not None}
         assert set(values) == set(their_values)
         for key, value in values.items():
-            np.testing.assert_allclose(value, their_values[key], rtol=1e-8, atol=1e-8)
+            np.testing.assert_allclose(value, their_values[key], rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
