@@ -69,12 +69,16 @@ ON_DEMAND = "documents", "faults", "soak", "translations"
 
 # Files that take more than two seconds by themselves, although they have no mark.
 _LONG = {
-    "adasum", "adasum_lab", "adasum_training", "algorithms", "api_pages", "auto_parallel", "bench_collectives", "boost",
-    "boost_resume", "checkpoint_crash", "collectives", "collectives_out", "comm_hooks", "data_files",
-    "ddp_variants", "device_programs", "fault_headers", "fault_messages", "forks", "halo", "inline", "join", "launch",
-    "mismatch", "models", "mpi_messages", "no_garbage", "powersgd_memory", "preflight", "quick_redistribution",
-    "ranktable", "redistribution", "resume", "resume_data", "resume_stops", "segment", "sharded_ops", "strict",
-    "sync_batchnorm", "torch", "torch_optim", "torch_training", "uneven", "view", "wrapped_networks",
+    "adasum", "adasum_lab", "adasum_training", "algorithms", "api_pages", "auto_parallel", "bench_collectives",
+    "boost", "boost_resume", "calibration", "checkpoint_crash", "collectives", "collectives_out", "comm_hooks",
+    "data_files", "ddp_variants", "device_programs", "doctor", "dry_ops", "dry_programs", "elimination", "equivalence",
+    "execute", "exercises", "fault_headers", "fault_messages", "figure_scripts", "folding", "forks", "halo", "inline",
+    "join", "kit_strategies", "launch", "mismatch", "model_plans", "models", "mpi_messages", "no_garbage",
+    "pipeline_attribution", "pipeline_models", "pipeline_runtime", "pipeline_schedules", "pipeline_view", "plan",
+    "plan_view", "polling", "powersgd_memory", "preflight", "pytest_plugin", "quick_redistribution", "ranktable",
+    "redistribution", "replay", "resume", "resume_data", "resume_stops", "saved_memory", "schedule_search", "segment",
+    "sharded_ops", "strict", "sync_batchnorm", "torch", "torch_optim", "torch_training", "uneven", "view",
+    "wrapped_networks",
 }  # fmt: skip
 
 
