@@ -351,7 +351,7 @@ class Op(Shardable, Reversible):
 
     def check_count(self, count: int) -> None:
         """Raise InputError unless `forward` takes so many inputs."""
-        least, most, names = _inputs_of(type(self))
+        least, most, names = _inputs_of(type(self))  # type: ignore[arg-type]
         if not least <= count <= most:
             raise InputError(f"{self.named} takes the inputs ({names}), got {count}.")
 
