@@ -102,6 +102,16 @@ def test_number_of_inputs_names_them() -> None:
         sp.ops.MatMul().shard(((1, 2), (2, 1))).plan((2, 2), device_num=2)
 
 
+def test_op_of_a_user_may_take_any_number() -> None:
+    class AbstractSum(Op):
+        rule = "..., ... -> ..."
+
+        def forward(*args: Any) -> Any:
+            return args[2] + args[3]
+
+    assert AbstractSum()(zeros(2), zeros(2)).shape == (2,)
+
+
 def test_error_names_its_layer() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

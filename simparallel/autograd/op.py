@@ -389,11 +389,11 @@ class Op(Shardable, Reversible):
 @lru_cache(maxsize=1024)
 def _inputs_of(op: type[Op]) -> tuple[int, float, str]:
     """Return the least and the largest number of inputs that `forward` takes, and their names."""
-    _, _, *parameters = signature(op.forward).parameters.values()  # without self and ctx
-    least = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    names = ", ".join(f"*{p.name}" if p.kind is p.VAR_POSITIONAL else p.name for p in parameters)
-    return max(least, 1), inf if takes_any else len(parameters), names
+    parameters = signature(op.forward).parameters.values()
+    named = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][2:]  # without self and ctx
+    more = [f"*{p.name}" for p in parameters if p.kind is p.VAR_POSITIONAL]
+    least = sum(p.default is p.empty for p in named)
+    return max(least, 1), inf if more else len(named), ", ".join([*(p.name for p in named), *more])
 
 
 class AbstractConstant(Op):

@@ -191,7 +191,7 @@ class ClusterSpec:
                 )
         # Caches, by group: the same groups ask for a price at every collective.
         object.__setattr__(self, "_spreads", {})
-        object.__setattr__(self, "_links_of", {})
+        object.__setattr__(self, "_known_links", {})
         self.check_group(range(self.world_size))
 
     def _is_rank(self, rank: object) -> bool:
@@ -419,7 +419,7 @@ class ClusterSpec:
             ranks: the group.
             one_way: a message from ranks[0] to ranks[1] instead.
         """
-        known: dict[tuple[tuple[int, ...], bool], tuple[LinkUse, ...]] = self._links_of  # type: ignore[attr-defined]
+        known: dict[tuple[tuple[int, ...], bool], tuple[LinkUse, ...]] = self._known_links  # type: ignore[attr-defined]
         key = tuple(ranks), one_way
         if key not in known:
             known[key] = tuple(self._links_used(np.asarray(ranks), one_way))
