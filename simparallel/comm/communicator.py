@@ -16,8 +16,7 @@ import numpy as np
 from simparallel.base.adasum import check_dtype
 from simparallel.comm import call_header as h, collective as c
 from simparallel.comm.algorithms.direct import into
-from simparallel.comm.body import Settings
-from simparallel.comm.call import CallPlan
+from simparallel.comm.call import CallPlan, Settings
 from simparallel.comm.collective import Collective
 from simparallel.comm.group import Algorithm, Group, Medium
 from simparallel.comm.grouping import Groups

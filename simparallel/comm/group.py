@@ -14,8 +14,7 @@ import numpy as np
 
 from simparallel.base.units import format_numbers
 from simparallel.comm import call_header as h
-from simparallel.comm.body import Factory, Settings
-from simparallel.comm.call import Call, CallPlan
+from simparallel.comm.call import Call, CallPlan, Factory, Settings
 from simparallel.comm.fast_call import run_at_once
 from simparallel.comm.mailbox import Mailbox
 from simparallel.comm.views import Views

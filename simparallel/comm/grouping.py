@@ -9,7 +9,7 @@ import numpy as np
 from simparallel.base.checks import is_integer
 from simparallel.comm import call_header as h
 from simparallel.comm.asked import Named, Receive
-from simparallel.comm.body import Settings
+from simparallel.comm.call import Settings
 from simparallel.comm.group import Group, Medium
 from simparallel.comm.mailbox import Mailbox
 from simparallel.errors import CollectiveMismatchError, CommError, InputError

@@ -17,7 +17,7 @@ import numpy as np
 
 from simparallel.backend import has_data
 from simparallel.comm import call_header as h
-from simparallel.comm.body import Body, Settings
+from simparallel.comm.call import Body, Call, CallPlan, Settings
 from simparallel.comm.collective import SCATTER, Collective
 from simparallel.comm.shm.segment import LINE, round_up
 from simparallel.comm.validate import native
@@ -27,7 +27,6 @@ from simparallel.hardware.cluster import Traffic
 from simparallel.hardware.recorder import Recorder
 
 if TYPE_CHECKING:
-    from simparallel.comm.call import Call, CallPlan
     from simparallel.comm.group import Algorithm
 
 _WORD = np.dtype(np.int64)

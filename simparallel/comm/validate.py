@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.base.checks import is_integer
-from simparallel.comm.body import Settings
+from simparallel.comm.call import Settings
 from simparallel.comm.collective import GATHER, Collective
 from simparallel.errors import DTypeError, InputError, ShapeError
 

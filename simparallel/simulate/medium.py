@@ -16,8 +16,7 @@ from simparallel.base.dry_arrays import DryArray, DryScalar, UnknownNumber, drie
 from simparallel.comm import call_header as h
 from simparallel.comm.algorithms.direct import SmallAllReduce, given
 from simparallel.comm.algorithms.direct_adasum import SmallAdasum
-from simparallel.comm.body import Body, Factory, Nothing, Settings
-from simparallel.comm.call import Call
+from simparallel.comm.call import Body, Call, Factory, Nothing, Settings
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.group import Group
 from simparallel.comm.shm.medium import SHARED_MEMORY

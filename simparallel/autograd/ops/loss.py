@@ -332,8 +332,7 @@ def _classes_last(x: Tensor) -> Tensor:
     return x.permute(*order).reshape(x.shape[0] * prod(x.shape[2:]), x.shape[1])
 
 
-def _label_loss(op: Any, rows: Any, labels: Any, weight: Any) -> Tensor:
-    x, y = as_tensor(rows), as_tensor(labels)
+def _label_loss(op: Any, x: Tensor, y: Tensor, weight: Any) -> Tensor:
     shape = y.shape
     if x.ndim > 2:
         if shape != (x.shape[0], *x.shape[2:]):
@@ -393,7 +392,7 @@ def nll_loss(
     logp: Any, labels: Any, reduction: str = "mean", *, weight: Any = None, ignore_index: int | None = None
 ) -> Tensor:
     """Return -logp[label], for log-probabilities. Arguments as for `cross_entropy`."""
-    return _label_loss(reducing(NLL, reduction, ignore_index), logp, labels, weight)
+    return _label_loss(reducing(NLL, reduction, ignore_index), as_tensor(logp), as_tensor(labels), weight)
 
 
 @function()

@@ -17,8 +17,7 @@ from simparallel.comm import call_header as h
 from simparallel.comm.algorithms import ALGORITHMS, PointToPoint, check_algorithm, find, offers
 from simparallel.comm.algorithms.direct import copies, given, into
 from simparallel.comm.algorithms.ledger import Entry
-from simparallel.comm.body import Body, Settings
-from simparallel.comm.call import Call, CallPlan
+from simparallel.comm.call import Body, Call, CallPlan, Settings
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.group import Algorithm, Group
 from simparallel.comm.reduction import Combine

@@ -15,7 +15,7 @@ from simparallel.comm import call_header as h
 from simparallel.comm.algorithms.direct_adasum import LargeAdasum, SmallAdasum
 from simparallel.comm.algorithms.direct_large import LargeAllReduce
 from simparallel.comm.blocks import Blocks
-from simparallel.comm.body import Body, Factory, Nothing, Settings
+from simparallel.comm.call import Body, Factory, Nothing, Settings
 from simparallel.comm.reduction import identity, reduce_arrays, reduce_into, reduce_stack, reduction
 from simparallel.comm.shm.segment import SLOT_BYTES
 from simparallel.comm.shm.staging import Payloads

@@ -19,7 +19,7 @@ import numpy as np
 from simparallel.backend import has_data, without_data
 from simparallel.base import blas
 from simparallel.base.adasum import LEAST, QUIET, WIDE, Moments, coefficients, is_safe, moments, tree
-from simparallel.comm.body import Body, Settings
+from simparallel.comm.call import Body, Call, Settings
 from simparallel.comm.reduction import reduce_stack, reduction
 from simparallel.comm.shm.segment import SLOT_BYTES
 from simparallel.comm.shm.staging import Payloads
@@ -28,7 +28,6 @@ from simparallel.comm.views import Views
 from simparallel.comm.work import Steps
 
 if TYPE_CHECKING:
-    from simparallel.comm.call import Call
     from simparallel.comm.group import Group
 
 # Elements processed together, so that they stay in the cache.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.comm import call_header as h
-from simparallel.comm.body import Body, Settings
+from simparallel.comm.call import Body, Call, Settings
 from simparallel.comm.reduction import reduce_into, reduction
 from simparallel.comm.shm.segment import LINE, round_up
 from simparallel.comm.transport import order
@@ -17,7 +17,6 @@ from simparallel.comm.work import Steps
 from simparallel.errors import SharedMemoryError
 
 if TYPE_CHECKING:
-    from simparallel.comm.call import Call
     from simparallel.comm.group import Group
 
 MAX_VIEWS = 64

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.comm.algorithms.by_messages import Letters
-from simparallel.comm.body import Body
-from simparallel.comm.call import Call
+from simparallel.comm.call import Body, Call
 from simparallel.comm.work import Steps, Work
 
 

@@ -17,7 +17,7 @@ from simparallel.comm import call_header as h
 from simparallel.comm.algorithms import direct
 from simparallel.comm.algorithms.direct_adasum import SmallAdasum
 from simparallel.comm.blocks import BLOCK_BYTES, Blocks
-from simparallel.comm.body import Body, Settings
+from simparallel.comm.call import Body, Call, CallPlan, Settings
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.group import Medium
 from simparallel.comm.mpi.codec import decode, encode
@@ -29,7 +29,6 @@ from simparallel.comm.views import ARRIVE, PHASE, Place, Views
 from simparallel.comm.work import Steps
 
 if TYPE_CHECKING:
-    from simparallel.comm.call import Call, CallPlan
     from simparallel.comm.group import Group
     from simparallel.comm.mpi.transport import MpiTransport
 
