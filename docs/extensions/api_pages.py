@@ -152,7 +152,7 @@ def _class_entry(name: Name) -> str:
 
 
 def members(cls: type) -> list[tuple[str, Any]]:
-    """Return the methods and properties with a docstring that a class has beyond those of its public bases."""
+    """Return the documented methods and properties of a class that its public bases lack."""
     inherited = {base for other in cls.__mro__[1:] if main_path(other) for base in other.__mro__}
     # A method of Op that an op defines is part of it, and not for users to call.
     hidden = set(dir(sp.ops.Op)) if sp.ops.Op in inherited else set()

@@ -45,9 +45,8 @@ def to_markdown(text: str) -> str:
     fields, blocks = [], []
     for title, body in sections(text):
         if title in LISTS:
-            mark = (
-                "" if title in ("Raises", "Warns") else "**"
-            )  # names of errors become links, those of arguments do not
+            # Only the names of errors become links.
+            mark = "" if title in ("Raises", "Warns") else "**"
             entries = [f"  - {mark}`{names}`{mark}: {_escaped(entry)}" for names, entry in items(body)]
             fields.append("\n".join([f":{title}:", *entries]))
         elif title in ("Returns", "Yields"):

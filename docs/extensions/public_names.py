@@ -65,7 +65,7 @@ def rooms() -> dict[str, ModuleType]:
 
 @cache
 def public_names() -> tuple[Name, ...]:
-    """Return every public name but those of modules; a thing with several names occurs as often."""
+    """Return every public name except modules; an object with several names appears under each."""
     names = (
         Name(f"{room}.{name}", getattr(module, name)) for room, module in rooms().items() for name in shown(module)
     )

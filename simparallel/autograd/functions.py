@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simparallel.autograd import ops  # noqa: F401 (registers the functions)
+import simparallel.autograd.ops  # noqa: F401 (registers the functions)
 from simparallel.autograd.methods import FUNCTIONS
 
 globals().update(FUNCTIONS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simparallel.comm import call_header as h
+import simparallel.comm.call_header as h
 from simparallel.comm.shm.segment import SLOT_BYTES
 from simparallel.comm.transport import order
 from simparallel.comm.uneven import Uneven

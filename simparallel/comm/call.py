@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from simparallel.comm import call_header as h
+import simparallel.comm.call_header as h
 from simparallel.comm.algorithms.ledger import Ledger, open_ledgers
 from simparallel.comm.shm.segment import SLOT_BYTES
 from simparallel.comm.shm.staging import Payloads

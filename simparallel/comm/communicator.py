@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+import simparallel.comm.call_header as h
+import simparallel.comm.collective as c
 from simparallel.base.adasum import check_dtype
-from simparallel.comm import call_header as h, collective as c
 from simparallel.comm.algorithms.direct import into
 from simparallel.comm.call import CallPlan, Settings
 from simparallel.comm.collective import Collective

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import simparallel.comm.call_header as h
 from simparallel.base.units import format_numbers
-from simparallel.comm import call_header as h
 from simparallel.comm.call import Call, CallPlan, Factory, Settings
 from simparallel.comm.fast_call import run_at_once
 from simparallel.comm.mailbox import Mailbox

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+import simparallel.comm.call_header as h
 from simparallel.base.checks import is_integer
-from simparallel.comm import call_header as h
 from simparallel.comm.asked import Named, Receive
 from simparallel.comm.call import Settings
 from simparallel.comm.group import Group, Medium

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+import simparallel.comm.call_header as h
 from simparallel.backend import has_data, without_data
-from simparallel.comm import call_header as h
 from simparallel.comm.asked import BYTES, Message, Named, Receive, Together
 from simparallel.comm.diagnosis import letter_text
 from simparallel.comm.shm.segment import LETTER_WORDS, RING

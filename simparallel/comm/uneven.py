@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+import simparallel.comm.call_header as h
 from simparallel.backend import has_data
-from simparallel.comm import call_header as h
 from simparallel.comm.call import Body, Call, CallPlan, Settings
 from simparallel.comm.collective import SCATTER, Collective
 from simparallel.comm.shm.segment import LINE, round_up

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from simparallel.comm import call_header as h
+import simparallel.comm.call_header as h
 from simparallel.comm.shm.segment import WORD, ControlMap
 from simparallel.comm.shm.staging import MAX_PLACES, Arenas, Payloads, Staging
 from simparallel.comm.transport import AbstractTransport, Condition, order

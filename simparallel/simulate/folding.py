@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.comm import call_header as h
+import simparallel.comm.call_header as h
 from simparallel.comm.shm.segment import SLOT_BYTES, ControlMap, Segment
 from simparallel.comm.shm.staging import Arenas
 from simparallel.comm.transport import AbstractTransport

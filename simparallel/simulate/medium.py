@@ -11,9 +11,9 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+import simparallel.comm.call_header as h
 from simparallel.backend import has_data
 from simparallel.base.dry_arrays import DryArray, DryScalar, UnknownNumber, dried, empty, without_data
-from simparallel.comm import call_header as h
 from simparallel.comm.algorithms.direct import SmallAllReduce, given
 from simparallel.comm.algorithms.direct_adasum import SmallAdasum
 from simparallel.comm.call import Body, Call, Factory, Nothing, Settings

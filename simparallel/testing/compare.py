@@ -244,7 +244,7 @@ def _describe(
         and isfinite(ratios[0])
         and np.allclose(ratios, ratios[0], rtol=1e-3)
     ):
-        told += f"; all of them are {ratios[0]:.4g} times those of one device"
+        told += f"; each is {ratios[0]:.4g} times the value of one device"
     return told + "."
 
 

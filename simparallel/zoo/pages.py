@@ -35,7 +35,7 @@ mistake yourself: copy `entry.source`, mend it, and call `sp.zoo.check(name, you
 samples of four features and their targets, `LABELS` their classes: `simparallel.zoo.given`.
 
 A line with - is in the wrong program only, a line with + in the mended one only. "Seen" is what one sees where nothing
-checks the program. The texts below "Found" are those of runs, and their line numbers those of `entry.source`. This page
+checks the program. The texts below "Found" come from runs; their line numbers count in `entry.source`. This page
 is written by `python -m simparallel.zoo.pages docs/zoo.md`.
 
 | lesson | program | mistake | found by |

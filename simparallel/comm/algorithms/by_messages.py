@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+import simparallel.comm.call_header as h
 from simparallel.backend import get_namespace
-from simparallel.comm import call_header as h
 from simparallel.comm.algorithms import ALGORITHMS, PointToPoint, check_algorithm, find, offers
 from simparallel.comm.algorithms.direct import copies, given, into
 from simparallel.comm.algorithms.ledger import Entry

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simparallel.comm import call_header as h
+import simparallel.comm.call_header as h
 from simparallel.comm.algorithms.direct_adasum import LargeAdasum, SmallAdasum
 from simparallel.comm.algorithms.direct_large import LargeAllReduce
 from simparallel.comm.blocks import Blocks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simparallel.comm import call_header as h
+import simparallel.comm.call_header as h
 from simparallel.comm.call import Body, Call, Settings
 from simparallel.comm.reduction import reduce_into, reduction
 from simparallel.comm.shm.segment import LINE, round_up

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simparallel.comm import call_header as h
+import simparallel.comm.call_header as h
 from simparallel.comm.algorithms import direct
 from simparallel.comm.algorithms.direct_adasum import SmallAdasum
 from simparallel.comm.blocks import BLOCK_BYTES, Blocks

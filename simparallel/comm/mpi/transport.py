@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.comm import call_header as h, join_run
+import simparallel.comm.call_header as h
+from simparallel.comm import join_run
 from simparallel.comm.communicator import Communicator
 from simparallel.comm.diagnosis import last_calls, unreceived
 from simparallel.comm.leaving import Leaving

@@ -132,7 +132,7 @@ class Cluster:
             of steps in between. "full": all events, with the live memory after each (`Trace.memory`); about 400 bytes
             each on a rank and 700 here. "off": the simulated clocks alone. True means "full", False "off".
         array: "numpy", or "cupy": each new Tensor, parameter and optimizer state is on the GPU of its rank. Ranks
-            beyond the number of GPUs share them. Random numbers, and so weights and masks, are those of NumPy.
+            beyond the number of GPUs share them. Random numbers, and so weights and masks, equal NumPy's.
         echo: print the output of ranks, with `[rank N]` before each line.
 
     Attributes:

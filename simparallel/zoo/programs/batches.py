@@ -69,7 +69,7 @@ def sampler_seed_of_each_rank():
     lesson=3,
     seen="An epoch has fewer steps than on one device, each with a larger batch.",
     says="result of weight",
-    elsewhere="PyTorch's batch_size is that of a rank, too. Accelerate has split_batches to choose.",
+    elsewhere="PyTorch's batch_size counts one rank's samples, too. Accelerate has split_batches to choose.",
 )
 def batch_size_of_one_device():
     model = sp.parallel.DistributedDataParallel(sp.nn.Linear(4, 1))

@@ -56,7 +56,7 @@ def reduce_after_step():
     "Gradients are summed, not averaged",
     lesson=3,
     seen="The ranks agree, but on n ranks the learning rate is in effect n times larger.",
-    says="all of them are 2 times",
+    says="each is 2 times",
     elsewhere="MindSpore sums by default: gradients_mean is False. PyTorch's DistributedDataParallel and Horovod "
     "average by default.",
 )
@@ -75,7 +75,7 @@ def sum_of_gradients():
     "The program averages over the ranks, and DistributedDataParallel does, too",
     lesson=3,
     seen="The ranks agree, but on n ranks the gradients are n times too small.",
-    says="all of them are 0.5 times",
+    says="each is 0.5 times",
     elsewhere="The same in PyTorch, whose DistributedDataParallel divides by the number of ranks in any case.",
 )
 def divided_twice():
@@ -134,7 +134,7 @@ def gather_without_gradient():
     "Accumulated gradients are not divided by the number of micro-batches",
     lesson=3,
     seen="With k micro-batches each step is k times too long.",
-    says="all of them are 0.25 times",
+    says="each is 0.25 times",
     elsewhere="PyTorch adds to .grad and leaves the division to the program. Accelerate's backward() divides the loss.",
     world_size=4,
 )
