@@ -3,9 +3,9 @@
 Examples of the first two are the same in every run, so a test that fails fails because of a change; nightly runs look
 for new ones.
 
-Tests marked `documents`, `faults`, `soak` or `translations` run only where `-m` names the mark. Tests marked `gpu` are
-skipped where CuPy finds no GPU; all others see a machine without one, see array_backends.py. Tests without any mark are
-also marked `fast`, except in long files.
+Tests marked `documents`, `faults`, `matrices`, `soak` or `translations` run only where `-m` names a mark of theirs.
+Tests marked `gpu` are skipped where CuPy finds no GPU; all others see a machine without one, see array_backends.py.
+Tests without any mark are also marked `fast`, except in long files.
 
 `--rewrite-golden` writes the texts of errors anew; see refusals.py.
 """
@@ -65,7 +65,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 # Marks of tests that run only where `-m` names them.
-ON_DEMAND = "documents", "faults", "soak", "translations"
+ON_DEMAND = "documents", "faults", "matrices", "soak", "translations"
 
 # Files that take more than two seconds by themselves, although they have no mark.
 _LONG = {
@@ -134,9 +134,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_long = item.path.stem.removeprefix("test_") in _LONG
         if not is_long and not any(item.get_closest_marker(mark) for mark in marks):
             item.add_marker("fast")
-    left_out = [
-        item for item in items for mark in ON_DEMAND if item.get_closest_marker(mark) is not None and mark not in wanted
-    ]
+    left_out = []
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        # The part of a matrix that needs a GPU belongs to `-m gpu`, too.
+        if marks.intersection(ON_DEMAND) and not any(mark in wanted for mark in marks & {*ON_DEMAND, "gpu"}):
+            left_out.append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

@@ -12,6 +12,7 @@ import heapq
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ class Node:
         self.number = next(grad_mode.numbers)
 
 
+@dataclass(slots=True, eq=False)
 class Backward:
     """A backward pass that is running.
 
@@ -68,21 +70,15 @@ class Backward:
         is_over: it has ended, possibly with an error.
     """
 
-    __slots__ = ("_own", "callbacks", "calls_hooks", "deliver", "grads", "is_over", "outer", "uses")
-
-    def __init__(
-        self,
-        uses: dict[int, int],
-        grads: dict[int, Array],
-        deliver: Callable[[Tensor, Array], None],
-        outer: Backward | None,
-        calls_hooks: bool,
-    ) -> None:
-        self.uses, self.grads, self.deliver = uses, grads, deliver
-        self.outer, self.calls_hooks, self.is_over = outer, calls_hooks, False
-        self.callbacks: list[tuple[int, Callable[[], None]]] = []
-        # Keys of `grads` in memory that nothing else uses.
-        self._own: set[int] = set()
+    uses: dict[int, int]
+    grads: dict[int, Array]
+    deliver: Callable[[Tensor, Array], None]
+    outer: Backward | None
+    calls_hooks: bool
+    callbacks: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    is_over: bool = False
+    # Keys of `grads` in memory that nothing else uses.
+    _own: set[int] = field(default_factory=set)
 
     def reaches(self, leaf: Tensor) -> bool:
         """Return whether this leaf may get a gradient; it gets none if no use of it contributes."""
@@ -292,23 +288,22 @@ _memories: dict[int, _Memory] = {}
 _newest = 0
 
 
-def note_written(array: Array, when: int) -> None:
-    """Record that the array was written at the time `when`."""
+def mark_changed(tensors: Iterable[Tensor]) -> None:
+    """Record that these tensors were changed in place: backward through a graph that kept them becomes an error."""
     global _newest
-    owner = array if array.base is None else owner_of(array)
-    memory = _memories.get(id(owner))
-    if memory is None:
-        memory = _Memory(owner, _forget)
-        # The entry refers to the memory weakly, so tracking a write keeps no array alive.
-        memory.key, memory.parts = id(owner), {}
-        _memories[memory.key] = memory
-    if owner is array:
-        memory.parts[None] = when
-    else:
-        part = _addresses(array)
+    now = next(grad_mode.numbers)
+    for tensor in tensors:
+        array = tensor._data
+        owner = array if array.base is None else owner_of(array)
+        memory = _memories.get(id(owner))
+        if memory is None:
+            memory = _Memory(owner, _forget)
+            # The entry refers to the memory weakly, so tracking a write keeps no array alive.
+            memory.key, memory.parts = id(owner), {}
+            _memories[memory.key] = memory
+        part = None if owner is array else _addresses(array)
         # Beyond the limit, a write counts as one to all of the memory: errors may be too many, never too few.
-        memory.parts[part if part in memory.parts or len(memory.parts) < _MAX_PARTS else None] = when
-    _newest = when
+        memory.parts[part if part in memory.parts or len(memory.parts) < _MAX_PARTS else None] = _newest = now
 
 
 def is_written_since(array: Array, when: int) -> bool:
@@ -339,13 +334,6 @@ def _addresses(array: Array) -> tuple[int, int] | None:
 
 def _overlap(a: Any, b: Any) -> bool:
     return a is None or b is None or (a[0] < b[1] and b[0] < a[1])
-
-
-def mark_changed(tensors: Iterable[Tensor]) -> None:
-    """Record that these tensors were changed in place: backward through a graph that kept them becomes an error."""
-    now = next(grad_mode.numbers)
-    for tensor in tensors:
-        note_written(tensor._data, now)
 
 
 def _check_unchanged(node: Node) -> None:

@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import simparallel.comm.call_header as h
+from simparallel.comm.call import Settings
+from simparallel.comm.collective import Collective
 from simparallel.comm.shm.segment import SLOT_BYTES
 from simparallel.comm.transport import order
 from simparallel.comm.uneven import Uneven
+from simparallel.comm.validate import position_of
 from simparallel.comm.work import Steps
 
 if TYPE_CHECKING:
     from simparallel.comm.call import Call
+    from simparallel.comm.group import Algorithm
 
 BLOCK_BYTES = 1 << 20
 _BYTE = np.dtype(np.uint8)
@@ -78,3 +82,17 @@ class Blocks(Uneven):
             theirs = {giver: data[start : start + BLOCK_BYTES] for giver, data in found.items() if giver != me}
             self.fetch(call, start, {giver: part for giver, part in theirs.items() if part.size})
         return found
+
+
+def run_blocks(
+    what: Collective, direct: Algorithm, data: np.ndarray, root: int | None, asker: str
+) -> dict[int, np.ndarray]:
+    """Run a collective of bytes: plan it, or find the plan of earlier calls. `root`: rank of the root."""
+    name = f"{what.name}_object"
+    position = position_of(name, direct.group, root) if what.root else 0
+    key = what.name, name, position, asker
+    if (plan := direct.plans.get(key)) is None:
+        header = h.encode(name, root=root or 0)
+        plan = direct.add_plan(key, header, Settings(root=position), asker=asker, body="objects")
+    found: dict[int, np.ndarray] = direct.group.run(plan, data)
+    return found

@@ -7,6 +7,8 @@ nothing.
 from __future__ import annotations
 
 import math
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,17 +17,19 @@ import numpy as np
 
 import simparallel.comm.call_header as h
 import simparallel.comm.collective as c
-from simparallel.base.adasum import check_dtype
 from simparallel.comm.algorithms.direct import into
-from simparallel.comm.call import CallPlan, Settings
+from simparallel.comm.blocks import run_blocks
+from simparallel.comm.call import Settings
 from simparallel.comm.collective import Collective
 from simparallel.comm.group import Algorithm, Group, Medium
 from simparallel.comm.grouping import Groups
+from simparallel.comm.inline import InlineTransport, Turns
 from simparallel.comm.mailbox import Mailbox
-from simparallel.comm.reduction import LOGICAL, reduction, truth
+from simparallel.comm.reduction import LOGICAL, truth
 from simparallel.comm.shm.medium import SHARED_MEMORY
+from simparallel.comm.shm.segment import Segment
 from simparallel.comm.transport import AbstractTransport
-from simparallel.comm.uneven import Parts, run_uneven
+from simparallel.comm.uneven import Parts, exchange_uneven, gather_uneven, run_uneven
 from simparallel.comm.validate import (
     check_array,
     check_dim,
@@ -34,7 +38,6 @@ from simparallel.comm.validate import (
     check_out,
     check_parts,
     check_result,
-    check_sizes,
     check_splits,
     is_same_place,
     position_of,
@@ -310,7 +313,8 @@ class Communicator(Mailbox):
             RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
         """
         if uneven:
-            return self._gather_uneven(c.ALL_GATHER, x, dim, None, group, async_op, algorithm, out)
+            direct = self._only_direct("all_gather", group, algorithm, out)
+            return gather_uneven(c.ALL_GATHER, direct, x, dim, None, self.asker, async_op)
         return self._run(c.ALL_GATHER, x, group, async_op, algorithm, out, dims=(dim,))
 
     def reduce_scatter(
@@ -394,20 +398,7 @@ class Communicator(Mailbox):
         if input_splits is None and output_splits is None:
             return self._run(c.ALL_TO_ALL, x, group, async_op, algorithm, out, dims=(split_dim, concat_dim))
         direct = self._only_direct("all_to_all", group, algorithm, out)
-        size = direct.group.size
-        check_array("all_to_all", x)
-        dim = check_dim("all_to_all", x, split_dim, divided_by=size if input_splits is None else 1)
-        if check_dim("all_to_all", x, concat_dim) != dim:
-            raise InputError(
-                f"all_to_all: with input_splits or output_splits, concat_dim={concat_dim} must be split_dim={dim}: "
-                "parts of different sizes join along that dim only."
-            )
-        given: Sequence[int] = [x.shape[dim] // size] * size
-        if input_splits is not None:
-            given = check_splits("all_to_all", x, dim, input_splits, size)
-        expected = () if output_splits is None else check_sizes("all_to_all: output_splits", output_splits, size)
-        parts = Parts.cut(x, dim, given, expected)
-        return run_uneven(c.ALL_TO_ALL, direct, parts, self.asker, async_op)
+        return exchange_uneven(direct, x, split_dim, concat_dim, input_splits, output_splits, self.asker, async_op)
 
     def gather(
         self,
@@ -438,7 +429,8 @@ class Communicator(Mailbox):
             RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
         """
         if uneven:
-            return self._gather_uneven(c.GATHER, x, 0, dst, group, async_op, algorithm, out)
+            direct = self._only_direct("gather", group, algorithm, out)
+            return gather_uneven(c.GATHER, direct, x, 0, dst, self.asker, async_op)
         return self._run(c.GATHER, x, group, async_op, algorithm, out, root=dst)
 
     def scatter(
@@ -489,17 +481,7 @@ class Communicator(Mailbox):
             if out is None:
                 return result
             return result.then(lambda part: into(out, part)) if async_op else into(out, result)
-        kind = () if parts is None else (parts[0].dtype, parts[0].shape)
-        key = "scatter", root, *kind, self.asker
-        if (plan := chosen.plans.get(key)) is None:
-            header, x = h.encode("scatter", root=src), None
-            if parts is not None:
-                h.encode_given(header, parts[0].shape, parts[0].dtype)
-                x = np.broadcast_to(parts[0], (group.size, *parts[0].shape))
-            # The receivers learn the size from the root, so the network model prices it at the end (-1).
-            vector_bytes = -1 if x is None else x.nbytes
-            plan = chosen.add_plan(key, header, Settings(root=root), x, vector_bytes, self.asker)
-        return group.run(plan, parts, async_op, out)
+        return group.run(chosen.plan_scatter(root, parts, self.asker), parts, async_op, out)
 
     def all_gather_object(self, value: Any, group: Group | None = None) -> list[Any]:
         """Return every rank's value, in the order of the group. See `sp.all_gather_object`."""
@@ -549,7 +531,7 @@ class Communicator(Mailbox):
         except TypeError:  # an argument that cannot be hashed is refused below
             plan = None
         if plan is None:
-            plan = self._add_plan(what, chosen, key, x)
+            plan = chosen.plan_array(what, key, x, self.asker)
         group = chosen.group
         if out is None:
             if plan.writes and not x.flags.writeable:
@@ -568,29 +550,6 @@ class Communicator(Mailbox):
             return group.run(plan, out, async_op)
         return group.run(plan, x, async_op, out, is_apart=is_apart)
 
-    def _add_plan(self, what: Collective, chosen: Algorithm, key: tuple[Any, ...], x: np.ndarray) -> CallPlan:
-        """Check the arguments that calls with this key share, and plan them."""
-        (name, op, root, dims, sizes, listed, *_), group = key, chosen.group
-        check_array(name, x)
-        position = position_of(name, group, root) if what.root else 0
-        if dims:
-            parts = group.size if what.divides and sizes is None else 1
-            dims = tuple(check_dim(name, x, dim, 1 if i else parts) for i, dim in enumerate(dims))
-        if what is c.ADASUM:
-            check_dtype("x", x.dtype)
-        elif op != "-":
-            reduction(op, x.dtype, name)  # refuses an op that the dtype does not have
-        shape, word = x.shape, h.encode_dims(*dims)
-        if what.divides and sizes is not None:
-            word = h.encode_splits(dims[0], sizes)
-        elif sizes is not None:
-            shape = tuple(sizes)
-        header = h.encode(name, op, root or 0, x.dtype, shape, word, listed=listed)
-        vector_bytes = x.nbytes * (group.size if what.carries == "all" else 1)
-        plan = chosen.add_plan(key, header, Settings(op, position, dims, sizes), x, vector_bytes, self.asker)
-        plan.writes = what.writes(group.position, position)
-        return plan
-
     def _only_direct(self, op: str, group: Group | None, algorithm: str | None, out: Any = None) -> Algorithm:
         """Return the group's direct algorithm, for a call that takes no other one and no `out`."""
         if algorithm not in (None, "direct") or out is not None:
@@ -598,35 +557,9 @@ class Communicator(Mailbox):
             raise InputError(f"{op}: {what} does not support parts of different sizes; leave it out.")
         return self._algorithm(op, group, "direct")
 
-    def _gather_uneven(
-        self,
-        what: Collective,
-        x: np.ndarray,
-        dim: int,
-        root: int | None,
-        group: Group | None,
-        async_op: bool,
-        algorithm: str | None,
-        out: Any,
-    ) -> Any:
-        """Run all_gather, or with a root gather, of x whose sizes along `dim` may differ by rank."""
-        direct = self._only_direct(what.name, group, algorithm, out)
-        position = position_of(what.name, direct.group, root) if what.root else 0
-        check_array(what.name, x)
-        dim = check_dim(what.name, x, dim)
-        return run_uneven(what, direct, Parts([x], dim), self.asker, async_op, position)
-
     def _run_object(self, what: Collective, data: np.ndarray, root: int | None, group: Any) -> dict[int, np.ndarray]:
         """Exchange bytes that carry objects: the bytes that this rank receives, by position."""
-        name = f"{what.name}_object"
-        direct = self._algorithm(name, group, "direct")
-        position = position_of(name, direct.group, root) if what.root else 0
-        key = what.name, name, position, self.asker
-        if (plan := direct.plans.get(key)) is None:
-            header = h.encode(name, root=root or 0)
-            plan = direct.add_plan(key, header, Settings(root=position), asker=self.asker, body="objects")
-        found: dict[int, np.ndarray] = direct.group.run(plan, data)
-        return found
+        return run_blocks(what, self._algorithm(f"{what.name}_object", group, "direct"), data, root, self.asker)
 
     def _unpacked(self, found: dict[int, np.ndarray]) -> list[Any]:
         """Decode the objects; the bytes of each are freed before the next one is decoded."""
@@ -696,3 +629,72 @@ class Communicator(Mailbox):
         """Return this run's staging memory to the arena. Only when all ranks have ended."""
         super().release()
         self._groups.release()
+
+
+# --- the communicator of a thread --------------------------------------------------------------------------
+
+_current = threading.local()
+# The communicator of the rank that this whole process is, or was last.
+_of_process: Communicator | None = None
+
+
+def current() -> Communicator:
+    """Return the communicator of this rank; outside of a run, one of a world of one.
+
+    In a process that is a rank, a thread that the rank's function started gets a communicator whose collectives and
+    messages raise CommError. Where ranks are threads themselves, such a thread cannot be told from others; it counts
+    as outside of the run.
+    """
+    communicator = getattr(_current, "communicator", None)
+    if communicator is None:
+        if _of_process is not None:
+            return _of_process.beside()
+        communicator = _current.communicator = alone()
+    return communicator
+
+
+def is_running() -> bool:
+    """Return whether this thread, or the whole process, is a rank of a run."""
+    return getattr(_current, "in_run", False) or _of_process is not None
+
+
+def alone() -> Communicator:
+    """Create a communicator for a world of one rank in this thread. A forked process gets a copy of its own."""
+    segment = Segment(1, arena_bytes=1 << 30, is_private=True)
+    return Communicator(InlineTransport(segment, 0, Turns(1)))
+
+
+def join_run(communicator: Communicator) -> None:
+    """Make `communicator` the current one of this thread and of the process, which become a rank of a run."""
+    global _of_process
+    _current.communicator, _current.in_run = communicator, True
+    _of_process = communicator
+
+
+@contextmanager
+def use_communicator(communicator: Communicator, *, of_process: bool = False) -> Iterator[Communicator]:
+    """Make `communicator` this thread's current one inside the block.
+
+    `of_process`: the whole process becomes the rank, and stays it until it joins another run.
+    """
+    global _of_process
+    if of_process:
+        _of_process = communicator
+    # The thread may have been a rank before, or be one inside an outer run: restore both.
+    before = getattr(_current, "communicator", None), getattr(_current, "in_run", False)
+    _current.communicator, _current.in_run = communicator, True
+    try:
+        yield communicator
+    finally:
+        _current.communicator, _current.in_run = before
+
+
+def _after_fork() -> None:
+    # The forked process has the communicator of the thread and that of the process.
+    of_thread = current() if getattr(_current, "in_run", False) else None
+    for communicator in filter(None, (of_thread, _of_process)):
+        communicator.silence_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

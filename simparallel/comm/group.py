@@ -7,16 +7,20 @@ the calls made so far. `call` describes the life of a collective step by step.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import simparallel.comm.call_header as h
+from simparallel.base.adasum import check_dtype
 from simparallel.base.units import format_numbers
 from simparallel.comm.call import Call, CallPlan, Factory, Settings
+from simparallel.comm.collective import ADASUM, Collective
 from simparallel.comm.fast_call import run_at_once
 from simparallel.comm.mailbox import Mailbox
+from simparallel.comm.reduction import reduction
+from simparallel.comm.validate import check_array, check_dim, position_of
 from simparallel.comm.views import Views
 from simparallel.comm.work import Lane
 from simparallel.errors import CollectiveMismatchError
@@ -195,4 +199,40 @@ class Algorithm:
             self.plans.clear()
         made = self.bodies[body or key[0]](self.group, x, settings)
         plan = self.plans[key] = CallPlan(key[0], self.group, header, made, x, vector_bytes)
+        return plan
+
+    def plan_array(self, what: Collective, key: tuple[Any, ...], x: np.ndarray, asker: str) -> CallPlan:
+        """Check the arguments that calls with this key share, and plan a collective of an array; see `Communicator`."""
+        (name, op, root, dims, sizes, listed, *_), group = key, self.group
+        check_array(name, x)
+        position = position_of(name, group, root) if what.root else 0
+        if dims:
+            parts = group.size if what.divides and sizes is None else 1
+            dims = tuple(check_dim(name, x, dim, 1 if i else parts) for i, dim in enumerate(dims))
+        if what is ADASUM:
+            check_dtype("x", x.dtype)
+        elif op != "-":
+            reduction(op, x.dtype, name)  # refuses an op that the dtype does not have
+        shape, word = x.shape, h.encode_dims(*dims)
+        if what.divides and sizes is not None:
+            word = h.encode_splits(dims[0], sizes)
+        elif sizes is not None:
+            shape = tuple(sizes)
+        header = h.encode(name, op, root or 0, x.dtype, shape, word, listed=listed)
+        vector_bytes = x.nbytes * (group.size if what.carries == "all" else 1)
+        plan = self.add_plan(key, header, Settings(op, position, dims, sizes), x, vector_bytes, asker)
+        plan.writes = what.writes(group.position, position)
+        return plan
+
+    def plan_scatter(self, root: int, parts: Sequence[np.ndarray] | None, asker: str) -> CallPlan:
+        """Plan a scatter, or return the plan of earlier equal calls; only the root has parts."""
+        kind = () if parts is None else (parts[0].dtype, parts[0].shape)
+        key = "scatter", root, *kind, asker
+        if (plan := self.plans.get(key)) is None:
+            header, x = h.encode("scatter", root=self.group.ranks[root]), None
+            if parts is not None:
+                h.encode_given(header, parts[0].shape, parts[0].dtype)
+                x = np.broadcast_to(parts[0], (self.group.size, *parts[0].shape))
+            # The receivers learn the size from the root, so the network model prices it at the end (-1).
+            plan = self.add_plan(key, header, Settings(root=root), x, -1 if x is None else x.nbytes, asker)
         return plan

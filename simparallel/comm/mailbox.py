@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
+from threading import current_thread
+from typing import Any, Self
 
 import numpy as np
 
@@ -208,6 +211,26 @@ class Mailbox:
         """Make all unfinished work raise `error` in this process, while the rank continues it elsewhere."""
         for lane in tuple(self.lanes):
             lane.fail(error)
+
+    def beside(self) -> Self:
+        """Return a copy for another thread of the rank's process: readable, but communication raises."""
+        quiet = copy(self)
+        quiet.forbid(
+            f"rank {self.rank} communicates only in the thread that runs its function, while it runs, and this is "
+            f"thread {current_thread().name!r}: calls of several threads have no order that all ranks share. "
+            "Hand the data over to the function, and call it there."
+        )
+        return quiet
+
+    def silence_fork(self) -> None:
+        """Silence a process that the rank has forked: it shares the rank's memory and would write in its name."""
+        why = (
+            f"this process (pid {os.getpid()}) was forked from rank {self.rank} (pid {os.getppid()}) and is not one of "
+            f"the ranks. Let rank {self.rank} communicate, and send it the data through a pipe or a queue."
+        )
+        # The rank would allocate the same memory again.
+        self.forbid(why, memory=True)
+        self.abandon(CommError(why))
 
     def release(self) -> None:
         """Return this run's message memory to the arena. Only when all ranks have ended."""

@@ -18,11 +18,12 @@ import numpy as np
 import simparallel.comm.call_header as h
 from simparallel.backend import has_data
 from simparallel.comm.call import Body, Call, CallPlan, Settings
-from simparallel.comm.collective import SCATTER, Collective
+from simparallel.comm.collective import ALL_TO_ALL, SCATTER, Collective
 from simparallel.comm.shm.segment import LINE, round_up
-from simparallel.comm.validate import native
+from simparallel.comm.validate import check_array, check_dim, check_sizes, check_splits, native, position_of
 from simparallel.comm.views import Place
 from simparallel.comm.work import Steps
+from simparallel.errors import InputError
 from simparallel.hardware.cluster import Traffic
 from simparallel.hardware.recorder import Recorder
 
@@ -161,7 +162,6 @@ class Uneven(Body):
             )
 
     def price(self, call: Call, recorder: Recorder) -> tuple[int, Traffic]:
-        # The vector of an all_to_all differs by rank: the slowest rank decides.
         """Price the vector of all parts; for an all_to_all, the most that any rank sends or receives."""
         group, op, root = self.group, call.plan.op, self.settings.root
         given = call.notes(h.NBYTES)
@@ -201,3 +201,39 @@ def run_uneven(what: Collective, direct: Algorithm, parts: Parts, asker: str, as
         settings = Settings(root=root, dims=(dim,), sizes=looks)
         plan = direct.add_plan(key, header, settings, asker=asker, body="uneven")
     return group.run(plan, parts, async_op)
+
+
+def gather_uneven(
+    what: Collective, direct: Algorithm, x: np.ndarray, dim: int, root: int | None, asker: str, async_op: bool
+) -> Any:
+    """Run an all_gather, or with a root a gather, of x whose sizes along `dim` may differ by rank."""
+    position = position_of(what.name, direct.group, root) if what.root else 0
+    check_array(what.name, x)
+    dim = check_dim(what.name, x, dim)
+    return run_uneven(what, direct, Parts([x], dim), asker, async_op, position)
+
+
+def exchange_uneven(
+    direct: Algorithm,
+    x: np.ndarray,
+    dim: int,
+    concat_dim: int,
+    input_splits: Sequence[int] | None,
+    output_splits: Sequence[int] | None,
+    asker: str,
+    async_op: bool,
+) -> Any:
+    """Run an all_to_all with parts of these sizes; without `input_splits` the parts of this rank are equal."""
+    name, size = ALL_TO_ALL.name, direct.group.size
+    check_array(name, x)
+    dim = check_dim(name, x, dim, divided_by=size if input_splits is None else 1)
+    if check_dim(name, x, concat_dim) != dim:
+        raise InputError(
+            f"{name}: with input_splits or output_splits, concat_dim={concat_dim} must be split_dim={dim}: "
+            "parts of different sizes join along that dim only."
+        )
+    given: Sequence[int] = [x.shape[dim] // size] * size
+    if input_splits is not None:
+        given = check_splits(name, x, dim, input_splits, size)
+    expected = () if output_splits is None else check_sizes(f"{name}: output_splits", output_splits, size)
+    return run_uneven(ALL_TO_ALL, direct, Parts.cut(x, dim, given, expected), asker, async_op)

@@ -63,7 +63,6 @@ class Views:
         notes: by parity, the index of each member's note in the shared words.
         staging: memory for this rank's payloads.
         offsets: by parity, the offsets of a collective.
-        is_dense: no rank between the first and the last member is none.
         is_dense: all ranks from the first to the last member are members.
         published: by parity, the plan whose header is in shared memory: a repeated call need not write it again.
         is_shared: peers read this memory itself; on other transports the marks carry a copy of it.

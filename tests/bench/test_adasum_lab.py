@@ -76,6 +76,7 @@ def test_ways_to_combine():
         lab.train("mean", 500)
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_16_workers_at_one_workers_learning_rate(seed):
     adasum, mean = (lab.train(how, 16, seed).accuracy for how in ("adasum", "mean"))

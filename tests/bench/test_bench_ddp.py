@@ -83,6 +83,7 @@ def test_command_prints_json_and_torch_hint(capsys, monkeypatch):
     assert entry["parallel_efficiency"] > 0
 
 
+@pytest.mark.matrices
 @pytest.mark.process
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 def test_torch_trains_the_same_model_beside_us(bench_directory):

@@ -230,6 +230,7 @@ def run_all(cases: Sequence[Any], folder: Path, side_by_side: int = 2 * len(SIZE
     return [delay for delays, _ in results for delay in delays]
 
 
+@pytest.mark.matrices
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # many launches in a row, on a machine that other programs may use

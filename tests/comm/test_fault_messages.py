@@ -101,6 +101,7 @@ def test_all_algorithms_phases_and_actions_occur() -> None:
         assert ring == set(range(1, 2 * size - 1))
 
 
+@pytest.mark.matrices
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # many launches in a row, on a machine that other programs may use

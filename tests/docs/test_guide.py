@@ -24,6 +24,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.documents
 @pytest.mark.process
 @pytest.mark.parametrize(("code", "output"), BLOCKS)
 def test_block_prints_what_is_shown(code, output, tmp_path, monkeypatch, capsys):

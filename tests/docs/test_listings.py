@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 import make_data  # noqa: E402
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.documents, pytest.mark.process]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from run_listing import launch, text_of
 pytest.importorskip("torch")
 from oracles_listings import difference
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.documents, pytest.mark.process]
 
 # Lines for the framework and its front alike: data, weights drawn by NumPy, and a list of losses.
 START = """

@@ -36,6 +36,7 @@ def test_solution_is_right(name: str) -> None:
     assert verdict.draw() is None
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize("name", exercises.names())
 def test_wrong_answers_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """At least three of them, each with the text and the picture of its smallest failing case."""

@@ -115,6 +115,7 @@ def run_all(shape, pairs):
     return sent
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize(
     ("sizes", "shape", "step"),
     [((2,), SHAPE, 1), ((2, 2), SHAPE, 1), ((2, 2, 2), SHAPE, 1), *[((2, 2), shape, 1) for shape in UNEVEN],

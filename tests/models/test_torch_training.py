@@ -88,6 +88,7 @@ RESNET = resnet18, "resnet18_cifar", resnet_batch
 GPT = models.gpt, "gpt", gpt_batch
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize(
     ("make", "torch_model", "batch", "num_steps", "settings"),
     [

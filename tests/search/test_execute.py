@@ -22,6 +22,7 @@ def _check(name, results):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 @given(st.data())
 @settings(max_examples=8)

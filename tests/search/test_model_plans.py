@@ -25,6 +25,7 @@ def test_optimum_of_a_model_is_that_of_brute_force(device_num):
     assert found.cost == enumerate_all(problem).cost
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize("device_num", [2, 4])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_integer_program_finds_the_same_cost(name, device_num):

@@ -22,6 +22,7 @@ def _step_ps(name, plan, cluster):
     return round(prediction.step_time_s * 1e12)
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 @given(st.data())
 @settings(max_examples=12)

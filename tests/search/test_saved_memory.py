@@ -45,6 +45,7 @@ def test_the_front_runs_as_priced():
         assert _step_ps(plan, cluster) == plan.step_time_ps
 
 
+@pytest.mark.matrices
 @settings(max_examples=6)
 @given(st.sampled_from([1, 2, 4]), st.floats(0.05, 1.2))
 @example(4, 0.3125)  # the plan that holds the least has more gradients on their way than others

@@ -60,6 +60,7 @@ def noted(function: Any, args: tuple[Any, ...]) -> list[tuple[str, np.ndarray]]:
     return _here.values
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED])
 def test_every_value_of_a_program_equals_numpys(arrays: Any, name: str) -> None:
     function, args, world_size, described = PROGRAMS[name]

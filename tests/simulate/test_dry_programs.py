@@ -50,6 +50,7 @@ def check_equal(real: Any, dry: Any) -> None:
     assert actual == expected
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_dry_program_observed_as_real(name: str) -> None:
     function, args, world_size, described = PROGRAMS[name]

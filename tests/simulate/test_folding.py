@@ -65,6 +65,7 @@ def data_parallel(hidden: int, steps: int) -> None:
         optimizer.step()
 
 
+@pytest.mark.matrices
 @settings(max_examples=10)
 @given(
     dp=st.sampled_from((1, 2, 3, 4, 8)),
@@ -77,6 +78,7 @@ def test_folded_mesh_equals_all_ranks(dp: int, tp: int, width: int, hidden: int,
     check_folded(sharded, dp * tp, dp, tp, width, hidden, nodes=dp if nodes else 1)
 
 
+@pytest.mark.matrices
 @settings(max_examples=10)
 @given(dp=st.sampled_from((2, 3, 8)), tp=st.sampled_from((1, 2, 4)), data=st.data())
 def test_folded_stragglers_equal_all_ranks(dp: int, tp: int, data: Any) -> None:

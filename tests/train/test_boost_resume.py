@@ -116,6 +116,7 @@ def interrupted(world: World, count: int, folder: Any, config: Any) -> None:
     assert CheckpointManager(folder / "net").latest() == STOP
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("on", LEGAL, ids="+".join)
 @pytest.mark.filterwarnings("ignore:Adasum across nodes")  # alone there is one node

@@ -333,10 +333,10 @@ def _classes_last(x: Tensor) -> Tensor:
 
 
 def _label_loss(op: Any, x: Tensor, y: Tensor, weight: Any) -> Tensor:
-    shape = y.shape
-    if x.ndim > 2:
-        if shape != (x.shape[0], *x.shape[2:]):
-            raise ShapeError(f"{op.name}: rows {x.shape} (n, v, ...) need labels (n, ...), got {shape}.")
+    rows, shape = x.shape, y.shape
+    if len(rows) > 2:
+        if shape != (rows[0], *rows[2:]):
+            raise ShapeError(f"{op.name}: rows {rows} (n, v, ...) need labels (n, ...), got {shape}.")
         x, y = _classes_last(x), Tensor._result(y.data.reshape(-1), None, y._device)
     result = op(x, y) if weight is None else op(x, y, as_tensor(weight).detach())
     return result.reshape(*shape) if op.reduction == "none" and len(shape) > 1 else result

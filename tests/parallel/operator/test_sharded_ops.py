@@ -84,6 +84,7 @@ def run_sharded(
     return whole.numpy().copy(), grads, step(leaves), y.layout is not None and y.layout.partial
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize("name", sorted(set(Op.registry) - {"Redistribute", "Replicate", "ToDevice"}))
 @settings(max_examples=10)
 @given(data=st.data())
@@ -118,6 +119,7 @@ def test_every_op_cut_equals_the_whole(name: str, data: Any) -> None:
             np.testing.assert_allclose(leaf, expected, **tolerance)
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize("name", sorted(set(Op.registry) - {"Redistribute", "Replicate", "ToDevice"}))
 @settings(max_examples=3)
 @given(data=st.data())

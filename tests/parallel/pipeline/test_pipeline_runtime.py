@@ -86,6 +86,7 @@ def _is_run(schedule):
     return schedule.name not in ("pipedream", "pipedream_2bw") and schedule.num_stages <= 24
 
 
+@pytest.mark.matrices
 @settings(max_examples=60)
 @given(schedules().filter(_is_run), st.integers(0, 5))
 def test_gradients_are_those_of_one_device(schedule, more):
