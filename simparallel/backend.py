@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -122,6 +122,23 @@ def to_device_like(host: np.ndarray, like: Array) -> Array:
         return host
     with like.device:
         return get_namespace(like).asarray(host)
+
+
+def read_numbers(values: Iterable[Any]) -> list[Any]:
+    """Return numbers and 0-d arrays as Python numbers. Those of one GPU come in one copy: the host waits once."""
+    found = list(values)
+    on_gpu: dict[int | None, list[int]] = {}
+    for i, value in enumerate(found):
+        if is_array(value) and not isinstance(value, np.ndarray):
+            on_gpu.setdefault(gpu_of(value), []).append(i)
+        elif hasattr(value, "item"):
+            found[i] = value.item()
+    for places in on_gpu.values():
+        with found[places[0]].device:
+            numbers = get_namespace(found[places[0]]).stack([found[i] for i in places]).get().tolist()
+        for i, number in zip(places, numbers, strict=True):
+            found[i] = number
+    return found
 
 
 def gpu_of(array: Array) -> int | None:

@@ -619,7 +619,8 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
     # Only the loss itself has to be finite.
     if unscaled is not None:
         root, scale = unscaled, 1.0
-    value = root._seen("backward").item()
+    # Reading the value waits for the device, and refuses a slice.
+    value = root._seen("backward").item() if check_finite or root.placement is not None else 0.0
     if check_finite and type(data) not in DRY_TYPES and not math.isfinite(abs(value)):
         recorder = current_recorder()
         rank, step = (recorder.rank, recorder.step) if recorder else (0, -1)

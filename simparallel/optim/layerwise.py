@@ -7,12 +7,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array, get_namespace, is_array
 from simparallel.base.checks import check_flags, check_number
 from simparallel.optim.adam import Adam, advance_moments
 from simparallel.optim.blocks import widened
 from simparallel.optim.norms import norm
 from simparallel.optim.optimizer import Group, Optimizer
+
+
+def _rate(lr: float, step: Array, above: Any, below: Any, *norms: Any) -> Any:
+    """Return lr * above / below, or lr where a norm is 0; for norms on a GPU a 0-d array, and nothing waits for it."""
+    if not is_array(above):
+        return lr * (above / below if all(norm > 0 for norm in norms) else 1.0)
+    xp, is_on = get_namespace(step), (norms[0] > 0) & (norms[1] > 0)
+    return (lr * xp.where(is_on, above / xp.where(is_on, below, 1.0), 1.0)).astype(step.dtype)
 
 
 class LARS(Optimizer):
@@ -60,15 +68,15 @@ class LARS(Optimizer):
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         xp, p, grad = get_namespace(param.data), widened(param.data), widened(grad)
-        weight_decay, ratio = group["weight_decay"], 1.0
-        if group["adapt"]:
-            p_norm, g_norm = norm(p, param), norm(grad, param)
-            if p_norm > 0 and g_norm > 0:
-                ratio = group["coefficient"] * p_norm / (g_norm + weight_decay * p_norm + group["eps"])
+        weight_decay, rate = group["weight_decay"], group["lr"]
         # step = lr r (g + weight_decay p), in scratch memory.
         step = xp.multiply(p, weight_decay, out=self._temporary(param))
         step += grad
-        step *= group["lr"] * ratio
+        if group["adapt"]:
+            p_norm, g_norm = norm(p, param), norm(grad, param)
+            below = g_norm + weight_decay * p_norm + group["eps"]
+            rate = _rate(rate, step, group["coefficient"] * p_norm, below, p_norm, g_norm)
+        step *= rate
         state = self.state.get(param)
         if state is None:
             # The first step equals v, which starts at zero.
@@ -132,12 +140,11 @@ class LAMB(Adam):
         r /= 1 - beta1**t
         if group["weight_decay"]:
             r += xp.multiply(p, group["weight_decay"], out=self._temporary(param, 1))
-        ratio = 1.0
+        rate = group["lr"]
         if group["adapt"]:
             p_norm, r_norm = norm(p, param), norm(r, param)
-            if p_norm > 0 and r_norm > 0:
-                ratio = p_norm / r_norm
-        r *= group["lr"] * ratio
+            rate = _rate(rate, r, p_norm, r_norm, p_norm, r_norm)
+        r *= rate
         weights = param.data
         weights -= r
 

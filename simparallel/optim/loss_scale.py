@@ -12,7 +12,7 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import scale_loss
-from simparallel.backend import Array, get_namespace, has_data
+from simparallel.backend import Array, get_namespace, has_data, read_numbers
 from simparallel.base.checks import check_integer, check_number
 from simparallel.errors import InputError, StateDictError
 from simparallel.optim.blocks import widened
@@ -128,11 +128,8 @@ class DynamicLossScaleManager(LossScaleManager):
 
 def all_finite(arrays: Iterable[Tensor | Array]) -> bool:
     """Return whether all elements of all arrays are neither NaN nor infinite; arrays without data count as finite."""
-    for array in arrays:
-        data = array.data if isinstance(array, Tensor) else array
-        if has_data(data) and not bool(get_namespace(data).isfinite(data).all()):
-            return False
-    return True
+    data = [array.data if isinstance(array, Tensor) else array for array in arrays]
+    return all(read_numbers(get_namespace(x).isfinite(x).all() for x in data if has_data(x)))
 
 
 _OFF = FixedLossScaleManager(1.0, drop_overflow_update=False)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
 
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, each, get_namespace, has_data
+from simparallel.autograd.kernels.sums import wider
+from simparallel.backend import Array, each, get_namespace, has_data, is_array, read_numbers
 from simparallel.base.checks import check_number
 from simparallel.comm import current
 from simparallel.errors import InputError
@@ -15,9 +19,12 @@ from simparallel.errors import InputError
 _BLOCK = 1 << 16
 
 
-def square_sum(x: Array) -> float:
-    """Return the sum of squares, accurate to about 1e-7 for any number of elements."""
+def square_sum(x: Array) -> Any:
+    """Return the sum of squares, accurate to about 1e-7 for any number of elements; on a GPU as a 0-d array."""
     flat = x.reshape(-1)
+    if not isinstance(x, np.ndarray):  # no wait for the GPU, and no kernel for each block
+        flat = flat.astype(wider(x.dtype), copy=False)
+        return (flat * flat).sum().astype("float64")
     total = 0.0
     for start in each(range(0, flat.size, _BLOCK), x):
         part = flat[start : start + _BLOCK]
@@ -28,14 +35,17 @@ def square_sum(x: Array) -> float:
     return total
 
 
-def norm(x: Array, of: Tensor | None = None) -> float:
+def norm(x: Array, of: Tensor | None = None) -> Any:
     """Return the Euclidean norm of all elements; if `of` is sharded, x is this rank's slice, laid out like `of`.
+
+    A number, or for a whole array on a GPU a 0-d array: then nothing waits for it.
 
     Collective: yes, if `of` is sharded.
     """
-    if of is None or of.placement is None:
-        return math.sqrt(square_sum(x))
-    return math.sqrt(over_slices([square_sum(x)], [of])[0])
+    total = square_sum(x)
+    if of is not None and of.placement is not None:
+        total = over_slices(read_numbers([total]), [of])[0]
+    return get_namespace(total).sqrt(total) if is_array(total) else math.sqrt(total)
 
 
 def over_slices(values: list[float], tensors: list[Tensor], op: str = "sum") -> list[float]:
@@ -91,14 +101,15 @@ def clip_grad_norm_(
     tensors = _gradients(parameters)
     grads = [tensor.data for tensor in tensors]
     if norm_type == 2:
-        total = math.sqrt(sum(over([square_sum(grad) for grad in grads], tensors)))
+        total = math.sqrt(sum(over(read_numbers(map(square_sum, grads)), tensors)))
     elif norm_type == math.inf:
         # Python's max drops NaN; the array's max keeps it.
-        largest = [get_namespace(grad).abs(grad).max().item() if grad.size else 0.0 for grad in grads]
+        largest = read_numbers(get_namespace(grad).abs(grad).max() if grad.size else 0.0 for grad in grads)
         largest = over(largest, tensors, "max")
         total = math.nan if any(math.isnan(value) for value in largest) else max(largest, default=0.0)
     else:
-        total = sum(over([_power_sum(grad, norm_type) for grad in grads], tensors)) ** (1.0 / norm_type)
+        sums = read_numbers(_power_sum(grad, norm_type) for grad in grads)
+        total = sum(over(sums, tensors)) ** (1.0 / norm_type)
     unknown = next((grad for grad in grads if not has_data(grad)), None)
     if unknown is not None:
         return unknown.sum().item()
@@ -138,6 +149,6 @@ def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
     return [tensor.grad for tensor in unique if tensor.grad is not None]
 
 
-def _power_sum(grad: Array, p: float) -> float:
+def _power_sum(grad: Array, p: float) -> Any:
     xp = get_namespace(grad)
-    return xp.sum(xp.abs(grad).astype("float64") ** p).item()
+    return xp.sum(xp.abs(grad).astype("float64") ** p)

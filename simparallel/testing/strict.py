@@ -16,8 +16,8 @@ Importing this file registers the type, so that Tensors and ops accept it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -26,8 +26,33 @@ import numpy as np
 from simparallel.backend import register_namespace
 from simparallel.testing import cupy_lacks
 
+# Functions whose results have a size that depends on values.
+_SIZED_BY_VALUES = frozenset(("argwhere", "compress", "flatnonzero", "nonzero", "unique"))
 # Functions that copy host arrays to the device.
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
+
+
+# A function for each block of `host_waits` that is open.
+_listeners: list[Callable[[str], None]] = []
+
+
+@contextmanager
+def host_waits() -> Iterator[list[str]]:
+    """List the operations inside the block for which the host waits for a GPU, because it needs a value.
+
+    They are named get, item, tolist, bool, int, float; mask (the size of `x[mask]` is a value); nonzero and its like.
+    """
+    waits: list[str] = []
+    _listeners.append(waits.append)
+    try:
+        yield waits
+    finally:
+        _listeners.remove(waits.append)
+
+
+def _note_wait(name: str) -> None:
+    for note in _listeners:
+        note(name)
 
 
 class StrictArray:
@@ -45,6 +70,7 @@ class StrictArray:
 
     def get(self) -> np.ndarray:
         """Return a copy on the host."""
+        _note_wait("get")
         return self._data.copy()
 
     @property
@@ -75,10 +101,18 @@ class StrictArray:
         return _guarded(value, name, cupy_lacks.KEYWORDS_OF_METHODS.get(name, frozenset()))
 
     def item(self) -> Any:
+        _note_wait("item")
         return self._data.item()
 
+    def tolist(self) -> Any:
+        _note_wait("tolist")
+        return self._data.tolist()
+
     def __getitem__(self, key: Any) -> StrictArray:
-        return _wrap(self._data[_unwrap(key)])
+        plain = _unwrap(key)
+        if any(isinstance(part, np.ndarray) and part.dtype == bool for part in _parts(plain)):
+            _note_wait("mask")
+        return _wrap(self._data[plain])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         plain = _unwrap(key)
@@ -89,12 +123,15 @@ class StrictArray:
         return len(self._data)
 
     def __bool__(self) -> bool:
+        _note_wait("bool")
         return bool(self._data)
 
     def __int__(self) -> int:
+        _note_wait("int")
         return int(self._data)
 
     def __float__(self) -> float:
+        _note_wait("float")
         return float(self._data)
 
     def __repr__(self) -> str:
@@ -125,11 +162,14 @@ def _unwrap(value: Any) -> Any:
     return value
 
 
+def _parts(key: Any) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else (key,)
+
+
 def _refuse_repeats(data: np.ndarray, key: Any) -> None:
     """Refuse indices with duplicates: CuPy does not define the value that wins; xp.add.at adds all."""
     # Slices, integers and masks write each element once.
-    items = key if isinstance(key, tuple) else (key,)
-    if not any(isinstance(item, np.ndarray) and item.dtype.kind in "iu" for item in items):
+    if not any(isinstance(item, np.ndarray) and item.dtype.kind in "iu" for item in _parts(key)):
         return
     # Count the writes to each element; np.add.at counts repeated indices, too.
     touched = np.zeros(data.shape, np.int64)
@@ -158,6 +198,8 @@ def _guarded(
     def call(*args: Any, **kwargs: Any) -> Any:
         if unknown := sorted(lacks & kwargs.keys()):
             raise TypeError(f"CuPy's {name}() takes no {', '.join(unknown)}.")
+        if name in _SIZED_BY_VALUES:
+            _note_wait(name)
         if not from_host:
             args, kwargs = _unwrap(args), {key: _unwrap(value) for key, value in kwargs.items()}
         # `xp.asarray` and the other functions of _FROM_HOST accept both sides; NumPy arrays are copied, as to a GPU.

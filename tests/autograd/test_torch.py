@@ -81,6 +81,7 @@ def test_op_without_torch_peer_is_found():
 
 
 # Small integers draw ties and kinks, too: PyTorch makes the same choices there.
+@pytest.mark.matrices
 @pytest.mark.filterwarnings("ignore:var:UserWarning")  # PyTorch warns about reductions of no elements
 @pytest.mark.filterwarnings("ignore:std:UserWarning")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

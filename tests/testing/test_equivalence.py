@@ -176,6 +176,7 @@ def test_right_layers_pass(layer):
 SMALLEST = {"n": 1, "m": 1, "batch": 1}
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize(
     ("layer", "mistake", "phase"),
     [
