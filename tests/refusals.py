@@ -209,9 +209,16 @@ class refused:
 @cache
 def _lambdas(path: str) -> dict[tuple[int, int], str]:
     """Return the bodies of the lambdas of a file, by the place of their first character."""
-    source = Path(path).read_text()
-    nodes = [node.body for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Lambda)]
-    return {(body.lineno, body.col_offset): ast.get_source_segment(source, body) or "" for body in nodes}
+    # Not by `ast.get_source_segment`, which splits the file into lines for each of them. Columns count bytes.
+    lines = Path(path).read_bytes().splitlines(keepends=True)
+    found = {}
+    for node in ast.walk(ast.parse(b"".join(lines))):
+        if isinstance(node, ast.Lambda):
+            body = node.body
+            *others, last = lines[body.lineno - 1 : body.end_lineno]
+            text = b"".join((*others, last[: body.end_col_offset]))[body.col_offset :]
+            found[body.lineno, body.col_offset] = text.decode()
+    return found
 
 
 def source_of_lambda(function: Any) -> str | None:
