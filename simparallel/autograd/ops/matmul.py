@@ -38,6 +38,12 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
     return a @ b if out is None else get_namespace(a).matmul(a, b, out=out)
 
 
+def as_rows(x: Array) -> Array:
+    """Reshape (..., k) to rows (M, k)."""
+    # Not reshape(-1, ...), which cannot infer a size for an empty array.
+    return x.reshape(prod(x.shape[:-1]), x.shape[-1])
+
+
 class MatMul(Op):
     """y = x @ w.   x: (..., m, k)   w: (..., k, n)   y: (..., m, n), leading dims broadcast
 
@@ -84,15 +90,24 @@ class MatMul(Op):
 
     def forward(self, ctx: Context, x: Array, w: Array) -> Array:
         ctx.x, ctx.w = x, w
-        return product(x.swapaxes(-1, -2) if self.transpose_a else x, w.swapaxes(-1, -2) if self.transpose_b else w)
+        w_kn = w.swapaxes(-1, -2) if self.transpose_b else w
+        if self._shares_w(x, w):
+            return product(as_rows(x), w_kn).reshape(*x.shape[:-1], w_kn.shape[-1])
+        return product(x.swapaxes(-1, -2) if self.transpose_a else x, w_kn)
+
+    def _shares_w(self, x: Array, w: Array) -> bool:
+        """Return whether one w multiplies all matrices of x: then one product of all rows replaces one for each."""
+        return w.ndim == 2 < x.ndim and not self.transpose_a
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         x, w = ctx.x, ctx.w
         dx = dw = None
+        if self._shares_w(x, w):
+            x, dy = as_rows(x), as_rows(dy)
         if ctx.needs[0]:
             w_kn = w.swapaxes(-1, -2) if self.transpose_b else w
             dx = product(w_kn, dy.swapaxes(-1, -2)) if self.transpose_a else product(dy, w_kn.swapaxes(-1, -2))
-            dx = unbroadcast(ctx.xp, dx, x.shape)
+            dx = unbroadcast(ctx.xp, dx, x.shape).reshape(ctx.x.shape)
         if ctx.needs[1]:
             is_plain = x.ndim == w.ndim == 2 and x.dtype == dy.dtype
             out = ctx.gradient(1, dy.dtype) if is_plain else None
@@ -144,7 +159,7 @@ class Linear(Op):
         ctx.x, ctx.w = x, w
         # BLAS copies w to multiply by its transpose, but not to multiply w itself. With few rows, w @ x.T is faster:
         # a third for 32 rows (measured). The result is then column-major.
-        rows = x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), x.shape[-1])
+        rows = x if x.ndim == 2 else as_rows(x)
         y = product(w, rows.T).T if len(rows) <= FEW_ROWS < len(w) else product(rows, w.T)
         if x.ndim != 2:
             y = y.reshape(*x.shape[:-1], len(w))
@@ -158,15 +173,13 @@ class Linear(Op):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         x, w = ctx.x, ctx.w
-        # Not reshape(-1, ...), which cannot infer a size for an empty array.
-        num_rows = prod(dy.shape[:-1])
-        dy_MN = dy.reshape(num_rows, dy.shape[-1])
+        dy_MN, rows = (dy, x) if x.ndim == 2 else (as_rows(dy), as_rows(x))
         dx = product(dy_MN, w).reshape(x.shape) if ctx.needs[0] else None
         dw = None
         # dw is a product (n, M) @ (M, k).
         if ctx.needs[1]:
             out = ctx.gradient(1, dy.dtype) if x.dtype == dy.dtype else None
-            dw = product(dy_MN.T, x.reshape(num_rows, x.shape[-1]), out)
+            dw = product(dy_MN.T, rows, out)
         if len(ctx.needs) == 2:
             return dx, dw
         db = None
