@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, field
 from functools import partial, reduce as fold
@@ -20,7 +21,7 @@ from refusals import refused
 import simparallel as sp
 from simparallel.comm.algorithms import direct, direct_large
 from simparallel.comm.shm import transport as shm
-from simparallel.comm.shm.segment import SLOT_BYTES, Segment
+from simparallel.comm.shm.segment import FAILED, SLOT_BYTES, Segment
 from simparallel.comm.transport import Condition
 from simparallel.errors import CommError, DTypeError, RunFailedError
 from simparallel.hardware.cluster import describe
@@ -881,12 +882,14 @@ def test_simulated_timeline_is_reproducible(world):
 
 
 class Changing:
-    """Words of which one reaches its target between two looks at it."""
+    """Words of which one reaches its target between two looks at it; then its rank fails, if `state` is given."""
 
-    def __init__(self, index: int, target: int, looks: int) -> None:
-        self.index, self.target, self.looks = index, target, looks
+    def __init__(self, index: int, target: int, looks: int, state: int | None = None) -> None:
+        self.index, self.target, self.looks, self.state = index, target, looks, state
 
     def __getitem__(self, index: int) -> int:
+        if index == self.state and self.looks <= 0:
+            return FAILED
         if index != self.index:
             return 0
         self.looks -= 1
@@ -896,14 +899,16 @@ class Changing:
         pass
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("looks", range(6))
-def test_wait_survives_change_between_looks(looks):
-    """A waiting rank does not miss a word that changes between any two looks."""
+def test_wait_survives_change_between_looks(looks, fails):
+    """A waiting rank does not miss a word that changes between any two looks, also if the rank that wrote it fails."""
     segment = Segment(2, arena_bytes=4 << 20)
+    segment.write_record(1, json.dumps({"summary": "ValueError: after the call"}))
     transport = shm.ShmTransport(segment, 0)
     transport._futex = SimpleNamespace(sleep=lambda index, value: None)
     index = segment.map.mark(0, 1, 0)
-    transport.words = Changing(index, 5, looks)
+    transport.words = Changing(index, 5, looks, segment.map.state(1) if fails else None)
     transport._sleep_until_met([Condition((index,), (1,), 5)], lambda: "test")
     segment.close_fd()
 

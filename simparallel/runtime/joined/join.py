@@ -28,7 +28,7 @@ from simparallel.comm.leaving import Leaving
 from simparallel.comm.shm.segment import DONE, IDLE, RUNNING
 from simparallel.comm.shm.transport import ShmTransport
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, UNSEEN_END, AbstractTransport, Condition
-from simparallel.errors import CommError, InputError
+from simparallel.errors import CommError, DeadlockError, InputError, RankFailedError
 from simparallel.hardware.cluster import describe
 from simparallel.hardware.recorder import Recorder, set_recorder
 from simparallel.runtime.environment import variables
@@ -107,9 +107,12 @@ class JoinedTransport(ShmTransport):
 
     def check_health(self, needed: Condition, describe: Callable[[], str]) -> None:
         self._ends.note()
+        super().check_health(needed, describe)
+
+    def _check(self, needed: Condition, describe: Callable[[], str], since: float) -> None:
         try:
-            super().check_health(needed, describe)
-        except CommError:
+            super()._check(needed, describe, since)
+        except (RankFailedError, DeadlockError):
             self.has_raised = True
             raise
 
