@@ -45,7 +45,7 @@ def _pools_of(config: pytest.Config) -> Pools:
 
 @pytest.fixture(scope="session")
 def world(pytestconfig: pytest.Config) -> Any:
-    """Warm ranks for tests: `world.run(4, fn, *args)` calls `fn` on four processes; see `simparallel.testing.Ranks`."""
+    """Return warm ranks: `world.run(4, fn, *args)` calls `fn` on four processes; see `simparallel.testing.Ranks`."""
     return _pools_of(pytestconfig).ranks("shm")
 
 

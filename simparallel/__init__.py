@@ -163,7 +163,7 @@ class _Later:
         return getattr(import_module(f"simparallel.{self._room}"), name)
 
 
-# Methods of lower rooms call these higher ones, which may not be imported there.
+# Lower packages call these higher ones, but may not import them.
 ops.Op.planner = _Later("parallel.operator.explain_network")
 _context.planner = _Later("search.planner")
 _rank.joiner = _Later("runtime.joined.join")

@@ -30,7 +30,7 @@ T = TypeVar("T")
 def get_namespace(*arrays: Any) -> ModuleType:
     """Return `cupy` if any argument is a CuPy array, else `numpy`, without importing CuPy.
 
-    For arrays of a registered type it is their own namespace.
+    For arrays of a registered type, return the namespace registered with it.
     """
     # A program that has CuPy arrays has imported CuPy.
     cupy = sys.modules.get("cupy")
@@ -56,9 +56,9 @@ def register_namespace(array_type: type, namespace: Any, scalar_type: type | Non
 
     Args:
         array_type: the type; it is derived from NumPy's, or has a method `get()` that returns a NumPy copy, and an
-            attribute `device`, a context.
+            attribute `device`, a context manager.
         namespace: the functions.
-        scalar_type: the type of the results of full reductions, if they are no arrays.
+        scalar_type: the type of the results of full reductions, if they are not arrays.
         is_dry: the arrays have no data.
     """
     _array_types.add(array_type)
@@ -90,12 +90,12 @@ def each(pieces: Sequence[T], array: Array) -> Sequence[T]:
 
 
 def filled(shape: tuple[int, ...], dtype: Any, like: Array, make: Callable[[], Array]) -> Array:
-    """Return `make()`, an array of this shape and dtype; beside an array `like` without data, one without data."""
+    """Return `make()`, an array of this shape and dtype; or, if `like` has no data, an array without data."""
     return make() if has_data(like) else get_namespace(like).empty(shape, dtype)
 
 
 def assign(array: Array, key: Any, value: Array) -> Array:
-    """Write a value into `array[key]`, and return the array: without data from now on if the value has none."""
+    """Write a value into `array[key]`, and return the array; if the value has no data, a view without data."""
     if has_data(value):
         array[key] = value
         return array
@@ -103,7 +103,7 @@ def assign(array: Array, key: Any, value: Array) -> Array:
 
 
 def without_data(array: Array) -> Array:
-    """Return a view without data of an array: in a dry run, something unknown was written into it."""
+    """Return a view without data of an array, into which a dry run has written unknown values."""
     return _dry_namespaces[-1].without_data(array)
 
 
@@ -228,7 +228,7 @@ def device_count() -> int:
 
 
 def _usable_cupy() -> Any:
-    """Return CuPy if it can use a GPU, else None. Tests on a stand-in hide the GPUs of a machine here."""
+    """Return CuPy if it can use a GPU, else None. Tests with a stand-in replace it, to hide the machine's GPUs."""
     try:
         import cupy
     except ImportError:
@@ -305,7 +305,7 @@ class RandomState(threading.local):
         drawn: number of streams drawn.
         masks: number of layers that draw masks.
         calls: stream -> number of calls, see `next_call`.
-        given_part: what `part` is, such as inside of a forward pass of DistributedDataParallel; None for the default.
+        given_part: value of `part`, such as in a forward pass of DistributedDataParallel; None for the default.
         sharded_part: the same for sharded tensors, which are whole except for the micro-batches of a pipeline.
         usual_part: returns the default of `part`; None stands for the whole batch.
     """
@@ -345,7 +345,7 @@ class RandomState(threading.local):
         return f"mask/{self.masks}"
 
     def next_call(self, stream: str) -> int:
-        """Return how often this method was called for `stream` before, and count the call."""
+        """Return the number of earlier calls for `stream`, and count this one."""
         call = self.calls.get(stream, 0)
         self.calls[stream] = call + 1
         return call

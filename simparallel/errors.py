@@ -65,7 +65,7 @@ class OutOfRangeError(InputError, IndexError):
 
 
 class UnknownNameError(InputError, KeyError):
-    """A name leads to nothing."""
+    """A name is unknown."""
 
     # KeyError's own __str__ would show the repr of the text.
     __str__ = Exception.__str__
@@ -191,7 +191,7 @@ class RunFailedError(SimParallelError, RuntimeError):
 
 
 class NotEquivalentError(SimParallelError, AssertionError):
-    """A parallel program has another result than one device, see `testing.assert_equivalent`.
+    """A parallel program's result differs from that on one device, see `testing.assert_equivalent`.
 
     Facts: `step` (None for a result of the whole program), `phase`, `name`, `rank`, `index`, `value`, `expected`,
     `world_size`, `case` (name -> drawn value or shape).

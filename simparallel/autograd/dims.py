@@ -10,7 +10,7 @@ import numpy as np
 
 from simparallel.errors import DTypeError, ShapeError
 
-Dims = int | tuple[int, ...] | None  # of a reduction; None for all
+Dims = int | tuple[int, ...] | None  # the dims of a reduction; None for all
 
 
 def as_int(what: str, value: Any) -> int:
@@ -31,7 +31,7 @@ def as_int(what: str, value: Any) -> int:
 
 
 def as_dims(what: str, dim: Any) -> Any:
-    """Return a dim or a list of dims as an int or a tuple, None as None. Raises DTypeError for anything else."""
+    """Return a dim or a list of dims as an int or a tuple, None as None. Raise DTypeError for anything else."""
     if dim is None or type(dim) is int:
         return dim
     if isinstance(dim, (tuple, list, np.ndarray)) and np.ndim(dim):
@@ -43,7 +43,7 @@ def normalize_dims(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...
     """Return dims as sorted non-negative numbers; None means all.
 
     Raises:
-        ShapeError: out of range or named twice.
+        ShapeError: a dim is out of range or named twice.
     """
     if dim is None:
         return tuple(range(ndim))
@@ -55,6 +55,6 @@ def normalize_dims(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...
 
 
 def reduced_dims(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
-    """Return `normalize_dims`, where a tensor without dims also takes 0 and -1, as in PyTorch."""
+    """Return `normalize_dims(dim, ndim)`; a tensor without dims also takes 0 and -1, as in PyTorch."""
     is_none = not ndim and dim in (0, -1, (0,), (-1,))
     return () if is_none else normalize_dims(dim, ndim)

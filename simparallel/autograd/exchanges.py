@@ -1,4 +1,4 @@
-"""The exchanges inside an op that complete cut dims: data about a call, from shapes alone."""
+"""The exchanges by which an op completes its cut dims, described from the shapes of a call alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Asked(NamedTuple):
     Attributes:
         dims: names of the dims that it completes.
         reduce_op: "sum", "max" or "min".
-        shape: of the array that each rank puts in.
+        shape: of the array that each rank contributes.
         dtype: of that array.
         group_size: how many neighbouring slices are completed together; None for all.
     """
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 
 class Exchanges(NamedTuple):
-    """The exchanges of forward, in order, and of backward if all floating-point inputs require a gradient."""
+    """The exchanges in order: of forward, and of a backward in which all floating-point inputs require a gradient."""
 
     forward: tuple[Asked, ...] = ()
     backward: tuple[Asked, ...] = ()

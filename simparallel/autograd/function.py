@@ -17,7 +17,7 @@ from simparallel.hardware.devices import Device, current_device
 
 
 class FunctionContext:
-    """The values that `forward` keeps for `backward`: by `save_for_backward`, and under any other name.
+    """The values that `forward` keeps for `backward`: through `save_for_backward`, or as attributes of any name.
 
     Attributes:
         needs_input_grad: for each argument of `apply`, whether its gradient is wanted.
@@ -29,14 +29,14 @@ class FunctionContext:
 
     def __init__(self, needs_input_grad: tuple[bool, ...], needs: tuple[bool, ...], device: Device) -> None:
         self.needs_input_grad = needs_input_grad
-        # For the Tensors among the arguments alone.
+        # `needs_input_grad` of the arguments that are Tensors.
         self.needs = needs
         self._device = device
-        self._saved: tuple[Array | None, ...] = ()  # arrays: backward finds out if they were written since
+        self._saved: tuple[Array | None, ...] = ()  # arrays, so that backward detects later writes
         self._constant: tuple[int, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
-        """Keep inputs or outputs; backward refuses to run if they were written in place meanwhile. None is kept."""
+        """Keep inputs or outputs; backward refuses to run if they were written in place meanwhile. They may be None."""
         self._saved = tuple(None if x is None else as_tensor(x)._data for x in tensors)
 
     @property
@@ -49,7 +49,7 @@ class FunctionContext:
 
 
 class Function:
-    """A function with a gradient of your own. Call it by `apply`.
+    """A function with a gradient of your own. Call it through `apply`.
 
         >>> class Double(sp.Function):
         ...     @staticmethod
@@ -66,14 +66,14 @@ class Function:
         >>> x.grad.tolist()
         [6.0]
 
-    Both run off the tape, so NumPy on `x.numpy()` may be part of them; only ops take simulated
-    time. A gradient of a gradient does not exist: the tape keeps arrays. Sharded tensors are refused; write an Op
+    `forward` and `backward` run off the tape, so they may use NumPy on `x.numpy()`; only ops take simulated time.
+    There are no second derivatives: the tape keeps arrays. Sharded tensors are refused; for them, write an Op
     (`help(simparallel.ops.Op)`), whose rule says how it is cut.
     """
 
     @staticmethod
     def forward(*args: Any) -> Any:
-        """`forward(ctx, *args)`: a Tensor, or a tuple of them. Without `ctx` where there is a `setup_context`."""
+        """Return a Tensor or a tuple of them, given (ctx, *args); given args alone if there is a `setup_context`."""
         raise InputError("Function: define forward(ctx, *args), a static method.")
 
     @staticmethod
@@ -98,7 +98,7 @@ class Function:
         Raises:
             LayoutError: a Tensor is sharded.
             DeviceMismatchError: the Tensors are on different devices.
-            InputError: `forward` gave something other than Tensors.
+            InputError: `forward` returned something other than Tensors.
         """
         inputs = tuple(x for x in args if isinstance(x, Tensor))
         if any(x.placement is not None for x in inputs):
@@ -128,7 +128,7 @@ def _on_tape(
     inputs: tuple[Tensor, ...],
     outputs: tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    """Return the outputs as results of one node; if there are several, each is a part of a tensor without numbers."""
+    """Return the outputs as results of one node; if there are several, each is a part of a tensor without data."""
     kept = [y for y in outputs if y._data.dtype.kind == "f" and id(y) not in ctx._constant]
     node = Node(_Call(cls, args, outputs, kept), ctx, inputs)  # type: ignore[arg-type]
     if len(kept) == 1:
@@ -158,7 +158,7 @@ class _Call(Reversible):
         self.name, self._function = cls.__name__, cls
         self._is_tensor = [isinstance(x, Tensor) for x in args]
         self._specs = [(x.shape, x.dtype) for x in args if isinstance(x, Tensor)]
-        # Of every output: shape, dtype, and where its gradient begins among those of all; None for a constant.
+        # Of each output: shape, dtype, and the offset of its gradient in the vector of all; None for a constant.
         starts = np.cumsum([0, *(y._data.size for y in kept)]).tolist()
         where = {id(y): starts[i] for i, y in enumerate(kept)}
         self._outputs = [(y._data.shape, y._data.dtype, where.get(id(y))) for y in outputs]
@@ -202,7 +202,7 @@ class _Call(Reversible):
                 f"{self.name}: backward gave a gradient of shape {array.shape} for a Tensor of shape {shape}; sum it "
                 "over the dims that were broadcast."
             )
-        # A view: the function may keep the array.
+        # A view, which the tape never writes to: the function may keep the array.
         return array.astype(dtype, copy=False)[...]
 
 

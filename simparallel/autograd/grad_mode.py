@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 class _GradMode(threading.local):
     enabled: bool = True
-    # A checkpointed part runs for the second time: it must have no further effects.
+    # True while a checkpointed part runs a second time: it must not repeat side effects.
     recomputing = False
-    # Runs all ops of this thread, such as inside of `AutoParallel`; None leaves that to the interpreters of tensors.
+    # Runs all ops of this thread, such as inside of `AutoParallel`; None leaves them to the interpreters of tensors.
     interpreter: AbstractInterpreter | None = None
-    # Numbers of nodes, for all threads; threads that share one graph number in turns.
+    # Numbers the nodes of all threads, so that nodes of one graph are in order whichever thread made them.
     numbers = count()
 
     def __init__(self) -> None:
-        # The modes that the blocks of this thread will restore.
+        # The modes that the open blocks of this thread will restore.
         self.before: list[bool] = []
 
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """One registration: the same function may be registered twice, and be removed once.
+    """One registration: a function may be registered twice, and each registration is removed by itself.
 
     Attributes:
         function: the function to call.
-        may_change: it is called with the gradient before it counts, and may return another one; else with the leaf,
-            when its gradient is there.
+        may_change: call the function with the gradient before that is accumulated; it may return another one. Else
+            call it with the leaf, once `.grad` is complete.
     """
 
     __slots__ = ("function", "may_change")
@@ -29,11 +29,10 @@ class Hook:
 
 
 class RemovableHandle:
-    """The handle of a registration: the hook is gone after `remove()`, when it is called, or at the end of its `with`
-    block. Once more, that does nothing.
+    """The handle of a registration: `remove()`, a call of the handle or the end of its `with` block removes the hook.
 
     Args:
-        hooks: where the hook is put, at the end.
+        hooks: the list to which the hook is appended.
         hook: an object of this registration only.
     """
 
@@ -56,17 +55,17 @@ class RemovableHandle:
 
 
 def changed_by(hooks: Sequence[Hook] | None, tensor: Tensor, gradient: Array) -> Array:
-    """Return the gradient of a tensor after the hooks that may change it."""
+    """Return the gradient of a tensor after running the hooks that may change it."""
     for hook in tuple(hooks or ()):
         if hook.may_change:
-            found = hook.function(tensor._gradient(gradient.copy()))  # which may be kept, or written
+            found = hook.function(tensor._gradient(gradient.copy()))  # a copy: the hook may keep it or write to it
             if found is not None:
                 gradient = tensor._as_gradient(found)._data.astype(gradient.dtype)
     return gradient
 
 
 def hooks_on_the_tape(y: Tensor) -> list[Hook]:
-    """Return the list of hooks between y and the op that made it; hooks are added to the list."""
+    """Return the list of hooks of y, for the caller to extend; the first call puts it on the tape."""
     node = y._node
     assert node is not None
     if not isinstance(node.op, _Hooks):

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class AbstractInterpreter:
-    """Runs ops in place of `Op.__call__`.
+    """An object that runs ops instead of `Op.__call__`.
 
-    A tensor carries its interpreter (`Tensor.interpreter`), and results of the interpreter carry it on. Inside of a
-    block, such as `AutoParallel`, one interpreter runs all ops of the thread (`grad_mode.interpreter`).
+    A tensor carries its interpreter (`Tensor.interpreter`), and so do the results. Inside of a block such as
+    `AutoParallel`, one interpreter runs all ops of the thread (`grad_mode.interpreter`).
 
     Attributes:
         writes_in_place: `x += y` and `x[i] = y` may write into the memory of x.
-        position: number of calls so far, for an interpreter that tells calls apart by it; a part that is recomputed
-            goes back to where it began.
+        position: number of calls so far, for an interpreter that identifies calls by it; recomputing a part resets
+            it to its value at the start of that part.
     """
 
     position = 0
@@ -54,7 +54,7 @@ class AbstractInterpreter:
 
 
 class NamedInterpreter(AbstractInterpreter):
-    """An interpreter without state: a constant of its module, which copies and pickles as its name.
+    """An interpreter without state: a constant of its module, copied and pickled by name.
 
     Args:
         name: of the constant.

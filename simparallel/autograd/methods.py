@@ -1,12 +1,12 @@
 """The functions of ops by name, and the methods and operators of Tensor.
 
-An op's function says which methods it is: with `@function("relu")` it is `simparallel.functions.relu` and
-`Tensor.relu`. `method_types.pyi` tells type checkers.
+With `@function("relu")`, the function `relu` of an op becomes `simparallel.functions.relu` and `Tensor.relu`.
+`method_types.pyi` declares the methods for type checkers.
 
 `x += y` and `x[items] = y` write into the memory of x, which its views and the tensors that it is a view of share, as
-in NumPy. A graph that kept the old values reports it in backward. A tensor on the tape is never written: it would have
-two values. For such an x, and where y brings x onto the tape, `x += y` is `x = x + y`, as for Python's numbers: losses
-add up, and other names of the old x do not see the change.
+in NumPy. Backward through a graph that kept the old values raises. A tensor on the tape is never written: it would
+have two values. For such an x, and where y brings x onto the tape, `x += y` is `x = x + y`, as for Python's numbers:
+losses add up, and other names of the old x do not see the change.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ def _named_like(function: Called, method: Called) -> Called:
 
 
 class Size(int):
-    """The number of elements; called as PyTorch's `size()`, the shape, or with a dim the size of that."""
+    """The number of elements. A call returns the shape, or with a dim the size of that dim, as PyTorch's `size()`."""
 
     shape: tuple[int, ...]
 
     def __call__(self, dim: int | None = None) -> Any:
-        """Raises ShapeError where there is no such dim."""
+        """Return the shape, or the size of `dim`. Raise ShapeError if there is no such dim."""
         if dim is None:
             return self.shape
         try:
@@ -134,14 +134,14 @@ class Size(int):
 
 
 class TensorMethods(MethodTypes):
-    """Mixed into Tensor; a list or an array on the other side becomes a Tensor.
+    """Mixin with the methods and operators of Tensor; an operand that is a list or an array becomes a Tensor.
 
     In place, x keeps its shape, dtype, layout and memory, unless it is on the tape, or y brings it there.
 
     Raises:
         AutogradError: in place, x is a leaf that requires a gradient, outside of `no_grad`; in `x[items] = y`, x is on
             the tape, or y requires a gradient, which would be lost.
-        ShapeError, DTypeError, LayoutError: in place, the result is not like x. InputError: its memory is read-only.
+        ShapeError, DTypeError, LayoutError: in place, the result does not fit x. InputError: x's memory is read-only.
     """
 
     __slots__ = ()
@@ -169,7 +169,7 @@ class TensorMethods(MethodTypes):
         return FUNCTIONS["ne"](self, other) if _is_operand(other) else NotImplemented
 
     def full_tensor(self) -> Tensor:
-        """Return the whole of a sharded tensor as a plain one, on every rank and on the tape; a plain one itself.
+        """Gather a sharded tensor into a plain one, on every rank and on the tape; return a plain tensor itself.
 
         Collective: yes, if it is cut or an unfinished sum.
         """
@@ -183,7 +183,7 @@ class TensorMethods(MethodTypes):
     # --- PyTorch's names ----------------------------------------------------------------------------
 
     def numel(self) -> int:
-        """The number of elements."""
+        """Return the number of elements."""
         return int(self.size)
 
     def clamp(self, min: Any = None, max: Any = None) -> Tensor:
@@ -195,27 +195,27 @@ class TensorMethods(MethodTypes):
         return self.to(cuda_device(device))
 
     def cpu(self) -> Tensor:
-        """Move to the device that this rank begins with, sim:0."""
+        """Move to sim:0, the device that this rank begins with."""
         return self.to(FIRST)
 
     def half(self) -> Tensor:
-        """Return it in float16; itself if it is already."""
+        """Return the tensor in float16; itself if it has that dtype."""
         return self.astype(np.float16)
 
     def float(self) -> Tensor:
-        """Return it in float32; itself if it is already."""
+        """Return the tensor in float32; itself if it has that dtype."""
         return self.astype(np.float32)
 
     def double(self) -> Tensor:
-        """Return it in float64; itself if it is already."""
+        """Return the tensor in float64; itself if it has that dtype."""
         return self.astype(np.float64)
 
 
 def _dims(who: str, dim: Any, keepdim: bool, numpys: dict[str, Any]) -> tuple[Any, bool]:
-    """(dim, keepdim), also by the names that NumPy has for them; its functions pass dtype=None and out=None along.
+    """Return (dim, keepdim), also given as NumPy's axis and keepdims; NumPy also passes dtype=None and out=None.
 
     Raises:
-        InputError: another name, both names, or a value for `dtype` or `out`.
+        InputError: an unknown name, both names of `dim`, or a value for `dtype` or `out`.
     """
     axis = numpys.get("axis")
     unused = [name for name in ("dtype", "out") if numpys.get(name) is None]
@@ -255,7 +255,7 @@ def _augment(x: Any, sign: str, function: Any, other: Any) -> Any:
         )
     check_held(what, y, x)
     x._data = assign(x._data, ..., y._data)
-    # Graphs that kept the old values of x report it in backward.
+    # Backward through a graph that kept the old values of x raises.
     mark_changed((x,))
     return x
 

@@ -1,8 +1,8 @@
 """NumPy's functions on Tensors: `np.exp(x)` is the op on the tape, and no call loses a gradient in silence.
 
-NumPy asks a Tensor through `__array_ufunc__` and `__array_function__`. The two tables below say which function of
-`simparallel.functions` a NumPy function is. Any other one computes with the arrays, off the tape, as long as no
-gradient is wanted; where one is, it is refused, unless it only reads.
+NumPy asks a Tensor through `__array_ufunc__` and `__array_function__`. The two tables below map NumPy's functions to
+those of `simparallel.functions`. Any other NumPy function computes with the arrays, off the tape. If a gradient is
+wanted, the call is refused, unless it only reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UFUNCS = """
 
 _REDUCTIONS = "sum prod mean any all argmax argmin max min"
 
-# They read, compare or make something else; what they give has no gradient.
+# Functions that only read or compare a Tensor, or copy its shape: their results have no gradient.
 _READERS = """
     allclose argsort argwhere array2string array_equal array_equiv array_repr array_str bincount can_cast common_type
     count_nonzero digitize empty_like flatnonzero full_like histogram iscomplexobj isclose isrealobj lexsort
@@ -42,7 +42,7 @@ _READERS = """
 
 
 def _functions(f: Any) -> dict[str, Callable[..., Any]]:
-    """Return NumPy's functions by name, with NumPy's arguments; `f` has the functions."""
+    """Return functions under NumPy's names, with NumPy's arguments; `f` holds those of `simparallel.functions`."""
 
     def repeated(reduce: Callable[..., Any]) -> Callable[..., Any]:
         return lambda a, axis=None, keepdims=False: reduce(a, axis, keepdims)
@@ -95,7 +95,7 @@ def _functions(f: Any) -> dict[str, Callable[..., Any]]:
 
 
 class TensorNumpy:
-    """Mixed into Tensor."""
+    """Mixin of Tensor with NumPy's protocols for functions."""
 
     __slots__ = ()
 
@@ -118,7 +118,7 @@ class TensorNumpy:
         who = f"{function.__module__}.{function.__name__}".replace("numpy.", "np.", 1)
         taped = _taped_functions().get(function)
         if taped is not None:
-            # NumPy passes its defaults along, also those that were not given.
+            # NumPy also passes defaults that the caller has not given.
             given = {name: value for name, value in kwargs.items() if value is not None and value is not np._NoValue}
             # Bind first: an argument that the function lacks is an error about the call, not one from inside of it.
             try:
@@ -148,7 +148,7 @@ def _taped_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 @cache
 def _is_constant(ufunc: np.ufunc) -> bool:
-    """Return whether a ufunc gives no floating-point numbers for floating-point inputs, as `np.isnan` does."""
+    """Return whether a ufunc returns bools for floating-point inputs, as `np.isnan` does."""
     return all(kind.split("->")[1] == "?" for kind in ufunc.types if "d" in kind.split("->")[0])
 
 

@@ -67,9 +67,9 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Plan:
-    """The plan of an op for given input shapes: computed once, looked up by identity afterwards.
+    """The plan of an op for given input shapes and dtypes: computed by the first such call, looked up afterwards.
 
-    Made by the call of the op.
+    Made by calling the op.
 
     Attributes:
         inputs: shape and dtype of each input.
@@ -93,7 +93,7 @@ class Context:
     On whole tensors the exchanges are the identity. Where a strategy cuts a dim, they are collectives, and the context
     knows the slice and the global size.
 
-    Made by the call of the op.
+    Made by calling the op.
 
     Attributes:
         xp: numpy or cupy.
@@ -109,7 +109,7 @@ class Context:
 
     onto: Array | None = None
     rooms: Sequence[Array | None] = ()
-    # An attribute of the class, because it is nearly always this one.
+    # A class attribute, because it is nearly always FIRST.
     device: Device = FIRST
     layer = ""
 
@@ -202,7 +202,7 @@ class Op(Shardable, Reversible):
       promotion; it raises ShapeError or DTypeError for inputs that do not fit. `work(*specs)` returns flops and bytes
       where these are not one flop an element; `misfit(*shapes)` explains refused shapes.
     - Settings are arguments of `__init__`, kept under their names.
-    - An op that is constant between its jumps derives from `AbstractConstant` in place of Op, and needs no backward.
+    - An op that is constant between its jumps derives from `AbstractConstant` instead of Op, and needs no backward.
 
     A subclass is registered under its class name, unless that begins with "Abstract", and found in `simparallel.ops`.
     For a function with a gradient of your own and no strategies, see `simparallel.Function`.
@@ -212,7 +212,7 @@ class Op(Shardable, Reversible):
     linear: ClassVar[bool] = False  # op(a) + op(b) = op(a + b), all inputs together: an unfinished sum may pass
     stays: ClassVar[bool] = False  # y has the layout of the sharded x, in every mode and over any ranks
     registry: ClassVar[dict[str, type[Op]]] = {}
-    # Called like Context. SyncBatchNorm gives its op one that communicates.
+    # Called like Context. SyncBatchNorm sets a context that communicates.
     context_type: Callable[..., Context] = Context
     name: ClassVar[str]
     backward_name: ClassVar[str]
@@ -280,7 +280,7 @@ class Op(Shardable, Reversible):
         return Work(prod(output.shape), moved)
 
     def exchanges(self, plan: Plan) -> Exchanges | None:
-        """Return the reductions that the op asks of `ctx` on slices; None to find them by a run on zeros."""
+        """Return the exchanges that the op asks of `ctx` on slices; None to find them by a run on zeros."""
         return None
 
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
@@ -315,14 +315,14 @@ class Op(Shardable, Reversible):
         try:
             y = self.run_forward(ctx, arrays)
         except TypeError:
-            check_one_library(self.name, inputs)  # which CuPy refuses in other words
+            check_one_library(self.name, inputs)  # clearer than CuPy's own error
             raise
         # Without an input that needs a gradient there is nothing to walk back to.
         node = Node(self, ctx, inputs) if True in needs else None
         return Tensor._result(y, node, device)
 
     def run_forward(self, ctx: Context, arrays: Sequence[Array]) -> Array:
-        """Run `forward` on the device of the inputs, whose observer notes it."""
+        """Run `forward` on the device of the inputs, whose observer records it."""
         observer = observer_of(ctx.device)
         start_ns = observer.begin(self.name, ctx.plan)
         y = self.forward(ctx, *arrays)
@@ -330,7 +330,7 @@ class Op(Shardable, Reversible):
         return y
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        """Run `backward` on the device of the inputs, whose observer notes it."""
+        """Run `backward` on the device of the inputs, whose observer records it."""
         observer = observer_of(ctx.device)
         start_ns = observer.begin(self.backward_name)
         grads = self.backward(ctx, dy)
@@ -350,13 +350,13 @@ class Op(Shardable, Reversible):
         return plan
 
     def check_count(self, count: int) -> None:
-        """Raise InputError unless `forward` takes so many inputs."""
+        """Raise InputError unless `forward` takes `count` inputs."""
         least, most, names = _inputs_of(type(self))  # type: ignore[arg-type]
         if not least <= count <= most:
             raise InputError(f"{self.named} takes the inputs ({names}), got {count}.")
 
     def twin(self) -> Self:
-        """Return a copy that shares the plans, to give it another value of a setting that plans do not depend on."""
+        """Return a copy that shares the plans, for changing a setting on which plans do not depend."""
         # The copy shares the dict of plans, so it has to exist before.
         self.__dict__.setdefault("_plans", {})
         return copy(self)

@@ -10,31 +10,31 @@ import numpy as np
 class Shardable:
     """The strategy of an op. `parallel.operator` runs and plans it."""
 
-    named: Any  # of the op
+    named: Any  # name and settings of the op
     in_strategy: tuple[Any, ...] | None = None
     out_strategy: Any = None
     # Source line of the call of `shard`.
     _place = ""
 
     def shard(self, in_strategy: tuple[Any, ...], out_strategy: Any = None) -> Self:
-        """Declare how this op is cut over the devices. It changes this object, so make an op for each strategy.
+        """Declare how this op is cut over the devices. This changes the op itself, so make one op for each strategy.
 
         The strategy applies to sharded inputs, and inside of `AutoParallel`; it has no effect on plain tensors.
 
         Args:
-            in_strategy: for each input a tuple with the number of slices of each dim, or a called `Layout`.
+            in_strategy: for each input, a tuple with the number of slices per dim, or a `Layout` called with its dims.
             out_strategy: layout of the output, if a cut dim is summed or the output has a dim that no input has: a
-                tuple of cuts or a `Layout`. By default the sum is all-reduced; with the summed axes on a dim it is
-                reduce-scattered. A new dim, such as the classes of `OneHot`, is whole by default; if it is cut, each
-                rank computes its part of it.
+                tuple of cuts or a `Layout`. By default the sum is all-reduced; if the summed axes cut a dim of the
+                output, it is reduce-scattered. A new dim, such as the classes of `OneHot`, is whole by default; if it
+                is cut, each rank computes its part of it.
 
         Returns:
             The op itself.
 
         Raises:
-            StrategyError: not tuples or Layouts. Whether the strategy is legal depends on the shapes (see `plan`).
+            StrategyError: neither tuples nor Layouts. Whether the strategy is legal depends on the shapes (see `plan`).
         """
-        # Few programs cut ops by hand, and imports take time.
+        # Imported here, because few programs cut ops by hand, and imports take time.
         from simparallel.base.callsite import user_line
         from simparallel.layout.strategy import check_form
 
@@ -42,7 +42,7 @@ class Shardable:
         self._place = user_line()
         return self
 
-    # Plans strategies; the `__init__` of the package passes it to all ops.
+    # Plans strategies; the package's `__init__` sets it for all ops.
     planner: ClassVar[Any] = None
 
     def plan(self, *shapes: tuple[int, ...], device_num: int | None = None, dtype: Any = np.float32) -> Any:
@@ -67,7 +67,7 @@ class Shardable:
 
     @property
     def repeat(self) -> str:
-        """Place the devices that a tuple strategy leaves over: "right", the last axis, or "left", the first."""
+        """Position in the device matrix of the axis left over by a tuple strategy: "right" (last) or "left" (first)."""
         return "right"
 
     @property

@@ -2,8 +2,8 @@
 
 The tape is the chain of `Node`s behind a Tensor: the op, its context and its inputs. Backward
 walks them from the youngest to the oldest; a leaf's gradient is finished when its last use has
-been visited, and then its hooks are called. DistributedDataParallel listens, and sends a
-bucket of gradients on its way while the rest of backward still runs.
+been visited, and then its hooks are called. DistributedDataParallel uses such hooks to send a
+bucket of gradients while the rest of backward still runs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Backward:
     calls_hooks: bool
     callbacks: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     is_over: bool = False
-    # Keys of `grads` in memory that nothing else uses.
+    # Keys of the gradients in memory that nothing else uses.
     _own: set[int] = field(default_factory=set)
 
     def reaches(self, leaf: Tensor) -> bool:
@@ -117,7 +117,7 @@ class Backward:
         if is_new or before is not None:
             self._own.add(key)
         self.grads[key] = total
-        if type(total) is np.ndarray or is_array(total):  # and no scalar
+        if type(total) is np.ndarray or is_array(total):  # not a scalar
             observer_of(tensor._device).memory.hold(total, GRADIENTS)
 
 
@@ -168,8 +168,8 @@ def run_backward(
 
     Args:
         root: the tensor to differentiate.
-        seed: its gradient; shape and dtype of its data.
-        deliver: gets a new array, or `seed`, or the leaf's buffer; no other leaf gets the same memory.
+        seed: its gradient, with the shape and dtype of its data.
+        deliver: gets a new array or the leaf's buffer; no other leaf gets the same memory.
         retain_graph: keep the values that forward saved, for another backward.
         calls_hooks: `deliver` sets `.grad` and calls the leaves' hooks. Ops may then write gradients into the leaves'
             buffers.
@@ -198,11 +198,11 @@ def run_backward(
                 # Only an array that nothing else uses may grow in place.
                 node.ctx.onto = onto = running.growing(inputs[0])
             if op.fills_rooms:
-                # The buffer is free if the leaf has no gradient yet and this is its only use that is left.
+                # The buffer is free if the leaf has no gradient yet and this is its last use.
                 is_free = [calls_hooks and x._grad is None and uses.get(id(x)) == 1 for x in inputs]
                 node.ctx.rooms = rooms = [x._room if free else None for x, free in zip(inputs, is_free, strict=True)]
             input_grads = op.run_backward(node.ctx, dy)
-            # Activations are free as soon as they are used, also while the loss is kept.
+            # Free activations as soon as they are used, even while the loss is kept.
             if not retain_graph:
                 node.ctx, node.inputs = None, ()
             elif op.adds_onto:
@@ -226,7 +226,7 @@ def run_backward(
                         deliver(tensor, grads.pop(key))
                     else:
                         heapq.heappush(heap, (-source.number, source))
-        # A callback that delivers a gradient may cause others to be added.
+        # A callback that delivers a gradient may register further callbacks.
         while running.callbacks:
             running.callbacks.remove(first := min(running.callbacks, key=itemgetter(0)))
             first[1]()
@@ -247,7 +247,7 @@ def _count_uses(root: Tensor) -> dict[int, int]:
                 f"backward: the graph behind {node.op!r} was consumed by an earlier backward; "
                 "run the forward pass again, or pass retain_graph=True the first time."
             )
-        # Only if some memory has been written since the node was made.
+        # Check only if some memory has been written since the node was made.
         if _newest > node.number:
             _check_unchanged(node)
         for tensor, needed in zip(node.inputs, node.ctx.needs, strict=True):
@@ -270,7 +270,7 @@ def _count_uses(root: Tensor) -> dict[int, int]:
 # A graph keeps arrays that backward reads. A write into one of them, through any Tensor or view, makes the gradient
 # wrong, so versions belong to the memory and not to the Tensor. Times are the numbers of the tape's nodes.
 
-# Parts of one memory that are tracked separately, such as the batches of a dataset.
+# At most this many parts of one memory are tracked separately, such as the batches of a dataset.
 _MAX_PARTS = 4096
 
 
@@ -279,7 +279,7 @@ class _Memory(weakref.ref):
 
     __slots__ = ("key", "parts")
     key: int  # id of the array
-    # (first, last) address of a part, or None for all of the memory -> time of its last write.
+    # (first, past the end) addresses of a part, or None for all of the memory -> time of its last write.
     parts: dict[tuple[int, int] | None, int]
 
 
@@ -302,7 +302,7 @@ def mark_changed(tensors: Iterable[Tensor]) -> None:
             memory.key, memory.parts = id(owner), {}
             _memories[memory.key] = memory
         part = None if owner is array else _addresses(array)
-        # Beyond the limit, a write counts as one to all of the memory: errors may be too many, never too few.
+        # Beyond the limit, a write counts for all of the memory: that may raise needlessly, but misses no write.
         memory.parts[part if part in memory.parts or len(memory.parts) < _MAX_PARTS else None] = _newest = now
 
 
@@ -321,7 +321,7 @@ def _forget(memory: _Memory) -> None:
 
 
 def _addresses(array: Array) -> tuple[int, int] | None:
-    """Return the first and the last address of an array; None if they are unknown."""
+    """Return the first address of an array and the one past its end; None if they are unknown."""
     if not isinstance(array, np.ndarray):
         return None
     first = last = array.__array_interface__["data"][0]

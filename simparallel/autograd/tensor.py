@@ -43,15 +43,15 @@ class Tensor(TensorMethods, TensorNumpy):
     Args:
         data: array (kept, not copied: `x += 1` writes into it), number or nested sequence. Python floats become
             float32.
-        requires_grad: collect a gradient for it. Floating-point tensors only. A dtype in this place, as MindSpore
-            has it, is taken as `dtype`.
-        name: for messages.
+        requires_grad: collect a gradient. Floating-point tensors only. A dtype in this position, as in MindSpore, is
+            taken as `dtype`.
+        name: shown in messages.
         dtype: convert the data; None keeps it as it is.
         device: the device, such as "sim:1"; by default the device of the Tensor given as `data`, else the device of
             the surrounding `with device(...)`, else sim:0. To move a Tensor, use `to`.
 
     Attributes:
-        data: the NumPy or CuPy array, shape `shape`, dtype `dtype`. Another one may be assigned, also as a Tensor.
+        data: the NumPy or CuPy array, shape `shape`, dtype `dtype`. Another array, or a Tensor, may be assigned.
         grad: Tensor of the same shape, or None before the first backward.
         requires_grad: may be assigned for a leaf.
         placement: layout and shape of a sharded tensor: `data` is then this rank's slice, and `shape` the shape of the
@@ -59,7 +59,7 @@ class Tensor(TensorMethods, TensorNumpy):
         interpreter: runs the ops on this tensor, if it is more than an array, such as a sharded one; else None.
 
     Raises:
-        InputError: data that is no array, such as lists of different lengths, or a Tensor on another device than
+        InputError: data that is not an array, such as lists of different lengths, or a Tensor on another device than
             `device`.
         AutogradError: a list of Tensors that need gradients, or `requires_grad` for integers.
     """
@@ -116,7 +116,7 @@ class Tensor(TensorMethods, TensorNumpy):
     ) -> Tensor:
         """Wrap the result of an op; with a placement and its interpreter, this rank's part of a sharded tensor."""
         self = Tensor.__new__(Tensor)
-        # NumPy reduces to scalars, and an op of a user may return a number or a list.
+        # NumPy reduces to scalars, and a user's op may return a number or a list.
         if not (type(data) is np.ndarray or is_array(data)):
             data = (get_namespace(data) if type(data) in DRY_TYPES else np).asarray(data)
         self._data = data
@@ -192,11 +192,11 @@ class Tensor(TensorMethods, TensorNumpy):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether no op on the tape made it: gradients are kept for leaves only."""
+        """Whether no op on the tape made this tensor: gradients are kept for leaves only."""
         return self._node is None
 
     def detach(self) -> Tensor:
-        """The same data, off the tape."""
+        """Return a Tensor with the same data, off the tape."""
         detached = self._like(self._data)
         if grad_mode.interpreter is not None:
             grad_mode.interpreter.note_detached(self, detached)
@@ -239,7 +239,7 @@ class Tensor(TensorMethods, TensorNumpy):
 
     @grad.setter
     def grad(self, value: Any) -> None:
-        """Raise ShapeError or DTypeError if the value does not fit this tensor, and the errors of `data`."""
+        """Replace the gradient. Raise ShapeError or DTypeError if it does not fit, and the errors of `data`."""
         if value is None or value is self._grad:  # x.grad *= 0.5
             self._grad = value
             return
@@ -247,7 +247,7 @@ class Tensor(TensorMethods, TensorNumpy):
         recorder = current_recorder()
         if recorder is not None:
             memory = recorder.of(self._device or recorder.device).memory
-            memory.hold(grad._data, GRADIENTS, move=grad._data.base is None)  # a bucket stays what it is
+            memory.hold(grad._data, GRADIENTS, move=grad._data.base is None)  # a bucket keeps its category
         self._grad = grad
 
     @property
@@ -256,7 +256,7 @@ class Tensor(TensorMethods, TensorNumpy):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        """Raises AutogradError for what an op on the tape has made, and for integers."""
+        """Raise AutogradError for the result of an op on the tape, and for integers."""
         if self._node is not None:
             raise AutogradError("requires_grad_ works on leaves; use detach() to cut the tape.")
         if value:
@@ -288,7 +288,7 @@ class Tensor(TensorMethods, TensorNumpy):
         return value
 
     def _array_of(self, what: str, value: Any) -> Array:
-        """Return the array of a value assigned to `what`, of the shape of this rank's slice."""
+        """Return the array of a value assigned to `what`; for a sharded tensor, this rank's slice of it."""
         if isinstance(value, Tensor):
             place = self.placement
             if value.placement is not None and (place is None or value.placement not in (place, place.gradient)):
@@ -351,7 +351,7 @@ class Tensor(TensorMethods, TensorNumpy):
             )
 
     def _seen(self, what: str) -> Array:
-        """Return the data, after the interpreter has waited for the device. Raise LayoutError for a slice."""
+        """Return the data, after waiting for the device in simulated time. Raise LayoutError for a slice."""
         if self.placement is not None:
             self._check_whole(what)
         if self._device is not None:
@@ -365,7 +365,7 @@ class Tensor(TensorMethods, TensorNumpy):
         return int(self.item())
 
     def __index__(self) -> int:
-        # Not with a dim of size 1, as PyTorch has it: an array indexed by such a tensor would lose that dim.
+        # Unlike PyTorch, refuse dims of size 1: an array indexed by such a tensor would lose that dim.
         if self.shape or self.dtype.kind not in "iu":
             raise TypeError(
                 f"a tensor of shape {self.shape} and dtype {self.dtype} is no index; an integer without dims is, such "
@@ -391,7 +391,7 @@ class Tensor(TensorMethods, TensorNumpy):
         return to_host(self._seen("numpy()"))
 
     def tolist(self) -> Any:
-        """Return the numbers in nested lists; the number itself for a tensor without dims. Raise LayoutError."""
+        """Return the numbers in nested lists; without dims the number itself. Raise LayoutError for a slice."""
         return self.numpy().tolist()
 
     def asnumpy(self) -> np.ndarray:
@@ -429,23 +429,23 @@ class Tensor(TensorMethods, TensorNumpy):
             A handle: `handle.remove()`, or `handle()`, removes the hook.
 
         Raises:
-            AutogradError: not a leaf that requires a gradient.
+            AutogradError: the tensor is not a leaf that requires a gradient.
         """
         if not (self.is_leaf and self.requires_grad):
             raise AutogradError("only a leaf that requires a gradient can have a gradient hook.")
         return RemovableHandle(self._leaf_hooks(), Hook(hook, may_change=False))
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> RemovableHandle:
-        """Call `hook(gradient)` whenever backward has the gradient of this tensor, summed over all its uses.
+        """Call `hook(gradient)` whenever backward has computed the gradient of this tensor, summed over all its uses.
 
-        A result that is not None, a Tensor or an array of the same shape, replaces the gradient. The hook of a leaf
+        If the hook returns a Tensor or an array of the same shape, that replaces the gradient. The hook of a leaf
         is called before the gradient is added to `.grad`.
 
         Returns:
             A handle: `handle.remove()`, or `handle()`, removes the hook.
 
         Raises:
-            AutogradError: the tensor requires no gradient. In backward: what assigning to `.grad` raises.
+            AutogradError: the tensor requires no gradient. In backward: the errors of assigning to `.grad`.
         """
         if not self.requires_grad:
             raise AutogradError("only a tensor that requires a gradient can have a gradient hook.")
@@ -483,7 +483,7 @@ class Tensor(TensorMethods, TensorNumpy):
             run_backward(self, seed, _accumulate, retain_graph=retain_graph, calls_hooks=True)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Start or stop collecting gradients for this leaf, like `requires_grad = …`; returns it."""
+        """Start or stop collecting gradients for this leaf, like `requires_grad = …`; return the tensor."""
         self.requires_grad = requires_grad
         return self
 
@@ -504,7 +504,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def find_dtype(who: str, dtype: Any) -> np.dtype:
-    """Return the dtype of this name.
+    """Return `dtype`, such as a name, as a NumPy dtype.
 
     Raises:
         DTypeError: there is no such dtype.
@@ -656,7 +656,7 @@ def _accumulate(leaf: Tensor, gradient: Array) -> None:
 
 
 def as_array(data: Any, dtype: Any = None) -> Array:
-    """Return an array itself, and a number or nested lists as a NumPy array, where floats become float32.
+    """Return an array itself; a number or nested lists as a NumPy array, with floats as float32.
 
     Raises:
         InputError: complex numbers, text, objects, or lists of different lengths.
@@ -671,7 +671,7 @@ def as_array(data: Any, dtype: Any = None) -> Array:
         is_numpy = isinstance(data, np.generic) or not has_data(data)
         try:
             data = get_namespace(data).asarray(data)
-        except ValueError as error:  # as NumPy calls lists of different lengths
+        except ValueError as error:  # NumPy's error for lists of different lengths
             raise InputError(f"Tensor: {data!r:.200} cannot be converted to an array: {error}") from None
         # Python floats become float32, as in PyTorch; NumPy's own scalars keep their dtype.
         if data.dtype == np.float64 and not is_numpy:

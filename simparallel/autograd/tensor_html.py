@@ -1,4 +1,4 @@
-"""Tensors in notebooks: shape and dtype, small values, and where a cut tensor's slices are."""
+"""Tensors in notebooks: shape and dtype, small values, and the location of a cut tensor's slices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simparallel.base.html import table
 if TYPE_CHECKING:
     from simparallel.autograd.tensor import Tensor
 
-# Tensors with longer dims are shown by their corners.
+# Of dims longer than _MOST, only _EDGE entries at each end are shown.
 _MOST = 12
 _EDGE = 4
 
@@ -38,7 +38,7 @@ def tensor_html(tensor: Tensor) -> str:
 
 
 def _places(size: int) -> list[int]:
-    """Return the shown places of a dim; -1 stands for those between."""
+    """Return the indices shown along a dim; -1 stands for those left out."""
     return list(range(size)) if size <= _MOST else [*range(_EDGE), -1, *range(size - _EDGE, size)]
 
 

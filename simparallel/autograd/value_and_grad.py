@@ -21,28 +21,28 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """Make a function that returns `fn`'s value and gradients; `.grad` is not touched.
 
-    Two spellings: MindSpore's `value_and_grad(fn, None, weights, has_aux=True)`, and the short one
+    There are two spellings: MindSpore's `value_and_grad(fn, None, weights, has_aux=True)`, and a short one
     with the parameters in second place, `value_and_grad(fn, params, has_aux=True)`.
 
     Args:
-        fn: returns a scalar Tensor; or a tuple, whose first entry is one when `has_aux`. A tuple of Tensors
-            without `has_aux` is differentiated as MindSpore does it: the gradient is that of the sum of all
-            elements of all of them. This is seldom what is meant, so the first call warns.
-        grad_position: which positional arguments to differentiate by: a number, a tuple of numbers,
+        fn: returns a scalar Tensor or, with `has_aux`, a tuple that begins with one. A tuple of Tensors
+            without `has_aux` is differentiated as in MindSpore: the gradient is that of the sum of all
+            elements of all of them. This is seldom intended, so the first call warns.
+        grad_position: positional arguments to differentiate with respect to: a number, a tuple of numbers,
             or None for none of them. Or the parameters: a Tensor or several.
-        weights: leaves with `requires_grad`, a Tensor or several. Those that `fn` does not use get zeros.
+        weights: leaves with `requires_grad`, a Tensor or several. The gradient of an unused one is zeros.
         has_aux: `fn` returns further values beside the loss; they are passed on and have no part in the gradient.
         params: another name of `weights`.
 
     Returns:
-        `g(*args) -> (value, grads)`. By weights: a list, or one Tensor for one Tensor. By arguments:
-        one Tensor for a number, a tuple for a tuple. By both: the pair (of arguments, of weights). A
-        gradient has shape and dtype of what it belongs to.
+        `g(*args) -> (value, grads)`. For weights, grads is a list, or one Tensor if `weights` is one. For
+        arguments, it is one Tensor for a number and a tuple for a tuple. For both, it is the pair (of arguments,
+        of weights). A gradient has the shape and dtype of its argument or weight.
 
     Raises:
-        InputError: fn is no function, nothing to differentiate by, or a bad position.
-        AutogradError: weights that are no leaves, and (when called) a result that is no Tensor, or does not depend
-            on what to differentiate by, or an argument that is not floating point.
+        InputError: fn is not a function, there is nothing to differentiate with respect to, or a position is bad.
+        AutogradError: weights that are not leaves, and (when called) a result that is not a Tensor or depends on
+            nothing that requires a gradient, or an argument that is not floating point.
         ShapeError: (when called) a result of more than one element.
 
     Example:
@@ -118,7 +118,7 @@ def value_and_grad(
 
 
 class _Together(Reversible):
-    """On the tape: several results of a function, each with the cotangent 1 for every element."""
+    """The tape's entry for several results of a function, each with the cotangent 1 for every element."""
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
         self.needs = tuple(output.requires_grad for output in outputs)
@@ -132,10 +132,10 @@ class _Together(Reversible):
 
 
 def _together(outputs: Sequence[Tensor]) -> Tensor:
-    """A Tensor whose gradients are those of the sum of all elements of all outputs; they are not added up."""
+    """Return a Tensor with the gradients of the sum of all elements of all outputs; its value is 0, not the sum."""
     for output in outputs:
         if output.requires_grad and not output.shape:
-            # Refuses a loss that is not finite.
+            # Called for its check that the loss is finite.
             seed_of(output, None, True)
     first, all_of_them = outputs[0].data, _Together(outputs)
     node = Node(all_of_them, all_of_them, tuple(outputs)) if any(all_of_them.needs) else None  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def _of_all(fn: Any, value: Sequence[Any]) -> str:
 
 
 def _is_position(value: Any) -> bool:
-    """A number, or a tuple of numbers?"""
+    """Return whether `value` is an integer or a tuple of integers."""
     entries = value if isinstance(value, tuple) and value else (value,)
     return all(isinstance(entry, int) and not isinstance(entry, bool) for entry in entries)
 
@@ -177,7 +177,7 @@ def _leaves(params: Any) -> list[Tensor]:
 
 
 def _fresh_leaves(args: tuple[Any, ...], positions: tuple[int, ...]) -> dict[int, Tensor]:
-    """Position -> the argument as a new leaf, on the same data."""
+    """Return position -> the argument as a new leaf with the same data."""
     if positions and max(positions) >= len(args):
         raise InputError(
             f"{WHO}: the gradient of argument {max(positions)} was requested, but only {len(args)} arguments were "

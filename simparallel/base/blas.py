@@ -86,7 +86,7 @@ def _set_threads(count: int) -> None:
 
 
 def _take_control() -> None:
-    """Let this thread set limits: threadpoolctl 3.8 ignores all threads but the first that did, without a word."""
+    """Let this thread set limits: threadpoolctl 3.8 silently ignores every thread but the first that set one."""
     from threadpoolctl import OpenBLASController
 
     if hasattr(OpenBLASController, "clear_controlling_thread"):

@@ -1,9 +1,8 @@
 """Arrays without data: NumPy arrays whose memory is reserved and never touched.
 
 A `DryArray` has everything of an array but its elements: shape, dtype, strides, views, the array that owns its memory.
-So an op that runs on dry arrays makes the views and the copies that it makes of real ones, keeps as many bytes for
-backward, and computes nothing. The operating system gives memory to a program when it is first written, so these arrays
-take none.
+So an op makes the same views and copies of dry arrays as of real ones, keeps as many bytes for backward, and computes
+nothing. The operating system allocates memory only when it is first written, so these arrays take none.
 
 Every function of NumPy that would read elements is one of three kinds here: a ufunc, whose result follows from shapes
 and dtypes; a function with an entry in `_RULES`; or a function written in Python, which runs on dry arrays itself.
@@ -70,16 +69,16 @@ class DryArray(np.ndarray):
             return rule(*args, **kwargs)
         if isinstance(function._implementation, BuiltinFunctionType) and function not in _METADATA:
             raise _unknown(f"numpy.{function.__name__}")
-        # Functions in Python call ufuncs and functions with rules; the types of NumPy's own would be refused.
+        # A function in Python calls ufuncs and functions with rules. The method of ndarray would refuse `DryScalar`.
         with np.errstate(all="ignore"):
             found = function._implementation(*args, **kwargs)
-        # Some convert their arguments to plain arrays first, and have computed with memory that was never written.
+        # Some of them convert their arguments to plain arrays first: the result then comes from unwritten memory.
         if _has_elements(found):
             raise _unknown(f"numpy.{function.__name__}")
         return found
 
     def __pow__(self, other: Any, modulo: Any = None) -> Any:
-        # NumPy's own operator reads an exponent without dims, to choose a faster function.
+        # NumPy's own operator reads a 0-d exponent, to choose a faster function.
         return np.power(self, other)
 
     # --- methods that would copy elements -------------------------------------------------------------
@@ -185,7 +184,7 @@ class DryArray(np.ndarray):
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise _unknown("numpy.asarray()")
 
-    # Python accepts no `UnknownNumber` here: the results would be plain numbers, and NaN decides without a word.
+    # Python would turn an `UnknownNumber` into a plain NaN here, and a decision by NaN raises no error.
     def __bool__(self) -> bool:
         return bool(_given("a decision by a value"))
 
@@ -224,7 +223,7 @@ for _name in _READING.split():
 
 
 class DryScalar(np.lib.mixins.NDArrayOperatorsMixin):
-    """The counterpart of a NumPy scalar, which a full reduction gives: it is no array, and takes no memory."""
+    """The counterpart of a NumPy scalar, which a full reduction gives: it is not an array, and takes no memory."""
 
     def __init__(self, dtype: Any) -> None:
         self._array = empty((), dtype)
@@ -276,7 +275,7 @@ class DryScalar(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 class UnknownNumber(float):
-    """A number that a dry run does not know: it may be printed and computed with, but decides nothing."""
+    """A number that a dry run does not know: it may be printed and computed with; a decision by it raises an error."""
 
     def __new__(cls) -> UnknownNumber:
         return super().__new__(cls, math.nan)
@@ -333,12 +332,12 @@ def empty(shape: Any, dtype: Any = float, order: Any = "C", strides: Any = None,
 
 
 def dried(array: np.ndarray) -> DryArray:
-    """Return an array without data like a real one."""
+    """Return an array like a real one, but without data."""
     return array if isinstance(array, DryArray) else _like(array)
 
 
 def without_data(array: np.ndarray) -> DryArray:
-    """Return a view without data of an array: something that a dry run does not know was written into it."""
+    """Return a view without data of an array, into which a dry run has written unknown values."""
     return array if isinstance(array, DryArray) else array.view(DryArray)
 
 
@@ -353,7 +352,7 @@ def _like(array: Any, dtype: Any = None, order: Any = "K", subok: bool = True, s
 
 
 def _ordered(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> DryArray:
-    """Return an array whose dims have the order in memory that these strides have, as NumPy's order "K"."""
+    """Return an array whose dims have the same order in memory as with these strides, like NumPy's order "K"."""
     size, found = np.dtype(dtype).itemsize, [0] * len(shape)
     for dim in sorted(range(len(shape)), key=lambda d: (abs(strides[d]), -d)):
         found[dim] = size
@@ -366,7 +365,7 @@ def _plain(x: DryArray) -> np.ndarray:
 
 
 def _result(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return a new array; NumPy's functions give scalars in place of arrays without dims."""
+    """Return a new array, or a scalar in place of a 0-d array, as NumPy's functions do."""
     return empty(shape, dtype) if shape else DryScalar(dtype)
 
 
@@ -478,7 +477,7 @@ def _selected(x: DryArray, items: tuple[Any, ...]) -> Any:
             array = item if isinstance(item, (np.ndarray, DryScalar)) else np.asarray(item)
             if array.dtype == bool and isinstance(array, (DryArray, DryScalar)):
                 raise _unknown("a selection by a mask")
-            # Positions decide nothing about the shape.
+            # The shape does not depend on the values of positions.
             arrays.append(
                 np.broadcast_to(np.intp(0), array.shape) if isinstance(array, (DryArray, DryScalar)) else array
             )
@@ -487,12 +486,12 @@ def _selected(x: DryArray, items: tuple[Any, ...]) -> Any:
     first = arrays[0]
     if len(arrays) == 1 and first.dtype != bool:
         return _result((*first.shape, *x.shape[1:]), x.dtype)
-    # One byte for each element: NumPy's own rules for the places of dims, and for their order in memory.
     if all(isinstance(a, np.ndarray) for a in arrays):
         rest = x.ndim - sum(a.ndim if a.dtype == bool else 1 for a in arrays)
         taken = [a.nonzero()[0] if a.dtype == bool else a for a in arrays]
         shape = np.broadcast_shapes(*(a.shape for a in taken))
         return _result((*shape, *x.shape[x.ndim - rest :]), x.dtype)
+    # Index a byte that stands for all elements: NumPy itself places the dims, and orders them in memory.
     found = np.broadcast_to(np.uint8(0), x.shape)[tuple(arrays)]
     if not isinstance(found, np.ndarray):
         return DryScalar(x.dtype)
@@ -519,7 +518,7 @@ def _concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = No
         return empty((sum(x.size for x in arrays),), dtype)
     shape = list(arrays[0].shape)
     shape[axis] = sum(x.shape[axis] for x in arrays)
-    # NumPy's order is that of the operands, with the strides added up.
+    # NumPy orders the dims by the sums of the operands' strides.
     strides = tuple(map(sum, zip(*(map(abs, x.strides) for x in arrays), strict=True)))
     return empty(shape, dtype) if all(x.flags.c_contiguous for x in arrays) else _ordered(tuple(shape), strides, dtype)
 
@@ -568,7 +567,7 @@ def _einsum(subscripts: str, *operands: Any, out: Any = None, **settings: Any) -
 
 @lru_cache(maxsize=4096)
 def _einsum_order(subscripts: str, looks: tuple[Any, ...], optimize: Any) -> tuple[tuple[int, ...] | None, bool]:
-    """Return the strides that an einsum of small arrays gives, None for a scalar, and whether it is a view."""
+    """Return the strides of an einsum of small arrays, None for a scalar; and whether the result is a view."""
     if optimize:
         whole = [np.broadcast_to(np.uint8(0), shape) for shape, _ in looks]
         optimize = np.einsum_path(subscripts, *whole, optimize=optimize)[0]

@@ -61,7 +61,7 @@ class Files:
         os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Move in one step; a file at `target` is replaced, a directory only if it is empty."""
+        """Rename atomically; a file at `target` is replaced, a directory only if it is empty."""
         os.replace(source, target)
 
     def sync_directory(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Hints for names of PyTorch, NumPy or MindSpore that have another name here: the second half of an AttributeError."""
+"""Hints for names of PyTorch, NumPy or MindSpore that have another name here: the end of an AttributeError's text."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class NoAttributeError(AttributeError):
         return told + (f"; here it is {' or '.join(found[:2])}." if found else "")
 
     def _names(self) -> list[str]:
-        """Return the names of the same thing here."""
+        """Return the names that this package uses instead."""
         name = str(self.name)
         if name.startswith("_"):
             return []

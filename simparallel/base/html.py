@@ -1,4 +1,4 @@
-"""HTML of objects in notebooks: tables and frames, with every text escaped."""
+"""HTML of objects in notebooks: tables and frames, with all text escaped."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def table(
     """Return a table.
 
     Args:
-        rows: the texts of the cells; the first row is the head.
+        rows: the text of each cell; the first row is the header.
         title: a line above it.
         notes: lines below it.
-        left: align the cells left, as texts; notebooks align them right, as numbers.
+        left: align the cells left, like text; notebooks align them right, like numbers.
         colours: (number of the row, of the column) -> CSS colour behind the cell.
     """
     lines = []

@@ -1,4 +1,4 @@
-"""Look things up by name; a wrong name is told with the names near it."""
+"""Look things up by name; the error for an unknown name suggests similar ones."""
 
 from __future__ import annotations
 

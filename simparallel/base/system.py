@@ -33,9 +33,9 @@ def usable_cores() -> int:
 
 @contextmanager
 def without_huge_pages() -> Iterator[None]:
-    """Let the kernel give this process small pages inside the block, so that memory that is not written takes none.
+    """Keep the kernel from giving this process huge pages inside the block: unwritten memory then stays unallocated.
 
-    A large page is given as a whole for the first byte that is written in it, such as the header of an allocation.
+    A huge page is allocated as a whole when its first byte is written, such as the header of an allocation.
     """
     if not sys.platform.startswith("linux"):
         yield
@@ -86,7 +86,7 @@ def try_lock(file: IO[bytes]) -> None:
 
 
 def reserve(fd: int, start: int, length: int) -> None:
-    """Allocate memory for a part of a file and keep its data, so that a lack of memory is an error, not a SIGBUS.
+    """Allocate memory for a part of a file, whose data stays, so that a lack of memory is an error, not a SIGBUS.
 
     Raises:
         OSError: there is not enough memory.

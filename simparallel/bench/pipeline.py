@@ -1,7 +1,7 @@
 """`simparallel bench pipeline`: a training step of an MLP in four stages, beside torch's pipelines over gloo.
 
-Four ranks, one stage and one BLAS thread each; every schedule is compared with torch's of the same name, warm and by
-turns. Behind it stand the simulated bubbles of all schedules, beside their closed forms.
+Four ranks with one stage and one BLAS thread each. Each schedule and torch's of the same name are warm and take turns.
+A second table has the simulated bubbles of all schedules, beside their closed forms.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _ours(cluster: sp.Cluster, schedule: str, count: int) -> float:
 
 
 def our_turn(schedule: str, count: int) -> float:
-    """Train a new model on one of our ranks; return the seconds."""
+    """Train a new model on one of our ranks; return the seconds of `count` steps."""
     sp.set_seed(0)
     layers = [sp.nn.Sequential(sp.nn.Linear(WIDTH, WIDTH), sp.nn.ReLU()) for _ in range(RANKS)]
     stages = [[str(number)] for number in range(RANKS)]
@@ -127,7 +127,7 @@ HEADS = "schedule", "bubble", "closed form", "span bubble", "live", "messages"
 
 
 def bubbles() -> list[list[str]]:
-    """Return a row for each schedule: bubble, closed form, live activations, and messages."""
+    """Return a row for each schedule: bubble, closed form, span bubble, live activations, messages."""
     rows = []
     for name, rule in RULES.items():
         schedule = sp.pipeline_schedule(name, RANKS, MICROBATCHES)

@@ -63,7 +63,7 @@ CASES = {
 
 
 def captured(case: Case) -> tuple[ModelStep, Graph]:
-    """Return the training step of a case, which keeps its optimizer alive, and its graph."""
+    """Return the training step of a case, to keep its optimizer alive, and its graph."""
     step = ModelStep(case.known)
     return step, step.graph(case.known.batch * case.device_num, case.device_num)
 
@@ -96,7 +96,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def in_a_fresh_process(name: str) -> dict[str, Any]:
-    """Measure a case in a process of its own, where nothing is known from an earlier search."""
+    """Measure a case in a process of its own, without caches of an earlier search."""
     command = [sys.executable, "-c", f"from simparallel.bench import plan; plan.tell({name!r})"]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return found

@@ -26,7 +26,7 @@ REPEATS = 30
 
 
 def cases(ranks: int) -> dict[str, tuple[Layout, Layout]]:
-    """Return redistributions with direct plans that send messages, or scatter a sum and then move it."""
+    """Return redistributions; most direct plans send messages, or scatter a sum before a second step."""
     half = ranks // 2
     grid = Layout((2, half), ("a", "b"))
     return {

@@ -220,7 +220,7 @@ def measure(batch: int, steps: int) -> tuple[dict[str, list[float]], float]:
 
 
 def main(*, rounds: int = 7, batches: tuple[int, ...] = (32, 256), steps: int = 10, as_json: bool = False) -> None:
-    """Measure and print. The sharding layer may cost 10 % over slicing by hand at batch 256.
+    """Measure and print. The sharding layer should cost at most 10 % more than slicing by hand at batch 256.
 
     Each round is a launch of its own: the placement of devices on cores and memory stays fixed within one.
     """

@@ -1,4 +1,4 @@
-"""`simparallel cluster`, `expected-busbw` and `calibrate`: described hardware, what it should reach, this machine."""
+"""`simparallel cluster`, `expected-busbw` and `calibrate`: described hardware, its expected bandwidth, this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = [4**power for power in range(5, 17)]  # 1 KiB to 4 GiB
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that name a cluster, and of `simparallel cluster`."""
+    """Add the arguments of `simparallel cluster`."""
     command.add_argument("name", metavar="CLUSTER", help=f"a .json file, or one of {', '.join(sorted(PRESETS))}")
     _add_places(command)
     command.add_argument("--save", metavar="FILE", help="write it to a JSON file, to edit it and to use it as CLUSTER")
@@ -97,7 +97,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def busbw(options: argparse.Namespace) -> int:
-    """Print what a collective should reach; return the exit code.
+    """Print the bandwidth that a collective should reach; return the exit code.
 
     Raises:
         ClusterError, RankTableError, InputError: the cluster cannot be described, or a size is below 1.

@@ -230,7 +230,7 @@ def _try(name: str, probe: Callable[[], str], without: str, state: str = FALLBAC
 
 
 def _affinity() -> str:
-    # Sets what is set already: only the permission is tested.
+    # Set the affinity that is set already: only the permission is tested.
     os.sched_setaffinity(0, os.sched_getaffinity(0))
     return "each run begins with an equal share of the ranks on every core"
 
@@ -266,7 +266,7 @@ def _fallocate() -> str:
 def _shared_memory() -> Finding:
     name = "shared memory of 2 ranks"
     try:
-        # The real thing, with the sizes of a run: address space may be limited where every single feature works.
+        # A segment as in a run, of full size: address space may be limited even if each feature works by itself.
         segment = Segment(2)
     except (OSError, SimParallelError) as error:
         return Finding(name, FATAL, str(error))

@@ -1,12 +1,12 @@
 """The command `simparallel figures`: draws the pictures of the documentation again.
 
-The scripts stand in `figures/` of a checkout, each beside its picture, because they document this project: they are
-read, changed and run there, and a package without its documentation has no use for them. What they draw with is in
-`simparallel.view`, for everybody's data.
+The scripts are in `figures/` of a checkout, each beside its picture, because they document this project: they are
+read, changed and run there, and a package without its documentation has no use for them. The plot functions that they
+call are in `simparallel.view`, for any data.
 
 A script has a docstring, whose first line is the caption, and either `draw()`, which returns a figure or axes, or
-`main()`, which also writes a page of `docs/`. `animate()` returns an animation of the same figure. `MEASURED` says how
-long a script takes that measures this machine; all others give the same picture each time.
+`main()`, which also writes a page of `docs/`. `animate()` returns an animation of the same figure. A script that
+measures this machine states in `MEASURED` how long it takes; all others give the same picture each time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Script:
         return module
 
     def write(self, folder: Path, suffixes: tuple[str, ...] = (".svg", ".png", ".gif")) -> Iterator[Path]:
-        """Draw it, write one file for each suffix (.gif only if it moves), and yield their paths.
+        """Draw it, write one file for each suffix (.gif only if it is animated), and yield their paths.
 
         SVG comes first: a figure that was drawn before may have a slightly different layout.
         """

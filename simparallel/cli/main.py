@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(given: list[str]) -> argparse.Namespace:
-    """Parse the command line; exits after help and after a usage error."""
+    """Parse the command line; exit after help and after a usage error."""
     options, unknown = parser().parse_known_args(given)
     # Let the command report them: its usage is more helpful than the top level's.
     if unknown:
@@ -201,9 +201,9 @@ def _drop_output() -> None:
 
 
 def _passed_on(given: list[str], options: argparse.Namespace) -> list[str]:
-    """Return the arguments of the script, with a leading "--", which argparse would remove."""
+    """Return the arguments of the script, with the leading "--" that argparse has removed."""
     rest = len(given) - len(options.arguments)
-    # Only a "--" directly after the script is the one that argparse removes.
+    # argparse removes a "--" only directly after the script.
     own = given[rest - 2 : rest] == [options.script, "--"]
     return ["--", *options.arguments] if own else options.arguments
 
@@ -274,11 +274,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _program(options: argparse.Namespace) -> tuple[str, list[str], bool, bool]:
-    """Return the arguments of `run_script` for every rank; with `--as` the framework's front runs the script."""
+    """Return the arguments of `run_script` for every rank; with `--as`, `simparallel.compat` runs the script."""
     if options.framework is None:
         return options.script, options.arguments, options.no_use_env, options.module
     settings = [*["--no-use-env"] * options.no_use_env, *["-m"] * options.module]
-    # The front is a module that runs the script in turn, so the launcher needs no other way to start ranks.
+    # `simparallel.compat` is a module that runs the script in turn, so the launcher needs no other way to start ranks.
     return ("simparallel.compat", [options.framework, *settings, options.script, *options.arguments], False, True)
 
 

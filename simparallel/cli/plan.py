@@ -45,12 +45,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "what", metavar="MODEL|SCRIPT", help="a model of simparallel.models, such as resnet50; or a Python file"
     )
-    # Not the rest of the line, as in `predict`: options may stand after the model.
+    # Unlike in `predict`, not the whole rest of the line: options may follow the model.
     command.add_argument("arguments", nargs="*", help="passed on to the script; its options after SCRIPT --")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Make the plan of a model, or those of a script, and print or write what was asked for.
+    """Make the plan of a model, or those of a script, and print or write the requested output.
 
     Raises:
         InputError: neither a model nor a script, or an option that does not go with it.
@@ -111,10 +111,10 @@ def _of_script(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
     check_script(options.what)
     program = partial(run_script, options.what, options.arguments)
     if options.memory is not None:
-        # What a plan may need by default is the memory of the device.
+        # By default a plan may use the memory of the device.
         device = replace(cluster.device, memory_bytes=parse_bytes(options.memory, "--memory"))
         cluster = replace(cluster, device=device)
-    # The script's own output goes beside the plans.
+    # Standard output is for the plans alone; the script's own output goes to standard error.
     with redirect_stdout(sys.stderr), _progress() as progress, _noted(progress) as found:
         dry_run(program, world_size=cluster.world_size, cluster=cluster)
     if not found:
@@ -150,7 +150,7 @@ def _noted(progress: Callable[[float], None] | None) -> Iterator[list[Plan]]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None] | None]:
-    """Give a function that shows the part of the search that is done, on one line of a terminal."""
+    """Yield a function that shows the finished part of the search on one line of a terminal; None without one."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
@@ -158,7 +158,7 @@ def _progress() -> Iterator[Callable[[float], None] | None]:
 
     def show(part: float) -> None:
         nonlocal shown
-        # A terminal takes longer to draw a line than the search for one op.
+        # Drawing a line takes longer than the search for one op: draw only each new percent.
         if int(part * 100) != shown:
             shown = int(part * 100)
             print(f"\rsearching: {shown} %", end="", file=sys.stderr, flush=True)

@@ -39,14 +39,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Predict the script, and print or write what was asked for."""
+    """Predict the script, and print or write the requested output."""
     from simparallel.runtime.ranks.script import check_script, run_script
     from simparallel.simulate.dry_run import dry_run, predicted_launches
 
     check_script(options.script, options.module)
     program = partial(run_script, options.script, options.arguments, is_module=options.module)
     found: list[Prediction] = []
-    # The table alone goes to standard output; the script's own output goes beside it.
+    # Standard output is for the table alone; the script's own output goes to standard error.
     with redirect_stdout(sys.stderr):
         if options.world_size is None:
             for name in ("nodes", "device_memory", "all_ranks"):

@@ -49,7 +49,7 @@ class Request:
         node: the node that this command starts; None for all.
         log_dir, log_links: see `runtime.logs.LogFiles`.
         start_timeout_s: seconds that the ranks may take to start.
-        notes: notes on options that have another effect than the user may expect.
+        notes: notes on options whose effect may surprise the user.
     """
 
     world_size: int
@@ -176,7 +176,7 @@ def truth(text: str) -> bool:
 
 
 def request(options: argparse.Namespace) -> Request:
-    """Combine the options to a request.
+    """Combine the options into a request.
 
     Raises:
         InputError: options are out of range or contradict each other.
@@ -209,7 +209,7 @@ def request(options: argparse.Namespace) -> Request:
     # mpirun's option names a folder, too; without either, the script's name separates the runs.
     directory = options.log_dir or options.output_filename or Path("runs", _name(options))
     links = MPIRUN_LINKS if options.output_filename else RANK_LINKS
-    # Nodes that a person starts one after the other need more time than processes that this command starts.
+    # Nodes that a person starts one after another need more time than processes that this command starts.
     limit_s = options.start_timeout or (START_LIMIT_S if node is None else MEET_LIMIT_S)
     return Request(world_size, nodes, table, _masters(options), node, Path(directory), links, limit_s, tuple(notes))
 
@@ -285,7 +285,7 @@ def _numbers(
         return len(table.servers), table.world_size
     at_least_one(n=world_size, nodes=nodes, nproc_per_node=per_node)
     if nodes is None:
-        # As many nodes as it takes to hold all devices.
+        # As many nodes as the devices fill; a remainder is refused below.
         nodes = 1 if world_size is None or per_node is None else max(1, world_size // per_node)
     if world_size is None:
         world_size = nodes * (per_node or 1)

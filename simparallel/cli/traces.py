@@ -11,7 +11,7 @@ from simparallel.base.units import format_number_of
 from simparallel.errors import InputError
 from simparallel.trace.export import FORMATS
 
-# What to do -> (number of traces, options that apply to it).
+# Action -> (number of traces, options that apply to it).
 ACTIONS = {
     "summary": (1, ("png", "clock", "steps", "all_steps", "profiler")),
     "view": (1, ("out", "open")),
@@ -50,7 +50,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Do what the first word says; a trace alone is summarised."""
+    """Run the action that the first word names; a trace alone is summarised."""
     action, files = _action(options.file)
     count, applying = ACTIONS[action]
     if len(files) != count:
@@ -77,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _action(words: list[str]) -> tuple[str, list[str]]:
-    # A file may have the name of an action, if it stands alone.
+    # A single word is a trace, even if it is also the name of an action.
     if len(words) > 1 and words[0] in ACTIONS:
         return words[0], words[1:]
     return "summary", words

@@ -18,7 +18,7 @@ def main(options: argparse.Namespace) -> int:
 
     Raises:
         UnknownNameError: there is no such program.
-        InputError: the source of no program is asked for.
+        InputError: `--source` is given without a program.
     """
     from simparallel import zoo
 

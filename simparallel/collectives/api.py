@@ -96,7 +96,7 @@ def scatter(arrays: Sequence[Any] | None = None, *args: Any, out: Any = None, **
 
 
 def _at_home(array: np.ndarray) -> Any:
-    """Return the array where new arrays of this run are: only the root knows where the parts were."""
+    """Return the array where the run puts new arrays (`Recorder.home`): only the root knows where the parts were."""
     recorder = current_recorder()
     return array if recorder is None or recorder.home is None else recorder.home(array, False)
 

@@ -47,12 +47,12 @@ def new_group(ranks: Sequence[int], use_local_synchronization: bool = False) -> 
 
     Args:
         ranks: distinct ranks, at least one.
-        use_local_synchronization: only the members make the call. Such groups are few: each of P ranks provides
-            1 + 16 // P of them.
+        use_local_synchronization: only the members make the call. Such groups are few: each of P ranks has room
+            for 1 + 16 // P of them.
 
     Raises:
         InputError: no ranks, duplicate ranks, or a rank that does not exist.
-        CollectiveMismatchError: ranks name other members.
+        CollectiveMismatchError: ranks name different members.
         RankFailedError, DeadlineError, DeadlockError: it cannot be finished.
     """
     return current().new_group(ranks, use_local_synchronization)
@@ -61,9 +61,9 @@ def new_group(ranks: Sequence[int], use_local_synchronization: bool = False) -> 
 def all_gather_object(value: Any, group: Group | None = None) -> list[Any]:
     """Return every rank's value, in the order of the group. Collective: yes.
 
-    Any object that can be pickled; over MPI, which does not pickle, only None, numbers, text, bytes, arrays, and
-    lists, tuples, sets and dicts of them. Cost: as `all_gather(uneven=True)` of the pickled bytes. Memory in addition
-    to the values: all ranks' pickled bytes, which are freed one by one as they are decoded, and 2 MiB.
+    A value is any object that can be pickled; over MPI, which does not pickle, only None, numbers, text, bytes, arrays,
+    and lists, tuples, sets and dicts of them. Cost: as `all_gather(uneven=True)` of the pickled bytes. Memory besides
+    the values: all ranks' pickled bytes, which are freed one by one as they are decoded, and 2 MiB.
     """
     return current().all_gather_object(value, group)
 
@@ -102,7 +102,6 @@ def log(**values: Any) -> None:
     `loss.png`. Outside of a run nothing is logged.
 
     Args:
-        # `item` refuses a Tensor of several elements.
         values: one number each: a float, or a Tensor or array with one element.
     """
     recorder = current_recorder()

@@ -7,10 +7,10 @@ transposed map, which is a collective, too:
     broadcast <-> reduce    scatter_from <-> gather_to
 
 Every rank of the group makes the call, and every rank runs backward through its result, because the adjoint is
-collective as well. Ranks that disagree whether a gradient is needed make different calls, and all of them raise.
+collective as well. Ranks that disagree about whether a gradient is needed make different calls, and all of them raise.
 
-gather and scatter are called `gather_to` and `scatter_from` here: among the functions, those names are indexing, as
-in PyTorch.
+gather and scatter are called `gather_to` and `scatter_from` here, because `functions.gather` and `functions.scatter`
+are indexing, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Move = Callable[[Array], Array]
 
 
 class _Collective(Reversible):
-    """The tape entry of a collective; it is its own context."""
+    """The op of a collective on the tape; also its own `ctx`."""
 
     def __init__(self, name: str, adjoint: Move, device: Any, needs: tuple[bool, ...] = (True,)) -> None:
         self._name, self._adjoint, self._device, self.needs = name, adjoint, device, needs
@@ -319,13 +319,11 @@ def scatter_from(
         src: a global rank that is in the group.
         group, algorithm: as in `sp.scatter`.
 
-    Raises:
-        InputError: an empty list.
-
     Collective: yes, and so is backward. Cost: (P-1) * part.nbytes [bytes] from `src`; in backward each other rank
     sends its part.
 
-    Raises: as `functions.all_reduce`.
+    Raises:
+        InputError: an empty list; besides the errors of `functions.all_reduce`.
     """
     parts = None if arrays is None else [_plain("scatter_from", part) for part in arrays]
     if parts is not None and not parts:

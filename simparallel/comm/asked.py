@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from simparallel.comm.p2p import Inbox
 
 BYTES = np.dtype(np.uint8)
-# User tags are below it, tags of algorithms are not.
+# Tags of users are below this number, tags of algorithms are not.
 USER_TAGS = 2**62
 
 
@@ -31,7 +31,7 @@ class Named(NamedTuple):
     rank: int | None
     tag: int | None
     site: int
-    # Replaces the description of op, array and peer.
+    # If set, replaces the description of op, array and peer in `text`.
     call: str = ""
 
     def text(self, transport: AbstractTransport) -> str:
@@ -65,7 +65,7 @@ class Receive(Work):
         issued_ps: int,
         recorder: Recorder | None,
     ) -> None:
-        # The lane that it waits in. This rank's own inbox comes last: a receive from itself alone waits in vain.
+        # It waits in the lane of the first inbox. This rank's own inbox is last: a waiting rank sends itself nothing.
         super().__init__(inboxes[0], None)
         self.inboxes = inboxes
         self.recorder = recorder
@@ -188,7 +188,7 @@ class Together(Work):
 
     Args:
         works: at least one; waited for in this order.
-        giver: the one that gives the result of the whole; None for none.
+        giver: the work whose result is the result of the whole; None for no result.
     """
 
     def __init__(self, works: Sequence[Work], giver: Work | None = None) -> None:
@@ -205,7 +205,7 @@ class Together(Work):
         self.finished, self.result = True, None if self._giver is None else self._giver.result
 
     def is_completed(self) -> bool:
-        # A list, so that each of them advances.
+        # A list, not a generator: `all` would stop at the first unfinished work, and each has to advance.
         done = [work.is_completed() for work in self._works]
         if all(done):
             self._end()

@@ -49,15 +49,15 @@ class Blocks(Uneven):
             return 0
         if call.x.size <= SLOT_BYTES:
             at = views.staging.slots[call.seq & 1]
-        else:  # a place that no peer reads, neither of the previous block nor of the last call
+        else:  # a place that no peer still reads, neither for the previous block nor for the last call
             at, call.other_offset = views.staging.next_piece(BLOCK_BYTES)
         views.arenas(_BYTE).one(self.position, at, data.size)[...] = data
         return at
 
     def fetch(self, call: Call, start: int, parts: Mapping[int, np.ndarray]) -> None:
         """Fill `parts`, by position, with these members' blocks that begin at this byte."""
-        # Blocks alternate between the two places of the note. All notes are read at once, and not by each member: a dry
-        # run has thousands.
+        # Blocks alternate between the two places of the note. All notes are read at once, not member by member:
+        # a dry run has thousands of them.
         offsets = call.notes((h.OFFSET, h.OTHER_OFFSET)[start // BLOCK_BYTES & 1])
         arenas = self.group.views.arenas(_BYTE)
         for position, part in parts.items():
@@ -78,7 +78,7 @@ class Blocks(Uneven):
                 self.show_block(call, start)
                 yield self.group.views.end_phase()
                 order()
-            # The peers' pages are read here; its own bytes a rank has already.
+            # The peers' pages are read here; a rank already has its own bytes.
             theirs = {giver: data[start : start + BLOCK_BYTES] for giver, data in found.items() if giver != me}
             self.fetch(call, start, {giver: part for giver, part in theirs.items() if part.size})
         return found

@@ -242,7 +242,7 @@ class Call(Work):
         return views.payloads(self.plan, parity, views.offsets[parity].offsets(self.group.transport.words))
 
     def seen(self, part: np.ndarray) -> np.ndarray:
-        """Return a member's part, as the body may use it."""
+        """Return a member's part in the form that the body may use; without data in a dry run."""
         return part
 
     def describe(self) -> str:

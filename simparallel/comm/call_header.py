@@ -147,7 +147,7 @@ def encode_given(words: array[int], shape: tuple[int, ...], dtype: np.dtype) -> 
     words[GIVEN_SHAPE : GIVEN_SHAPE + len(shape)] = array("q", shape)
 
 
-# Receivers get the same description in every step.
+# Cached, because receivers get the same description in every step.
 @lru_cache(maxsize=1024)
 def decode_given(dtype: int, ndim: int, *shape: int) -> tuple[tuple[int, ...], np.dtype]:
     """Return shape and dtype of the root's arrays, from the words of its note."""

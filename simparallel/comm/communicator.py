@@ -64,7 +64,7 @@ class Communicator(Mailbox):
 
     Attributes:
         kept: objects that higher layers keep for this rank until its run ends, keyed by their class.
-        groups: all groups made so far, the world first; also those that this rank is no member of.
+        groups: all groups made so far, the world first; also those without this rank.
         asker: name of the op or reducer that makes the collectives, see `asked_by`.
     """
 
@@ -84,7 +84,7 @@ class Communicator(Mailbox):
             medium = medium._replace(call=FaultyCall)
         self._medium, self._groups = medium, Groups(self, medium)
         self.world, self.groups = self._groups.world, self._groups.made
-        # The algorithm of calls that name neither a group nor an algorithm, if it has all collectives.
+        # The algorithm of calls that name neither a group nor an algorithm; None if it lacks some collectives.
         self._usual = self.world.direct if default_algorithm == "direct" else None
 
     @contextmanager
@@ -130,7 +130,7 @@ class Communicator(Mailbox):
             group: from `new_group`; by default all ranks.
             async_op: return a `Work` at once; `work.wait()` returns x.
             algorithm: "direct", or on messages: "naive", "ring", "tree", "halving_doubling". Every collective with this
-                keyword accepts the algorithms that have it. None: the default of the `Cluster`.
+                keyword accepts the algorithms that implement it. None: the default of the `Cluster`.
             out: array or Tensor like x that receives the result; x is left unchanged. In every collective with this
                 keyword it may be x or overlap it: the result is as if x had been copied before.
 
@@ -296,8 +296,8 @@ class Communicator(Mailbox):
             dim: x of shape (..., d, ...) gives (..., P d, ...) for P ranks.
             group: from `new_group`; by default all ranks.
             async_op, algorithm: as in `all_reduce`.
-            out: array or Tensor of the result's shape and dtype that receives it. x may be its own part of out, which
-                saves a copy.
+            out: array or Tensor of the result's shape and dtype that receives it. x may be this rank's part of
+                out, which saves a copy.
             uneven: the ranks' x may have different sizes along `dim`. Excludes `out` and `algorithm`.
 
         Returns:
@@ -551,14 +551,14 @@ class Communicator(Mailbox):
         return group.run(plan, x, async_op, out, is_apart=is_apart)
 
     def _only_direct(self, op: str, group: Group | None, algorithm: str | None, out: Any = None) -> Algorithm:
-        """Return the group's direct algorithm, for a call that takes no other one and no `out`."""
+        """Return the group's direct algorithm for a call with uneven parts; refuse any other one and an `out`."""
         if algorithm not in (None, "direct") or out is not None:
             what = "out" if out is not None else f"algorithm={algorithm!r}"
             raise InputError(f"{op}: {what} does not support parts of different sizes; leave it out.")
         return self._algorithm(op, group, "direct")
 
     def _run_object(self, what: Collective, data: np.ndarray, root: int | None, group: Any) -> dict[int, np.ndarray]:
-        """Exchange bytes that carry objects: the bytes that this rank receives, by position."""
+        """Exchange bytes that carry objects; return the bytes that this rank receives, by position."""
         return run_blocks(what, self._algorithm(f"{what.name}_object", group, "direct"), data, root, self.asker)
 
     def _unpacked(self, found: dict[int, np.ndarray]) -> list[Any]:
@@ -675,7 +675,7 @@ def join_run(communicator: Communicator) -> None:
 def use_communicator(communicator: Communicator, *, of_process: bool = False) -> Iterator[Communicator]:
     """Make `communicator` this thread's current one inside the block.
 
-    `of_process`: the whole process becomes the rank, and stays it until it joins another run.
+    `of_process`: the whole process becomes the rank, and remains it until it joins another run.
     """
     global _of_process
     if of_process:

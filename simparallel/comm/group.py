@@ -26,7 +26,7 @@ from simparallel.comm.work import Lane
 from simparallel.errors import CollectiveMismatchError
 from simparallel.hardware.cluster import Traffic
 
-# Plans kept for calls that may be repeated.
+# Limit of the plans kept for calls that may be repeated.
 MAX_PLANS = 1024
 
 

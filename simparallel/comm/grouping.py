@@ -84,8 +84,8 @@ class Groups:
             )
         control, size = self._mailbox.transport.segment.map, self.world_size
         call = f"new_group({list(members)}, use_local_synchronization=True)"
-        # [local slots used, number of members, members …]: as long as the longest list, because a receiver must know
-        # the size.
+        # [local slots used, number of members, members …], padded to the longest possible list, because a receiver
+        # must know the size.
         told = np.full(size + 2, -1)
         told[: 2 + len(members)] = self._num_local, len(members), *members
         leader = min(members)
@@ -118,9 +118,9 @@ class Groups:
         # Only the owner counts its slot; the other members learn of it here and never need it again.
         self._num_local += owner == self.rank
         group = Group(
-            # Slots of groups made by the whole world come first, then those of rank 0, of rank 1, …
             self._mailbox,
             self._medium,
+            # Slots of groups made by the whole world come first, then those of rank 0, of rank 1, …
             control.max_world_groups + owner * control.local_groups + used,
             members,
         )
@@ -130,7 +130,7 @@ class Groups:
         return group
 
     def _decided(self, members: tuple[int, ...], told: dict[int, np.ndarray]) -> np.ndarray:
-        """Return the slot's owner and number; or, for lists that differ, -1 - the first wrong rank, and its list."""
+        """Return the slot's owner and number; or -1 - r and the list of the first rank r whose list differs."""
         named = {rank: tuple(words[2 : 2 + words[1]].tolist()) for rank, words in told.items()}
         result = np.full(self.world_size + 2, -1)
         wrong = next((rank for rank in members if named[rank] != members), None)
@@ -146,7 +146,7 @@ class Groups:
         self._mailbox.outbox(rank).send(words, GROUP_TAG, self._mailbox.transport.call_site()).wait()
 
     def _hear(self, rank: int, call: str) -> np.ndarray:
-        """Receive another member's words about a group that is being created."""
+        """Receive another member's message about a group that is being created."""
         x, inbox = np.empty(self.world_size + 2, np.int64), self._mailbox.inbox(rank)
         named = Named("recv", x.dtype, x.shape, "src", rank, GROUP_TAG, self._mailbox.transport.call_site(), call)
         # A receive that fails is withdrawn, so that its buffer is not filled later.

@@ -45,7 +45,7 @@ class Turns:
         self.running, self.since_s = -1, 0.0
         self._leave, self._enter = leave, enter
         self.blocked: dict[int, tuple[Sequence[Condition], Callable[[], str]]] = {}
-        # Ranks that gave way while they poll, and can continue.
+        # Ranks that gave way while polling, and can continue.
         self.looking: dict[int, Callable[[], str]] = {}
         self.deadlock: dict[int, str] | None = None
 
@@ -98,7 +98,7 @@ class InlineTransport(AbstractTransport):
         self, segment: Segment, rank: int, turns: Turns, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Any
     ) -> None:
         super().__init__(segment, rank, timeout_s, **settings)
-        # Numbers of turns count the ranks that run.
+        # This rank's index among the ranks that run (`Segment.ranks`): turns are numbered by it.
         self.turns, self._turn = turns, len(turns.transports)
         turns.transports.append(self)
         self.start()
@@ -137,7 +137,7 @@ class InlineTransport(AbstractTransport):
         self.check_health(needed, describe)
 
     def _told(self, rank: int) -> str:
-        """Describe where a rank is that has passed the turn on."""
+        """Describe where a rank that has passed the turn on is now."""
         turn = self.segment.ranks.index(rank)
         blocked = self.turns.blocked.get(turn)
         place = blocked[1] if blocked else self.turns.looking.get(turn)

@@ -1,4 +1,4 @@
-"""`Mailbox`: everything that a rank communicates or keeps by itself; `Communicator` adds the collectives."""
+"""`Mailbox`: a rank's messages, shared arrays and unfinished work; `Communicator` adds the collectives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Mailbox:
         recorder: clocks and events of this rank, or None to keep none.
 
     Attributes:
-        lanes: the lanes of this rank that have work; empty while no communication is in progress.
+        lanes: the lanes (`work.Lane`) of this rank that have work; empty while no communication is in progress.
     """
 
     def __init__(self, transport: AbstractTransport, recorder: Recorder | None) -> None:
@@ -228,7 +228,7 @@ class Mailbox:
             f"this process (pid {os.getpid()}) was forked from rank {self.rank} (pid {os.getppid()}) and is not one of "
             f"the ranks. Let rank {self.rank} communicate, and send it the data through a pipe or a queue."
         )
-        # The rank would allocate the same memory again.
+        # No shared arrays either: the rank would allocate the same memory again.
         self.forbid(why, memory=True)
         self.abandon(CommError(why))
 

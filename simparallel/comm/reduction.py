@@ -161,7 +161,7 @@ def reduce_into(rule: Reduction, parts: Sequence[np.ndarray], out: np.ndarray, *
     if direct and len(parts) == 2 and not rule.is_mean:
         rule.ufunc(parts[0], parts[1], out=out)
         return
-    # Only then may partial results go to `out`: elsewhere it may be a part that is still to be read.
+    # Partial results go straight to `out` only if `direct`: otherwise it may be a part that is still to be read.
     block = max(1, BLOCK_BYTES // rule.accumulate.itemsize)
     scratch = out if direct else np.empty(min(block, out.size), rule.accumulate)
     for start in range(0, out.size, block):

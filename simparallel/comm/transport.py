@@ -153,7 +153,7 @@ class AbstractTransport:
         """Return a rank that has left its function, so that no alternative can ever be met; None if one can."""
 
         def left(way: Condition) -> int | None:
-            # The state before the word: a rank may store its last word and leave between the two reads.
+            # The state is read before the word: a rank may store its last word and leave between the two reads.
             pairs = zip(way.indices, way.ranks, strict=True)
             return next((r for i, r in pairs if self.state_of(r) == DONE and self.words[i] < way.target), None)
 

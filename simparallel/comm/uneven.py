@@ -99,7 +99,7 @@ def read_part(table: Table, start: int, number: int, looks: Looks, place: Place,
     size = prod(shape)
     if not size or not dtype.itemsize:
         return np.empty(shape, dtype)
-    # Parts of one rank differ along `dim` only, so a unit of that dim has the same bytes in all of them.
+    # Parts of one rank differ along `dim` only, so a unit of that dim has as many bytes in each of them.
     unit = size // shape[dim] * dtype.itemsize
     return place(dtype, start + unit * sum(table.sizes[first:number]), size).reshape(shape)
 

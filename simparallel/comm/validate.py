@@ -31,7 +31,7 @@ def check_array(op: str, x: Any, *, written: bool = False, name: str = "") -> No
 
 
 def _check_kind(op: str, x: Any, name: str) -> None:
-    """Refuse arrays that are more than their elements; other subclasses of ndarray may be sent."""
+    """Refuse non-arrays, masked arrays and np.matrix; other subclasses of ndarray may be sent."""
     what = f"{name} must be" if name else "needs"
     if not isinstance(x, np.ndarray):
         raise InputError(f"{op}: {what} an array, got {type(x).__name__}; use np.asarray(...).")

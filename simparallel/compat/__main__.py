@@ -73,7 +73,7 @@ def _imports_of(framework: str, name: str | None) -> list[str]:
     found = [
         module.__name__.removeprefix("simparallel.compat.")
         for module in modules
-        # A file that serves as the module below it, too, is its own attribute.
+        # A file that also serves as a module below it has itself as an attribute.
         if is_public(found := vars(module).get(name or "")) and found is not module
     ]
     return [f"from {module} import {name}" for module in sorted(found, key=lambda m: -m.count("."))]

@@ -38,7 +38,7 @@ def front(base: type, name: str = "", **renamed: str) -> Callable[[Callable[...,
 
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             changed = translate(*args, **kwargs) or {}
-            # Bound for the defaults: the framework's hold, even where ours differ.
+            # Bind the arguments to get the framework's defaults, even where ours differ.
             given = signature.bind(*args, **kwargs)
             given.apply_defaults()
             own = {renamed.get(name, name): value for name, value in given.arguments.items()}

@@ -131,7 +131,7 @@ def _stream(
     hashes = {name: hashlib.new(name) for name in wanted}
     received = 0
     with opener.open(url, timeout=timeout_s) as response, part.open("wb") as file:
-        # Refuse early if the server says so; the loop below holds the limit even if it says nothing, or lies.
+        # Refuse a too large declared length early; the loop below enforces the limit whatever the server declares.
         stated = response.headers.get("Content-Length")
         if stated is not None and stated.isdigit() and int(stated) > limit:
             raise ValueError(f"it has {stated} bytes, at most {limit} were expected")

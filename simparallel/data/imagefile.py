@@ -1,4 +1,4 @@
-"""Read one image from one file: `.npy`, `.ppm` and `.pgm` with own readers, png and jpeg with Pillow."""
+"""Read one image from one file: `.npy`, `.ppm` and `.pgm` with the readers below, png and jpeg with Pillow."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _pnm_header(source: Source) -> tuple[int, int, int, int]:
 
 
 def _check_header(source: Source, text: bytes) -> None:
-    """Refuse text early that cannot be the beginning of a header."""
+    """Refuse text that cannot begin a header, before more of it is read."""
     # A comment may hold any characters.
     inside_comment = text.rfind(b"#") > max(text.rfind(b"\n"), text.rfind(b"\r"))
     last = text[-1:]

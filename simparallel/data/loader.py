@@ -239,7 +239,7 @@ def per_rank_batch_size(global_batch_size: int, world_size: int | None = None) -
         world_size = recorder.cluster.world_size if recorder else 1
     ranks = check_integer("per_rank_batch_size", "world_size", world_size, 1)
     size = check_integer("per_rank_batch_size", "global_batch_size", global_batch_size, 1)
-    # Not rounded: another batch size would silently be another training.
+    # Not rounded: another batch size would silently change the training.
     each, rest = divmod(size, ranks)
     if rest:
         nearest = f"{each * ranks} or {(each + 1) * ranks}" if each else f"{ranks} or more"

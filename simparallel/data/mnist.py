@@ -97,7 +97,7 @@ def write_idx(path: str | os.PathLike[str], array: np.ndarray) -> None:
         raise ShapeError(f"write_idx: shape {array.shape} must have 1 … {LARGEST_NDIM} dims.")
     header = bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">u4").tobytes()
     content = header + array.astype(kind).tobytes()
-    # Without the time, equal arrays give equal files.
+    # Without a time stamp in the gzip header, equal arrays give equal files.
     write_atomically(path, gzip.compress(content, mtime=0) if str(path).endswith(".gz") else content)
 
 

@@ -44,7 +44,7 @@ def order_of(dataset: Any) -> dict[str, Any]:
 
 
 def take_seed(dataset: Any, order: dict[str, Any]) -> None:
-    """Adopt the seed of an `order_of`, if both have as many samples and shuffle alike."""
+    """Set the seed of a dataset from an `order_of`, if both have as many samples and shuffle alike."""
     own = order_of(dataset)
     if not own or any(order.get(name) != own.get(name) for name in _SOURCE):
         return

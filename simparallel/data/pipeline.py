@@ -2,7 +2,7 @@
 
 Stages that change the order (shuffle, repeat, batch) work on sample numbers only, for a whole epoch at
 once. Stages that change values (map) wait until the rows of a batch are needed, and then process all
-of them together. The results equal MindSpore's row by row evaluation, as long as an operation is
+of them together. The results equal MindSpore's row-by-row evaluation, as long as an operation is
 a function of its row. Everything is a pure function of (seed, epoch).
 """
 
@@ -235,7 +235,7 @@ class Pipeline:
 
     def _next_epoch(self, start: int = 0) -> Iterator[Columns]:
         epoch = self.epoch
-        # Already at the start of the loop, so that a loop left by `break` counts as an epoch.
+        # Advanced already at the start of the loop, so that a loop left by `break` counts as an epoch.
         self.epoch = epoch + 1
         return self._rows(epoch, start)
 
@@ -403,7 +403,7 @@ class Repeated(Pipeline):
         self.count = check_integer("repeat", "count", count, 1)
 
     def plans(self, epoch: int) -> Iterator[Plan]:
-        # Every pass has its own number, so no two passes of a training have the same order.
+        # Every pass of every epoch has its own number, so no two passes have the same order.
         for part in range(epoch * self.count, (epoch + 1) * self.count):
             yield from super().plans(part)
 

@@ -29,7 +29,7 @@ USAGES = ("train", "test", "all")
 
 
 class SourceDataset(Pipeline):
-    """Base of source datasets: samples by number, visited in an order.
+    """Base of source datasets: samples by number, visited in the order of a sampler.
 
     Args:
         dataset: the source of the samples.
@@ -76,7 +76,7 @@ class SourceDataset(Pipeline):
         if len(dataset) == 0:
             raise InputError(f"{who}: there are no samples.")
         if sampler is None:
-            # One shard is the plain order, so there is a single path.
+            # A single shard is the whole order, so it needs no case of its own.
             sampler = DistributedSampler(dataset, shards, shard, shuffle is not False, self._seed)
         self.sampler = sampler
         self.num_samples = len(sampler)
@@ -168,7 +168,7 @@ class _Cifar10Files(CIFAR10):
 
 
 class Cifar10Dataset(MnistDataset):
-    """CIFAR-10 in its binary version, like `MnistDataset`; images are uint8 (32, 32, 3). Files may be shorter."""
+    """CIFAR-10 in its binary version, like `MnistDataset`; images are uint8 (32, 32, 3). Smaller files are accepted."""
 
     reader = _Cifar10Files
 

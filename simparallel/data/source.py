@@ -33,7 +33,7 @@ def bad_file(path: object, text: str, offset: int | None = None, *, where: str =
 
     Args:
         path: of the file.
-        text: what is wrong with it.
+        text: the problem.
         offset: in bytes.
         where: added to the offset, for example " of the unpacked data".
         who: begins the message in place of path and offset, for a text that names the file itself.
@@ -50,7 +50,7 @@ class Source:
         stream: the source of the bytes.
         capacity: upper bound of the number of bytes.
         exact: `capacity` is the exact number.
-        where: added to the offset in messages, for example "of the unpacked data".
+        where: added to the offset in messages, for example " of the unpacked data".
     """
 
     def __init__(self, path: Path, stream: IO[bytes], capacity: int, exact: bool, where: str = "") -> None:
@@ -74,7 +74,7 @@ class Source:
         return b"".join(parts)
 
     def rest(self, limit: int, what: str) -> bytes:
-        """Read the remaining bytes, at most `limit`; for text."""
+        """Read the remaining bytes; more than `limit` are an error."""
         text = b""
         while part := self._read(CHUNK):
             text += part
@@ -116,8 +116,8 @@ class Source:
         try:
             if need < memory or not memory:
                 return np.empty(shape, dtype)
-        # Refused below, with the sizes.
         except MemoryError:
+            # Refused below, with the sizes.
             pass
         raise self.fail(
             f"{what} of shape {shape} need {format_bytes(need)}, but this machine has "
@@ -126,9 +126,9 @@ class Source:
 
     def _read(self, count: int) -> bytes:
         try:
-            # gzip reports damage by any of these errors.
             part = self._stream.read(count)
         except (OSError, EOFError, zlib.error) as error:
+            # gzip reports damage by any of these errors.
             raise self.fail(f"cannot be read: {type(error).__name__}: {error}.") from None
         self.position += len(part)
         return part

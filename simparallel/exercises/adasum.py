@@ -27,15 +27,15 @@ PAIRS: dict[str, tuple[list[float], list[float]]] = {
 
 @exercise(lesson=5, vectors=tuple(PAIRS))
 def adasum_pair(vectors: str) -> Case:
-    """Return the Adasum of two vectors; zero changes nothing."""
+    """Return the Adasum of two vectors; a zero vector leaves the other one unchanged."""
     a, b = (np.array(vector, float) for vector in PAIRS[vectors])
     return Case({"a": a, "b": b}, {"Adasum": adasum([a, b])}, lambda answer: {"Adasum": answer(a.copy(), b.copy())})
 
 
 @exercise(lesson=5, levels=range(4), size=(1, 2, 3), seed=range(2))
 def adasum_tree(levels: int, size: int, seed: int) -> Case:
-    """Return the Adasum of 2^levels vectors by the tree."""
-    # Distinct vectors, so that every other order of pairs has another result.
+    """Return the Adasum of 2^levels vectors, combined pairwise in a binary tree."""
+    # Distinct vectors, so that any other pairing has another result.
     vectors = list(np.random.default_rng(seed).integers(1, 9, (1 << levels, size)).astype(float))
     given = {f"vector {i}": vector for i, vector in enumerate(vectors)}
 
@@ -52,7 +52,7 @@ def adasum_tree(levels: int, size: int, seed: int) -> Case:
     vectors=("different", "orthogonal", "second is zero", "first ends in zeros"),
 )
 def adasum_of_slices(ranks: int, size: int, vectors: str) -> Case:
-    """Return this rank's slice of the Adasum of two vectors that the ranks share."""
+    """Return this rank's slice of the Adasum of two vectors that are cut over the ranks."""
     a, b = integers(2, size)
     if vectors == "orthogonal":
         a, b = np.where(np.arange(size) % 2, a, 0), np.where(np.arange(size) % 2, 0, b)

@@ -30,7 +30,7 @@ PLANS: tuple[tuple[tuple[int, int], ...], ...] = (
 
 @exercise(lesson=7, sizes=SIZES, devices=(1, 2, 4, 6, 8))
 def legal_cuts(sizes: tuple[int, ...], devices: int) -> Case:
-    """Return all ways to cut the dims of an op on some devices."""
+    """Return all ways to cut the dims of an op over a number of devices."""
     cuts = [
         cut
         for cut in product(*(range(1, size + 1) for size in sizes))
@@ -52,7 +52,7 @@ def legal_cuts(sizes: tuple[int, ...], devices: int) -> Case:
 
 @exercise(lesson=7, ops=(1, 2, 3, 4, 30), strategies=range(1, 4), seed=range(3))
 def chain_dp(ops: int, strategies: int, seed: int) -> Case:
-    """Return the cheapest choice for a chain of ops, with prices of strategies and of pairs."""
+    """Return the cheapest choice for a chain of ops, given the cost of each strategy and of each pair of neighbours."""
     rng = np.random.default_rng(seed)
     nodes = rng.integers(0, 10, (ops, strategies)).tolist()
     edges = rng.integers(0, 10, (ops - 1, strategies, strategies)).tolist()
@@ -61,7 +61,7 @@ def chain_dp(ops: int, strategies: int, seed: int) -> Case:
         pairs = zip(edges, pairwise(choice), strict=True)
         return sum(own[s] for own, s in zip(nodes, choice, strict=True)) + sum(table[s][t] for table, (s, t) in pairs)
 
-    # (price, choice) of the cheapest way to each strategy.
+    # (price, choice) of the cheapest way to each strategy of the current op.
     ways = [(own, [s]) for s, own in enumerate(nodes[0])]
     for own, table in zip(nodes[1:], edges, strict=True):
         ways = [

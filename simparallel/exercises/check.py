@@ -69,14 +69,14 @@ def check(name: str, answer: Callable[..., Any]) -> Verdict:
 
     Args:
         name: the exercise, such as "ring_all_reduce"; `names()` lists them.
-        answer: the function; the lesson has its arguments and its result.
+        answer: the function; the lesson states its arguments and its result.
 
     Returns:
         The verdict: true if all cases pass.
 
     Raises:
         UnknownNameError: no exercise has this name.
-        InputError: `answer` is no function.
+        InputError: `answer` is not a function.
     """
     exercise = get(name)
     if not callable(answer):

@@ -43,9 +43,9 @@ def rounds(results: Results) -> int:
 
 @exercise(lesson=2, ranks=range(1, 6), size=range(8))
 def ring_all_reduce(ranks: int, size: int) -> Case:
-    """Return the sum of x over all ranks. Each rank sends to the next one only, and no more elements than a ring."""
+    """Return the sum of x over all ranks. Each rank sends to the next one only, and no more than a ring needs."""
     inputs = integers(ranks, size)
-    # Each of 2 (P - 1) turns moves every chunk of the array once.
+    # Each of the 2 (P - 1) turns moves every chunk of the array once.
     turns = 2 * (ranks - 1) if size else 0
     ring = [f"{rank} - {(rank + 1) % ranks}" for rank in range(ranks)] if turns else []
     expected = {
@@ -70,7 +70,7 @@ def ring_all_reduce(ranks: int, size: int) -> Case:
 
 @exercise(lesson=2, ranks=range(1, 10), root=range(3))
 def tree_broadcast(ranks: int, root: int) -> Case:
-    """Fill x of every rank with that of the root by messages, in ceil(log2 P) rounds."""
+    """Fill x of every rank with x of the root, by messages in ceil(log2 P) rounds."""
     root %= ranks
     inputs = integers(ranks, 3)
     fewest = (ranks - 1).bit_length()
@@ -91,7 +91,7 @@ def tree_broadcast(ranks: int, root: int) -> Case:
 
 @exercise(lesson=2, ranks=range(1, 6), part=range(1, 4))
 def all_to_all_by_messages(ranks: int, part: int) -> Case:
-    """Return the chunks of all ranks for this one, in their order, by messages."""
+    """Return the chunks that all ranks have for this one, in rank order, exchanged by messages."""
     inputs = integers(ranks, ranks * part)
     outputs = inputs.reshape(ranks, ranks, part).swapaxes(0, 1).reshape(ranks, ranks * part)
     pairs = [f"{a} - {b}" for a, b in permutations(range(ranks), 2)]
@@ -107,7 +107,7 @@ def all_to_all_by_messages(ranks: int, part: int) -> Case:
 
 @exercise(lesson=2, ranks=(2, 3, 4, 6, 8, 12, 16), size_bytes=(4, 10_000, 200_000, 10**8), latency_s=(1e-6, 2e-5))
 def fastest_algorithm(ranks: int, size_bytes: int, latency_s: float) -> Case:
-    """Return the fastest all-reduce of "ring", "tree" and "halving_doubling", by latency and bandwidth."""
+    """Return the fastest all-reduce of "ring", "tree" and "halving_doubling", given latency and bandwidth."""
     bandwidth_bytes_per_s = 10e9
     times_us = {}
     for name in ("ring", "tree", "halving_doubling"):

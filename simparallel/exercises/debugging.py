@@ -1,4 +1,4 @@
-"""Exercises of lesson 8: debugging. Each is a wrong program of the zoo, to be mended."""
+"""Exercises of lesson 8: debugging. Each is a faulty program from the zoo, to be fixed."""
 
 from __future__ import annotations
 

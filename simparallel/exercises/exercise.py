@@ -69,7 +69,7 @@ def difference(expected: Values, found: Values) -> str | None:
 
 
 def equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return where two arrays of one shape are equal; floats but for rounding."""
+    """Return where two arrays of one shape are equal; floats up to rounding."""
     if a.dtype == object or b.dtype == object:
         return np.asarray(a.astype(object) == b.astype(object), bool).reshape(a.shape)
     return np.isclose(b, a, rtol=1e-6, atol=1e-9, equal_nan=True)
@@ -104,7 +104,7 @@ class Exercise:
     """An exercise by name.
 
     Attributes:
-        name: its name, and that of the function to write.
+        name: its name, also the name of the function to write.
         lesson: number of its lesson.
         task: the task in words.
         make: makes a case.
@@ -146,7 +146,7 @@ def exercise(lesson: int, **values: Sequence[Any]) -> Callable[[Callable[..., Ca
 
 def integers(*shape: int) -> np.ndarray:
     """Return an array of small integers as float64: sums of them are exact in any order. Equal on every call."""
-    # 37 is prime to 19, so that neighbours differ, and so do the rows of most shapes.
+    # 37 and 19 are coprime, so neighbours differ, and so do the rows of most shapes.
     return (np.arange(math.prod(shape), dtype=np.float64) * 37 % 19 - 9).reshape(shape)
 
 
@@ -171,16 +171,16 @@ def by_rank(values: Iterable[Any]) -> dict[str, Any]:
 
 
 def frugal_case(given: Values, results: Sequence[Any], inputs: Sequence[tuple[Any, ...]], count: int) -> Case:
-    """Return a case of an answer that runs on ranks and may send no more than ring all-reduces of `count` float64.
+    """Return a case of an answer that runs on ranks and may send at most the bytes of ring all-reduces.
 
     Args:
         given: as for `Case`.
         results: the right result of each rank.
         inputs: the arguments of each rank; arrays are copied for each run.
-        count: numbers in all these all-reduces together.
+        count: float64 numbers in all these all-reduces together.
     """
     ranks = len(inputs)
-    # Each rank rounds its share of a number up.
+    # `+ ranks`: each rank rounds its share of a number up to whole bytes.
     most_bytes = count * (2 * (ranks - 1) * np.dtype(np.float64).itemsize + ranks)
 
     def run(answer: Callable[..., Any]) -> Values:

@@ -26,7 +26,7 @@ _GRAPHS: dict[str, dict[str, list[str]]] = {
 
 @exercise(lesson=1, rows=range(1, 4), columns=range(1, 5))
 def layer_norm_backward(rows: int, columns: int) -> Case:
-    """Return the gradient of x, given that of y = (x - mean) / sqrt(variance + eps) by rows."""
+    """Return the gradient of x, given the gradient of y = (x - mean) / sqrt(variance + eps) by rows."""
     eps = 0.5
     x, dy = integers(rows, columns), integers(columns, rows).T + 1
     leaf = Tensor(x.copy(), requires_grad=True)

@@ -59,7 +59,7 @@ def row_parallel_linear(ranks: int, rows: int, columns: int, inner: int) -> Case
 
 @exercise(lesson=4, ranks=range(1, 5), rows=range(1, 4), columns=(4, 9), large=(0, 1000))
 def vocabulary_parallel_cross_entropy(ranks: int, rows: int, columns: int, large: int) -> Case:
-    """Return the mean cross-entropy of rows whose columns the ranks share, on every rank."""
+    """Return the mean cross-entropy of rows whose columns are cut over the ranks, on every rank."""
     logits = integers(rows, columns) / 4 + large
     labels = np.arange(rows) * 5 % columns
     shifted = logits - logits.max(axis=1, keepdims=True)

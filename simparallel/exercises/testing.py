@@ -10,7 +10,7 @@ import numpy as np
 
 from simparallel.exercises.exercise import Case, Values, exercise
 
-# What may be wrong with the slices of ranks, by name.
+# Possible failures of the slices of ranks, by name.
 _FAILURES: dict[str, Callable[[list[int]], bool]] = {
     "one of 3 or more": lambda sizes: any(size >= 3 for size in sizes),
     "two are equal": lambda sizes: len(set(sizes)) < len(sizes),
@@ -22,7 +22,7 @@ _LISTS = ([3, 0, 2, 0, 1], [0, 3, 3, 2, 0], [5, 1, 4, 1, 5, 0, 2, 6, 2])
 
 @exercise(lesson=9, failure=tuple(_FAILURES), sizes=_LISTS)
 def shrink_sizes(failure: str, sizes: list[int]) -> Case:
-    """Leave out numbers of a failing list, until the list passes whichever number else is left out."""
+    """Remove numbers from a failing list until removing any other number would make it pass."""
     fails = _FAILURES[failure]
 
     def without(case: Sequence[int]) -> list[list[int]]:
@@ -51,9 +51,9 @@ def shrink_sizes(failure: str, sizes: list[int]) -> Case:
 
 @exercise(lesson=9, ranks=range(1, 5), total=range(5))
 def sizes_from_cuts(ranks: int, total: int) -> Case:
-    """Make the sizes of the slices of all ranks from any integers, so that every way to slice can come out."""
+    """Turn any integers into the sizes of all ranks' slices, so that every way to slice is possible."""
     choices = list(combinations_with_replacement(range(total + 1), ranks - 1))
-    # Equal and unordered ones, and some outside of the range.
+    # Draws with equal and unordered numbers, and one outside of the range.
     draws = [*choices, *(choice[::-1] for choice in choices), [3 * total + 7] * (ranks - 1)]
     ways = {tuple(b - a for a, b in pairwise([0, *choice, total])) for choice in choices}
 

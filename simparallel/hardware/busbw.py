@@ -1,7 +1,7 @@
-"""Bus bandwidth: what a collective should reach on a described cluster, in the convention of nccl-tests.
+"""Bus bandwidth: the rate that a collective should reach on a described cluster, in the convention of nccl-tests.
 
-Algorithm bandwidth is size / time. Bus bandwidth is that times a factor, by which it equals the bandwidth of the links
-if these are the bottleneck, whatever the number of ranks. Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md. HCCL's
+Algorithm bandwidth is size / time. Bus bandwidth is that times a factor that depends on the number of ranks, so that it
+equals the bandwidth of the links where these are the bottleneck. Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md. HCCL's
 hccl_test prints algorithm bandwidth alone.
 """
 
@@ -14,7 +14,7 @@ from simparallel.errors import InputError
 from simparallel.hardware.device import PS_PER_S
 from simparallel.hardware.spec import ClusterSpec
 
-# op -> (factor for n ranks as text, what the size is of)
+# op -> (factor for n ranks as text, the buffer whose size is meant)
 CONVENTION = {
     "all_reduce": ("2(n-1)/n", "the array of each rank"),
     "all_gather": ("(n-1)/n", "the gathered array"),
@@ -28,7 +28,7 @@ CONVENTION = {
 
 
 class Expected(NamedTuple):
-    """One row: bandwidths are in bytes/s, 0 for one rank, which has no peers."""
+    """The result for one size; bandwidths are in bytes/s, 0 for one rank, which has no peers."""
 
     size_bytes: int
     time_ps: int
@@ -52,7 +52,7 @@ def bus_factor(op: str, num_ranks: int) -> float:
 def expected_busbw(
     cluster: ClusterSpec, op: str, sizes: Sequence[int], ranks: Sequence[int] | None = None
 ) -> list[Expected]:
-    """Return what a collective of `ranks` (None for all) should reach at each size [bytes].
+    """Return the time and the bandwidths that a collective of `ranks` should reach at each size [bytes].
 
     Args:
         cluster: the described hardware.

@@ -84,7 +84,7 @@ def describe(
             "this-host" is what `simparallel calibrate` has measured, or a guess.
         link: the links inside a node; by default the preset's. Required for several devices of your own.
         nodes: number of nodes, with equally many consecutive ranks on each; or the ranks of each node. With one node,
-            ranks fill nodes of the preset's size, and a file keeps its own.
+            ranks fill nodes of the preset's size; a file or a `ClusterSpec` keeps its own nodes.
         node_link: the links between nodes; by default the preset's. Required for devices of your own on several nodes.
         devices_per_rank: see `ClusterSpec`.
         device_ids: number of each rank's device on its node, such as those of a rank table; by default its position.
@@ -120,7 +120,7 @@ def _of_preset(
     device_ids: Sequence[int],
     is_assumed: bool,
 ) -> ClusterSpec:
-    """Describe ranks that fill nodes of a preset, or have devices of one's own."""
+    """Describe ranks that fill nodes of a preset, or have devices of the caller's own."""
     if isinstance(device, str):
         preset = PRESETS[_known(device)]
     else:

@@ -1,4 +1,4 @@
-"""The cost of collectives by algorithm: latency steps and shares of the vector, without units or hardware.
+"""The cost of collectives: `PRICES` in latency steps and shares of the vector, `TIMES` in seconds on described links.
 
 The model is Hockney's: a step costs latency + bytes / bandwidth of its largest message, every rank
 has one full-duplex port, and steps follow each other. Arithmetic on received data (γ) is not
@@ -110,7 +110,7 @@ def _scan(p: int, number: int) -> Price:
 
 
 def _core(p: int) -> tuple[int, int]:
-    """Return the largest power of two q <= p, the ranks that halve and double, and the p - q ranks folded into them."""
+    """Return q, the largest power of two <= p, and p - q: q ranks halve and double, the others are folded into them."""
     core = 2 ** (p.bit_length() - 1)
     return core, p - core
 
@@ -164,9 +164,9 @@ def _adasum_ring(p: int, number: int) -> Price:
 
 
 PRICES: dict[str, dict[str, Formula]] = {
-    # `direct` sends no messages: ranks read each other's memory. It is priced with the bytes of a ring, of a chain for
-    # collectives with a root, and of the published algorithm for Adasum; its time is the best of several algorithms,
-    # see `best_time`.
+    # `direct` sends no messages: ranks read each other's memory. It is priced with the bytes of a ring; of a chain for
+    # broadcast and reduce, of one message per rank for gather and scatter, of the published algorithms for scans and
+    # Adasum. Where `TIMES` has the collective, its time is the best of several algorithms, see `best_time`.
     "direct": {
         "all_reduce": _then(_round, _round), "reduce_scatter": _round, "all_gather": _round, "all_to_all": _round,
         "gather": _gather, "scatter": _scatter, "broadcast": _endless_broadcast, "reduce": _endless_reduce,
@@ -207,10 +207,10 @@ class Level(NamedTuple):
         link: the described links.
         units: number of units that have members.
         parts: largest number of parts of a unit.
-        wired: smallest number of parts of a unit that has several.
+        wired: smallest number of parts of a unit that has more than one.
         fewest, most: smallest and largest number of members of a unit.
-        ports: ports that carry the traffic of a part to the others, in units of the link's bandwidth; the fewest.
-        share: of such a port for each member of a part; the smallest.
+        ports: smallest number of ports that carry a part's traffic to the others, as far as oversubscription lets them.
+        share: smallest number of such ports per member of a part.
         factor: how much slower than described the links are.
     """
 
@@ -240,7 +240,7 @@ class Spread(NamedTuple):
     far: tuple[Link, ...] = ()
 
     def of_size(self, size_bytes: float) -> Spread:
-        """Return it with the links for vectors of a size."""
+        """Return a copy with the links that vectors of this size use."""
         links = [level.link.between(level.wired, size_bytes, level.factor) for level in self.levels]
         return self._replace(near=tuple(near for near, _ in links), far=tuple(far for _, far in links))
 
@@ -255,7 +255,7 @@ class Spread(NamedTuple):
         return max((size_bytes / link.bandwidth_bytes_per_s / level.ports for level, link in each), default=0.0)
 
     def round_s(self, hops: Callable[[int], int]) -> float:
-        """Return the latency [s] of a path with hops(n) steps among the n parts of a unit, level by level."""
+        """Return the latency [s] of a path with hops(n) steps among the n parts of a unit, summed over the levels."""
         return sum(hops(level.parts) * link.latency_s for level, link in zip(self.levels, self.far, strict=True))
 
     def chain_s(self) -> float:
@@ -265,7 +265,7 @@ class Spread(NamedTuple):
 
     @property
     def slowest(self) -> Link:
-        """The largest latency of its links, and the smallest bandwidth for each member."""
+        """The largest latency of its links, and the smallest bandwidth per member."""
         each = [link.bandwidth_bytes_per_s * level.share for level, link in zip(self.levels, self.far, strict=True)]
         return Link(max(link.latency_s for link in self.far), min(each))
 
@@ -281,9 +281,9 @@ class Spread(NamedTuple):
         return [size_bytes, *sorted(start for start in starts if start > size_bytes)]
 
     def split(self, count: int) -> tuple[Spread, Spread] | None:
-        """Return the group's part in one unit of the `count` lowest levels, and one rail.
+        """Return the group's part in one unit of the `count` lowest levels, and one rail across these units.
 
-        A rail is the members at the same position of each such unit. None unless these units are equal.
+        A rail is the members at the same position of each unit. None unless the units are equal.
         """
         inner, outer = self.levels[:count], self.levels[count:]
         units, size = inner[-1].units, inner[-1].most
@@ -302,7 +302,7 @@ Time = Callable[[Spread, float], float]
 
 
 def _ring_time(passages: int) -> Time:
-    # In a passage every chunk but a rank's own flows through its port, and the last one through all members.
+    # In a passage round the ring, all chunks but a rank's own flow through its port; the latency is that of all hops.
     def time(at: Spread, size: float) -> float:
         return passages * (at.chain_s() + at.passing_s(size * (at.ranks - 1) / at.ranks))
 
@@ -310,7 +310,7 @@ def _ring_time(passages: int) -> Time:
 
 
 def _mesh_time(passages: int) -> Time:
-    """Return the model of an exchange with all other members at once, in one step; infinite without a full mesh."""
+    """Return the model of exchanges with all other members at once, one per passage; infinite without a full mesh."""
 
     def time(at: Spread, size: float) -> float:
         if len(at.levels) > 1 or at.levels[0].link.topology != "mesh":
@@ -334,11 +334,11 @@ def _tree_time(passages: int) -> Time:
 
 
 def _root_time(hops: Callable[[Spread], float]) -> Time:
-    """Return the model of all members' parts to or from one member, whose ports are the bottleneck."""
+    """Return the model of moving all members' parts to or from one member, whose ports are the bottleneck."""
 
     def time(at: Spread, size: float) -> float:
         below = (1, *(level.most for level in at.levels))
-        # The parts of the members outside of the root's own part of each level.
+        # Through the ports of each level go the parts of all members outside of the root's unit below that level.
         return hops(at) + sum(
             (at.ranks - below[i]) / at.ranks * size / at.near[i].bandwidth_bytes_per_s / level.ports
             for i, level in enumerate(at.levels)

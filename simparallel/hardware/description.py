@@ -1,7 +1,7 @@
 """Descriptions of hardware as JSON files and as tables, from the fields of their dataclasses.
 
-A file has the arguments of a dataclass as keys, and defaults may be left out. The dataclass checks the values; here an
-error gets path, line and key. Files written by hand may have comments from // on, and trailing commas.
+A file has the arguments of a dataclass as keys, and defaults may be left out. The dataclass checks the values; this
+module adds path, line and key to its errors. Files written by hand may have comments from // on, and trailing commas.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def save(value: Any, path: str | os.PathLike[str]) -> None:
         OSError: the file cannot be written.
     """
     text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
-    # Lists of numbers on one line. A text of the description has no line breaks in JSON.
+    # Put lists of numbers on one line. No match lies inside a string: JSON escapes the line breaks of strings.
     text = re.sub(
         r"\[\n[\s\d.e+,-]*\]", lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"), text
     )
@@ -113,7 +113,7 @@ def _values(node: Node) -> Any:
 
 
 class _Reader:
-    """Reads values by their type hints."""
+    """A reader of values by their type hints."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -191,7 +191,7 @@ class _Reader:
         try:
             return kind(**values)
         except ClusterError as error:
-            # Errors of parts have their place already.
+            # Errors of nested descriptions name their place already.
             if "path" in error.facts:
                 raise
             key = str(error.facts.get("key", ""))

@@ -29,7 +29,7 @@ class Curve:
 
     Args:
         points: (size, fraction), sizes ascending and above 0, fractions above 0 and at most 1. A fraction may fall, as
-            that of a cache does, but not rise faster than the size: more work would take less time.
+            that of a cache does, but not rise faster than the size, or more work would take less time.
 
     Raises:
         ClusterError: no points, or points that break a rule. Fact: `key`.
@@ -74,7 +74,7 @@ def _entry(table: dict[int, float] | dict[int, Curve], itemsize: int) -> int:
 
 
 class Measured(NamedTuple):
-    """An operation of one shape, by its work, that was measured to take `factor` times what its `OpCost` says."""
+    """A measured shape of an operation: its work, and the ratio of its time to the uncorrected one of its `OpCost`."""
 
     flops: int
     size_bytes: int
@@ -82,24 +82,24 @@ class Measured(NamedTuple):
     factor: float
 
 
-# The nearest shapes that correct a price; a shape at no distance counts _EXACT / _FAR times as much as none at all.
+# Number of nearest shapes that correct a price; weight of a shape at distance 0; weight of no correction.
 _NEAREST, _EXACT, _FAR = 4, 100.0, 0.5
 
 
 @dataclass(frozen=True)
 class OpCost:
-    """The measured cost of an operation: launch_s + work at rates of its own, corrected by near shapes.
+    """The measured cost of an operation: launch_s + work at its own rates, corrected by the nearest measured shapes.
 
-    The results tell operations of equal flops and bytes apart: products with long and with short inner dims, views of
-    large and of small tensors, an optimizer with few and with many parameters.
+    The number of results distinguishes operations of equal flops and bytes: products with long and with short inner
+    dims, views of large and of small tensors, an optimizer with few and with many parameters.
 
     The correction is the mean of log(factor) over the nearest shapes, in log scale of flops, bytes and results,
-    weighted by 1 / distance^2. Far from all shapes there is none.
+    weighted by 1 / distance^2. Far from all shapes it vanishes.
 
     Args:
         launch_s: the time of an operation without work; at least that of the interpreter.
-        s_per_flop, s_per_byte, s_per_result: of its flops, of the bytes that it moves in memory, and of its results:
-            elements of an op's output, or tensors that an optimizer changes.
+        s_per_flop, s_per_byte, s_per_result: seconds per flop, per byte moved in memory, and per result: an element
+            of an op's output, or a tensor that an optimizer changes.
         shapes: (flops, bytes, results, factor) of measured shapes.
 
     Raises:
@@ -160,7 +160,7 @@ class DeviceSpec:
         sources: field -> where its numbers come from: "data sheet", "measured" or "assumed", and a text after a colon.
 
     Raises:
-        ClusterError: a number out of range, no peak, or a source of no such kind. Fact: `key`, the field.
+        ClusterError: a number out of range, no peak, or a source of unknown kind. Fact: `key`, the field.
     """
 
     name: str

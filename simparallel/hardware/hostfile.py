@@ -13,8 +13,8 @@ from simparallel.hardware.spec import MAX_RANKS
 def read_host_file(path: str | os.PathLike[str]) -> Groups:
     """Return the ranks of each host, numbered in the order of the lines.
 
-    A host has one rank, "slots=8" or ":8" give it more, and a host that is named again has more of them. From # on, a
-    line is a comment.
+    A host has one rank unless "slots=8" or ":8" sets another number; a host that is named again gets further ranks.
+    From # on, a line is a comment.
 
     Raises:
         ClusterError: the file cannot be read, or a line is not of this form. Facts: `path`, `line`.

@@ -55,14 +55,14 @@ class LinkSpec:
             has (q - 1) of them for each device. "ring": a link to each of two neighbours; the members of a group are
             taken to be adjacent.
         ports: number of ports of each node (of each unit that this tier joins), shared evenly among its devices; None
-            for a port of each device (one rail for each).
+            for one port per device (one rail each).
         oversubscription: of a switch: bandwidth of all ports of such a unit / the bandwidth that leaves it.
         segments: (from_bytes, latency_s, bandwidth_bytes_per_s) of larger sizes, ascending: other protocols, such as
             LL128 and Simple after LL. A size costs no more than any larger one.
         sources: field -> where its numbers come from: "data sheet", "measured" or "assumed", and a text after a colon.
 
     Raises:
-        ClusterError: a number out of range, an unknown topology, sizes that do not ascend, or a source of no such kind.
+        ClusterError: a number out of range, an unknown topology, sizes that do not ascend, or a source of unknown kind.
             Fact: `key`, the field.
     """
 
@@ -120,7 +120,7 @@ class LinkSpec:
         return tuple(segment.from_bytes for segment in self.all_segments)
 
     def step(self, size_bytes: float) -> Link:
-        """Return the cost of a step of an operation on `size_bytes`."""
+        """Return latency and bandwidth of a step of an operation on `size_bytes`."""
         return Link(*self.all_segments[bisect_right(self.starts, size_bytes) - 1][1:])
 
     def time_s(self, size_bytes: float) -> float:
@@ -155,7 +155,7 @@ class Tier:
         name: name in tables.
         link: the links between the members of a group.
         groups: the ranks of each group; or the number of groups, with equally many consecutive ranks each.
-        joins_nodes: whether a group is of nodes, as a rack is, and not of devices of a node.
+        joins_nodes: whether the groups join whole nodes, as racks do, and not devices inside a node.
     """
 
     name: str

@@ -48,8 +48,8 @@ def parse_bytes(text: str | int, name: str = "device_memory") -> int:
 def owner_of(array: Any) -> Any:
     """Return the array that owns the memory: the array itself unless it is a view."""
     base = array.base
-    # Stop at a base of another type: memory from elsewhere, such as shared memory, belongs to the last array. Only an
-    # array without data may be a view of one with data, which was there before.
+    # Stop at a base of another type: memory from elsewhere, such as shared memory, belongs to the last array. But an
+    # array without data may be a view of an earlier one with data.
     while base is not None and (type(base) is type(array) or type(array) in DRY_TYPES):
         array, base = base, base.base
     return array

@@ -1,7 +1,7 @@
 """Published and assumed numbers of well-known hardware: the only file with figures of products.
 
-Peaks are those of dense matrices. "assumed" is everything that no data sheet and no measurement gives, also where
-others report it; the text says where it is from.
+Peaks are those of dense matrices. "assumed" marks each number that neither a data sheet nor a measurement gives, even
+one that others report; the text after it, if any, says where it is from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Preset(NamedTuple):
     """A kind of machine.
 
     Attributes:
-        device, link, node_link: as in `ClusterSpec`; `link` is what joins the islands of a node if it has any.
+        device, link, node_link: as in `ClusterSpec`; `link` joins the islands of a node if it has any.
         node_size: devices of a node; None for any number.
         island_size, island_link: devices of each island of a node, and the links between them.
         rules: see `ClusterSpec`.
@@ -44,7 +44,7 @@ _MIB = 1 << 20
 
 
 def _efficient(device: DeviceSpec, vector_flops_per_s: dict[int, float], source: str) -> DeviceSpec:
-    """Return the device with peaks of other operations than products, and fractions of all peaks by size."""
+    """Return the device with peaks for operations other than products, and with efficiencies by size."""
     sources = {"vector_flops_per_s": source, "matmul_efficiency": _CALCULON, "memory_efficiency": _CALCULON}
     return replace(
         device,

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 KINDS = ("forward", "backward", "optimizer", "collective", "p2p", "copy", RANGE)
 COPY_OUT, COPY_IN = "copy out", "copy in"  # the two directions of a device's port to the other devices
-# Most of what ops keep for backward; to look these up costs less than to ask `is_array`.
+# The types of most values that ops keep for backward; a lookup here costs less than a call of `is_array`.
 _NO_ARRAYS = frozenset((ModuleType, tuple, bool, int, float, str, np.dtype, NoneType))
 
 
@@ -254,7 +254,7 @@ class Recorder:
         """Set the number of devices of the rank.
 
         Raises:
-            InputError: a device beyond that number is in use.
+            InputError: not an integer of 1 or more, or a device beyond that number is in use.
         """
         used = max(device.index for device in self.devices) + 1
         if isinstance(count, bool) or not isinstance(count, int) or count < used:
@@ -288,7 +288,7 @@ class Recorder:
     def synchronize(self, device: Device) -> None:
         """Let the interpreter wait for a device of this rank, as it does to read a value of it."""
         if self.launcher is None:
-            return  # nothing has run on another device, and a look at a tensor from elsewhere adds none
+            return  # no other device has been used, and reading a tensor must not create one
         recorder = self.of(device)
         assert recorder.launcher is not None
         recorder.launcher.now_ps = max(recorder.launcher.now_ps, recorder.now_ps)
@@ -349,7 +349,7 @@ class Recorder:
 
         Args:
             name: for the error.
-            plan: of an op that will allocate its output; None for any other computation.
+            plan: the plan of an op that will allocate its output; None for any other computation.
 
         Returns:
             The wall time [ns].
@@ -474,7 +474,7 @@ class Recorder:
 
         Args:
             until_ps: end of a communication.
-            busy_ps: the time that it keeps a core busy. Where the cores of the ranks communicate, nothing overlaps.
+            busy_ps: the time that it keeps a core busy. Where the ranks' cores do the communicating, nothing overlaps.
         """
         now_ps = self.clock_ps[COMPUTE]
         if busy_ps and self.cluster.sharing is not None:
@@ -542,7 +542,7 @@ def observer_of(device: Device | None) -> Recorder | NullObserver:
 
 
 def describe_device(preset: str) -> None:
-    """Price this rank's further work on a preset device, unless the launcher named a device."""
+    """Price this rank's further work on a preset device, unless the run was started with a described one."""
     recorder = current_recorder()
     if recorder is None:
         set_recorder(recorder := Recorder(0, describe(1)))

@@ -35,7 +35,7 @@ class Event(NamedTuple):
     rank: int
     stream: str  # "compute", "comm <group>", "send to <rank>", "copy out", "copy in"; "range" of marks
     name: str  # "MatMul", "MatMul.backward", "SGD.step", "all_reduce", ...
-    kind: str  # one of KINDS
+    kind: str  # one of recorder.KINDS
     step: int  # optimizer steps finished before it
     wall_start_ns: int  # CLOCK_MONOTONIC, comparable between the ranks of one machine
     wall_end_ns: int
@@ -48,8 +48,8 @@ class Event(NamedTuple):
     seq: int  # number of the collective in its group, of the copy in its rank, -1 for compute
     device: int = 0  # number of the device in its rank
     live_bytes: tuple[int, ...] = ()  # live at its end, by memory.CATEGORIES; () if not recorded
-    step_ps: tuple[int, ...] = ()  # times of the steps of a message-based algorithm, if they add up to the event
-    algorithm: str = ""  # algorithm that a collective's time is of: "ring", "tree", "hierarchical", …
+    step_ps: tuple[int, ...] = ()  # times of a message-based algorithm's steps, if their sum is the event's time
+    algorithm: str = ""  # algorithm that a collective's time assumes: "ring", "tree", "hierarchical", …
     layer: str = ""  # path of the module that called the op, such as "body.fc1"; "" outside of modules
 
 
@@ -97,7 +97,7 @@ class Totals(NamedTuple):
 
 
 class Tally:
-    """Sums up the events of one rank, batch by batch."""
+    """The totals of the events of one rank, summed up batch by batch."""
 
     def __init__(self) -> None:
         self._devices: dict[int, _DeviceTally] = {}

@@ -31,7 +31,7 @@ _HCCL_SIZES, _HCCL_RING, _HCCL_SERVER = (1, 2, 4, 8), 4, 8
 
 @dataclass(frozen=True)
 class Traffic:
-    """The cost of one communication for a rank: time [ps], bytes sent, and the algorithm that the time is of.
+    """The cost of one communication for a rank: time [ps], bytes sent, and the algorithm that was priced.
 
     Attributes:
         time_ps: simulated picoseconds.
@@ -45,12 +45,12 @@ class Traffic:
 
 
 class LinkUse(NamedTuple):
-    """The use of a link that other groups may use, too.
+    """The use of a link by a communication; other groups may use the link, too.
 
     Attributes:
         name: the same for all groups that use it.
         capacity_bytes_per_s: its bandwidth.
-        share: its bytes for each byte that flows through a port of every member (a message: for each of its bytes).
+        share: bytes on the link per byte that flows through a port of every member (of a message: per byte).
             Alone, a communication flows at the smallest capacity / share of its links.
     """
 
@@ -60,11 +60,11 @@ class LinkUse(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """A tier with the place of every rank; a part is a unit of the tier below. All arrays are int64 of each rank.
+    """A tier with the place of every rank; a part is a unit of the tier below. All arrays are int64, shape (ranks,).
 
     Attributes:
         unit: number of the rank's unit.
-        part, part_name: number of its part, and what that is.
+        part, part_name: number of its part, and the name of the tier of which parts are units; "rank" at the lowest.
         position, part_size: its position in the part, and the number of ranks there.
     """
 
@@ -90,7 +90,7 @@ class _Meeting(NamedTuple):
     """A tier at which parts of a group meet; all arrays are int64.
 
     Attributes:
-        part, unit: numbers of each member's part and unit, consecutive in the group, shape (members,).
+        part, unit: numbers of each member's part and unit, counted from 0 in the group, shape (members,).
         first: a member of each part.
         parts_of: number of parts of each unit.
         ports: (part, port) of all ports that the members use, shape (2, ports).
@@ -198,7 +198,7 @@ class ClusterSpec:
         return is_integer(rank) and 0 <= rank < self.world_size  # type: ignore[operator]
 
     def _groups(self, key: str, groups: int | Sequence[Sequence[int]]) -> Groups:
-        """Return groups that each rank belongs to exactly one of; a number of groups divides the ranks evenly."""
+        """Return groups, of which each rank belongs to exactly one; a number of groups divides the ranks evenly."""
         noun = "node" if key == "nodes" else "group"
         if is_integer(groups):
             count: int = groups  # type: ignore[assignment]
@@ -231,7 +231,7 @@ class ClusterSpec:
         if twice:
             raise ClusterError(f"tiers: {twice[0]!r} is the name of two tiers; rename one.", key="tiers")
         for inner, outer in pairwise(self._placed):
-            # Each inner unit meets a single outer one.
+            # Each inner unit must lie in a single outer one, so there are as many pairs of them as inner units.
             if len(np.unique(np.stack((inner.unit, outer.unit)), axis=1)[0]) > int(inner.unit.max()) + 1:
                 raise ClusterError(
                     f"tiers: a group of tier {inner.name!r} is not inside of one group of tier {outer.name!r}; "
@@ -365,7 +365,7 @@ class ClusterSpec:
                 part = unit
 
     def spread(self, ranks: tuple[int, ...]) -> Spread:
-        """Return the distribution of a group over the tiers: groups with equal ones have equal prices."""
+        """Return the distribution of a group over the tiers; groups of equal distributions have equal prices."""
         known: dict[tuple[int, ...], Spread] = self._spreads  # type: ignore[attr-defined]
         if ranks not in known:
             members = np.asarray(ranks)
@@ -434,13 +434,13 @@ class ClusterSpec:
             units, counts = unit[first].tolist(), parts_of[unit[first]].tolist()
             wired, ports = int(parts_of[parts_of > 1].min()), tier.num_ports(members[first]).tolist()
             is_mesh, is_ring = (tier.link.topology == topology for topology in ("mesh", "ring"))
-            # The links of a port that the group uses; a ring has two, and two ranks use one of them.
+            # Number of links of a port that the group uses: a port of a ring has two, of which two ranks use one.
             width = wired - 1 if is_mesh else 1 + (is_ring and wired > 2)
             for i in (part for part, count in enumerate(counts) if count > 1):
                 peers = [j for j in range(len(names)) if j != i and units[j] == units[i]]
                 numbers = used[1][used[0] == i].tolist()
                 for way in (("out", "in")[i],) if one_way else ("out", "in"):
-                    # In a mesh, the way in is the way out of the peers.
+                    # In a mesh, the links into a part are those out of its peers, which are listed there.
                     ends = [way] if not is_mesh else [f"to {names[j]}" for j in peers] if way == "out" else []
                     share = (1 + is_ring) / (width if not is_mesh else len(peers)) / len(numbers)
                     uses += [
@@ -487,8 +487,8 @@ class ClusterSpec:
             position: position of the asking rank in the group; the time is the same for all.
             root: position of the root, for operations that have one.
             algorithm: name of the algorithm; a step is as slow as the slowest link between the group's members.
-                `direct` takes the time of the fastest algorithm that libraries choose from, and sends as many bytes
-                as a ring.
+                `direct` takes the time of the fastest algorithm that libraries choose from, and the bytes that
+                `collective_cost.PRICES` has for it.
 
         Raises:
             ClusterError: no model for `op` by `algorithm`, a rank that does not exist, or a group that the rules
@@ -534,7 +534,7 @@ class ClusterSpec:
         return Traffic(picoseconds(stepwise_time(1, 1.0, size_bytes, self.spread((src, dst)))), size_bytes)
 
     def copy(self, size_bytes: int) -> Traffic:
-        """Return the cost of a copy from one device of a rank to another."""
+        """Return the cost of a copy from one device of a rank to another, over the link inside a node."""
         return Traffic(picoseconds(self.link.time_s(size_bytes)), size_bytes)
 
     def check_group(self, ranks: Sequence[int]) -> None:

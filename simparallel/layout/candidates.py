@@ -1,4 +1,4 @@
-"""All strategies of an op: what a search chooses from. Pure integers."""
+"""All strategies of an op, from which a search chooses. Pure integers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Candidate(NamedTuple):
 
     Attributes:
         in_strategy: for each input its cuts.
-        out_strategy: cuts of the output; None for a sum that is finished on all ranks, or no choice.
+        out_strategy: cuts of the output if a new dim is cut or a sum is reduce-scattered; else None.
         sharding: the cuts of the op's dims.
     """
 
@@ -44,12 +44,12 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """Return all legal tuple strategies of an op, the one without cuts first.
 
-    They are all factorisations of the devices over the named dims, also with devices that repeat. A sum over a cut dim
-    is finished on all ranks, or leaves a dim of the output cut further (a reduce-scatter).
+    The cuts of the named dims are all factorisations of `device_num` and of its divisors; left-over devices repeat
+    slices. A sum over a cut dim is finished on all ranks, or cuts a dim of the output further (a reduce-scatter).
 
     Args:
         rule, shapes, device_num, repeat, order: as for `strategy.from_strategy`.
-        most_dims: most dims that are cut at once; None for any number.
+        most_dims: largest number of dims cut at once; None for any number.
         fully: only strategies that use all devices, and the one without cuts.
     """
     inputs, output = places(rule, shapes)
@@ -64,7 +64,7 @@ def candidates(
         new = out if any(cuts[name] > 1 for name in made) else None
         try:
             sharding = from_tuples(rule, shapes, entries, device_num, repeat, order, new)
-            # A cut of a merged dim is read as one of its outermost factors; other factors have no tuple.
+            # A tuple has one cut for a merged dim, read as cuts of its outermost factors; no tuple stands for others.
             if all(sharding.cut(name) == cut for name, cut in cuts.items()):
                 found.append(Candidate(entries, new, sharding))
                 found += [Candidate(entries, cut, sharding) for cut in _scattered(sharding, output) if new is None]
@@ -74,7 +74,7 @@ def candidates(
 
 
 def _sizes(tensors: Sequence[tuple[Place, ...]]) -> dict[str, int]:
-    """Return the size of each dim that may be cut, by name."""
+    """Return the size of each named dim, 1 for a dim that may not be cut."""
     found: dict[str, int] = {}
     whole: set[str] = set()
     for tensor in tensors:
@@ -87,7 +87,7 @@ def _sizes(tensors: Sequence[tuple[Place, ...]]) -> dict[str, int]:
 
 
 def _factorisations(sizes: list[tuple[str, int]], device_num: int, most_dims: int) -> Iterator[dict[str, int]]:
-    """Yield the cuts of all dims whose product divides the number of devices; at most `most_dims` are cut."""
+    """Yield all cuts of the dims whose product divides the number of devices, with at most `most_dims` dims cut."""
     if not sizes:
         yield {}
         return
@@ -99,7 +99,7 @@ def _factorisations(sizes: list[tuple[str, int]], device_num: int, most_dims: in
 
 
 def _scattered(sharding: Sharding, output: tuple[Place, ...]) -> list[tuple[int, ...]]:
-    """Return the cuts of the output if the axes of an unfinished sum cut one of its dims further."""
+    """Return the possible cuts of the output where all axes of an unfinished sum cut one of its dims further."""
     made: Any = sharding.output_layout
     share = prod(made.mesh.axis_size(axis) for axis in made.partial)
     if share == 1:

@@ -26,7 +26,7 @@ COLLECTIVE_S = 13e-6
 # To send or to receive a message.
 MESSAGE_S = 35e-6
 BYTE_S = 0.45e-9
-# The most bytes that a rank may receive by another plan than the direct one.
+# The most bytes that a rank may receive in a plan other than the direct one.
 TINY_BYTES = 64 * 1024
 
 

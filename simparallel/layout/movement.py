@@ -1,8 +1,8 @@
 """The communication between two layouts in closed form, for searches that price many pairs of layouts.
 
 `redistribution` plans a movement rank by rank. Where axes nest, the number of a rank has digits in a mixed radix, and
-an axis of either layout is a run of digits. A dim is then cut by a sequence of digits, the outermost first; digits that
-both layouts begin with do not matter. Of the others,
+an axis of either layout is a run of digits. A dim is then cut by a sequence of digits, the outermost first; a common
+prefix of both layouts does not matter. Of the others,
 
     digits that only the source has     are gathered: their ranks exchange parts,
     digits that only the target has     are sliced: each rank keeps a part of what it has.
@@ -26,7 +26,7 @@ Digits = tuple[tuple[Digit, ...], ...]
 
 
 class Movement(NamedTuple):
-    """What `plan_redistribution` does between two layouts without partial sums, in one step.
+    """The one step of `plan_redistribution` between two layouts without partial sums.
 
     Attributes:
         kind: "nothing", "slice", "all_gather" or "all_to_all".
@@ -43,7 +43,7 @@ class Movement(NamedTuple):
         return prod(count for _, count in self.digits)
 
     def groups(self, device_num: int) -> tuple[Group, ...]:
-        """Return the groups of ranks that communicate; those of ranks 0 … device_num - 1."""
+        """Return the groups of ranks that communicate, among ranks 0 … device_num - 1."""
         return groups_of(self.digits, device_num)
 
 
@@ -59,9 +59,9 @@ def groups_of(digits: tuple[Digit, ...], device_num: int) -> tuple[Group, ...]:
 
 @lru_cache(maxsize=1 << 16)
 def digits_of(layout: Layout) -> Digits | None:
-    """Return for each dim the digits that cut it, the outermost first; layouts with equal ones have equal slices.
+    """Return for each dim the digits that cut it, the outermost first; layouts with equal digits have equal slices.
 
-    None for a layout of other ranks than 0 … n-1 in order. Neighbouring digits are one.
+    Return None for a layout of other ranks than 0 … n-1 in order. Adjacent digits are merged into one.
     """
     mesh = layout.mesh
     if not _is_plain(mesh):

@@ -57,7 +57,7 @@ class Step:
         return () if self.exchange is None else tuple(self.exchange.all())
 
     def received_bytes(self, itemsize: int) -> tuple[int, ...]:
-        """Return the bytes that each rank receives, in the order of the plan's ranks; reductions count as by a ring."""
+        """Return the bytes that each rank receives, in the order of the plan's ranks; reductions count as in a ring."""
         if self.kind != "all_reduce":
             return tuple(count * itemsize for count in self.received)
         # A ring moves 2 (p - 1) / p vectors.
@@ -161,7 +161,7 @@ def _finish_sums(source: Layout, target: Layout, shape: tuple[int, ...], steps: 
         dim, axes = found
         left = [axis for axis in left if axis not in axes]
         layout = _cut_further(layout, dim, axes, (*left, *target.partial))
-        # As by a ring: a rank receives an addend of its new slice from each of the others.
+        # As in a ring: a rank receives an addend of its new slice from each of the others.
         others = prod(mesh.axis_size(axis) for axis in axes) - 1
         counts = tuple(count * others for count in _held(layout, shape))
         steps.append(Step("reduce_scatter", mesh.groups(axes), layout, (dim,), counts))

@@ -216,7 +216,7 @@ class Placement:
     Get it from `placement` and compare it with `is`, so that a step finds its plans without comparing layouts.
 
     Attributes:
-        source: for a reshaped tensor with elements not yet moved, their placement in the shape before; else None.
+        source: for a reshaped tensor whose elements have not moved yet, their placement in the old shape; else None.
     """
 
     layout: Layout

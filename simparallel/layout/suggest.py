@@ -68,7 +68,7 @@ def layouts(
     """
     base = strategy[0]
     old = [entry for layout in strategy for entry in layout.axes_by_dim]
-    # Input -> its interleaved dim. The virtual axis is no device axis: it stays where it is, or is dropped.
+    # Input -> its interleaved dim. The virtual axis is not a device axis: it stays where it is, or is dropped.
     pieces = {
         i: layout.axes_by_dim.index(entry)
         for i, layout in enumerate(strategy)

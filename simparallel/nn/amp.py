@@ -1,8 +1,8 @@
 """Mixed precision: compute in float16, keep float32 where float16 would lose too much.
 
 Source: Micikevicius et al. 2018, "Mixed precision training"; the levels and names are MindSpore's. Modules are changed
-in place: names, types and `state_dict()` stay the same, only `forward` is wrapped. Scale the loss as well
-(`simparallel.optim.GradScaler`): small gradients underflow to 0 in float16.
+in place: names, types and (except at O3) `state_dict()` stay the same, only `forward` is wrapped. Scale the loss as
+well (`simparallel.optim.GradScaler`): small gradients underflow to 0 in float16.
 
 A forward in float16 also saves its activations for backward in float16.
 """
@@ -30,7 +30,7 @@ Hidden = tuple[Module, str, Tensor]
 
 HALF, SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 LEVELS = ("O0", "O1", "O2", "O3")
-# Names of classes; a class derived from one of them counts as well.
+# Names of classes; their subclasses count as well.
 WHITE_LIST: tuple[str, ...] = (
     "Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "MultiheadAttention",
 )  # fmt: skip
@@ -65,8 +65,8 @@ def auto_mixed_precision(model: M, level: str = "O0") -> M:
         level: "O0", "O1", "O2" or "O3".
 
     Raises:
-        InputError: unknown level, a model or a part of it that was changed in another way before, parameters that
-            are not float32, or (O3) that belong to a DistributedDataParallel.
+        InputError: unknown level; a model that was changed in another way before, in whole or in part; parameters that
+            are not float32 or, at O3, belong to a DistributedDataParallel.
     """
     if level not in LEVELS:
         raise InputError(f"auto_mixed_precision: level={level!r}, choose from {', '.join(LEVELS)}.")
@@ -90,7 +90,7 @@ def auto_mixed_precision(model: M, level: str = "O0") -> M:
 
 
 def custom_mixed_precision(model: M, *, white_list: Listed | None = None, black_list: Listed | None = None) -> M:
-    """Change `model` as O1 with a custom white list, or as O2 with a custom black list; returns it.
+    """Change `model` as at O1 with a custom white list, or as at O2 with a custom black list; returns it.
 
     Args:
         model: its floating-point parameters must be float32.
@@ -232,7 +232,7 @@ def hidden_casts() -> tuple[Hidden, ...]:
 
 @contextmanager
 def hiding(casts: Iterable[Hidden]) -> Iterator[None]:
-    """Inside the block, these casts hide parameters that are not hidden already."""
+    """Hide parameters by these casts inside the block, except parameters that are hidden already."""
     now = _hiding.casts
     before = len(now)
     try:
@@ -256,7 +256,7 @@ class InPrecision:
         module: the module.
         inputs: dtype of floating-point inputs, None leaves them.
         output: dtype of floating-point outputs, None leaves them.
-        apart: cast the parameters to `inputs`, but not below modules of these names; None casts none.
+        apart: names of classes: parameters are cast to `inputs`, except in and below their modules; None casts none.
         buffers: dtype of floating-point buffers, None leaves them. Values that forward writes into such a cast are
             copied back to the buffer.
         kept: (id of a module, name) of parameters and buffers that are not cast.

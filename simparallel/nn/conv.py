@@ -86,7 +86,7 @@ class Conv2d(AbstractConv):
 
     Attributes:
         weight: Parameter (out_channels, in_channels / groups, kh, kw), uniform in ±1 / sqrt(fan_in) at first, with
-            fan_in = in_channels / groups kh kw.
+            fan_in = in_channels / groups * kh * kw.
         bias: Parameter (out_channels,), uniform likewise; or None.
 
     Raises:
@@ -142,7 +142,7 @@ class Conv1d(AbstractConv):
 
     Attributes:
         weight: Parameter (out_channels, in_channels / groups, kernel_size), uniform in ±1 / sqrt(fan_in) at first,
-            with fan_in = in_channels / groups kernel_size.
+            with fan_in = in_channels / groups * kernel_size.
         bias: Parameter (out_channels,), uniform likewise; or None.
 
     Raises:
@@ -199,7 +199,7 @@ class ConvTranspose2d(AbstractConv):
 
     Attributes:
         weight: Parameter (in_channels, out_channels / groups, kh, kw), uniform in ±1 / sqrt(fan_in) at first, with
-            fan_in = out_channels / groups kh kw, as in PyTorch.
+            fan_in = out_channels / groups * kh * kw, as in PyTorch.
         bias: Parameter (out_channels,), uniform likewise; or None.
 
     Raises:
@@ -277,7 +277,7 @@ class MaxPool2d(TensorModule):
     Args:
         kernel_size: of the windows, integer or (height, width).
         stride: between windows, likewise; None means `kernel_size`.
-        padding: at each side, likewise; at most half of the kernel.
+        padding: at each side, likewise; at most half of `kernel_size`.
         dilation: between the pixels of a window, likewise.
         ceil_mode: whether a last window may extend beyond the image.
 

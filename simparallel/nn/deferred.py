@@ -2,7 +2,7 @@
 
 A model that is larger than one device is built like any other, inside `no_init_parameters()`. No array is allocated;
 each parameter stores the recipe of its elements. Random numbers here are a function of the element's index
-(`backend.random_bits`), so a rank draws only its slice, bit for bit as in the whole.
+(`backend.random_bits`), so a rank draws only its slice, bit-identical to that slice of the whole.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ deferring = _Deferring()
 
 
 class deferred_init:
-    """Inside the block, parameters that an initialiser fills get no data."""
+    """A block in which parameters that an initialiser fills get no data."""
 
     def __enter__(self) -> None:
         self._before, deferring.active = deferring.active, True
@@ -50,7 +50,7 @@ def placeholder(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def draw(recipe: Recipe, shape: tuple[int, ...], dtype: np.dtype, index: tuple[slice, ...] | None = None) -> np.ndarray:
-    """Draw the elements of a tensor of `shape`, or of its slice `index`, as they are in the whole.
+    """Draw a tensor of `shape`, or only its slice `index`, whose elements are the same as in the whole.
 
     Args:
         recipe: values of a run of elements, in row-major order.
@@ -66,7 +66,7 @@ def draw(recipe: Recipe, shape: tuple[int, ...], dtype: np.dtype, index: tuple[s
     row = prod(shape[1:])
     y = np.empty(tuple(part.stop - part.start for part in index), dtype)
     rows = max(_BLOCK // max(row, 1), 1)
-    # Long rows in full: split them into blocks of elements. Below, blocks are whole rows.
+    # Long rows, uncut: draw them in blocks of elements. Otherwise, blocks are whole rows.
     if row > _BLOCK and index[1:] == tuple(slice(0, size) for size in shape[1:]):
         flat, first = y.reshape(-1), index[0].start * row
         for start in range(0, flat.size, _BLOCK):
@@ -124,10 +124,10 @@ def materialize(parameter: Any, index: tuple[slice, ...] | None = None) -> Array
 
 
 class _Drawing(NamedInterpreter):
-    """Draws deferred parameters whole before an op on plain tensors: no strategy asks for a slice."""
+    """The interpreter that draws deferred parameters whole before an op on plain tensors, which no strategy cuts."""
 
     def run(self, op: Any, inputs: tuple[Any, ...]) -> Any:
-        # Another interpreter may need a slice only.
+        # Another interpreter may need only a slice.
         for x in inputs:
             if x.interpreter is not self and x.interpreter is not None:
                 return x.interpreter.run(op, inputs)

@@ -43,7 +43,7 @@ def move_to(module: Module, *args: Any, **kwargs: Any) -> None:
 
 def _move(tensors: Iterable[Tensor], category: str, device: Device | None, dtype: np.dtype | None) -> None:
     for tensor in tensors:
-        # Without data there is nothing to copy: it will be drawn on the new device.
+        # A deferred parameter has nothing to copy: it will be drawn on the new device.
         if is_deferred(tensor):
             tensor.data = placeholder(tensor.shape, dtype or tensor.dtype)
             tensor._device = device or tensor._device

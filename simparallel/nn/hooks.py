@@ -37,7 +37,7 @@ class Hooks:
 
 
 def is_reduced(parameter: Tensor) -> bool:
-    """Return whether a wrapper of the model reduces this gradient, as an array of fixed size, dtype and device."""
+    """Return whether a wrapper of the model reduces this gradient, so that its size, dtype and device are fixed."""
     return any(getattr(hook.function, "reduces", False) for hook in parameter._hooks or ())
 
 

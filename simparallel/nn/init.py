@@ -1,7 +1,8 @@
 """Initial values: functions that fill a tensor (PyTorch's names), and initializers by name (MindSpore's).
 
-Each call of a random one draws one stream of counter-based random numbers. The n-th call after `manual_seed(s)` gives
-the same values on every rank and in every process, independent of other random numbers that the program draws.
+Each call of a random initializer draws one stream of counter-based random numbers. The n-th call after
+`manual_seed(s)` gives the same values on every rank and in every process, independently of other random numbers that
+the program draws.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def trunc_normal_(tensor: T, mean: float = 0.0, std: float = 1.0, low: float = -
 
 
 def orthogonal_(tensor: T, gain: float = 1.0) -> T:
-    """Fill with orthonormal rows (or columns, if there are fewer), times `gain`: Saxe et al. 2014.
+    """Fill with orthonormal rows (or columns, if these are fewer), times `gain`: Saxe et al. 2014.
 
     Args:
         tensor: shape (out, in, ...), floating point; treated as a matrix (out, in * …).
@@ -219,10 +220,10 @@ def fans(tensor: Tensor) -> tuple[int, int]:
 
 
 def calculate_gain(nonlinearity: str, a: float = 0.0) -> float:
-    """Return the factor of the standard deviation before `nonlinearity`. Raises InputError for an unknown name.
+    """Return the gain of weights before `nonlinearity`, a factor of their std. Raises InputError for an unknown name.
 
     Args:
-        nonlinearity: a name of `kaiming_uniform_`.
+        nonlinearity: a name that `kaiming_uniform_` accepts.
         a: negative slope, for "leaky_relu".
     """
     if nonlinearity == "leaky_relu":
@@ -285,7 +286,7 @@ T = TypeVar("T", bound=Tensor)
 
 
 class Initializer:
-    """Base: a subclass defines `__call__(tensor)`, which fills the tensor in place and returns it.
+    """Base of initializers: a subclass defines `__call__(tensor)`, which fills the tensor in place and returns it.
 
     Example:
         >>> layer = sp.nn.Linear(784, 512, weight_init=sp.nn.init.Normal(0.02), bias_init="zeros")

@@ -278,11 +278,11 @@ class Upsample(TensorModule):
             `size` or `scale_factor`.
         mode: "nearest", "linear" (x of 3 dims) or "bilinear" (x of 4 dims).
         align_corners: whether the centres of the corner pixels keep their positions; for "linear" and "bilinear".
-        recompute_scale_factor: derive the distance of pixels from the sizes instead of `scale_factor`.
+        recompute_scale_factor: derive the sampling distance from the sizes of x and y, instead of `scale_factor`.
 
     Raises:
         InputError: an unknown mode, not exactly one of size and scale_factor, or a setting of another mode. When
-            called, also for a size below 1, and ShapeError for x of other dims.
+            called, also for a size below 1, and ShapeError for x of another number of dims.
     """
 
     def __init__(
@@ -367,11 +367,11 @@ class Dropout(TensorModule):
     """In training, 0 with probability p and x / (1 - p) otherwise; after `eval()`, x itself.
 
     The dropped elements depend on the seed of `manual_seed`, on the position of this layer among the Dropouts created
-    since then, on the number of this layer's call, and on the index of the element in the whole tensor: never on how
-    the work is cut. Under DistributedDataParallel, and in data-parallel mode (`set_auto_parallel_context`), the ranks'
-    batches count as one batch, in the order of the ranks; they have to be equal parts of it. In stand-alone mode,
-    without a wrapper, each rank's batch is a whole one, and all ranks draw the same mask. A sharded tensor counts as
-    whole in every mode, and in a `Pipeline` as a micro-batch.
+    since then, on how often this layer was called before, and on the index of the element in the whole tensor: never
+    on how the work is cut. Under DistributedDataParallel, and in data-parallel mode (`set_auto_parallel_context`), the
+    ranks' batches count as one batch, in the order of the ranks, and must be equal parts of it. In stand-alone mode,
+    without a wrapper, each rank's batch counts as a whole one, so all ranks draw the same mask. A sharded tensor counts
+    as the whole batch in every mode, but in a `Pipeline` as one of its micro-batches.
 
     Args:
         p: probability of 0.

@@ -81,7 +81,7 @@ class CrossEntropySmooth(_Loss):
     Args:
         sparse: labels are class indices; otherwise they are the targets themselves, used without smoothing.
         reduction: "mean" over the rows, "sum", or "none".
-        smooth_factor: 0 … 1 - 1 / num_classes; at the maximum all classes are equal.
+        smooth_factor: 0 … 1 - 1 / num_classes; at the maximum all classes have the same target.
         num_classes: v, 2 or more.
 
     Raises:

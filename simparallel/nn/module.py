@@ -62,7 +62,7 @@ class Module(ModuleTree):
                 return self._hooks.call(self, inputs, kwargs)
             return self.forward(*inputs, **kwargs)
         except (DeviceOutOfMemoryError, ShapeError) as error:
-            # Each module that the error passes adds the name of its child, which builds the layer's dotted path.
+            # Each module that the error passes through adds the name of its child: together, the layer's dotted path.
             for name, child in self._modules.items():
                 if child is error.passed:
                     error.add_layer(name)
@@ -116,7 +116,7 @@ class Module(ModuleTree):
             return "_modules"
         if name in self.__dict__.get("_buffers", ()) and (value is None or isinstance(value, Tensor)):
             return "_buffers"
-        # Assigning None keeps the name of a registered parameter or module.
+        # None assigned to a registered parameter or module leaves its name registered.
         for registry in ("_parameters", "_modules"):
             if value is None and name in self.__dict__.get(registry, ()):
                 return registry
@@ -367,7 +367,7 @@ class Module(ModuleTree):
 
 
 class TensorModule(Module):
-    """Base of layers and losses with a `forward` that returns one Tensor, a difference for type checkers only."""
+    """Base of layers and losses whose `forward` returns one Tensor; only type checkers see a difference from Module."""
 
     if TYPE_CHECKING:
 

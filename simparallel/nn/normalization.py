@@ -32,9 +32,9 @@ class AbstractBatchNorm(Affine):
         track_running_stats: False always uses the statistics of the batch, and leaves the running ones unchanged.
         dtype: floating-point dtype of parameters and buffers.
         weight_init, bias_init: initial values, see `nn.initializer`; None for 1 and 0.
-        group_size: number of neighbouring slices that share statistics if a strategy cuts the batch; None for all, 1
-            for separate statistics on each device. The running statistics are then the mean over all groups, the same
-            on every rank. It must divide the number of slices.
+        group_size: number of neighbouring slices that share statistics if a strategy cuts the batch; it must divide the
+            number of slices. None for all, 1 for separate statistics on each device. The running statistics are the
+            mean over all groups, the same on every rank.
 
     The settings are attributes as well; `eps`, `momentum` and `track_running_stats` may be set later.
 
@@ -73,8 +73,8 @@ class AbstractBatchNorm(Affine):
         self.register_buffer("running_mean", np.zeros(num_features, dtype) if tracked else None)
         self.register_buffer("running_var", np.ones(num_features, dtype) if tracked else None)
         self.register_buffer("num_batches_tracked", np.zeros((), np.int64) if tracked else None)
-        # Not a shared instance, because it reports the statistics to this module.
-        # Every rank has the running statistics of all channels.
+        # Not a shared instance, because it reports the statistics to this module. No strategy may cut its channels,
+        # because every rank has the running statistics of all channels.
         self._op = BatchNorm(self.eps, self._move_running if tracked else None, group_size, keeps_channels=tracked)
         shape = (self.num_features,) if affine else None
         self._make(dtype, weight_init, bias_init, weight=shape, bias=shape)
@@ -179,7 +179,7 @@ class LayerNorm(AbstractTailNorm):
         normalized_shape: the sizes of those dims; an integer for one.
         eps: added to the variance.
         elementwise_affine: whether the layer has a weight.
-        bias: whether it has a bias, too.
+        bias: whether the layer has a bias beside the weight; without a weight it has none.
         dtype: floating-point dtype of the parameters.
         weight_init, bias_init: initial values, see `nn.initializer`; None for 1 and 0.
 

@@ -37,7 +37,7 @@ class Parameter(Tensor):
 
     @property
     def initial(self) -> Recipe | None:
-        """The recipe that draws the data; None once it has data. The first op draws it."""
+        """The recipe by which the first op draws the data; None once the parameter has data."""
         return self._initial
 
     @initial.setter

@@ -1,7 +1,7 @@
 """Activation checkpointing: keep the inputs of a part of the network, and recompute its activations in backward.
 
 Source: Chen et al. 2016, "Training deep nets with sublinear memory cost". The tape of the first run is discarded except
-for its ends: the tensors from before the part on which its result depends. Backward runs the part once more with these
+for its ends: the tensors, older than the part, on which its result depends. Backward runs the part once more with these
 tensors as leaves, and continues through the new tape.
 """
 
@@ -31,8 +31,8 @@ def checkpoint(part: Callable[..., Tensor], *inputs: Any, optional: bool = False
             numbers drawn from this rank's state are the same in both runs, and so is the device of a surrounding
             `with device(...)`.
         inputs: Tensors, or other values, which are passed on.
-        optional: recompute this part only if the plan of `AutoParallel` says so, as where memory is short; without a
-            plan, this is `part(*inputs)`.
+        optional: recompute this part only if the plan of `AutoParallel` says so, for example because memory is short;
+            without a plan, this is `part(*inputs)`.
 
     Returns:
         The result of `part`: one Tensor.
@@ -119,7 +119,7 @@ def _ends(y: Tensor, start: int) -> dict[int, Tensor]:
 
 @contextmanager
 def _as_leaves(sources: Sequence[Tensor], arrays: Sequence[Array]) -> Iterator[None]:
-    """Inside the block, the sources are leaves with the arrays of the first run."""
+    """Make the sources leaves with the arrays of the first run, inside the block."""
     before = [(x, x._node, x._data) for x in sources]
     try:
         for x, array in zip(sources, arrays, strict=True):

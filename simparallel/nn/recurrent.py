@@ -96,10 +96,10 @@ class AbstractRecurrent(Module):
 class AbstractLayers(AbstractRecurrent):
     """x: (t, n, input_size), or (n, t, input_size) with batch_first, or (t, input_size) without a batch.
 
-    Called as `layer(x, state=None)`; returns (y, state). y: (t, n, d hidden_size), with the dims in the order of x: the
-    features of the last layer, for d = 2 directions side by side or d = 1. State: h of shape
-    (num_layers d, n, hidden_size), layer after layer, forward before backward direction. The initial state is zero
-    unless given; the returned state is the state after the last step.
+    Called as `layer(x, hx=None)` with a state hx; returns (y, state). y: (t, n, d * hidden_size), with the dims in the
+    order of x: the features of the last layer; d is 2 if bidirectional, with both directions side by side, else 1.
+    State: h of shape (num_layers * d, n, hidden_size), layer after layer, forward before backward direction. The
+    initial state is zero unless given; the returned state is the state after the last step.
 
     Args:
         input_size: features of x.
@@ -107,7 +107,7 @@ class AbstractLayers(AbstractRecurrent):
         num_layers: number of layers; each reads the output of the previous one.
         bias: whether the layers have biases.
         batch_first: the batch is dim 0 of x and y (not of states).
-        dropout: probability with which elements are dropped between layers, in training.
+        dropout: probability of dropping an element between layers, in training.
         bidirectional: a second half of each layer reads x in reverse.
         dtype: floating-point dtype of the parameters.
 

@@ -54,12 +54,12 @@ class SyncContext(Context):
         if has_data(both):
             self._num_summed = int(both[-2]) * _DIGIT + int(both[-1])
         else:
-            # The number has no effect but on values; other ranks' parts may differ.
+            # Without data the count affects no result, so other ranks' parts, which may differ, are taken as equal.
             self._num_summed = count * (self._group or current().world).size
         return both[:-2].reshape(x.shape)
 
     def sizes(self, dims: str, group_size: int | None = None) -> int:
-        """Return the number of elements of the last sum. Parts may differ in every dim."""
+        """Return the number of elements in a sum over the batch, on all ranks; their parts may differ in every dim."""
         if self._num_summed is None or "n" not in dims.split():
             return super().sizes(dims)
         return self._num_summed
@@ -113,7 +113,7 @@ class SyncBatchNorm(AbstractBatchNorm):
     def _batch_op(self) -> BatchNorm:
         """Return the op for batch statistics.
 
-        Outside training they are this rank's own, because other ranks may not call the layer.
+        Outside training the statistics are this rank's own, because other ranks might not call the layer.
         """
         return self._as_set(self._op if self.training else self._op_here)
 

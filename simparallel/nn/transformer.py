@@ -32,7 +32,7 @@ class MultiheadAttention(Module):
         embed_dim: features, divisible by `num_heads`.
         num_heads: number of heads.
         bias: whether the projections have a bias.
-        dropout: probability with which elements of the result are dropped in training.
+        dropout: probability of dropping an element of the result, in training.
         causal: position i sees only positions 0 … i.
         dtype: floating-point dtype of the parameters.
 
@@ -116,8 +116,8 @@ class AbstractTransformerLayer(Module):
         d_model: features, divisible by `nhead`.
         nhead: heads of attention.
         dim_feedforward: features between the two layers.
-        dropout: probability with which elements of the result of each part, and between the two layers, are dropped
-            in training. (Attention weights themselves are not dropped.)
+        dropout: probability of dropping an element, in training, of each part's result and between the two layers.
+            (Attention weights themselves are not dropped.)
         activation: "relu", "gelu", "silu", or a function of a Tensor.
         layer_norm_eps: see `LayerNorm`.
         batch_first: inputs are (n, t, d_model) instead of (t, n, d_model). Without a batch they are (t, d_model).
@@ -361,7 +361,7 @@ class Transformer(Module):
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
     ) -> Tensor:
-        """Return the decoder's output for `tgt`, attending to the encoder's output for `src`; masks as in layers."""
+        """Return the decoder's output for `tgt`, attending to the encoder's output for `src`; masks as for layers."""
         memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
         masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
         return self.decoder(tgt, memory, *masks, tgt_is_causal, memory_is_causal)

@@ -150,7 +150,7 @@ class ModuleTree:
             child._place("", set())
 
     def _place(self, path: str, seen: set[int]) -> None:
-        """Move to another path, with all parameters and children named after this module."""
+        """Move this module to another path, with all parameters and children that are named after it."""
         seen.add(id(self))
         before, self.__dict__["_path"] = self._path, path
         for name, parameter in self._parameters.items():

@@ -1,4 +1,4 @@
-"""Adam and AdamW; Adamax, NAdam and RAdam: with a maximum norm, with Nesterov momentum, with a rectified start."""
+"""Adam, AdamW, Adamax (maximum norm), NAdam (Nesterov momentum) and RAdam (rectified start)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Adam(Optimizer):
             p -= quotient
 
     def _moments(self, param: Tensor, group: Group) -> tuple[list[Array], int]:
-        """Return m, v (and the largest v so far), and the number of this step, counted up; zeros at the first step."""
+        """Return m, v (and the largest v so far), which start as zeros, and the number of this step, incremented."""
         state = self._remembered(param, group)
         state["step"] += 1
         return [state[name] for name in self.remembers(group)], state["step"]

@@ -1,4 +1,4 @@
-"""Helpers for updates of parameters in pieces that stay in the cache, in the precision to compute in."""
+"""Helpers for updates of parameters in pieces that stay in the cache, in at least float32."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def decayed(p: Array, grad: Array, weight_decay: float, out: Array) -> Array:
 
 
 def converted(pieces: list[Array], negated: bool) -> Iterator[list[Array]]:
-    """Yield one piece, whose parameter and gradient are copies in the last two scratch arrays where necessary."""
+    """Yield one piece with copies of the gradient and, if float16, of the parameter, which is then copied back."""
     p, grad, *others, own, gradient = pieces
     if negated:
         get_namespace(p).negative(grad, out=gradient)

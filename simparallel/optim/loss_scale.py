@@ -19,7 +19,7 @@ from simparallel.optim.blocks import widened
 from simparallel.optim.norms import over_slices
 from simparallel.optim.optimizer import Optimizer
 
-# Consecutive steps; after more, no scale will help.
+# Consecutive overflows; after more, no scale will help.
 LONGEST_OVERFLOW = 1000
 
 
@@ -59,7 +59,7 @@ class FixedLossScaleManager(LossScaleManager):
     Args:
         loss_scale: above 0.
         drop_overflow_update: skip steps that overflow. With False overflow is not checked,
-            and in MindSpore's training loop the optimizer divides the gradients itself, so
+            and in a `Model` (as in MindSpore) the optimizer divides the gradients itself, so
             give it the same scale: `Momentum(..., loss_scale=1024)`.
 
     Raises:
@@ -127,7 +127,7 @@ class DynamicLossScaleManager(LossScaleManager):
 
 
 def all_finite(arrays: Iterable[Tensor | Array]) -> bool:
-    """Return whether all elements of all arrays are neither NaN nor infinite; arrays without data count as finite."""
+    """Return whether no element of any array is NaN or infinite; arrays without data count as finite."""
     data = [array.data if isinstance(array, Tensor) else array for array in arrays]
     return all(read_numbers(get_namespace(x).isfinite(x).all() for x in data if has_data(x)))
 
@@ -154,7 +154,7 @@ class GradScaler:
             growth_interval)`. The settings below apply only to that one.
         reduce_overflow: maps this rank's flag to whether any rank overflowed. All ranks must
             skip the same steps, or their weights diverge. Not needed if the gradients
-            are all-reduced before: they are then equal on all ranks.
+            are all-reduced before unscaling: they are then equal on all ranks.
         init_scale: the first scale, 1 or more.
         growth_factor: factor of the scale after `growth_interval` good steps, above 1.
         backoff_factor: factor at an overflow; must be 1 / growth_factor, because the manager has one factor
@@ -259,7 +259,7 @@ class GradScaler:
         return found
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Call `optimizer.step()`, unless the gradients overflowed. Returns whether it stepped."""
+        """Call `optimizer.step()`, unless the gradients overflowed. Return whether it stepped."""
         self._check_not_stepped("step", optimizer)
         # If ranks agree on the overflow, a rank may lack gradients, but it must still take part in the exchange.
         needs_one = self._enabled and self.reduce_overflow is None

@@ -1,4 +1,4 @@
-"""`Optimizer`: parameter groups, state, the step and its place on the clock."""
+"""`Optimizer`: parameter groups, state, the step and its cost on the simulated clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from simparallel.optim.state_dict import EXTRAS, Group, checked_state_dict
 
 
 class _Living(threading.local):
-    """The optimizers that this thread has made and that are in use, by number."""
+    """The optimizers that this thread has made and that still exist, by their number in order of creation."""
 
     def __init__(self) -> None:
         self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
@@ -61,7 +61,7 @@ class _GroupPlan:
         settings: the settings, checked.
         names: names of the arrays in the state of each parameter.
         flops: floating-point operations for each element of a parameter.
-        moved_bytes: bytes of its items -> bytes moved in memory for each element.
+        moved_bytes: item size of a parameter in bytes -> bytes moved in memory for each element.
     """
 
     settings: list[Any]
@@ -151,7 +151,7 @@ class Optimizer:
     # --- for users -------------------------------------------------------------------------------
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
-        """Add parameters with their own settings; the defaults give the others. Raise InputError, see the class."""
+        """Add parameters with their own settings; the defaults give the rest. Raise InputError, see the class."""
         if not isinstance(group, Mapping) or "params" not in group:
             raise InputError(f"{self._name}: a group is a dict with the key 'params', got {group!r}.")
         params = group["params"]

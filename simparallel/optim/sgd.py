@@ -20,13 +20,13 @@ class SGD(Optimizer):
     momentum in deep learning", in PyTorch's form, where the learning rate is outside of b.
 
     Args:
-        params: Tensors, or dicts with a group's own settings.
+        params: Tensors, or dicts of parameter groups with their own settings.
         lr: learning rate, 0 or more; or a list or a callable of the step, see `Optimizer`.
         momentum: share of b that is kept, 0 or more.
         dampening: share of g that is left out of b.
         weight_decay: factor of the L2 penalty, 0 or more.
-        nesterov: look ahead; needs momentum and no dampening.
-        maximize: climb: the gradient counts with the other sign.
+        nesterov: use Nesterov momentum; needs momentum and no dampening.
+        maximize: maximize the loss: reverse the sign of the gradient.
 
     Raises:
         InputError, DTypeError, AutogradError: see `Optimizer`.

@@ -1,7 +1,7 @@
 """Messages between the launcher and a device: the length, then the bytes.
 
-Like `Connection.send_bytes` and `recv_bytes`, except that a side may set a limit (`limit_waits`) after which an `idle`
-callback runs. The launcher needs that because the other process may be stopped and never answer.
+The functions work like `Connection.send_bytes` and `recv_bytes`, except that either side may set a limit
+(`limit_waits`) after which an `idle` callback runs. The launcher needs it: a stopped process would never answer.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from simparallel.errors import InputError
 from simparallel.hardware.ranktable import RankTable, read_rank_table
 
 MASTER_ADDR, MASTER_PORT = "127.0.0.1", 29500
-# Value: the rank's pid, then `mark_of` its variables. Processes that a rank starts inherit it, and have another pid.
+# Value: the rank's pid, then `mark_of` its variables. Processes that a rank starts inherit it, but differ in pid.
 CHILD_VARIABLE = "SIMPARALLEL_RANK_PROCESS"
 
 
@@ -44,7 +44,7 @@ def variables(
 
 
 def mark_of(told: Mapping[str, str]) -> str:
-    """Return a text that identifies the rank and the job that the variables describe."""
+    """Return a string that identifies the rank and the job that the variables describe."""
     return " ".join(told.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 

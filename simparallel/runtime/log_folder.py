@@ -84,7 +84,7 @@ def unusable(log_dir: str | Path, why: object, way_out: str = "Choose another on
 
 def _not_ours(log_dir: Path, nodes: Nodes, links: str, files: Sequence[str]) -> Iterator[str]:
     """Yield a sentence for each file that is in the way of a run."""
-    # Logs of any rank count, since `forget_former_run` removes those of ranks that this run lacks, too.
+    # Every rank's log counts, since `forget_former_run` also removes logs of ranks that this run lacks.
     former = files_of_former_run(log_dir)
     ranks = [rank for node in nodes for rank in node]
     written = [SCHEDULER_LOG, *(f"worker_{rank}.log" for rank in ranks), *files]

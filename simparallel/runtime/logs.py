@@ -100,11 +100,11 @@ class LogFiles:
         return self.fds[1:]
 
     def words_of_host(self) -> str:
-        """Return the host's output so far, at most 4000 bytes."""
+        """Return the first 4000 bytes of the host's output."""
         return os.pread(self.host_fd, 4000, len(self._head)).decode(errors="replace").strip()
 
     def words_of_rank(self, rank: int) -> str:
-        """Return a rank's output so far, at most 4000 bytes."""
+        """Return the first 4000 bytes of a rank's output."""
         return os.pread(self.rank_fds[rank], 4000, 0).decode(errors="replace").strip()
 
     def _open(self, name: str) -> int:
@@ -130,13 +130,13 @@ class LogFiles:
 
 
 class Tail:
-    """Copies new lines of the ranks' logs to the console, with `[rank N]` before each.
+    """A follower of the ranks' logs: it copies new lines to the console, with `[rank N]` before each.
 
     Args:
         fds: descriptors of the logs, by rank.
         out: the console; None prints nothing.
         first_rank: rank of the first log.
-        apart: makes a context to print lines in, such as one that hides a progress bar.
+        apart: returns a context manager inside which lines are printed; it may hide a progress bar meanwhile.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Tail:
                     break
                 self._read[rank] += len(data)
                 lines = (self._open_line[rank] + data).split(b"\n")
-                # A progress bar may rewrite its line thousands of times: keep the last turn only.
+                # A progress bar may rewrite its line thousands of times: keep the last version only.
                 self._open_line[rank] = last_turn(lines.pop())
                 self._print(rank, lines)
             if final and self._open_line[rank]:

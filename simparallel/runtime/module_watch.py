@@ -28,7 +28,7 @@ _FOLDERS = (
     *site.getsitepackages(),
     site.getusersitepackages(),
 )
-# As written and with links resolved: a module's file may be given either way. The import system has no file.
+# As written and with links resolved: a module's file may be given either way. Frozen modules have no file.
 _NOT_THE_USERS = ("<frozen ", *{form(folder) + os.sep for folder in _FOLDERS for form in (str, os.path.realpath)})
 
 

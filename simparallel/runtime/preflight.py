@@ -18,7 +18,7 @@ from simparallel.comm.shm.segment import WORD, ControlMap
 from simparallel.errors import LaunchError
 from simparallel.runtime.environment import CHILD_VARIABLE
 
-# Levels of "inline" launches inside of one another.
+# Limit on the nesting depth of "inline" launches.
 MAX_NESTED = 3
 # Measured on Linux 6 with NumPy 2.4 in the third step of a small MLP under DDP, on 64 to 256 ranks: each process
 # has 10 MiB of its own and 1 MiB of its arena; each peer adds 12 KiB of objects and 8 KiB of page tables.
@@ -49,7 +49,7 @@ def check_not_in_a_rank() -> None:
 
 
 def check_depth(depth: int) -> None:
-    """Refuse "inline" launches that are nested deeper than `MAX_NESTED`, as by a function that launches itself.
+    """Refuse "inline" launches that are nested deeper than `MAX_NESTED`, such as by a function that launches itself.
 
     Raises:
         LaunchError: `depth` is more than that. Facts: `depth`.
@@ -64,7 +64,7 @@ def check_depth(depth: int) -> None:
 
 
 def _top_level_line() -> str:
-    """Return the line at which an import is running the innermost user module; "" if there is none."""
+    """Return the running top-level line of the innermost user module that is being imported; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

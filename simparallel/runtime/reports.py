@@ -232,7 +232,7 @@ def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedE
     """
     reports = {outcome.rank: outcome.report for outcome in outcomes if outcome.report is not None}
     order = sorted(reports, key=lambda rank: (reports[rank]["secondary"], reports[rank]["time_ns"]))
-    # Stable: only a stopped rank that the first failure waited for moves to the front.
+    # A stable sort: only a stopped rank that the first failure waited for moves to the front.
     missing = reports[order[0]].get("missing", ())
     order.sort(key=lambda rank: not (rank in missing and reports[rank].get("was_stopped")))
     root, others = order[0], order[1:]

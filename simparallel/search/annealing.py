@@ -1,4 +1,4 @@
-"""Simulated annealing: random changes, kept by chance if they cost more. A peer of the exact solvers."""
+"""Simulated annealing: random changes, kept by chance if they cost more. A peer to compare the exact solvers with."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def anneal(
 
     Each step offers a random node a random candidate. A change that costs d more is kept with probability
     exp(-d / temperature); the temperature falls from the mean size of such changes to a thousandth of it. While the
-    walk holds more than the limit, changes that hold less are kept, and no others.
+    choice exceeds the memory limit, only the changes that reduce its memory are kept.
 
     Args:
         problem: what to choose.
         memory_limit_bytes: no choice may hold more; None for no limit.
         seed: of the random numbers; the same seed gives the same choice.
         steps: changes to try.
-        start: a choice; None for that of `propagate`.
-        progress: called with the part of the steps that is done.
+        start: a choice; None for the result of `propagate`.
+        progress: called with the share of the steps that are done, 0 to 1.
 
     Raises:
         SearchError: the walk saw no choice that fits. Facts: `least_bytes`, `limit_bytes`.
 
-    Cost: about 5 us a step and 1 us for each edge of its node. The bound is that of the single nodes and edges.
+    Cost: about 5 us a step and 1 us for each edge of its node. The bound is `Problem.least`.
     """
     choice = [*map(int, propagate(problem, {}).choice if start is None else start)]
     cost, held = problem.cost(choice), problem.memory_bytes(choice)
@@ -55,10 +55,10 @@ def anneal(
     for step in range(count):
         v = movable[nodes[step]]
         candidate = int(chances[step, 0] * (len(problem.nodes[v]) - 1))
-        candidate += candidate >= choice[v]  # any but the present one
+        candidate += candidate >= choice[v]  # any but the current one
         more = _change(problem, v, candidate, choice)
         more_bytes = _change(memory, v, candidate, choice) if memory else 0
-        if more > 0:  # the mean size of a change upwards so far
+        if more > 0:  # the mean of the increases so far
             ups += 1
             temperature += (more - temperature) / ups
         if held > limit:

@@ -1,4 +1,4 @@
-"""Dead ends: candidates that another one of the same node replaces at no cost, whatever the others choose."""
+"""Dead-end elimination: drop candidates that another one of the same node replaces at no cost, in any choice."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ _CHUNK = 1 << 20  # entries compared at once
 
 
 class Criterion(NamedTuple):
-    """Costs, or memory: of nodes and of pairs of nodes."""
+    """One quantity to minimise, cost or memory: of nodes and of pairs of nodes."""
 
     nodes: Mapping[int, np.ndarray]
     edges: Pairs
 
 
 def undominated(criteria: Sequence[Criterion], nodes: Iterable[int]) -> dict[int, np.ndarray]:
-    """Return which candidates of these nodes some optimum needs, by Goldstein's criterion (Biophys. J. 66, 1994).
+    """Return the candidates that Goldstein's criterion keeps (Biophys. J. 66, 1994): some optimum needs no others.
 
-    Candidate s of node v goes if some s' has U[s'] - U[s] + sum over edges of max_t(R[s', t] - R[s, t]) <= 0: replacing
-    s by s' never costs more. With several criteria s' must be at least as good by each. Of equal candidates the first
-    stays. What goes at one node may make candidates of its neighbours go, so this runs until nothing changes.
+    Candidate s of node v, with cost U[s] and row R[s] of each edge, is dropped if some s' has U[s'] - U[s] + sum over
+    edges of max_t(R[s', t] - R[s, t]) <= 0: replacing s by s' never costs more. With several criteria s' must be at
+    least as good by each. Of equal candidates the first stays. A drop at one node may allow drops at its neighbours, so
+    this repeats until nothing changes.
 
     Args:
-        criteria: one for an optimum; costs and memory for all points of their Pareto front.
-        nodes: the nodes that may lose candidates; edges join no others.
+        criteria: cost alone for one optimum; cost and memory for all points of their Pareto front.
+        nodes: the nodes that may lose candidates; all edges are between them.
 
-    Cost: S_v**2 for each node and edge, and S_u times that for the pairs of candidates that a sample cannot tell apart.
-        Equal arrays are looked at once.
+    Cost: S_v**2 for each node and edge, S_v being the number of candidates, and S_u times that for the pairs of
+        candidates that a sample of columns does not rule out. Identical arrays are compared only once.
     """
     kept = {v: np.arange(len(criteria[0].nodes[v])) for v in nodes}
     near: dict[int, set[int]] = {v: set() for v in kept}
@@ -64,7 +65,7 @@ def undominated(criteria: Sequence[Criterion], nodes: Iterable[int]) -> dict[int
 
 
 class Cuts:
-    """Parts of arrays by number of candidates; equal parts of one array are one array."""
+    """Subarrays by the numbers of the kept candidates; equal parts of one array are one object."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]] = {}
@@ -75,7 +76,7 @@ class Cuts:
             return table
         key = (id(table), *(part.tobytes() for part in kept))
         if key not in self._found:
-            self._found[key] = table, table[np.ix_(*kept)]  # holding `table` keeps its id its own
+            self._found[key] = table, table[np.ix_(*kept)]  # the reference to `table` keeps its id from being reused
         return self._found[key][1]
 
     def turned(self, table: np.ndarray) -> np.ndarray:
@@ -90,7 +91,7 @@ def _best(sides: list[list[np.ndarray]]) -> np.ndarray:
     """Return a mask of the candidates that stay; each side is (U, R of edge 1, R of edge 2, ...)."""
     count = len(sides[0][0])
     may = ~np.eye(count, dtype=bool)
-    for unary, *tables in sides:  # a sample of two columns rules most pairs out
+    for unary, *tables in sides:  # a sample of two columns rules out most pairs
         worse = unary[:, None] - unary
         for table in tables:
             first, last = table[:, 0], table[:, -1]
@@ -109,6 +110,6 @@ def _best(sides: list[list[np.ndarray]]) -> np.ndarray:
             better, other = better[worse <= 0], other[worse <= 0]
     wins = np.zeros((count, count), bool)
     wins[better, other] = True
-    # Dominance is transitive, so all dominated ones may go at once; of two that dominate each other the first stays.
+    # Dominance is transitive, so drop all dominated ones at once; of two that dominate each other the first stays.
     wins &= np.triu(wins) | ~wins.T
     return np.logical_not(wins.any(axis=0))

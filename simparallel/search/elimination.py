@@ -28,14 +28,14 @@ def eliminate(
     Args:
         problem: what to choose.
         memory_limit_bytes: no choice may hold more; None for no limit.
-        max_entries: of a table, 8 bytes each; lists are of an eighth of that.
-        progress: called with the part that is done, from 0 to 1.
+        max_entries: most entries of a table, 8 bytes each; lists have at most an eighth as many rows.
+        progress: called with the share that is done, 0 to 1.
 
     Raises:
         SearchError: no choice fits into the limit, or none was found. Facts: `least_bytes`, `limit_bytes`.
 
     Cost: for each node its candidates times those of the neighbours that its table joins, about 1 ns each: S**2 on
-        chains and trees, S**3 with skips. With a limit that counts, some ten times as much.
+        chains and trees, S**3 with skips. With a limit that the optimum exceeds, about ten times as much.
     """
     is_limited = memory_limit_bytes is not None
     free = minimise(problem, max_entries, _part(progress, 0.0, 0.2 if is_limited else 1.0))
@@ -54,7 +54,7 @@ def eliminate(
 
 
 def _repaired(problem: Problem, found: Minimum) -> tuple[int, ...]:
-    """Return the best of what tables and propagation lead to, after coordinate descent."""
+    """Return the better of the choices of the tables and of propagation, each after coordinate descent."""
     starts = (found.choice, propagate(problem, {}).choice)
     return min((improve(problem, start) for start in starts), key=problem.cost)
 

@@ -16,10 +16,10 @@ from simparallel.search.space import with_strategy
 
 
 class Planned(AbstractInterpreter):
-    """Runs a program's ops as a plan says.
+    """An interpreter that runs a program's ops as a plan says.
 
-    A plan covers the ops up to the first backward. After its last op, a call like its first one begins it anew, as the
-    next micro-batch does; other ops follow their inputs.
+    A plan covers the ops up to the first backward. After its last op, a call that matches its first op starts it
+    over, as for the next micro-batch; all other ops follow the layouts of their inputs.
 
     Args:
         plan: the plan.
@@ -27,14 +27,14 @@ class Planned(AbstractInterpreter):
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.position = plan, 0
-        # Call -> the program's op, and the copy that has its strategy. Functions use one op for all calls.
+        # Number of a call -> the program's op, and its copy with the planned strategy: calls of a function share an op.
         self._twins: dict[int, tuple[Op, Op]] = {}
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Run an op with its strategy.
 
         Raises:
-            PlanError: the program makes another call than the plan has here.
+            PlanError: the call differs from the next one in the plan.
             StrategyError: the plan's strategy is not legal for the op.
 
         Collective: yes, where data is exchanged.
@@ -42,7 +42,7 @@ class Planned(AbstractInterpreter):
         number = self._number(op, inputs)
         if number is None or type(op) is Redistribute:
             return SHARDED.run(op, inputs)
-        # A view does not wait for its reader: the plan says where its result is.
+        # Here a view does not wait for the layout that its reader needs: the plan states the layout of its result.
         return SHARDED.runner(self._planned(number, op), inputs)(inputs)
 
     def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor | None:
@@ -50,17 +50,17 @@ class Planned(AbstractInterpreter):
         return None if not is_optional or begins_at in self.plan.recomputed else part(*inputs)
 
     def micro_batches(self, inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Return the parts of a batch: of each argument, equal parts of this rank's rows.
+        """Return the micro-batches: equal parts of this rank's rows of each argument.
 
         Raises:
-            PlanError: the rows of an argument cannot be split so.
+            PlanError: the rows of an argument have no equal parts.
         """
         count = self.plan.num_micro_batches
         each = [_parts_of(x, count) for x in inputs]
         return list(zip(*each, strict=True)) if count > 1 else [inputs]
 
     def _number(self, op: Op, inputs: tuple[Tensor, ...]) -> int | None:
-        """Return the number of this call in the plan; None after its end."""
+        """Return the number of this call in the plan; None after the plan's end."""
         ops, number = self.plan.ops, self.position
         signature = op.name, tuple([x.shape for x in inputs])
         if number == len(ops):

@@ -1,4 +1,4 @@
-"""Brute force: every combination of candidates is priced. The oracle of the other solvers."""
+"""Brute force: every combination of candidates is priced. The oracle to test the other solvers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an op of a plan is cut as it is: what its strategy costs, what others would, and which data it moves."""
+"""Explanations of a plan: the cost of an op's strategy, those of the alternatives, and the data that it moves."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Cuts = tuple[tuple[int, ...], ...]
 
 
 class Option(NamedTuple):
-    """A strategy of an op beside the strategies that the plan has for all others, and the parts of its cost.
+    """A strategy of an op, and the parts of its cost while all other ops keep the strategies of the plan.
 
     Attributes:
         in_strategy, out_strategy: the arguments of `shard`; None for an op that runs as the program says.
         compute_ps: forward, backward, and the optimizers' work for its parameters [ps].
         exchange_ps: collectives and messages that its ranks wait for [ps].
-        sums_ps: sums of parameters' gradients [ps], as far as they are not hidden behind backward.
+        sums_ps: sums of parameters' gradients [ps]: the share that is not hidden behind backward.
         redistribution_ps: redistributions from and to its neighbours [ps], forward and backward.
     """
 
@@ -53,7 +53,7 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What the strategy of a call costs, and why no other was taken.
+    """The cost of a call's strategy, beside the costs of the alternatives.
 
     Attributes:
         title: name, shapes and line of the call.
@@ -71,7 +71,7 @@ class Explanation:
 
     @property
     def second(self) -> Option | None:
-        """The best of all other strategies; None if there is no other."""
+        """The best alternative; None if there is none."""
         return self.options[1] if len(self.options) > 1 else None
 
     def _rows(self) -> list[tuple[str, ...]]:
@@ -93,7 +93,7 @@ class Explanation:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [f"{self.title}; beside the strategies of all other ops:"]
         for row in rows:
-            signs = "<<>>>>>"  # texts stand at the left, numbers at the right
+            signs = "<<>>>>>"  # texts are aligned to the left, numbers to the right
             texts = [f"{cell:{sign}{w}}" for cell, sign, w in zip(row, signs, widths, strict=True)]
             lines.append("  " + "  ".join(texts).rstrip())
         lines += [f"  {text}" for text in self._moves()]

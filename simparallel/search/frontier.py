@@ -1,12 +1,12 @@
-"""Lists instead of numbers: elimination with all pairs of cost and memory that no other pair is below.
+"""Elimination with lists instead of numbers: all pairs of cost and memory that no other pair dominates.
 
 Where a table of `tables.py` has one number, the least cost, a table here has a list: the Pareto front of the costs and
-memory of what was eliminated, as in TensorOpt's frontier tracking (Cai et al. 2020, arXiv 2004.10856).
+memory of the eliminated nodes, as in TensorOpt's frontier tracking (Cai et al. 2020, arXiv 2004.10856).
 
-Lists grow, and a limit makes them short again. Choices that are wanted hold no more than the limit and cost less than
-the best one known, so cost + price * memory has a limit, too. Before any list is made, numbers are eliminated forwards
-and backwards, which gives the least that completes each cell of each table. Entries that even this takes beyond the
-limit go.
+Lists grow, and a memory limit keeps them short: a wanted choice holds no more than the limit and costs less than the
+best one known, which bounds cost + price * memory, too. Before any list is made, numbers are eliminated forwards and
+backwards. This gives the least completion of each cell of each table: the least sum of all that the cell lacks. Entries
+that exceed a bound even with the least completion are dropped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Ray(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A node that goes, its neighbours, and the numbers of the tables that it goes with."""
+    """The elimination of a node: the node, its neighbours, and the numbers of the tables that it replaces by one."""
 
     node: int
     near: Scope
@@ -51,7 +51,7 @@ class Step(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """A table of lists: those of cell i are rows first[i] to first[i + 1]; the cells are all choices of some nodes."""
+    """A table of lists: that of cell i is rows first[i]:first[i + 1]; the cells are all choices of some nodes."""
 
     first: np.ndarray
     cost: np.ndarray
@@ -59,10 +59,10 @@ class Lists(NamedTuple):
 
 
 def within_limit(problem: Problem, memory_limit_bytes: int, relaxed: Relaxed, max_entries: int) -> Solution:
-    """Return the optimum within a limit of memory, given what its relaxation found.
+    """Return the optimum within a limit of memory, given the result of `multiplier.relax`.
 
     Raises:
-        TooManyRows: lists would be longer than an eighth of `max_entries`.
+        TooManyRows: lists would be longer than an eighth of `max_entries`, or a table larger than `max_entries`.
     """
     best, price = relaxed.solution, relaxed.price
     aim = best.cost - 1
@@ -97,17 +97,17 @@ class Frontier:
         self.ends = [number for number, scope in enumerate(self.scopes) if not scope]
         bounds = []
         for ray in rays:
-            most = ray.most + 1e-10 * (ray.cost * problem.most + ray.memory * memory.most)  # for the error of floats
+            most = ray.most + 1e-10 * (ray.cost * problem.most + ray.memory * memory.most)  # for rounding errors
             tables = [ray.of(*pair) for pair in zip(costs, held, strict=True)]
             bounds.append((ray._replace(most=most), *self._completed(tables)))
         self.lists = [Lists(np.arange(x.size + 1), x.ravel(), y.ravel()) for x, y in zip(costs, held, strict=True)]
         for step in self.steps:
             self.lists.append(self._eliminated(step, bounds))
-        # Parts of the graph that nothing joins each left one list.
+        # Each connected component of the graph has left one list.
         self.cost, self.memory, self.rows = self._joined(self.ends, [np.zeros(1, np.int64)] * len(self.ends), 1)[1:]
 
     def _tables(self, problem: Problem, edges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Return costs, or memory, of the candidates that stay: of all nodes, then of these edges."""
+        """Return costs, or memory, of the kept candidates: of all nodes, then of these edges."""
         cuts, found = Cuts(), [costs[self.kept[v]] for v, costs in enumerate(problem.nodes)]
         for u, v in edges:
             table = problem.edges.get((u, v))
@@ -147,10 +147,10 @@ class Frontier:
         return [aligned([factor], (step.node, *step.near), self.sizes)[0] for factor in factors]
 
     def _completed(self, tables: list[np.ndarray]) -> tuple[list[np.ndarray], dict[int, np.ndarray]]:
-        """Return the least sums of all tables, and for each that a step made, the least that all others add.
+        """Return all tables with their least sums, and for each table of a step the least completion of its cells.
 
-        Forwards this is elimination; backwards each step shares out what it got: calibration of a junction tree
-        (Shenoy and Shafer 1990).
+        The forward pass is elimination; in the backward pass each step hands its completion on to the tables that it
+        replaced: calibration of a junction tree (Shenoy and Shafer 1990).
         """
         first = len(tables)
         for step in self.steps:
@@ -169,7 +169,7 @@ class Frontier:
             for s in range(self.sizes[step.node]) if inner else ():
                 sums = reduce(np.add, [part[s] for part in parts], rest[made])
                 for number, _ in inner:
-                    # Less its own part, which does not change along the axes that the minimum is over.
+                    # Subtract the table's own part, which is constant along the axes of the minimum.
                     at = self.scopes[number].index(step.node)
                     own = tables[number].take(s, axis=at)
                     rest[number][(slice(None),) * at + (s,)] = sums.min(axis=axes[number]) - own
@@ -180,7 +180,7 @@ class Frontier:
         made, near = len(self.lists), step.near
         shape = [self.sizes[u] for u in near]
         parts = [self._parts(step, tables) for _, tables, _ in bounds]
-        # Lists are only looked at where the best of them, at best completed, is within all limits.
+        # Join lists only where their least sum, with the least completion, is within all bounds.
         found, count = [], 0
         for s in range(self.sizes[step.node]):
             is_open = np.ones(shape, bool)
@@ -203,7 +203,7 @@ class Frontier:
         return Lists(first, cost[kept], memory[kept])
 
     def _places(self, step: Step, axes: dict[int, np.ndarray]) -> list[np.ndarray]:
-        """Return the cells of all tables of a step, where the candidates of its nodes are `axes`."""
+        """Return the cells of all tables of a step for the candidates `axes` of its nodes."""
         scopes = [self.scopes[number] for number in step.tables]
         return [np.ravel_multi_index([axes[u] for u in scope], [self.sizes[u] for u in scope]) for scope in scopes]
 
@@ -228,7 +228,7 @@ class Frontier:
             pair, cost, memory = (x.repeat(length) for x in (pair, cost, memory))
             rows = [x.repeat(length) for x in rows] + [row]
             cost, memory = cost + lists.cost[row], memory + lists.memory[row]
-            if total > count:  # else no list has two rows, or few
+            if total > count:  # else few lists have two rows, or none has
                 kept = _front(pair, cost, memory)
                 pair, cost, memory = pair[kept], cost[kept], memory[kept]
                 rows = [x[kept] for x in rows]
@@ -251,11 +251,11 @@ class Frontier:
 
 
 def _front(cell: np.ndarray, cost: np.ndarray, memory: np.ndarray) -> np.ndarray:
-    """Return the rows that no other row of their cell is below in both, by cell and ascending memory."""
+    """Return the rows that no other row of their cell dominates, by cell and ascending memory."""
     order = np.lexsort((cost, memory, cell))
     if len(order) == 0:
         return order
-    # A running minimum of the cost in each cell: ranks, less a step that no rank reaches, begin anew at each cell.
+    # A running minimum of the cost in each cell: costs become ranks, and each cell subtracts more than any rank.
     ranks = np.empty(len(order), np.int64)
     ranks[cost[order].argsort(kind="stable")] = np.arange(len(order))
     stepped = ranks - (np.diff(cell[order], prepend=cell[order[0]]) != 0).cumsum() * len(order)

@@ -29,18 +29,18 @@ from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement, placement
 from simparallel.nn.deferred import placeholder
 
-# Kinds of what an op reads: the result of an op, a trained leaf, an argument of the program, or any other value, which
+# Kinds of inputs of an op: the result of an op, a trained leaf, an argument of the program, or any other value, which
 # every rank holds whole.
 NODE, PARAMETER, ARGUMENT, CONSTANT = "node", "parameter", "argument", "constant"
 
 
 _MICRO_BATCHES = 2, 4, 8, 16
-# Larger ops are not run on arrays without data, which reserve as many addresses.
+# Larger ops are not run: even arrays without data reserve address space.
 LARGE_BYTES = 1 << 32
 
 
 class Source(NamedTuple):
-    """What an op reads at one of its inputs: its kind, and its number among those of its kind."""
+    """The source of an op's input: its kind, and its number among those of its kind."""
 
     kind: str
     number: int
@@ -52,8 +52,8 @@ class Node:
 
     Attributes:
         op: with its settings, and the strategy of the user if it has one.
-        name: of the op, numbered if it has several calls, after the name of its first parameter.
-        inputs: what it reads.
+        name: the module of its first named parameter, then the name of the op, numbered from its second call on.
+        inputs: the source of each input.
         plan: shapes, dtypes and work of the whole call.
         rule: text of the op's rule for these shapes.
         needs: for each input whether backward wants its gradient.
@@ -82,7 +82,7 @@ class Node:
 
     @property
     def signature(self) -> tuple[str, tuple[Shape, ...]]:
-        """What a call has to have in common with this one to take its strategy."""
+        """The op's name and shapes: a call with the same can take this strategy."""
         return self.op.name, self.shapes
 
 
@@ -92,7 +92,7 @@ class Leaf:
 
     Attributes:
         tensor: the leaf.
-        placement: where its elements are, if they are cut already.
+        placement: of its elements if they are cut already; else None.
     """
 
     tensor: Tensor
@@ -120,9 +120,9 @@ class Graph:
         parameters: the trained leaves, by first use.
         arguments: placements of the arguments.
         results: the ops whose results the program returns; each rank gets them whole.
-        parts: what is recomputed, or may be.
-        num_micro_batches: into how many parts `parallel.micro_batches` has split the batch.
-        rows: samples of each rank that it can split; 0 if the program does not call it.
+        parts: the parts that are recomputed, or may be.
+        num_micro_batches: number of parts into which `parallel.micro_batches` has split the batch.
+        rows: samples of each rank for it to split (their gcd if they differ); 0 if the program does not call it.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -135,7 +135,7 @@ class Graph:
 
     @property
     def readers(self) -> dict[Source, list[tuple[int, int]]]:
-        """What is read -> (op, input) of its readers, in order."""
+        """Source -> (op, input) of each reader, in order."""
         found: dict[Source, list[tuple[int, int]]] = {}
         for number, node in enumerate(self.nodes):
             for i, source in enumerate(node.inputs):
@@ -143,7 +143,7 @@ class Graph:
         return found
 
     def mark_backward(self, roots: Sequence[int]) -> None:
-        """Note which ops a backward from these ones passes."""
+        """Mark the ops that a backward from these roots passes."""
         stack = list(roots)
         while stack:
             node = self.nodes[stack.pop()]
@@ -175,10 +175,10 @@ def capture(
         program: a training step, or a part of one.
         arguments: the Tensors among its arguments, each with its placement. They have the global shapes.
         args, kwargs: the arguments.
-        num_micro_batches: into how many parts `parallel.micro_batches` splits the batch.
+        num_micro_batches: number of parts into which `parallel.micro_batches` splits the batch.
 
     Raises:
-        UnknownValueError: the program decides by a value that is not known without data.
+        UnknownValueError: the program needs a value that is unknown without data.
         Other errors: those of the program.
     """
     graph = Graph(arguments=[place for _, place in arguments], num_micro_batches=num_micro_batches)
@@ -196,7 +196,7 @@ def capture(
 
 
 class _BackwardBegins(BaseException):
-    """The program has called `backward`. Not an Exception, which the program might handle."""
+    """The program has called `backward`. A BaseException, because the program might handle an Exception."""
 
     def __init__(self, roots: list[int]) -> None:
         super().__init__()
@@ -221,9 +221,9 @@ class _Capturing(AbstractInterpreter):
 
     def __init__(self, graph: Graph, arguments: Sequence[Tensor]) -> None:
         self.graph = graph
-        # Arrays -> what they are. By the arrays and not the Tensors, because `detach` makes a new Tensor of one array.
+        # Id of an array -> its source. Not of a Tensor, because `detach` makes a new Tensor of the same array.
         self._sources: dict[int, Source] = {}
-        # Keeps the arrays alive, so that no other one gets the same id.
+        # Keeps the arrays alive, so that no id is reused.
         self._alive: list[Any] = []
         self._dry: dict[int, Array] = {}
         self._counts: dict[str, int] = {}
@@ -288,7 +288,7 @@ class _Capturing(AbstractInterpreter):
         return self._sources.get(id(x._data)) if isinstance(x, Tensor) else None
 
     def made_by(self, x: Any) -> list[int]:
-        """Return the number of the op whose result x is, in a list; an empty one if x is no such result."""
+        """Return a list with the number of the op that made x; an empty list if no recorded op did."""
         source = self._source_of(x)
         return [source.number] if source is not None and source.kind == NODE else []
 
@@ -328,7 +328,7 @@ class _Capturing(AbstractInterpreter):
         if x.is_leaf and x.requires_grad:
             self.graph.parameters.append(Leaf(x, x.placement))
             return self._note(x._data, Source(PARAMETER, len(self.graph.parameters) - 1))
-        # A sharded tensor from before the program: it is where it is.
+        # A tensor that was sharded before the program keeps its placement.
         if x.placement is not None:
             self.graph.arguments.append(x.placement)
             return self._note(x._data, Source(ARGUMENT, len(self.graph.arguments) - 1))
@@ -340,7 +340,7 @@ class _Capturing(AbstractInterpreter):
         return source
 
     def _array(self, x: Tensor) -> Array:
-        """Return the array to compute shapes with: without elements for parameters, and whole for slices."""
+        """Return the array to compute shapes with: without elements for parameters, of global shape for slices."""
         if x.placement is not None:
             return self._dry.setdefault(id(x._data), placeholder(x.placement.shape, x._data.dtype).view(DryArray))
         if x.is_leaf and x.requires_grad:
@@ -369,9 +369,9 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 @contextmanager
 def _without_effects() -> Iterator[None]:
-    """Inside the block no event, running statistic or random number is left behind."""
+    """Let the block leave nothing behind: no event, running statistic or drawn random number."""
     drawn, recomputing = random_state.snapshot(), grad_mode.recomputing
-    # As in a part that runs for the second time, no layer updates its state.
+    # As while a part is recomputed, no layer updates its state.
     grad_mode.recomputing = True
     communicator = current()
     try:

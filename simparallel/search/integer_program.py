@@ -13,7 +13,7 @@ from simparallel.search.problem import Problem, Solution
 from simparallel.search.propagation import propagate
 from simparallel.search.refusal import nothing_fits
 
-_LARGEST = 1000  # of the coefficients: HiGHS takes differences of a millionth for zero, and larger ones strain it
+_LARGEST = 1000  # scaled coefficient: HiGHS takes differences of a millionth for zero, and large coefficients strain it
 _ERROR = 1e-6
 
 
@@ -26,11 +26,12 @@ class _Found(NamedTuple):
 def solve_milp(problem: Problem, *, memory_limit_bytes: int | None = None, time_limit_s: float = 60.0) -> Solution:
     """Return the best choice that HiGHS finds, with its bound.
 
-    One binary variable for each candidate of a node, one of which is 1; one in [0, 1] for each pair of candidates of an
-    edge, whose rows and columns add up to the candidates' (the local polytope; so does Alpa, arXiv 2201.12023).
+    Each candidate of a node has a binary variable, and one per node is 1. Each pair of candidates of an edge has a
+    variable in [0, 1]; the rows and columns of an edge add up to the variables of its nodes' candidates (the local
+    polytope, as in Alpa, arXiv 2201.12023).
 
-    HiGHS computes with floats, so its bound is lowered by a millionth of it and of the largest cost. That proves an
-    optimum of small integers; of larger ones a `gap` of this size remains, and only `method` says "optimal".
+    HiGHS computes with floats, so its bound is lowered by a millionth of it and of the largest cost. This still
+    proves optima of small integers; with larger ones a `gap` of this size remains, and only `method` says "optimal".
 
     Args:
         problem: what to choose.
@@ -47,7 +48,7 @@ def solve_milp(problem: Problem, *, memory_limit_bytes: int | None = None, time_
     choice = found.choice
     if choice is not None and memory_limit_bytes is not None:
         over = problem.memory_bytes(choice) - memory_limit_bytes
-        if over > 0:  # by the error of floats
+        if over > 0:  # by a rounding error
             choice = _solved(problem, memory_limit_bytes - 2 * over, time_limit_s).choice
             if choice is not None and problem.memory_bytes(choice) > memory_limit_bytes:
                 choice = None
@@ -66,7 +67,7 @@ def solve_milp(problem: Problem, *, memory_limit_bytes: int | None = None, time_
 
 
 def _solved(problem: Problem, memory_limit_bytes: int | None, time_limit_s: float) -> _Found:
-    """Return what HiGHS finds, and its bound [ps]."""
+    """Return the choice that HiGHS finds, and its bound [ps]."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
@@ -77,7 +78,7 @@ def _solved(problem: Problem, memory_limit_bytes: int | None, time_limit_s: floa
     firsts = np.cumsum([0, *map(len, problem.nodes)])
     memory = problem.memory_problem
     costs, held = ([*of.nodes] for of in (problem, memory))
-    # Rows of the equations: the candidates of a node; the rows, then the columns of an edge.
+    # Equations: one for the candidates of each node; then for each edge one for each row and column of its pairs.
     rows, columns = [np.arange(len(problem)).repeat(np.diff(firsts))], [np.arange(firsts[-1])]
     values, sums = [np.ones(firsts[-1])], [np.ones(len(problem))]
     row, column = len(problem), int(firsts[-1])

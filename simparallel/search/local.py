@@ -1,4 +1,4 @@
-"""Coordinate descent: one node at a time takes its best candidate beside the others' choice."""
+"""Coordinate descent: one node at a time takes its best candidate, given the others' choice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def improve(problem: Problem, choice: Sequence[int], memory_limit_bytes: int | N
     Args:
         problem: what to choose.
         choice: where to start.
-        memory_limit_bytes: changes that hold more are left out; None for no limit.
+        memory_limit_bytes: no change may exceed it, or the present memory if that is more; None for no limit.
 
     Cost: passes over all nodes and edges, few in practice, S_v for each.
     """

@@ -1,7 +1,7 @@
 """The memory of a device under a plan: a sum that a search can bound, and the peak of a step.
 
-The tape holds the results of all ops that a gradient passes, and redistributed copies of their inputs, until backward
-has passed them. Parts that are recomputed hold only what they start from. Work arrays of kernels are not counted.
+The tape holds the inputs of all ops that a gradient passes, their redistributed copies, and the outputs that backward
+reads, until backward has passed them. A recomputed part holds only its inputs. Work arrays of kernels do not count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """What the ops of a space hold.
+    """The memory that the ops of a space hold.
 
     Args:
         space: the choices.
@@ -47,7 +47,7 @@ class Memory:
     # --- a sum ----------------------------------------------------------------------------------------
 
     def of_nodes(self) -> tuple[np.ndarray, ...]:
-        """Return the bytes that each choice of each op holds: its parameters, and what it keeps for backward."""
+        """Return the bytes that each choice of each op holds: parameters, and the arrays that it keeps for backward."""
         dropped = self._dropped
         known: dict[Any, np.ndarray] = {}
         found = []
@@ -81,7 +81,7 @@ class Memory:
         """Return whether the result of an op is held from forward to backward."""
         if self._base[number] != number or not self._on_tape[number]:
             return False
-        # A result in a recomputed part is held if an op behind the part reads it.
+        # A result in a recomputed part is held if an op after the part reads it.
         return number not in self._dropped or self._last[number] >= next(p.end for p in self._parts if number < p.end)
 
     @cached_property
@@ -90,9 +90,9 @@ class Memory:
 
     @cached_property
     def _dropped(self) -> set[int]:
-        """The ops whose activations are not held: those of recomputed parts, but for the largest one.
+        """The ops whose activations do not count: those of all recomputed parts except the largest.
 
-        While backward runs a part again, its activations are there.
+        While backward runs a part again, the activations of this part are held.
         """
 
         def size_bytes(part: Part) -> int:
@@ -104,7 +104,7 @@ class Memory:
     # --- the peak -------------------------------------------------------------------------------------
 
     def peak_bytes(self, choice: Sequence[int]) -> int:
-        """Return the peak [bytes] of a step: what is held, and the gradients on their way."""
+        """Return the peak [bytes] of a step: the arrays that are held, and the live gradients of activations."""
         space, nodes = self._space, self._nodes
         chosen = [choices[number] for choices, number in zip(space.choices, choice, strict=True)]
         result = [self._result_bytes(n, each) for n, each in enumerate(chosen)]
@@ -126,7 +126,7 @@ class Memory:
         peak, held = live, [0] * len(nodes)
 
         def run(numbers: range) -> None:
-            """Run forward; results that nothing holds go after their last reader."""
+            """Run forward; results that nothing holds are freed after their last reader."""
             nonlocal live, peak
             for number in numbers:
                 live += result[number] + beside[number] - held[number]
@@ -163,7 +163,7 @@ class Memory:
             made = sum(size for size, needed in zip(into[number], node.needs, strict=True) if needed)
             peak = max(peak, live + made)
             for source, size, needed in zip(node.inputs, into[number], node.needs, strict=True):
-                # Gradients of parameters are there already.
+                # Gradients of parameters are counted from the start.
                 if needed and source.kind == NODE and source.number not in gradients:
                     gradients[source.number] = size
                     live += size

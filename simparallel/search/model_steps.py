@@ -20,7 +20,7 @@ from simparallel.search.graph import Graph, capture, micro_batch_counts
 
 
 class KnownModel(NamedTuple):
-    """A model, and what it is trained on.
+    """A model, and the shape of its training data.
 
     Attributes:
         build: makes the model.
@@ -60,9 +60,9 @@ class ModelStep:
         self.optimizer = Momentum(trained, 0.1, 0.9) if known.vocabulary is None else AdamW(trained, lr=3e-4)
 
     def __call__(self, x: Any, y: Any) -> Tensor:
-        """Make a step; return the loss of the last micro-batch."""
+        """Run a step; return the loss of the last micro-batch."""
         self.optimizer.zero_grad()
-        # The statistics of a batch norm would be those of a micro-batch.
+        # Not split with a batch norm, whose statistics would be those of a micro-batch.
         parts = [(x, y)] if self._has_batch_norm else micro_batches(x, y)
         for part, labels in parts:
             logits = self.model(part)
@@ -74,7 +74,7 @@ class ModelStep:
         return loss
 
     def graphs(self, batch: int, device_num: int) -> list[Graph]:
-        """Return the graphs of the step with 1, 2, 4, … micro-batches, see `graph`."""
+        """Return the graphs of the step with 1, 2, 4, … micro-batches; see `graph`."""
         first = self.graph(batch, device_num)
         return [first, *(self.graph(batch, device_num, count) for count in micro_batch_counts(first.rows))]
 

@@ -1,4 +1,4 @@
-"""Lagrange multipliers: a price of memory turns a limit into costs, and the best price into a bound."""
+"""Lagrange multipliers: a price of memory turns a limit into costs, and the best price gives a bound."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from simparallel.search.problem import MOST, Pairs, Problem, Solution
 from simparallel.search.refusal import nothing_fits
 from simparallel.search.tables import Minimum, Progress, minimise
 
-_STEPS = 30  # each a whole elimination; the search ends by itself much earlier
+_STEPS = 30  # each is a whole elimination; the search ends much earlier by itself
 
 
 class Relaxed(NamedTuple):
-    """The best choice that fits, and what bounds it.
+    """The best choice found that fits, and its bound.
 
     Attributes:
         solution: the choice, with the best bound known.
-        price: of memory [ps/byte], where the bound is best.
+        price: of memory [ps/byte], the price with the best bound.
     """
 
     solution: Solution
@@ -40,9 +40,9 @@ def relax(
     Args:
         problem: what to choose.
         memory_limit_bytes: the limit.
-        free: the best choice without the limit, which holds more.
-        max_entries: of a table.
-        progress: called with the part that is done; steps to come are a guess.
+        free: the best choice without the limit; it exceeds the limit.
+        max_entries: most entries of a table.
+        progress: called with the share that is done; the number of steps to come is a guess.
 
     Raises:
         SearchError: no choice fits, or none was found. Facts: `least_bytes`, `limit_bytes`.
@@ -86,7 +86,7 @@ def capped(price: float, problem: Problem) -> float:
 
 
 def allowance(price: float, memory_bytes: int) -> int:
-    """Return the most that this much memory adds to a choice of `priced`, whose weights floats have rounded."""
+    """Return an upper bound on the price of this much memory in `priced`, which rounds weights as floats."""
     return ceil(Fraction(price) * memory_bytes * (1 + Fraction(1, 1 << 50)))
 
 

@@ -1,4 +1,4 @@
-"""The front of cost against memory: what less memory costs."""
+"""The Pareto front of cost against memory: the price of using less memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from simparallel.search.tables import minimise
 
 
 def pareto(problem: Problem, *, points: int = 32, max_entries: int = MAX_ENTRIES) -> list[Solution]:
-    """Return choices of which none is as good as another in both cost and memory, by ascending memory.
+    """Return the Pareto front of cost and memory, or points of it, by ascending memory.
 
-    Lists of cost and memory give the whole front. Where they would be longer than an eighth of `max_entries`, prices of
-    memory give the corners of its convex hull; each is optimal at some limit, but choices between them are missing.
-    `method` says which.
+    Lists of cost and memory (`frontier`) give the whole front. If they are longer than an eighth of `max_entries`,
+    prices of memory (`multiplier`) give the corners of its convex hull: each is optimal at some limit, but choices
+    between them are missing. `method` says which.
 
     Args:
         problem: what to choose.
-        points: how many to return at most; of a longer front every so many, with both ends.
-        max_entries: of a table, 8 bytes each.
+        points: most choices to return; of a longer front evenly spaced ones, with both ends.
+        max_entries: most entries of a table, 8 bytes each.
 
     Returns:
-        Solutions; the bound of each is that at its own memory as the limit.
+        Solutions; the bound of each holds for a limit of its own memory.
     """
     try:
         front = Frontier(problem, (), max_entries)
@@ -38,7 +38,7 @@ def pareto(problem: Problem, *, points: int = 32, max_entries: int = MAX_ENTRIES
 
 
 def _hull(problem: Problem, points: int, max_entries: int) -> list[Solution]:
-    """Return corners of the convex hull of the front, by halving between neighbours (as in `multiplier.relax`)."""
+    """Return corners of the convex hull of the front, by the line between neighbours, as in `multiplier.relax`."""
     method = "Lagrange multipliers (corners of the convex hull)"
     free = minimise(problem, max_entries)
     smallest = minimise(problem.memory_problem, max_entries).choice

@@ -29,7 +29,7 @@ class PlannedOp(NamedTuple):
         shapes: global shapes of its inputs.
         in_strategy, out_strategy: the arguments of `shard`; None for an op that runs as the program says.
         line: of the program.
-        options: its strategy and the next best ones, with their costs; empty if no search is behind the plan.
+        options: its strategy and the next best ones, with their costs; empty if no search made the plan.
         moves: redistributions of its inputs.
     """
 
@@ -54,12 +54,12 @@ class Plan:
         cluster: name of the hardware that they were found for.
         step_time_ps: simulated time [ps] of a step: forward, backward and the optimizer. None if it is not known, as
             after an edit.
-        data_parallel_ps: that of data parallelism.
-        cost_ps, bound_ps: cost of the plan in the model of the search, and a lower bound of all plans' costs.
+        data_parallel_ps: the same for data parallelism.
+        cost_ps, bound_ps: cost of the plan in the model of the search, and a lower bound on all plans' costs.
         memory_bytes: peak of a device's memory in a step, without work arrays of kernels.
         notes: what the search left out.
-        recomputed: names of the calls with which the optional parts (`nn.checkpoint`) begin that backward runs again.
-        num_micro_batches: into how many parts `parallel.micro_batches` splits a batch.
+        recomputed: names of the first calls of the optional parts (`nn.checkpoint`) that backward runs again.
+        num_micro_batches: number of parts into which `parallel.micro_batches` splits a batch.
     """
 
     device_num: int
@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """How far the cost may be above the optimum, as a part of the bound; 0.0 if the plan is proven optimal."""
+        """How far the cost may be above the optimum, as a fraction of the bound; 0.0 if the plan is proven optimal."""
         if self.cost_ps is None or self.bound_ps is None:
             return None
         more = self.cost_ps - self.bound_ps
@@ -92,14 +92,14 @@ class Plan:
         return len(self.ops)
 
     def __getitem__(self, name: str | int) -> PlannedOp:
-        """Return the strategy of a call, by name or number. Raises PlanError."""
+        """Return the strategy of a call, by name or number. Raises PlanError for an unknown name."""
         return self.ops[name if isinstance(name, int) else self._number(name)]
 
     def with_(self, name: str, in_strategy: Any, out_strategy: Any = None) -> Plan:
         """Return the plan with another strategy of one call, as the arguments of `shard`.
 
         Raises:
-            PlanError: no call of this name, or a strategy that is no tuple of tuples of integers.
+            PlanError: no call of this name, or a strategy that is no tuple of tuples of integers, one for each input.
         """
         number = self._number(name)
         planned = self.ops[number]
@@ -108,7 +108,7 @@ class Plan:
             raise PlanError(
                 f"plan: {name} has {len(planned.shapes)} inputs, the strategy {cuts!r} {len(cuts)} entries."
             )
-        # The costs that were known are those of the other plan.
+        # The known costs are those of the plan before the edit.
         ops = [op._replace(options=(), moves=()) for op in self.ops]
         ops[number] = ops[number]._replace(in_strategy=cuts, out_strategy=out)
         return replace(
@@ -122,12 +122,12 @@ class Plan:
         return [(name, mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)]
 
     def explain(self, name: str | int) -> Explanation:
-        """Return why a call has its strategy: its cost, those of the next best ones, and what it redistributes.
+        """Explain the strategy of a call: its cost, those of the next best ones, and the redistributions of its inputs.
 
-        Costs are those of the search, beside the strategies of all other calls.
+        Costs are those of the search, while all other calls keep their strategies.
 
         Raises:
-            PlanError: no such call, or a plan without costs: made or edited by hand.
+            PlanError: no call of this name, or a plan without costs: made or edited by hand.
         """
         planned = self[name]
         if not planned.options:
@@ -145,17 +145,17 @@ class Plan:
         return {"format": FORMAT, **asdict(self), "ops": [op._asdict() for op in self.ops]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON, in one move: a reader never sees half a file."""
+        """Write the plan as JSON, atomically: a reader never sees half a file."""
         lines = ",\n  ".join(json.dumps(op) for op in self.to_dict()["ops"])
         head = {name: value for name, value in self.to_dict().items() if name != "ops"}
         write_atomically(path, f'{json.dumps(head, indent=1)[:-2]},\n "ops": [\n  {lines}\n ]\n}}\n'.encode())
 
     @classmethod
     def from_dict(cls, data: Any, where: str = "plan") -> Plan:
-        """Return the plan of `to_dict`.
+        """Return the plan of a dict that `to_dict` made.
 
         Raises:
-            PlanError: not such a dict.
+            PlanError: no such dict.
         """
         if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("ops"), list):
             raise PlanError(f"{where}: no plan of format {FORMAT}: expected an object with 'format' and 'ops'.")

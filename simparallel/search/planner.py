@@ -1,4 +1,4 @@
-"""Make a plan: capture the program, price its choices, search, and keep what is fastest on the simulated clock."""
+"""Make a plan: capture the program, price its choices, search, and keep the fastest result by the simulated clock."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ METHODS = (
 )  # fmt: skip
 
 
-# How often a search is repeated with a tighter limit of what is held, until the peak fits.
+# Most repetitions of a search with a tighter memory limit, until the peak fits.
 _MOST_LIMITS = 4
 
 
@@ -59,7 +59,7 @@ class SearchSettings:
 
     Attributes:
         method: one of METHODS. "auto": exact elimination.
-        fully: candidates use all devices, or are whole (MindSpore's `fully_use_devices`).
+        fully: candidates are cut over all devices, or not at all (MindSpore's `fully_use_devices`).
         follow: elementwise ops have the strategy of the op before them (`elementwise_op_strategy_follow`).
         memory_limit_bytes: of each device; None for no limit.
         alpha, beta, gamma: weights of computing, of communication, and of sums of gradients, which overlap (MindSpore's
@@ -87,14 +87,14 @@ def plan_program(
 
     Raises:
         SearchError: no plan fits into the memory limit.
-        UnknownValueError: the program decides by a value that is not known without data.
+        UnknownValueError: the program needs a value that is unknown without data.
     """
     graph, *split = graphs_of(program, args, kwargs)
     return plan_graph(graph, cluster, settings, progress, split)
 
 
 def graphs_of(program: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Graph]:
-    """Capture a program with one micro-batch, and if it splits its batch, with 2, 4, and more of them."""
+    """Capture a program with one micro-batch and, if it splits its batch, with 2, 4, and more of them."""
     first = graph_of(program, args, kwargs)
     return [first, *(graph_of(program, args, kwargs, count) for count in micro_batch_counts(first.rows))]
 
@@ -102,7 +102,7 @@ def graphs_of(program: Callable[..., Any], args: Sequence[Any], kwargs: dict[str
 def graph_of(
     program: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], num_micro_batches: int = 1
 ) -> Graph:
-    """Capture a program on whole arguments: without data where they are floating point, else of legal values."""
+    """Capture a program on arguments of global shape: without data for floats, else of this rank's values, repeated."""
     given: list[tuple[Tensor, Placement]] = []
 
     def whole(x: Any) -> Any:
@@ -123,7 +123,7 @@ def graph_of(
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Inside the block, Python looks for no garbage in circles: the many objects of a search come to stay."""
+    """Pause Python's collector of reference cycles in the block: a search makes many objects, and keeps them."""
     is_on = gc.isenabled()
     gc.disable()
     try:
@@ -143,15 +143,15 @@ def plan_graph(
 ) -> Plan:
     """Return the plan of a captured program.
 
-    Where the fastest plan needs more memory than the limit, the fastest is taken of those that fit: also with the parts
-    recomputed that `nn.checkpoint` marks as optional, and with micro-batches, if the program has them.
+    If the fastest plan exceeds the memory limit, the result is the fastest that fits. It may recompute the parts that
+    `nn.checkpoint` marks as optional, and split the batch if the program calls `parallel.micro_batches`.
 
     Args:
         graph: the program.
         cluster: the described hardware.
         settings: how to search.
-        progress: called with the part of a search that is done.
-        split: the program with more and more micro-batches.
+        progress: called with the share of a search that is done, 0 to 1.
+        split: the program with 2, 4, and more micro-batches.
 
     Raises:
         InputError: unknown method.
@@ -189,11 +189,11 @@ def pareto_plans(
     split: Sequence[Graph] = (),
     points: int = 16,
 ) -> list[Plan]:
-    """Return plans of which none is as good as another in both the time of a step and memory, by ascending memory.
+    """Return the Pareto front of step time and memory: plans by ascending memory, each faster than those before.
 
     Args:
         graph, cluster, settings, progress, split: as for `plan_graph`; the method is the exact search.
-        points: most plans; of a longer front those at equal ratios of memory, with both ends.
+        points: most plans to return; of a longer front plans at equal ratios of memory, with both ends.
 
     Raises:
         InputError: fewer than two points.
@@ -226,7 +226,7 @@ def _spread(front: list[Found], points: int) -> list[Found]:
         return front
     sizes = np.log([each.peak_bytes for each in front])
     levels = np.linspace(sizes[0], sizes[-1], points)
-    # Of each level the fastest that fits.
+    # At each level of memory, the fastest plan that fits.
     numbers = np.searchsorted(sizes, levels * (1 + 1e-12), side="right") - 1
     return [front[number] for number in dict.fromkeys(numbers.tolist())]
 
@@ -271,10 +271,10 @@ def _space(graph: Graph, cluster: ClusterSpec, settings: SearchSettings, recompu
 
 
 def _variants(plain: Space, cluster: ClusterSpec, settings: SearchSettings, split: Sequence[Graph]) -> Iterator[Space]:
-    """Yield the spaces with no, half of, and all of the optional parts recomputed, for each number of micro-batches."""
+    """Yield the spaces with none, half and all of the optional parts recomputed, for each number of micro-batches."""
     for graph in (plain.graph, *split):
         optional = [number for number, part in enumerate(graph.parts) if part.is_optional]
-        # First those that save most for their work.
+        # First the parts that save most memory for their work.
         optional.sort(key=lambda number: _work_per_byte(graph, graph.parts[number]))
         for count in sorted({0, (len(optional) + 1) // 2, len(optional)}):
             is_plain = graph is plain.graph and not count
@@ -311,7 +311,7 @@ def _solved(
     problem, limit = space.problem(exposed), settings.memory_limit_bytes
     found = Found.of(space, _solve(problem, space, settings, progress), exposed)
     least_bytes = found.peak_bytes
-    # The search bounds what is held; gradients on their way come on top.
+    # The search limits the memory held from forward to backward; live gradients of activations come on top.
     for _ in range(_MOST_LIMITS):
         if limit is None or found.peak_bytes <= limit:
             break
@@ -319,7 +319,7 @@ def _solved(
         try:
             found = Found.of(space, _solve(problem, space, tighter, progress), exposed)
         except SearchError:
-            # What holds the least is the last that may fit.
+            # The choice that holds least is the last that may fit.
             least = eliminate(problem.memory_problem)
             frugal = Solution.of(problem, least.choice, problem.least, "least memory")
             found = Found.of(space, frugal, exposed)
@@ -328,7 +328,7 @@ def _solved(
             least_bytes = min(least_bytes, found.peak_bytes)
     if limit is not None and found.peak_bytes > limit:
         raise nothing_fits(settings.method, least_bytes, limit, is_proven=False)
-    # The clock may prefer data parallelism, as the model weighs all sums by one number.
+    # By the clock data parallelism may be faster: the model weighs all sums of gradients by one number.
     others = Found.of(space, Solution.of(problem, plain, 0, "data parallelism"), exposed)
     if others.clocks.step_ps < found.clocks.step_ps and (limit is None or others.peak_bytes <= limit):
         bound = min(found.solution.bound, others.solution.cost)
@@ -385,7 +385,7 @@ def _followed_by(space: Space, given: Mapping[int, int], start: Callable[..., An
 
 
 def _followed(space: Space, number: int, layouts: list[Layout | None], start: Callable[..., Any]) -> Any:
-    """Return the Sharding of an op that follows its inputs, as `op_call.decide` does; `start` cuts whole ones."""
+    """Return the Sharding of an op that follows its inputs, as in `op_call.decide`; `start` gives it if none is cut."""
     node = space.graph.nodes[number]
     if any(layout is not None and any(cut > 1 for cut in layout.cuts) for layout in layouts):
         return strategy.follow(node.rule, node.shapes, layouts)
@@ -396,8 +396,8 @@ def _followed(space: Space, number: int, layouts: list[Layout | None], start: Ca
 def bisect(space: Space, problem: Problem) -> tuple[int, ...]:
     """Return the choices of a recursive bisection: MindSpore's "recursive_programming".
 
-    Each round doubles the cuts (by the smallest prime factor of the devices that are left). Op by op, it takes the dim
-    to cut that is cheapest for the op itself and the redistributions to its neighbours, as they are cut so far.
+    Each round doubles the cuts (by the smallest prime factor of the devices that are left). Op by op, it cuts
+    the dim that is cheapest, or none, for the op itself and the redistributions to its neighbours as cut so far.
     """
     chosen = [0] * len(space.choices)
     rest = space.device_num
@@ -443,7 +443,7 @@ def planned(space: Space, choice: Sequence[int], exposed: float = 1.0) -> tuple[
 
 
 def read_plan(plan: Any) -> Plan:
-    """Return a plan, or that of a file. Raises InputError, PlanError."""
+    """Return a Plan unchanged, or load the file of a path. Raises InputError, PlanError."""
     if isinstance(plan, Plan):
         return plan
     if not isinstance(plan, (str, os.PathLike)):
@@ -454,9 +454,9 @@ def read_plan(plan: Any) -> Plan:
 def interpreter(
     parallel: AutoParallel, args: list[Any], kwargs: dict[str, Any], plan: Plan | None, progress: Progress = None
 ) -> Planned:
-    """Return what executes the given plan, or the one that is searched for this call.
+    """Return the interpreter of the given plan, or of the plan that a search finds for this call.
 
-    Every rank captures the program, and the first one searches for all. Collective: yes, without a given plan.
+    Every rank captures the program, and rank 0 searches for all. Collective: yes, without a given plan.
 
     Raises:
         PlanError: the plan is for another number of devices.
@@ -469,7 +469,7 @@ def interpreter(
         if communicator.rank == 0:
             found = plan_graph(graph, _cluster(), _settings(parallel), progress, split).to_dict()
         with communicator.asked_by("AutoParallel: the plan"):
-            # As data: what is sent holds no object of this process.
+            # As plain data, which holds no object of this process.
             shared = communicator.broadcast_object(found) if communicator.world_size > 1 else found
         plan = Plan.from_dict(json.loads(json.dumps(shared)))
     if plan.device_num != communicator.world_size:

@@ -1,7 +1,7 @@
 """The prices of a strategy: the events of an op and of a redistribution on the described cluster.
 
 Every number comes from where a run takes it: work from the op's plan on a slice, a collective from the cluster's model,
-the order of both from `parallel.operator.interpreter`. So the events of a plan are those of a dry run, without one.
+the order of both from `parallel.operator.interpreter`. So the events of a plan equal those of a dry run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_DEVICES = 64
 
 
 class Work(NamedTuple):
-    """Computing on every rank. `ps`: its time [ps], by rank; one number if it is the same on all."""
+    """Computing on every rank. `ps`: its time [ps], for each rank; one number if it is the same on all."""
 
     ps: int | tuple[int, ...]
 
@@ -55,7 +55,7 @@ class Exchange(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Messages between ranks, which wait for those they receive. `each`: (sender, receiver, time [ps])."""
+    """Messages; sender and receiver are busy until each arrives. `each`: (sender, receiver, time [ps])."""
 
     each: tuple[tuple[int, int, int], ...]
 
@@ -69,7 +69,7 @@ class Sum(NamedTuple):
 
     Attributes:
         exchange: the sum by itself.
-        kind: sums of one kind share collectives: groups and dtype.
+        kind: groups and dtype; sums of one kind share collectives.
         size_bytes: of a rank's slice.
     """
 
@@ -79,7 +79,7 @@ class Sum(NamedTuple):
 
     @property
     def longest_ps(self) -> int:
-        """No rank waits for it here: the search weighs how much of it is hidden."""
+        """Zero: the search weighs separately how much of the sum is exposed."""
         return 0
 
 
@@ -111,7 +111,7 @@ class Prices:
     # --- ops -----------------------------------------------------------------------------------------
 
     def forward(self, call: Call) -> Events:
-        """Return the events of an op's forward on inputs that lie as it needs them.
+        """Return the events of an op's forward on inputs in the layouts that it needs.
 
         Raises:
             ClusterError: the cluster's rules forbid a group.
@@ -127,7 +127,7 @@ class Prices:
         Args:
             call: the op.
             needs: for each input whether its gradient is wanted.
-            leaves: for each input whether it is a parameter that nothing else reads, whose sum may wait.
+            leaves: for each input whether it is a parameter that no other op reads, so that its sum may overlap.
         """
         op, plan, itemsize = call.op, call.local, call.local.output.dtype.itemsize
         events: list[Event] = []
@@ -147,7 +147,7 @@ class Prices:
         return tuple(events)
 
     def finish(self, call: Call) -> Events:
-        """Return the events that finish the sum which an op's forward leaves."""
+        """Return the events that finish the partial sum of an op's forward."""
         made, output, itemsize = call.made, call.output, call.local.output.dtype.itemsize
         if made is output:
             return ()
@@ -160,7 +160,7 @@ class Prices:
         return self._work(f"{name}.step", flops, size_bytes, itemsize, tensors)
 
     def _asked(self, call: Call) -> list[Events]:
-        """Return the collectives inside forward, and those inside backward."""
+        """Return the collectives that the op itself calls in forward, and those in backward."""
         sharding = call.sharding
         found: list[Events] = []
         for asked in asked_inside(call.op, call.plan_of(sharding.mesh.ranks[0]), sharding, empty):
@@ -171,7 +171,7 @@ class Prices:
         return found
 
     def _halo(self, call: Call, phase: str) -> Events:
-        """Return the events of the borders that neighbouring slices exchange, and of the copies around them."""
+        """Return the events of a halo exchange, and of the copies before or after it."""
         cut = call.window_cut
         if cut is None:
             return ()
@@ -181,7 +181,7 @@ class Prices:
         sizes = [prod(shape_of(m.box)) * itemsize for m in moves]
         events = self._messages([(*end, size) for end, size in zip(ends, sizes, strict=True)])
         have = boxes_of(cut.halo.layout, cut.halo.shape)
-        # A rank that reads exactly its slice copies nothing forward; backward neither, unless it gets gradients back.
+        # A rank that reads exactly its slice copies nothing in forward, and in backward only if gradients return to it.
         givers = {m.source for m in moves}
         copied = []
         for rank, need in sorted(cut.halo.needs.items()):
@@ -238,8 +238,8 @@ class Prices:
         return copy_ps + self._moved_ps[key]
 
     def _facts(self, place: Placement, itemsize: int) -> tuple[Digits | None, int]:
-        """Return the digits that cut a placement, and the bytes of a rank's slice, for which a search asks often."""
-        # Equal placements are one object, which its choices keep.
+        """Return the digits that cut a placement, and the bytes of a rank's slice; cached, as a search asks often."""
+        # Equal placements are one object; `_kept` keeps its id from being reused.
         key = id(place), itemsize
         found = self._known_facts.get(key)
         if found is None:
@@ -292,7 +292,7 @@ class Prices:
         return self._work(name, 0, 2 * size_bytes, itemsize)
 
     def _copies(self, name: str, sizes_bytes: Sequence[int], itemsize: int) -> Work:
-        """Return a copy of another size on every rank; 0 bytes are no copy."""
+        """Return copies whose sizes may differ between ranks; 0 bytes are no copy."""
         copies = {size: self._copy(name, size, itemsize) if size else Work(0) for size in set(sizes_bytes)}
         if len(copies) == 1:
             return copies[sizes_bytes[0]]
@@ -313,7 +313,7 @@ class Prices:
 
 @lru_cache(maxsize=64)
 def _moves_of(cut: WindowCut) -> list[Transfer]:
-    """Return the transfers between ranks; forward and backward ask one after the other."""
+    """Return the transfers between ranks; cached, as forward and backward both need them."""
     return [move for move in cut.halo.moves.all() if move.source != move.target]
 
 

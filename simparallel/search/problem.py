@@ -1,6 +1,6 @@
 """The abstract problem of the search: a graph whose nodes have candidates, and whose costs add up.
 
-A node stands for an op, a candidate for a way to cut it, an edge for what moving data between two of them costs. The
+A node stands for an op, a candidate for a way to cut it, an edge for the cost of moving data between two. The
 solvers know none of this: they see integers. Costs are int64, so every sum is exact and every bound a real bound.
 """
 
@@ -33,11 +33,11 @@ class Problem:
         nodes: costs [ps] of each node's candidates, int64, shape (S_v,), S_v > 0; none is negative.
         edges: (u, v) with u < v -> costs [ps] of each pair of candidates, int64, shape (S_u, S_v).
         memory: [bytes] of each node's candidates, as `nodes`; None: nodes hold nothing.
-        edge_memory: [bytes] of pairs of candidates, as `edges`; not only of nodes that share an edge.
+        edge_memory: [bytes] of pairs of candidates, as `edges`; the pairs of nodes may be others than in `edges`.
 
     Raises:
         InputError: a node without a candidate; a wrong dtype, shape or pair of nodes; a negative number; sums beyond
-            2**61. Facts: `node` or `edge`, which of the `field`s.
+            2**61. Facts: `node` or `edge`, and the `field`.
     """
 
     nodes: tuple[np.ndarray, ...]
@@ -46,7 +46,7 @@ class Problem:
     edge_memory: Pairs = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        most = {}  # of each array: equal edges are looked at once
+        most = {}  # field -> sum of the largest entries of its arrays
         for name, arrays in (("nodes", self.nodes), ("memory", self.memory or ())):
             if arrays and len(arrays) != len(self.nodes):
                 raise InputError(
@@ -120,7 +120,7 @@ class Problem:
         return found
 
     def costs_at(self, node: int, choice: Sequence[int]) -> np.ndarray:
-        """Return what each candidate of a node costs, with its edges, beside the others' choice."""
+        """Return the cost of each candidate of a node, with its edges, given the choice of all other nodes."""
         costs = self.nodes[node].copy()
         for other, table in self.links[node]:
             costs += table[:, choice[other]]
@@ -161,13 +161,13 @@ class Solution:
 
     @classmethod
     def of(cls, problem: Problem, choice: Iterable[int], bound: int, method: str) -> Solution:
-        """Return the solution of this choice; its cost is summed anew."""
+        """Return the solution of this choice; its cost and memory are computed anew."""
         found = tuple(map(int, choice))
         return cls(found, problem.cost(found), bound, problem.memory_bytes(found), method)
 
     @property
     def gap(self) -> float:
-        """How far the cost may be from the optimum, as a part of the bound."""
+        """How far the cost may be from the optimum, as a fraction of the bound."""
         if self.is_exact:
             return 0.0
         return (self.cost - self.bound) / self.bound if self.bound else inf

@@ -14,9 +14,9 @@ from simparallel.search.problem import Problem, Solution
 def propagate(problem: Problem, fixed: Mapping[int, int]) -> Solution:
     """Return the choice that fixed nodes lead to, breadth first, as MindSpore's "sharding_propagation" does.
 
-    A node that is reached takes the candidate with the least cost of its edges to nodes that are decided; of equals the
-    one of least cost of its own, of equals the first. What no fixed node reaches starts at its node of largest cost
-    (the largest of the nodes' cheapest candidates), with its cheapest candidate.
+    A node that is reached takes the candidate with the least cost of its edges to decided nodes; ties go to the least
+    cost of its own, then to the first. A part of the graph that no fixed node reaches starts at the node whose cheapest
+    candidate costs most, with this candidate.
 
     Args:
         problem: what to choose.
@@ -25,14 +25,14 @@ def propagate(problem: Problem, fixed: Mapping[int, int]) -> Solution:
     Raises:
         InputError: a fixed node or candidate that does not exist. Facts: `node`.
 
-    Cost: S_v for each node and edge; no promise of how good it is: the bound is that of the single nodes and edges.
+    Cost: S_v for each node and edge. The choice may be far from the optimum: the bound is `Problem.least`.
     """
     for node, candidate in fixed.items():
         if not 0 <= node < len(problem) or not 0 <= candidate < len(problem.nodes[node]):
             what = f"node {node} of {len(problem)}" if not 0 <= node < len(problem) else f"candidate {candidate}"
             raise InputError(f"propagate: fixed[{node}]={candidate}: there is no {what}.", node=node)
     chosen = dict(fixed)
-    # From the costliest on: each part of the graph that is still undecided starts anew.
+    # From the costliest node on: start anew in each part of the graph that is still undecided.
     starts = sorted(range(len(problem)), key=lambda v: (-int(problem.nodes[v].min()), v))
     for start in (None, *starts):
         if start in chosen:

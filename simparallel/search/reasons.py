@@ -1,4 +1,4 @@
-"""Explain the choices of a plan by the costs that the search had: see `explanation`."""
+"""Explain the choices of a plan by the costs of the search: see `explanation`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from simparallel.search.prices import Events, Exchange, Messages, Work
 from simparallel.search.problem import Problem
 from simparallel.search.space import FORBIDDEN_PS, Space
 
-# The chosen strategy, and this many others.
+# Number of alternatives beside the chosen strategy.
 OTHERS = 2
 
 
 def options_of(
     space: Space, problem: Problem, exposed: float, choice: Sequence[int], number: int
 ) -> tuple[Option, ...]:
-    """Return what an op's strategy costs, and what the next best ones would, beside the choices of all others.
+    """Return the costs of an op's strategy and of the next best ones, given the choices of all other ops.
 
     `problem` is that of the space with the share `exposed` of the sums of gradients.
     """

@@ -1,4 +1,4 @@
-"""The error of a limit of memory that no choice meets: one wording for all solvers."""
+"""The error for a memory limit that no choice meets, in one wording for all solvers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from simparallel.errors import SearchError
 
 
 def nothing_fits(who: str, least_bytes: int, limit_bytes: int, is_proven: bool = True) -> SearchError:
-    """Return the error; `is_proven` unless a heuristic has only not found a choice that fits."""
+    """Return the error; `is_proven` is False if a choice may fit, but the solver found none."""
     found = "every choice needs more" if is_proven else f"{who} found no choice that fits"
     least = "the least reachable is" if is_proven else "the least found is"
     return SearchError(

@@ -1,7 +1,7 @@
-"""The time of one step under a plan, event by event, without a run: what a dry run of the executed plan gives.
+"""The time of one step under a plan, event by event, without a run: the same as by a dry run of the plan.
 
 The events are those of `prices`, in the order in which the interpreter and the tape run them. Every rank has a clock,
-every group a stream, and the sums of gradients share collectives and overlap with backward as `gradient_sums` has it.
+every group a stream, and the sums of gradients share collectives and overlap with backward, as in `gradient_sums`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simparallel.search.space import Space
 
 
 class Pass(NamedTuple):
-    """The sums of gradients of a backward pass: those that wait for more, and those that have started."""
+    """The sums of gradients of a backward pass: those that wait to fill a collective, and those that have started."""
 
     filling: Filling
     started: list[tuple[tuple[Group, ...], list[int]]]
@@ -29,7 +29,7 @@ class Clocks:
 
     Attributes:
         now: the time [ps] of each rank.
-        exposed_ps: the time that ranks have waited for sums of gradients; the maximum over the ranks.
+        exposed_ps: waits for sums of gradients: the longest of any rank, added up over the backward passes.
     """
 
     def __init__(self, prices: Prices) -> None:
@@ -58,7 +58,7 @@ class Clocks:
             sent = self.now.copy()
             for source, target, ps in event.each:
                 arrives = sent[source] + ps
-                # The sender waits, too, until its message is on its way.
+                # The sender, too, is busy until its message has arrived.
                 for rank in (source, target):
                     self.now[rank] = max(self.now[rank], arrives)
         else:
@@ -80,7 +80,7 @@ class Clocks:
             self._passes[-1].started.append((groups, self._start(exchange)))
 
     def begin_pass(self) -> None:
-        """Begin a backward pass, maybe inside another one: that of a part that is recomputed."""
+        """Begin a backward pass, possibly inside another one, for a recomputed part."""
         self._passes.append(Pass(Filling(), []))
 
     def end_pass(self) -> None:
@@ -101,7 +101,6 @@ def replay(space: Space, choice: Sequence[int]) -> Clocks:
     Args:
         space: the choices.
         choice: the number of the choice of each op.
-
     """
     clocks, graph = Clocks(space.prices), space.graph
     chosen = [choices[number] for choices, number in zip(space.choices, choice, strict=True)]

@@ -31,12 +31,12 @@ from simparallel.search.memory import Memory
 from simparallel.search.prices import MOST_DEVICES, Events, Prices, sums_ps
 from simparallel.search.problem import Problem
 
-# Price of a redistribution that is not considered: beyond that of any step, and sums of it stay within an int64.
+# Price of an excluded redistribution: above the time of any step, but so that sums of it fit into an int64.
 FORBIDDEN_PS = 1 << 47
 _ELEMENTWISE = ("... -> ...", "..., ... -> ...")
-# Up to this many devices, also redistributions by messages between some of the ranks are considered.
+# With more devices, redistributions by messages are priced only if one end has a single placement.
 FEW = 4
-# Beyond MOST_DEVICES, an op's candidates cut at most this many dims, use all devices, and exchange no borders.
+# Beyond MOST_DEVICES, an op's candidates cut at most this many dims, use all devices, and need no halos.
 MOST_DIMS = 2
 
 
@@ -46,7 +46,7 @@ class Choice(NamedTuple):
     Attributes:
         call: the op with this strategy.
         forward, backward: its events; backward is empty for an op that no gradient passes.
-        inputs: placement that it needs of each input; None for a scalar, and for whatever it is given.
+        inputs: placement that it needs for each input; None for a scalar, which is used unchanged.
         output: placement of its result.
     """
 
@@ -68,7 +68,7 @@ class Space:
     Args:
         graph: the program.
         cluster: the described hardware, with as many ranks as devices.
-        fully: only candidates that use all devices, or none (MindSpore's `fully_use_devices`).
+        fully: only candidates cut over all devices, or not at all (MindSpore's `fully_use_devices`).
         follow: elementwise ops do not redistribute their first input (`elementwise_op_strategy_follow`).
         alpha, beta: weights of computing and of communication.
         recomputed: numbers of the optional parts of the graph that backward runs again.
@@ -77,7 +77,7 @@ class Space:
         recomputed, again: all parts that backward runs again, and their ops.
         choices: for each op its choices.
         optimizers: those that update the parameters.
-        is_whole: whether these are all legal strategies of the ops.
+        is_whole: whether the choices include all legal strategies of the ops.
     """
 
     def __init__(
@@ -163,12 +163,12 @@ class Space:
         found: list[tuple[Op, Sharding | None]] = []
         for each in filter(self._fits, every):
             op = with_strategy(node.op, each.in_strategy, each.out_strategy)
-            # Some strategies of an embedding put the devices that repeat elsewhere.
+            # Some strategies of an embedding move the repeat axis: then the sharding is not this one.
             found.append((op, each.sharding if op.repeat == node.op.repeat else None))
         return found
 
     def _fits(self, candidate: Candidate) -> bool:
-        # The borders of windows are planned rank by rank.
+        # Halos are planned rank by rank, which takes too long for many devices.
         sharding = candidate.sharding
         slides = (n for tensor in sharding.inputs for place in tensor if place.kind == "window" for n in place.names)
         return self.device_num <= MOST_DEVICES or all(sharding.cut(name) == 1 for name in slides)
@@ -201,13 +201,13 @@ class Space:
 
     @property
     def memory(self) -> Memory:
-        """What the choices hold."""
-        # Not kept: without circles, the many objects of a search go at its end.
+        """The memory that the choices hold."""
+        # Not cached: without reference cycles, the many objects of a search are freed at its end.
         return Memory(self)
 
     @cached_property
     def _costs(self) -> Any:
-        """Costs of nodes without sums of gradients, those of the sums, costs of edges, memory of nodes and of edges."""
+        """Costs of nodes without sums of gradients, of these sums, and of edges; memory of nodes and of edges."""
         # Equal blocks of a network share their arrays, which solvers then work on only once.
         known: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
         nodes, sums = [], []
@@ -248,12 +248,12 @@ class Space:
         return nodes, sums, edges, tuple(held), copies
 
     def cost_ps(self, number: int, choice: Choice, kind: type | tuple[type, ...] = object) -> int:
-        """Return what an op costs: events of one kind, and the step of the optimizers for its parameters."""
+        """Return the cost [ps] of an op: its events of this kind, and the optimizers' work for its parameters."""
         forward_ps, backward_ps = (
             self.prices.cost_ps(tuple(event for event in events if isinstance(event, kind)))
             for events in (choice.forward, choice.backward)
         )
-        # Of the optimizers' kernels without their launch, which all parameters share.
+        # The time of the optimizers' kernels without the launch, which all parameters share.
         updates = 0
         for leaf, i in self._first_readers.get(number, ()):
             count = _local_size(choice.inputs[i], self.graph.parameters[leaf].tensor)
@@ -283,9 +283,9 @@ class Space:
         return found
 
     def leaves_of(self, number: int) -> list[tuple[Shape, int, int]]:
-        """Return the parameters that an op reads first: shape, number of the input, and bytes of an element.
+        """Return the parameters that an op reads first: shape, number of the input, and bytes per element.
 
-        These are of the parameter, its gradient, and the state of its optimizers.
+        The bytes are those of the parameter, its gradient, and the state of its optimizers.
         """
         found = []
         for leaf, i in self._first_readers.get(number, ()):
@@ -304,7 +304,7 @@ class Space:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the space leaves out, as sentences."""
+        """Sentences on the strategies and redistributions that the space leaves out."""
         left = []
         if not self.is_whole:
             kinds = "use all devices" + (
@@ -316,10 +316,10 @@ class Space:
         return tuple(left)
 
     def table(self, reader: int, i: int) -> tuple[int | None, np.ndarray | None]:
-        """Return what the redistribution of an input costs.
+        """Return the cost of the redistribution of an input.
 
         Returns:
-            The op that determines where the input is, or None if it is fixed, and the cost [ps] of each pair of its
+            The op that determines the input's placement, None if it is fixed, and the cost [ps] of each pair of its
             choices and the reader's; None if there is never a redistribution.
         """
         node = self.graph.nodes[reader]
@@ -338,9 +338,9 @@ class Space:
         return maker, self._tables[key]
 
     def origin(self, reader: int, i: int) -> tuple[int | None, list[Placement]]:
-        """Return the op that determines where an input is, and that place for each of its choices.
+        """Return the op that determines the placement of an input, and the placement for each choice of this op.
 
-        The op is None if the place is fixed. Without places, the reader itself determines it.
+        The op is None if the placement is fixed. The list is empty if the reader itself determines it.
         """
         node = self.graph.nodes[reader]
         source, shape = node.inputs[i], node.plan.inputs[i].shape
@@ -356,16 +356,16 @@ class Space:
         first, j = self._readers[source][0]
         if first == reader and j == i:
             return None, []
-        # One op that reads a parameter twice has cut it for its first input.
+        # An op that reads a parameter twice has cut it for the first of the two inputs.
         return first, [choice.inputs[j] or place for choice in self.choices[first]]  # type: ignore[misc]
 
     def _way_costs(
         self, sources: list[Placement], targets: list[Placement], itemsize: int, has_backward: bool, times: int
     ) -> np.ndarray:
-        """Return the time [ps] of each redistribution; few of the places differ, so each pair is priced once."""
+        """Return the time [ps] of each redistribution; few placements are distinct, so each pair is priced once."""
         starts, rows = _distinct(sources)
         ends, columns = _distinct(targets)
-        # Where no other choice is left, movements by messages are priced as well.
+        # With a single placement at one end, there may be no way without messages: price these, too.
         messages = self.device_num <= MOST_DEVICES and (min(len(starts), len(ends)) == 1 or self.device_num <= FEW)
         way = self.prices.way_ps
 
@@ -381,7 +381,7 @@ class Space:
 
     @cached_property
     def size(self) -> int:
-        """Number of combinations."""
+        """Number of combinations of choices."""
         return prod(map(len, self.choices))
 
     def moves(self, choice: Sequence[int], reader: int, i: int) -> tuple[Events, Events]:
@@ -404,12 +404,12 @@ class Space:
     # --- the rest of a step ---------------------------------------------------------------------------
 
     def gathering(self, node: int, number: int) -> Events:
-        """Return the events that give every rank the whole result of an op, as what a program returns."""
+        """Return the events that give every rank the whole result of an op, as for the results of a program."""
         output = self.choices[node][number].output
         return self.prices.way(output, self._whole(output), self.graph.nodes[node].plan.output.dtype.itemsize)
 
     def _gathering_ps(self, node: int) -> np.ndarray:
-        """Return the cost [ps] of it for each choice."""
+        """Return the cost [ps] of `gathering` for each choice."""
         outputs, is_small = [c.output for c in self.choices[node]], self.device_num <= MOST_DEVICES
         itemsize = self.graph.nodes[node].plan.output.dtype.itemsize
         costs = [self.prices.way_ps(output, self._whole(output), itemsize, is_small) for output in outputs]
@@ -419,7 +419,7 @@ class Space:
         return placement(uncut(self._mesh, place.shape), place.shape)
 
     def placements(self, choice: Sequence[int]) -> list[Placement]:
-        """Return where each parameter is: where its first reader needs it."""
+        """Return the placement of each parameter: as before the program, or else as its first reader needs it."""
         found = []
         for number, leaf in enumerate(self.graph.parameters):
             reader, i = self._readers[Source(PARAMETER, number)][0]
@@ -443,7 +443,7 @@ class Space:
     # --- known strategies -----------------------------------------------------------------------------
 
     def nearest(self, node: int, sharding: Sharding) -> int:
-        """Return the choice with the cuts of a Sharding; if there is none, the one without cuts."""
+        """Return the choice with the cuts of a Sharding; if there is none, the choice without cuts."""
         cuts = {name: sharding.cut(name) for name in sharding.cuts if sharding.cut(name) > 1}
         for number, choice in enumerate(self.choices[node]):
             own = getattr(choice.call, "sharding", None)
@@ -485,5 +485,5 @@ def with_strategy(op: Op, in_strategy: object, out_strategy: object) -> Op:
 
 
 def fixed(space: Space) -> Sequence[int]:
-    """Return the ops that the user has cut."""
+    """Return the numbers of the ops that have a strategy of the user."""
     return [number for number, node in enumerate(space.graph.nodes) if node.op.in_strategy is not None]

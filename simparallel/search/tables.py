@@ -1,8 +1,8 @@
-"""Min-plus variable elimination: nodes leave the graph one by one, each leaves a table of what it will cost.
+"""Min-plus variable elimination: nodes leave the graph one by one, and each leaves a table of its least cost.
 
-Eliminating a node v writes, for each choice of its neighbours, the least of its own cost and its edges. That table is
-then a cost of the neighbours. The last table is the optimum; the choices follow backwards. The order decides how many
-neighbours a table has: one on chains and trees, two on chains with skips.
+Eliminating a node v writes, for each choice of its neighbours, the least sum of its own cost and its edges. That table
+is then a cost of the neighbours. The last table is the optimum; the choices follow in reverse order. The order decides
+how many neighbours a table has: one on chains and trees, two on chains with skips.
 
 Tables are remembered by the identity of the arrays that they come from, so the blocks of a network that repeat are
 eliminated once.
@@ -41,13 +41,13 @@ def minimise(problem: Problem, max_entries: int, progress: Progress = None) -> M
 
     Nodes go in min-weight order (product of the neighbours' candidates, ties by fill; Dechter 1999, "Bucket
     elimination"). A table of more than `max_entries` is replaced by several of fewer neighbours, each minimised by
-    itself: mini-bucket elimination (Dechter and Rish 2003, J. ACM 50). Then the bound is a lower one, and the choice
-    that the tables guide to may be above it.
+    itself: mini-bucket elimination (Dechter and Rish 2003, J. ACM 50). Then the result is only a lower bound, and
+    the choice that follows from the tables may cost more.
 
     Args:
-        problem: its memory is not looked at.
-        max_entries: of a table, 8 bytes each.
-        progress: called with the part of the nodes that is done.
+        problem: its memory is ignored.
+        max_entries: most entries of a table, 8 bytes each.
+        progress: called with the share of the nodes that are done, 0 to 1.
 
     Cost: for each node its candidates times the entries of its table, about 1 ns each.
     """
@@ -55,7 +55,7 @@ def minimise(problem: Problem, max_entries: int, progress: Progress = None) -> M
 
 
 class Order:
-    """Which node to eliminate next: first those whose table joins no two neighbours, then the smallest table."""
+    """The order of elimination: first nodes whose table joins no two neighbours, then those with the smallest table."""
 
     def __init__(self, sizes: list[int], near: dict[int, set[int]]) -> None:
         self.sizes, self.near = sizes, near
@@ -72,7 +72,7 @@ class Order:
         return min(len(near), 3), round(weight, 6), fill, v
 
     def next(self) -> tuple[int, bool]:
-        """Return the node, and whether its table is of one neighbour at most, or it has one candidate."""
+        """Return the next node, and whether it has at most one neighbour, or a single candidate."""
         while True:
             key = self._heap[0]
             v = int(key[-1])
@@ -81,7 +81,7 @@ class Order:
             heappop(self._heap)
 
     def eliminated(self, v: int, near: dict[int, set[int]]) -> None:
-        """Take a node out, and note the new neighbours of those it had."""
+        """Remove a node; `near` has the new neighbours of its neighbours."""
         del self._keys[v], self.near[v]
         self.near |= near
         for u in near:
@@ -102,7 +102,7 @@ class _Elimination:
         for edge in sorted(problem.edges):
             self._add(edge, problem.edges[edge])
         self.kept: dict[int, np.ndarray] = {}
-        self.pruned = 0  # nodes that had passed before dead ends went
+        self.pruned = 0  # number of nodes eliminated before the dead ends were dropped
         self.passed: list[Passed] = []
 
     def run(self, progress: Progress) -> Minimum:
@@ -111,7 +111,7 @@ class _Elimination:
         while len(self.passed) < count:
             v, is_leaf = order.next()
             if not is_leaf and not is_pruned:
-                # Leaves have gone at S**2 each, which looking for dead ends would cost, too.
+                # Only now: the leaves are gone, at S**2 each, and a search for their dead ends would cost as much.
                 self._prune(left := sorted(order.near))
                 order, is_pruned = self._order(left), True
                 continue
@@ -152,7 +152,7 @@ class _Elimination:
         order.eliminated(v, {u: self._near(u) for u in around})
 
     def _buckets(self, v: int, factors: list[Factor]) -> list[list[Factor]]:
-        """Part the tables of a node so that the minimum over each part is a table within `max_entries`."""
+        """Partition the tables of a node so that the minimum over each part is a table within `max_entries`."""
         if len(self.unary[v]) == 1:  # no choice: the minimum of a sum is the sum of the minima
             return [[factor] for factor in factors] or [[]]
         buckets: list[tuple[set[int], list[Factor]]] = []
@@ -171,7 +171,7 @@ class _Elimination:
         """Return the minimum over v of the sum of these tables, and the nodes of its axes."""
         scope = tuple(sorted({u for nodes, _ in bucket for u in nodes} - {v}))
         frame = v, *scope
-        # Which axis is which, without the nodes' numbers: the same in blocks that repeat.
+        # The positions of the axes, without the nodes' numbers: the same in blocks that repeat.
         places = tuple(tuple(map(frame.index, nodes)) for nodes, _ in bucket)
         inputs = (unary, *(table for _, table in bucket))
         key = (places, *map(id, inputs))
@@ -202,7 +202,7 @@ class _Elimination:
 
     def _choice(self) -> tuple[int, ...]:
         found = self._backwards(self.passed[self.pruned :], {})
-        # Tables made before dead ends went number the candidates as the problem does.
+        # Tables made before the dead ends were dropped number the candidates as the problem does.
         found = {v: int(self.kept[v][candidate]) for v, candidate in found.items()} if self.kept else found
         found = self._backwards(self.passed[: self.pruned], found)
         return tuple(found[v] for v in range(len(self.unary)))

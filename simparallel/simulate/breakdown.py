@@ -41,7 +41,7 @@ def breakdown(graph: TaskGraph, times: Times, program: int, device: int = 0) -> 
     own: dict[bool, list[int]] = {True: [], False: []}
     for action, task in zip(actions, tasks, strict=True):
         if action.device == device:
-            # The mark of a copy that comes in stands for the copy, which is an action of the other device.
+            # An incoming copy leaves a mark here, which stands for the copy itself, an action of the other device.
             is_mark = action.stream == COPY_IN and action.after
             own[action.stream == COMPUTE].append(tasks[action.after[0]] if is_mark else task)
     computing, communicating, both = (
@@ -57,14 +57,14 @@ def _covered(starts: np.ndarray, ends: np.ndarray) -> int:
     """Return the length of the union of intervals."""
     order = np.argsort(starts)
     starts, reached = starts[order], np.maximum.accumulate(ends[order])
-    # What is new in each interval, beyond the end of all before it.
+    # The part of each interval beyond the ends of all before it.
     return int((reached - np.maximum(starts, np.append(0, reached[:-1]))).clip(0).sum()) if len(order) else 0
 
 
 def critical_path(graph: TaskGraph, times: Times) -> list[int]:
     """Return the tasks that the makespan consists of, in order: each could start when the one before it ended.
 
-    To make any other task shorter does not make the makespan shorter.
+    Shortening any other task does not shorten the makespan.
 
     Args:
         graph: the tasks.

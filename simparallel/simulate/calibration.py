@@ -1,8 +1,8 @@
 """The calibration of this host: measured times become a `ClusterSpec`, with what is known about its errors.
 
 `calibrate` measures (`measuring`) and writes; all fits are functions of the measured times alone. Errors are logs of
-measured over predicted time, of what a fit has not seen: an operation without its own shape, a program without its own
-operations, a collective of a size between the sizes of the fit.
+measured over predicted time, in cases that the fit has not seen: an operation without its own shape, a program without
+its own operations, a collective of a size between the sizes of the fit.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def _nonnegative(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
     """Return coefficients of 0 or more with a small relative error, shape (columns,); outliers count less.
 
     Args:
-        columns: (times, few columns); what is tried is every subset of the columns.
-        times: (times,), above 0.
+        columns: shape (times, columns); few columns, because every subset of them is tried.
+        times: shape (times,), above 0.
     """
     scale = np.maximum(columns.max(axis=0), 1e-300)
     columns, subsets = columns / scale, [*_subsets(columns.shape[1])]
@@ -178,7 +178,7 @@ def op_errors(samples: Iterable[Sample], costs: Mapping[str, OpCost]) -> list[fl
 
 
 def program_errors(programs: Sequence[Sequence[Sample]]) -> list[float]:
-    """Return the error of the step of each program, by the operations of all others; those of its own do not count."""
+    """Return the error of each program's step, predicted from all others; operations that only it has are left out."""
     errors = []
     for number, program in enumerate(programs):
         costs = fit_ops(sample for other, found in enumerate(programs) if other != number for sample in found)
@@ -220,7 +220,7 @@ def describe_host(
     large = [sample for sample in samples if sample.size_bytes > 1 << 20]
     device = DeviceSpec(
         "this-host",
-        # What an operation that was not measured reaches, and the base of utilisations.
+        # The rate of operations that were not measured, and the base of utilisations.
         {4: max(1.0, max(sample.flops / sample.time_s for sample in samples))},
         max(1.0, median(sample.size_bytes / sample.time_s for sample in large or samples)),
         memory_size_bytes(),
@@ -251,7 +251,7 @@ def describe_host(
 
 
 def fingerprint() -> dict[str, Any]:
-    """Return what the times of this machine depend on."""
+    """Return the facts on which the times of this machine depend."""
     model = platform.processor() or platform.machine()
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -273,8 +273,8 @@ def calibrate(
 ) -> ClusterSpec:
     """Measure this host, and write the description that `cluster="this-host"` then names.
 
-    Each rank computes in one BLAS thread. All is measured in several rounds, and the quietest counts: other programs on
-    the machine can only slow it down.
+    Each rank computes in one BLAS thread. All is measured in several rounds, of which the quietest counts: other
+    programs on the machine can only slow it down.
 
     Args:
         out: the file; None for that of "this-host" (`this_host_file`).
@@ -309,10 +309,10 @@ def calibrate(
 
 # Large and small steps: of linear layers, of convolutions, of attention.
 _SHARED = tuple(PROGRAMS[number] for number in (2, 9, 12, 20))
-# Short ones: the wait for late ranks is a difference of two times of a step.
+# Short steps: the wait for late ranks is the difference of two step times.
 _JOINED = tuple(PROGRAMS[number] for number in (0, 7, 8, 2))
 
-# What was measured: its kind, the number of ranks, and a program, or an operation and a size.
+# A measurement: its kind, the number of ranks, and a program, or an operation and a size.
 Key = tuple[Any, ...]
 
 
@@ -337,10 +337,10 @@ def _times(clusters: Mapping[int, Cluster], sizes: Sequence[int], seconds: float
 
 
 def summed_up(rounds: Sequence[Mapping[Key, float]]) -> tuple[dict[int, list[float]], Collectives, dict[int, float]]:
-    """Return what `describe_host` needs of the times of each round: slowdowns, collectives and messages.
+    """Return slowdowns, collectives and messages for `describe_host` from the times of each round.
 
-    Of each time the shortest counts. A collective also takes the wait for ranks that still compute, which calls in a
-    row do not meet.
+    Of each time the shortest counts. The wait for ranks that still compute is added to collectives, because calls in a
+    row do not show it.
     """
     times = {key: min(each[key] for each in rounds) for key in rounds[0]}
     slowdowns: dict[int, list[float]] = {}

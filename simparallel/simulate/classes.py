@@ -25,7 +25,7 @@ class Family(NamedTuple):
     Attributes:
         ranks: members of each group, integers, shape (groups, size).
         is_ordered: whether the position in a group matters, as it does for sender and receiver.
-        colours: what else tells groups apart, such as their links; integers, shape (groups,). None for nothing.
+        colours: further differences between groups, such as their links; integers, shape (groups,). None for nothing.
     """
 
     ranks: np.ndarray
@@ -37,7 +37,7 @@ def refine(colours: np.ndarray, families: Sequence[Family]) -> np.ndarray:
     """Return the class of each rank, int64, shape (ranks,), numbered by their first ranks.
 
     Args:
-        colours: what tells ranks apart by themselves, such as program, device and speed; integers, shape (ranks,).
+        colours: differences between the ranks themselves, such as program, device and speed; integers, shape (ranks,).
         families: all groups, and all channels of messages, as ordered pairs.
 
     Cost: at most one round for each class, of 0.1 us for each rank and member of a group. Classes are compared by
@@ -60,7 +60,7 @@ def refine(colours: np.ndarray, families: Sequence[Family]) -> np.ndarray:
 
 
 def _numbered(values: np.ndarray) -> np.ndarray:
-    """Return equal numbers 0, 1, … for equal values, in the order of their first occurrence."""
+    """Return numbers 0, 1, … of the values, in the order of their first occurrence; equal values have equal ones."""
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     number = np.empty(len(first), np.int64)
     number[np.argsort(first)] = np.arange(len(first))
@@ -90,7 +90,7 @@ def fold(
         programs: class -> program of one of its ranks.
         classes: rank -> class, as `refine` returns it.
         groups: key -> ranks of each group that the programs name; (sender, receiver) of each channel.
-        family: returns the name of the family that a group is of.
+        family: key of a group -> name of its family.
 
     Raises:
         InputError: a program has two groups of one family whose members are of the same classes.
@@ -99,7 +99,7 @@ def fold(
     new_groups: dict[Hashable, list[int]] = {}
 
     def renamed(call: Call) -> Hashable:
-        """Return the key of the folded group: two groups have the same one if they do the same."""
+        """Return the key of the folded group: that of all groups of the same family and classes."""
         key = new_keys.get((call.kind, call.group))
         if key is None:
             members = classes[np.asarray(groups[call.group])]

@@ -5,7 +5,7 @@ at most 1; whenever a task starts or ends, the speeds of those that it meets are
 speeds are 1, and every time equals that of `algebra.solve`, to the picosecond.
 
 Links are shared as by the fluid model of SimGrid (Casanova et al. 2014): speeds are max-min fair, which means that a
-transfer can only get more of a link from one that has no less. Its latency is paid before a transfer uses links.
+transfer can only get more of a link from one that has no more. Its latency is paid before a transfer uses links.
 
 The order of events that occur at one time is fixed, and times are rounded to picoseconds at every event, so equal
 inputs give equal times, bit for bit.
@@ -248,7 +248,7 @@ class _Simulation:
             # The time that each link needs for the bytes; a slow link makes the transfer longer than its price.
             need = {link: picoseconds(share * call.size_bytes / capacity) for link, (capacity, share) in used.items()}
             transfer_ps, slowest_ps = duration_ps - latency_ps, max(need.values())
-            # Durations and needs are rounded apart; the difference is no slow link.
+            # Durations and needs are rounded separately, so a tiny difference does not mean a slow link.
             if slowest_ps > transfer_ps and not math.isclose(slowest_ps, transfer_ps, rel_tol=1e-12, abs_tol=1):
                 transfer_ps = slowest_ps
             if transfer_ps:
@@ -286,7 +286,7 @@ class _Simulation:
         return True
 
     def limit(self, task: int) -> float:
-        """Return the highest speed of a task beside what its programs do at the same time."""
+        """Return the highest speed of a task, given the other tasks that run on its programs."""
         if not self.has_interference:
             return 1
         is_work = self.graph.action(task).call is None

@@ -4,7 +4,7 @@ A *representative* runs, and stands for the other ranks of its class: a collecti
 representatives among its members, and takes their headers, payloads and times for those of the ranks that they stand
 for. So each group of a representative needs one representative of every class of its members.
 
-Which ranks are alike is found by running them. A first run of rank 0, and of ranks that the described hardware makes
+Which ranks are alike is found by running them. A first run of rank 0, the last rank, and ranks that the hardware makes
 different, such as a straggler, shows their groups. Then the first and the last member of every group of a
 representative run, too. If two that are next to each other in a group have equal events at equal times, the ranks
 between them are taken to be like the first; if not, the rank in the middle runs, too. A rank that is sent a message,
@@ -34,11 +34,11 @@ _ARENA_BYTES = 1 << 30
 
 
 class NotRunError(BaseException):
-    """A representative needs a rank that does not run. It is no Exception: a program must not catch it."""
+    """A representative needs a rank that does not run. Not an `Exception`, which a program might catch."""
 
 
 class _FoldedMap(ControlMap):
-    """The map of the representatives' words, by the numbers of ranks in the whole world."""
+    """The control map of the representatives, indexed by their ranks in the whole world."""
 
     # Set right after the construction; the fields of a map are frozen.
     places: dict[int, int]
@@ -80,7 +80,7 @@ class FoldedSegment(Segment):
 
 
 class FoldedViews(Views):
-    """The views of a group whose members share representatives: each of them is seen where its representative is."""
+    """The views of a group whose members share representatives: each member is read at its representative's place."""
 
     def __init__(self, transport: AbstractTransport, slot: int, ranks: tuple[int, ...]) -> None:
         segment = transport.segment
@@ -113,7 +113,7 @@ class FoldedViews(Views):
 
 
 def represented(ranks: Sequence[int], run: set[int]) -> list[int]:
-    """Return the representative of each member of a group: the last one that runs, up to its place in the group."""
+    """Return each member's representative: the last that runs up to its place in the group; before any, the first."""
     first = next(rank for rank in ranks if rank in run)
     found = []
     for rank in ranks:
@@ -141,7 +141,7 @@ def alike(events: Iterable[Event], ranks: Iterable[int]) -> dict[int, int]:
 def first_guess(cluster: ClusterSpec) -> set[int]:
     """Return the ends of the world, the ranks that the described hardware makes different, and their neighbours.
 
-    `wanted` would find all but the latter itself, in further runs.
+    `wanted` would find the ends and the neighbours itself, in further runs, but not the ranks that differ.
     """
     special = {int(rank) for where in (*cluster.stragglers, *cluster.slow_links) for rank in np.atleast_1d(where)}
     near = {rank + step for rank in special for step in (-1, 0, 1)}
@@ -156,7 +156,7 @@ def wanted(segment: FoldedSegment, classes: Mapping[int, int]) -> set[int]:
         classes: representative -> the first one with the same events at the same times.
     """
     groups = [group for group in segment.groups if len(group) > 1 and not classes.keys().isdisjoint(group)]
-    # The world has the classes of all other groups; looked into by itself, it would only repeat them.
+    # The world has the classes of all other groups: to bisect it, too, would only find them again.
     inner = [group for group in groups if len(group) < segment.world_size]
     found: set[int] = set()
     for group in groups:

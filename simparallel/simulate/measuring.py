@@ -26,7 +26,7 @@ NS_PER_S = 10**9
 
 
 class Sample(NamedTuple):
-    """The measured time [s] of an operation, and what its price depends on."""
+    """The measured time [s] of an operation, and the work on which its price depends."""
 
     name: str
     flops: int
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 class Stopwatch(Recorder):
-    """A recorder that keeps spans in place of events: an event does not have all that a price depends on."""
+    """A recorder that keeps spans in place of events: events lack the number of results, on which prices depend."""
 
     def __init__(self) -> None:
         super().__init__(0, describe(1), record="off")
@@ -72,7 +72,7 @@ Step = Callable[[], object]
 
 
 class Attention(nn.Module):
-    """A block of two parts, as in a transformer.   x: (B, T, D)"""
+    """A transformer block with a further projection between attention and MLP.   x: (B, T, D)"""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -140,13 +140,13 @@ def filters(channels: Sequence[int], kernel: int, hidden: int, side: int) -> nn.
 
 
 def residual(channels: Sequence[int]) -> nn.Module:
-    """Return blocks of convolutions, each with half of the pixels of the one before it."""
+    """Return blocks of convolutions; each after the first halves height and width."""
     blocks = [Residual(count, following, 1 + (count > 3)) for count, following in pairwise(channels)]
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], 10))
 
 
 class Program(NamedTuple):
-    """A network to train, and the shape of its input; of integers below `below` if that is not 0."""
+    """A network to train, and the shape of its input, which has integers below `below` unless that is 0."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -210,7 +210,7 @@ def training(program: Program, seed: int = 0) -> Step:
 
 
 def repeat(step: Step, seconds: float, least: int = 10, most: int = 200) -> list[float]:
-    """Return the times [s] of steps after the first two: `least` of them, and more for `seconds`."""
+    """Return the times [s] of steps after the first two, for about `seconds`: at least `least` and at most `most`."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     for number in range(most + 2):
@@ -233,7 +233,7 @@ def op_samples(train: Callable[[], object]) -> list[Sample]:
 
 
 def samples_of(spans: Sequence[Span]) -> list[Sample]:
-    """Return the median over the steps, but the first two, of the time of each operation of a rank's training step.
+    """Return the median time of each operation of a rank's training step, over all steps but the first two.
 
     The time between two steps belongs to the optimizer: it is a cost of each step.
     """
@@ -283,20 +283,20 @@ def _call(op: str, size_bytes: int) -> Callable[[], Any]:
         count = max(1, count // communicator.world_size)
     elif op in ("reduce_scatter", "all_to_all"):
         count = -(-count // communicator.world_size) * communicator.world_size
-    # As gradients in their buckets: where peers can read it.
+    # In memory that peers can read, like gradients in their buckets.
     x = communicator.empty(count, np.dtype(np.float32))
     x[...] = 0
     return partial(getattr(communicator, op), x)
 
 
 def collective_s(op: str, size_bytes: int, seconds: float) -> float:
-    """Return the median time [s] of a call of this rank; all ranks make as many calls."""
+    """Return the median time [s] of a call of this rank; all ranks make equally many calls."""
     call = _call(op, size_bytes)
     communicator = current()
     call()
     start = time.perf_counter()
     call()
-    # Calls are timed in batches, which are short beside the time slices of the system where ranks share cores.
+    # A call is short beside the time slices of the system where ranks share cores, so calls are timed in batches.
     batch = communicator.broadcast_object(max(1, min(20, round(0.02 / max(time.perf_counter() - start, 1e-9)))))
     rounds = communicator.broadcast_object(max(3, min(25, round(seconds / 0.02))))
     times = []
@@ -324,10 +324,10 @@ def free_and_joined_s(program: Program, seconds: float) -> tuple[float, float]:
     step()
     start = time.perf_counter()
     step()
-    # All ranks make as many steps: a barrier has to meet its like.
+    # All ranks make equally many steps, so that every barrier has its counterparts.
     batch = communicator.broadcast_object(max(3, round(0.05 / (time.perf_counter() - start))))
     times: dict[Step, list[float]] = {step: [], joined: []}
-    # By turns, so that other programs on the machine slow both down.
+    # In turns, so that other programs on the machine slow both down alike.
     for _ in range(max(1, round(seconds / 0.2))):
         for each, found in times.items():
             barrier()

@@ -29,7 +29,7 @@ from simparallel.simulate.folding import FoldedViews
 
 
 class DryBody:
-    """A body that moves no payload if that of any member has no data: the result has a shape and nothing else.
+    """The body of a collective in a dry run: if any member's payload has no data, none moves, and the result has none.
 
     Args:
         body: runs the call if all payloads have data.
@@ -118,23 +118,23 @@ def _without_data(result: Any) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles an object as plain pickle would, and counts what the real run's bytes have more.
+    """A pickler that counts how many more bytes the real run's pickle would have, for numbers that are unknown here.
 
     Attributes:
-        missing_bytes: the difference.
+        missing_bytes: these additional bytes.
     """
 
     missing_bytes = 0
 
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, UnknownNumber):
-            self.missing_bytes += 6  # a float has 9
+            self.missing_bytes += 6  # a float takes 9 bytes, its stand-in 3
             return 0
         return None
 
 
 class _Real(_Pickler):
-    """Pickles arrays without data as arrays, to count the bytes."""
+    """A pickler that writes arrays without data as real ones, to count the bytes."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, DryArray):

@@ -1,4 +1,4 @@
-"""`Prediction`: what a dry run tells: time, memory and communication of every class of ranks."""
+"""`Prediction`, the result of a dry run: time, memory and communication of every class of ranks."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Prediction:
     def interval_s(self) -> tuple[float, float, float] | None:
         """Time [s] of the last step as (p10, p50, p90), by the errors that the calibration of the cluster has found.
 
-        Computing has the errors of whole programs, and where ranks share cores, of that; the rest those of collectives.
-        They add up as if they came together. None if the cluster was not calibrated.
+        Computing has the errors of whole programs plus, where ranks share cores, those of sharing; all other time has
+        those of collectives. All of them are taken at the same quantile. None if the cluster was not calibrated.
         """
         errors = self.cluster.calibration.get("residuals")
         if errors is None:
@@ -147,7 +147,7 @@ class Prediction:
         return {kind: time_ps / PS_PER_S for kind, time_ps in sorted(times.items())}
 
     def throughput(self, samples: float) -> float:
-        """Return samples (or tokens) per second, for a step of all ranks together on so many of them."""
+        """Return samples (or tokens) per second, if all ranks together process `samples` of them in a step."""
         return samples / self.step_time_s if self.step_time_s else 0.0
 
     def sent_bytes(self, by: str = "name") -> dict[str, int]:

@@ -23,8 +23,8 @@ from typing import NamedTuple
 from simparallel.hardware.recorder import COMPUTE, COPY_IN, COPY_OUT
 
 COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
-# The stream of the interpreter, which starts the operations of a rank with several devices one after the other. It has
-# the number of no device.
+# The stream of the interpreter, which starts the operations of a rank with several devices one after the other. Its
+# device number is that of no device.
 LAUNCHER, INTERPRETER = "launcher", -1
 
 
@@ -54,7 +54,7 @@ class Action(NamedTuple):
         duration_ps: time that it takes [ps].
         after: numbers of earlier actions of the program that end before it starts.
         key: name of the work, for prices and for jitter.
-        call: the other ranks' part; None for work of this rank alone.
+        call: the part that concerns other ranks; None for work of this rank alone.
         device: number of the device in the rank; INTERPRETER for its launches.
     """
 
@@ -157,7 +157,7 @@ class Program:
     def launch_from(self, devices: Sequence[int], launch_ps: int) -> None:
         """Share one interpreter between devices; each start of an operation takes `launch_ps`.
 
-        It has run so far with the first device of the rank, so that it is as late as that one.
+        Until now the interpreter has run in step with the first device of the rank, so its clock starts at that time.
         """
         if not self._launchers:
             self.add(LAUNCHER, 0, (self.last(),), device=INTERPRETER)
@@ -199,7 +199,7 @@ class Program:
         if not self._launchers:
             return ()
         stream, launch_ps = self._launchers[device]
-        # The operation begins with its launch, so it comes after the launch before.
+        # The operation begins with its launch, so it comes after the previous launch.
         begin = self.last(stream, INTERPRETER)
         self.add(stream, launch_ps, device=INTERPRETER)
         return (begin,)

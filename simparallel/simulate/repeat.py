@@ -1,4 +1,4 @@
-"""Steps that repeat: once the streams of all ranks stand to each other as before, the times repeat, too."""
+"""Steps that repeat: once the clocks of all streams differ as before an earlier step, the times repeat, too."""
 
 from __future__ import annotations
 

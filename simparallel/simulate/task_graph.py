@@ -37,8 +37,8 @@ class TaskGraph:
     Attributes:
         programs: the programs.
         tasks: program -> tasks of its actions, int64, shape (actions,).
-        before: task -> what ends before it starts: tasks, and after them in number, streams. Number `len(graph) + i`
-            stands for stream i, which may be busy at the beginning; the last number is the beginning of time.
+        before: task -> numbers of the tasks and streams for which it waits. Number `len(graph) + i` stands for stream
+            i, which may be busy at the beginning; the number after all streams is the beginning of time.
         durations: durations [ps], int64, shape (tasks,).
         first: task -> program and number of its first action.
         streams: all streams.
@@ -114,7 +114,7 @@ class Times:
     @classmethod
     def of(cls, graph: TaskGraph, starts: np.ndarray, ends: np.ndarray, clocks: np.ndarray) -> Times:
         """Return the times of a graph whose streams were free at `clocks`; a receive starts with its message."""
-        # By the numbers of `before`.
+        # Indexed by the numbers of `before`.
         everything = np.concatenate([ends, clocks, np.zeros_like(clocks, shape=(1, *clocks.shape[1:]))])
         receive, message, last, issued = graph.receives.T
         arrives = np.maximum(starts[message], np.maximum(everything[last], everything[issued]))
@@ -126,7 +126,7 @@ def task_graph(programs: Sequence[Program], groups: Mapping[Hashable, Sequence[i
     """Connect programs by their collectives and messages.
 
     Args:
-        programs: one for each rank, or for each class of ranks (see `folding`).
+        programs: one for each rank, or for each class of ranks (see `classes.fold`).
         groups: key of a group -> numbers of the programs of its members, for every collective's group.
 
     Raises:
@@ -138,7 +138,7 @@ def task_graph(programs: Sequence[Program], groups: Mapping[Hashable, Sequence[i
 
     Cost: about 3 us an action.
     """
-    # All actions in one row, program by program. Stream i is number num_actions + i, the beginning of time the last.
+    # Actions are numbered program by program. Stream i has number num_actions + i, the beginning of time the last.
     offsets = np.cumsum([0, *map(len, programs)])
     num_actions = int(offsets[-1])
     streams: dict[tuple[int, int, Hashable], int] = {}
@@ -168,7 +168,7 @@ def task_graph(programs: Sequence[Program], groups: Mapping[Hashable, Sequence[i
             if call is not None:
                 calls.setdefault(call[:3], []).append(action)
 
-    # Where each action is from.
+    # The program of each action, and its place there.
     parts: list[Part] = [(number, place) for number, program in enumerate(programs) for place in range(len(program))]
     for part, duration_ps in zip(parts, durations, strict=True):
         if not isinstance(duration_ps, (int, np.integer)) or duration_ps < 0:
@@ -221,7 +221,7 @@ def task_graph(programs: Sequence[Program], groups: Mapping[Hashable, Sequence[i
 
 
 def _queues(stream_of: np.ndarray, num_streams: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return what is before each action on its stream, numbered as in `task_graph`, and the last action of each stream.
+    """Return the predecessor of each action on its stream, numbered as in `task_graph`, and each stream's last action.
 
     Args:
         stream_of: stream of each action; -1 for none.
@@ -245,7 +245,7 @@ def _by_key(keys: np.ndarray, values: np.ndarray, count: int) -> list[tuple[int,
 
 
 def _order(num_tasks: int, source: np.ndarray, target: np.ndarray) -> list[int]:
-    """Return the tasks so that each follows those before it; none that waits for itself (Kahn 1962)."""
+    """Return the tasks in topological order (Kahn 1962), without those on or after a cycle."""
     is_task = source < num_tasks
     after = _by_key(source[is_task], target[is_task], num_tasks)
     missing = np.bincount(target[is_task], minlength=num_tasks).tolist()
@@ -331,7 +331,7 @@ def _name(programs: Sequence[Program], number: int) -> str:
 
 
 def _text(programs: Sequence[Program], number: int, place: int) -> str:
-    """Describe an action: whose, which, and what it does."""
+    """Describe an action: its program, its number, and its work."""
     action = programs[number].actions[place]
     call, what = action.call, "" if action.key is None else str(action.key)
     if call is None:

@@ -98,7 +98,7 @@ def layer_activation_bytes(plan: TrainingPlan) -> Fraction:
 
 
 def activation_bytes(plan: TrainingPlan, stage: int = 0, schedule: Schedule = "1f1b") -> Fraction:
-    """Return the most bytes of activations on a device of a stage, between the forward and the backward pass.
+    """Return the peak activation bytes that a device of a stage keeps for the backward pass.
 
     Beside the blocks, the first stage stores the mask of the embedding's dropout for each micro-batch in flight, and
     the last one the inputs of norm and output layer and the float32 logits: sbh(4 + 4V/h), divided as in section 4.3 of

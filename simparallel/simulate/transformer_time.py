@@ -22,10 +22,10 @@ ITEM_BYTES = 2  # activations and products are float16 or bfloat16
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The fractions of its data sheet that hardware achieves; the defaults are published for an A100.
+    """The fractions of its data sheet that hardware achieves; the defaults are published figures.
 
     Args:
-        product: of the peak, by matrix products: what one measured block of a 22B model on eight A100 takes
+        product: of the peak, by matrix products: from the time of one block of a 22B model, measured on eight A100
             (Korthikanti et al. 2022, table 4, median of five). The best product of any shape reaches 0.869 (Bekman,
             "Machine learning engineering", maximum achievable matmul flops).
         attention: of the peak, by fused attention: 25 to 40 % for FlashAttention (Dao 2023, arXiv 2307.08691,
@@ -118,8 +118,8 @@ class Pass(NamedTuple):
     Attributes:
         forward, backward, weights: kernels of the forward pass, of the backward pass with recomputation, and of the
             gradients of weights.
-        shown: all-reduces in the tensor group that nothing hides: of the forward pass and of recomputation.
-        hidden: all-reduces of the backward pass, which the gradients of weights can hide.
+        shown: number of all-reduces in the tensor group that nothing hides: of the forward pass and of recomputation.
+        hidden: number of all-reduces of the backward pass, which the gradients of weights can hide.
     """
 
     forward: list[Kernel]
@@ -134,8 +134,8 @@ def step_time(
 ) -> StepTime:
     """Predict the time of one training step.
 
-    With a pipeline of p stages, v chunks and m micro-batches, a step lasts m times the slowest stage, and the other
-    stages once, divided by v; where p does not divide m, the interleaved schedule waits (v - 1)(p - m mod p) chunks
+    With a pipeline of p stages, v chunks and m micro-batches, a step lasts m times the slowest stage, plus 1/v of
+    the sum of the other stages; where p does not divide m, the interleaved schedule waits (v - 1)(p - m mod p) chunks
     more (Narayanan et al. 2021, section 2.2; Calculon's llm.py). Messages between stages are divided by the tensor
     group (section 4.1).
 
@@ -285,7 +285,7 @@ def _stage_work(plan: TrainingPlan, stage: int, gradient_bytes: int) -> Pass:
     forward = [_product(tokens, *matrix) for matrix in matrices]
     forward += [Kernel(0, 4 * own * h)] * 2 + [Kernel(0, 7 * own * h)] * 2 + [Kernel(0, 16 * tokens * h // t)]
     recomputed = {"none": [], "selective": [] if plan.fused_attention else core, "full": forward + core}[plan.recompute]
-    # The gradients of the inputs of products take what the products take. Norms read the input and the gradient and
+    # The input gradient of a product costs as much as the product. Norms read the input and the gradient and
     # write a gradient, which is then added to that of the residual; a dropout reads the gradient and the mask.
     backward = [*recomputed, *(_product(tokens, *matrix) for matrix in matrices), *core_backward]
     backward += [Kernel(0, 6 * own * h)] * 4 + [Kernel(0, 5 * own * h)] * 2 + [Kernel(0, 24 * tokens * h // t)]
@@ -318,7 +318,7 @@ def _joined(one: Pass, other: Pass) -> Pass:
 
 
 def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:
-    """Return the kernels between the products of queries, keys, values and of the output: forward and backward.
+    """Return the kernels between the query-key-value product and the output product: forward and backward.
 
     Separate kernels compute all scores: two batched products, softmax with mask, dropout. A fused kernel
     (FlashAttention) leaves out masked blocks, half of all, and computes five products instead of two in the backward
@@ -338,11 +338,11 @@ def _attention(plan: TrainingPlan) -> tuple[list[Kernel], list[Kernel]]:
 
 
 def _product(rows: int, inner: int, columns: int) -> Kernel:
-    """Return the product of (rows, inner) and (inner, columns)."""
+    """Return the kernel of the product of (rows, inner) and (inner, columns)."""
     return Kernel(2 * rows * inner * columns, ITEM_BYTES * (rows * inner + inner * columns + rows * columns))
 
 
 def _weight_gradient(rows: int, inner: int, columns: int, gradient_bytes: int) -> Kernel:
-    """Return the gradient of the (inner, columns) weights of a product, added to what is there."""
+    """Return the kernel of the gradient of (inner, columns) weights, which adds to the gradient so far."""
     size_bytes = ITEM_BYTES * rows * (inner + columns) + 2 * gradient_bytes * inner * columns
     return Kernel(2 * rows * inner * columns, size_bytes)

@@ -24,8 +24,8 @@ def varied(
     Args:
         graph: the tasks.
         stragglers: number of a program -> factor on the time of its work.
-        jitter: the largest part by which work takes longer; each action has a part of its own, uniform in [0, jitter).
-        seed: seed of the parts.
+        jitter: the largest fraction by which work takes longer; each action has its own, uniform in [0, jitter).
+        seed: seed of these fractions.
 
     Raises:
         InputError: no such program, or a factor or `jitter` that is negative or not finite.

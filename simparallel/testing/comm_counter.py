@@ -77,7 +77,7 @@ class CommCounter:
 
     @property
     def places(self) -> dict[str, int]:
-        """The user's line -> number of calls; a collective of several ranks counts at the line of its first rank."""
+        """The user's line -> number of calls; a collective counts once, on the rank with the largest payload."""
         return dict(Counter(call.where for call in self._distinct()))
 
     def of_rank(self, rank: int) -> dict[str, int]:
@@ -85,7 +85,7 @@ class CommCounter:
         return dict(Counter(call.name for call in self.calls if call.rank == rank))
 
     def _distinct(self) -> list[CountedCall]:
-        """Return the calls, collectives of several ranks once."""
+        """Return the calls, with a collective of several ranks once."""
         found: dict[Any, CountedCall] = {}
         for number, call in enumerate(self.calls):
             # A message has two ends, which are two calls.

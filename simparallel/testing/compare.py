@@ -1,7 +1,7 @@
 """Compare the values of ranks with those of one device, and find the first difference.
 
-A record maps keys (step, phase, name) to values. Where a rank holds a slice, the slices of all ranks are compared with
-theirs of the whole.
+A record maps keys (step, phase, name) to values. Where ranks hold slices, each is compared with the same
+slice of the whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Record = dict[Key, Any]
 # name, the whole array, rank, number of ranks -> the part that the rank holds
 Slices = Callable[[str, np.ndarray, int, int], np.ndarray]
 RESULT = "result"  # the phase of the results of a whole program
-# By bytes of a number: relative to the largest number of an array, and absolute.
+# By itemsize: tolerances relative to the largest number of an array, and absolute.
 RTOL = {2: 1e-2, 4: 1e-4, 8: 1e-9}
 ATOL = {2: 1e-3, 4: 1e-6, 8: 1e-12}
 
@@ -36,7 +36,7 @@ class Tolerance(NamedTuple):
         return self.limit(size, *arrays) if size else 0.0
 
     def limit(self, itemsize: int, *arrays: np.ndarray) -> float:
-        """Return the largest allowed difference between numbers of so many bytes."""
+        """Return the largest allowed difference between numbers of `itemsize` bytes."""
         size = min(itemsize, 8)
         rtol, atol = RTOL[size] if self.rtol is None else self.rtol, ATOL[size] if self.atol is None else self.atol
         return atol + rtol * max(float(np.max(np.abs(x[np.isfinite(x)]), initial=0.0)) for x in arrays)
@@ -50,10 +50,10 @@ class Difference(NamedTuple):
     at: tuple[int, ...] | None  # index in the part of the rank; None for shapes, texts and missing values
     value: Any
     expected: Any
-    told: str  # the rest of the sentence
+    told: str  # appended to the message
 
     def error(self, world_size: int, case: Mapping[str, Any]) -> NotEquivalentError:
-        """Return the error that says so."""
+        """Return the error that reports this difference."""
         step, phase, name = self.key
         place = "" if step is None else f"step {step}, "
         at = f", index {self.at}" if self.at else ""
@@ -69,7 +69,7 @@ class Difference(NamedTuple):
 
 
 def case_text(world_size: int, case: Mapping[str, Any]) -> str:
-    """Return the text of a case that was drawn."""
+    """Return a drawn case as text."""
     return ", ".join([f"world_size {world_size}", *(f"{name} {value}" for name, value in case.items())])
 
 
@@ -84,7 +84,7 @@ def _show(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a fact: plain data, or its repr."""
+    """Return a value for the facts of an error: plain data, or its repr."""
     return value if isinstance(value, (int, float, str, bool, tuple)) or value is None else repr(value)
 
 
@@ -98,7 +98,7 @@ def first_difference(
         one: the record of one device.
         ranks: the records of the ranks, in order.
         tolerance: how much numbers may differ.
-        slices: gives the part of an array that a rank holds; by default the parts follow each other by rank.
+        slices: gives the part of an array that a rank holds; by default consecutive slices, in the order of the ranks.
         optional: phases that are not compared if no rank has recorded them.
     """
     phases = {key[1] for record in ranks for key in record}
@@ -110,7 +110,7 @@ def first_difference(
     for key, whole in one.items():
         if key[1] in phases or key[1] not in optional:
             held = {rank: record[key] for rank, record in enumerate(ranks) if key in record}
-            # A stage of a pipeline has some of the parameters, and each of these in every phase.
+            # A pipeline stage has only some of the parameters, but records each of these in every phase.
             is_whole = key[1] == RESULT or not key[2]
             lacking = [rank for rank in range(len(ranks)) if rank not in held and (is_whole or key[2] in names[rank])]
             if lacking or not held:
@@ -166,7 +166,7 @@ def _unequal(key: Key, rank: int, value: Any, expected: Any, tolerance: Toleranc
         isinstance(x, (int, float, np.number)) for x in both
     ):
         a, b = map(np.asarray, both)
-        # A number of Python is mostly the `item()` of a float32 tensor.
+        # A Python float is usually the `item()` of a float32 tensor.
         limit = tolerance.limit(4, a, b) if any(type(x) is float for x in both) else tolerance.of(a, b)
         if abs(a - b) <= limit:
             return None
@@ -183,7 +183,7 @@ def expected_parts(
         whole: the value of one device.
         shapes: of the arrays that the ranks hold.
         world_size: number of ranks.
-        slices: see `first_difference`; not for arrays of all ranks' whole shape.
+        slices: see `first_difference`; unused if every rank's array has the shape of `whole`.
 
     Returns:
         rank -> its part; or a Difference, if the shapes are not those of such slices.

@@ -1,7 +1,7 @@
 """What CuPy 14.2 lacks of NumPy 2.4: names, keywords, methods of ufuncs, dtypes. `strict` refuses it.
 
-Found by comparing `dir()` and `inspect.signature` of both packages, and by calls without a GPU: CuPy looks at the
-arguments before it asks for one. A test compares the tables with CuPy where it is installed. Keywords that CuPy
+Found by comparing `dir()` and `inspect.signature` of both packages, and by calls without a GPU: CuPy checks the
+arguments before it looks for one. A test compares the tables with CuPy where it is installed. Keywords that CuPy
 calls by another name (`stack(tup)` for `stack(arrays)`) count as lacking. Types are left out.
 """
 
@@ -137,7 +137,7 @@ KEYWORDS_OF_METHODS = _table(
     var: correction mean where
     """
 )
-# Of every ufunc; `matmul` takes all but the first two.
+# Keywords that no ufunc of CuPy takes; `matmul` lacks only the first two.
 KEYWORDS_OF_UFUNCS = _names("where subok order signature axes axis keepdims")
 KEYWORDS_OF_MATMUL = _names("where subok")
 
@@ -162,7 +162,7 @@ DTYPES_OF_AT = _table(
     bitwise_xor: int32 int64 uint32 uint64
     """
 )
-# Codes of the dtypes of arrays: bool, integers, and floating point up to 64 bits, each also complex.
+# Codes of the dtypes of arrays: bool, integers, float16, float32, float64, complex64 and complex128.
 DTYPES = frozenset("?bBhHiIlLqQefdFD")
 # Flags of an array.
 FLAGS = _names("c_contiguous f_contiguous forc fnc owndata")

@@ -43,7 +43,7 @@ def assert_equivalent(
     max_examples: int = 50,
     timeout_s: float = 20.0,
 ) -> None:
-    """Check that a parallel program computes the result of one device.
+    """Check that a parallel program computes the same result as one device.
 
     With `strategy` or `parallel`, `program` is a model. It is trained for some steps on one device and on ranks. After
     each step the output, the loss, the gradients of parameters and inputs, the parameters, the state of the optimizer
@@ -55,7 +55,7 @@ def assert_equivalent(
 
     Args:
         program: a Module; a function that returns one; or the program for ranks.
-        inputs: a tuple or list of the arguments, or a single one. In a model's, a tuple of integers stands for a
+        inputs: a tuple or list of the arguments, or a single one. For a model, a tuple of integers stands for a
             float32 array of this shape. With `loss_fn` the last one is the labels. Also Hypothesis strategies
             for arguments or shapes, or a function of `sizes` that returns arguments or shapes.
         strategy: the way to make the model parallel:
@@ -64,19 +64,19 @@ def assert_equivalent(
             A `Plan`, or "auto", which searches for one.
             "pipeline", or `functools.partial(sp.parallel.Pipeline, schedule=..., ...)`, which gets model and loss.
             A function that is called with the model on each rank and returns the parallel one.
-        parallel: returns a parallel model of your own, called on each rank. It gets the weights of one device by name.
+        parallel: called on each rank, returns your own parallel model, which gets the weights of one device by name.
             A tensor smaller than on one device holds a slice of one dim, in the order of the ranks.
-        slices: (name, whole, rank, world_size) -> the part of a parameter on this rank, where it is another one.
+        slices: (name, whole, rank, world_size) -> the part of a parameter on this rank, where it is no such slice.
         loss_fn: (output, labels) -> loss; by default the mean of (output + 1)².
         optimizer: takes parameters, returns an optimizer; by default SGD with momentum.
         steps: number of training steps.
         world_size: number of ranks, or several numbers. Where cases are drawn, a number n means 1 to n.
         transport: "inline", "shm", or warm ranks: the fixture `world` or a `Ranks`.
         sizes: name -> Hypothesis strategy or list of values. The functions `program`, `parallel` and `inputs` get
-            those that they have as arguments.
+            the values of those that are among their arguments.
         per_rank: names of results that may differ between ranks, such as "losses" or "history[0]".
         rtol, atol: a difference may be `atol` + `rtol` times the largest number of the array. By default 1e-4 and 1e-6
-            for float32 and numbers of Python, 1e-9 and 1e-12 for float64, 1e-2 and 1e-3 for float16, 0 for integers.
+            for float32 and Python floats, 1e-9 and 1e-12 for float64, 1e-2 and 1e-3 for float16, 0 for integers.
         seed: of weights and masks.
         max_examples: how many cases are drawn; needs Hypothesis.
         timeout_s: seconds that a rank waits for another one.
@@ -84,7 +84,7 @@ def assert_equivalent(
     Raises:
         NotEquivalentError: an AssertionError with the first difference: step, phase, name, rank, index, both numbers,
             and the smallest failing case if cases are drawn.
-        RunFailedError: the parallel program fails by itself, for example because its ranks make different calls.
+        RunFailedError: the parallel program fails by itself, for example because its ranks call different collectives.
         InputError: arguments that do not fit each other.
 
     Cost: a training run on one device and one on ranks for each case; some milliseconds for a small model on threads.
@@ -140,7 +140,7 @@ def _check_training(
     training = Training(make, values, **{**settings, "strategy": None})
     if strategy == "ddp" and (len(values[0]) % world_size or len(values[0]) == 0):
         if case:
-            return  # a drawn batch that has no equal parts
+            return  # the drawn batch has no equal parts
         raise InputError(
             f"assert_equivalent: a batch of {len(values[0])} has no {world_size} equal parts, and the mean of means of "
             "unequal parts is not the mean of the batch."
@@ -165,7 +165,7 @@ def _check_program(
     program: Any, inputs: Any, sizes: Mapping[str, Any], world_size: int, case: Mapping[str, Any], *, ranks: Any,
     tolerance: Tolerance, per_rank: tuple[str, ...], **unused: Any,
 ) -> None:  # fmt: skip
-    """Compare the results of a program on ranks with that on one rank."""
+    """Compare the results of a program on ranks with its result on one rank."""
     args = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     call = partial(_flat_result, program, tuple(args), dict(sizes), per_rank)
     one = _run_alone(call)
@@ -208,7 +208,7 @@ def _flatten(value: Any, path: str, found: Record) -> None:
 
 
 def _with_sizes(fn: Callable[..., Any], sizes: Mapping[str, Any], *args: Any) -> Any:
-    """Call `fn` with the sizes that it has as arguments."""
+    """Call `fn` with those sizes that are among its arguments."""
     if not sizes:
         return fn(*args)
     known = inspect.signature(fn).parameters
@@ -272,7 +272,7 @@ def _shapes_text(values: Any) -> str:
 
 
 def _with_case(error: NotEquivalentError, world_size: int, case: Mapping[str, Any]) -> NotEquivalentError:
-    """Return an error that a rank raised, with the case that was drawn."""
+    """Return the error of a rank with the drawn case in its text and facts."""
     text = error.args[0]
     if case:
         text = text.replace(f"At world_size {world_size}", f"Smallest failing case: {case_text(world_size, case)}", 1)

@@ -29,7 +29,7 @@ def inject(
     group: int | str = "*",
     step: int | str = "*",
 ) -> Iterator[None]:
-    """Let a rank fail in the runs that begin inside the block. Blocks may be nested, for several faults.
+    """Make a rank fail in the runs that begin inside the block. Blocks may be nested, for several faults.
 
     Args:
         rank: the rank that fails.
@@ -38,9 +38,10 @@ def inject(
             threads cannot get signals.
         op: "all_reduce", "send", ...; "*" for any.
         seq: number of the call in its group, from 1; "*" for any.
-        phase: "enter", "copy_in", "published", "reduce", "copy_out", "leave" or "returned".
-        group: "world", "p2p", or the number of a group.
-        step: of a collective that runs as messages.
+        phase: "enter", "copy_in", "published", "reduce", "copy_out", "leave" or "returned"; in a step of a collective
+            that runs as messages, "send", "sent", "receive" or "received".
+        group: "world", "p2p", or the number of a group; "*" for any.
+        step: number of such a step, from 1; "*" for any.
 
     Raises:
         InputError: (when a run begins) a field is wrong.

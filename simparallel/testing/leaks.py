@@ -26,7 +26,7 @@ MARK = "SIMPARALLEL_TEST_MARK"
 
 
 def _stat(pid: int) -> tuple[int, str] | None:
-    """(parent, start time) of a process."""
+    """Return (parent, start time) of a process; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -35,7 +35,7 @@ def _stat(pid: int) -> tuple[int, str] | None:
 
 
 def marked(mark: str) -> set[int]:
-    """Return the processes started with this mark in their environment; zombies have none."""
+    """Return the processes started with this mark in their environment; zombies have no environment."""
     found = set()
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
@@ -86,7 +86,7 @@ def belongings() -> dict[str, set[str]]:
 def new_belongings(before: dict[str, set[str]], limit_s: float = 3.0) -> dict[str, set[str]]:
     """Return the resources that did not exist before, of the kinds in `before`.
 
-    Waits for them to go, so that slow ends are not called leaks.
+    Waits up to `limit_s` for them to go, so that a slow shutdown does not count as a leak.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -94,12 +94,12 @@ def new_belongings(before: dict[str, set[str]], limit_s: float = 3.0) -> dict[st
         new = {kind: now[kind] - before[kind] for kind in before if now[kind] - before[kind]}
         if not new or time.monotonic() > deadline:
             return new
-        gc.collect()  # objects that only a reference cycle holds are no leak; a third of a second late in the suite
+        gc.collect()  # objects held only by a reference cycle are no leak; takes 0.3 s late in the suite
         time.sleep(0.02)
 
 
 def start_blas_threads() -> None:
-    """Start all threads of BLAS: it ends them when the process forks, and starts those of its present limit later."""
+    """Start all threads of BLAS, which ends them when the process forks, and later restarts as many as its limit."""
     for library in ThreadpoolController().lib_controllers:
         limit = library.num_threads
         library.set_num_threads(max(limit, usable_cores()))
@@ -108,7 +108,7 @@ def start_blas_threads() -> None:
 
 @contextmanager
 def no_leaks(limit_s: float = 3.0) -> Iterator[None]:
-    """Check that nothing is left behind by a block: processes, descriptors, threads, shared memory, temporary files.
+    """Check that a block leaves nothing behind: processes, descriptors, threads, shared memory, temporary files.
 
     Processes that are left are killed, so that they do not disturb the next block.
 

@@ -45,7 +45,7 @@ class Pools:
         return self._ranks[key]
 
     def call(self, item: pytest.Function, marker: pytest.Mark) -> bool | None:
-        """Run the body of a marked test on ranks; of a test of Hypothesis, its body for each example."""
+        """Run the body of a marked test on ranks; of a Hypothesis test, its body for each example."""
         size, settings = _checked(item, marker)
         ranks = self.ranks(**settings)
         handle = getattr(item.obj, "hypothesis", None)
@@ -97,7 +97,7 @@ class _TestRanks(Ranks):
 
 
 def _is_of_tests(module: Any) -> bool:
-    """Return whether a module is one of the tests. pytest also rewrites installed packages that have plugins."""
+    """Return whether a module is a test module: pytest also rewrites installed packages that have plugins."""
     names = getattr(module, "__dict__", {})
     file = names.get("__file__")
     return "@pytest_ar" in names and isinstance(file, str) and not is_installed(file) and not is_inside(file)
@@ -134,7 +134,7 @@ class _Named:
         return len(text)
 
     def finish(self) -> None:
-        """Write the lines that have no end."""
+        """Write the lines that do not end in a newline."""
         for name, text in self._begun.items():
             if text:
                 self._out.write(f"[{name}] {text}\n")
@@ -146,7 +146,7 @@ class _Named:
 @contextmanager
 def _named_output(transport: str) -> Iterator[None]:
     if transport != "inline":
-        yield  # the launcher does so
+        yield  # the launcher names the ranks
         return
     before = sys.stdout
     sys.stdout = named = _Named(before)

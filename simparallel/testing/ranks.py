@@ -39,7 +39,7 @@ class Ranks:
         return self.cluster(world_size).run(fn, *args, **kwargs)
 
     def cluster(self, world_size: int, **settings: Any) -> Cluster:
-        """Return the cluster of this size, with these settings in place of the pool's; made where there is none."""
+        """Return the cluster of this size, with these settings in place of the pool's; make it if there is none."""
         key = world_size, repr(sorted(settings.items()))
         if key not in self._clusters:
             made: dict[str, Any] = {"transport": self.transport, **self._settings, **settings}

@@ -5,10 +5,9 @@
     x + np.ones(3), np.exp(x)              # TypeError: host and device arrays do not mix
     strict.xp.errstate                     # AttributeError: CuPy has none
 
-Differences from NumPy, as in CuPy ("Differences between CuPy and NumPy" in its user guide):
-0-d results stay arrays, ufuncs accept no lists, only `get()` converts to
-NumPy. Names, keywords and dtypes that CuPy lacks are refused, see `cupy_lacks`. An assignment that writes one element
-twice, undefined in CuPy, is an error here.
+Differences from NumPy, as in CuPy ("Differences between CuPy and NumPy" in its user guide): 0-d results stay arrays,
+ufuncs accept no lists, only `get()` converts to NumPy. Names, keywords and dtypes that CuPy lacks are refused, see
+`cupy_lacks`. An assignment that writes one element twice, undefined in CuPy, is an error here.
 
 Importing this file registers the type, so that Tensors and ops accept it.
 """
@@ -40,7 +39,8 @@ _listeners: list[Callable[[str], None]] = []
 def host_waits() -> Iterator[list[str]]:
     """List the operations inside the block for which the host waits for a GPU, because it needs a value.
 
-    They are named get, item, tolist, bool, int, float; mask (the size of `x[mask]` is a value); nonzero and its like.
+    They are named get, item, tolist, bool, int, float; mask, because the size of `x[mask]` depends on values;
+    nonzero and other functions whose results have such a size.
     """
     waits: list[str] = []
     _listeners.append(waits.append)
@@ -137,7 +137,7 @@ class StrictArray:
     def __repr__(self) -> str:
         return f"StrictArray({self._data!r})"
 
-    # As of any array: == compares elements.
+    # Unhashable, like any array: == compares elements.
     __hash__ = None  # type: ignore[assignment]
 
 

@@ -28,12 +28,13 @@ OUTPUT, LOSS, GRADIENT, PARAMETER, STATE, BUFFER = (
     "output", "loss", "gradient", "parameter", "optimizer state", "buffer",
 )  # fmt: skip
 INITIAL, INPUT_GRADIENT, EVALUATION = "initial value", "gradient of input", "output in evaluation"
-# Parameters may have no data at first, a pipeline has no output of a step, `AutoParallel` lays out the inputs inside.
+# Not always recorded: parameters may have no data at first, a pipeline step returns no output, and `AutoParallel` lays
+# out the inputs itself.
 OPTIONAL = (INITIAL, OUTPUT, INPUT_GRADIENT)
 
 
 def momentum(params: Iterable[Tensor]) -> Optimizer:
-    """Return the optimizer of a comparison that names none: its state and its step are linear in the gradients."""
+    """Return the default optimizer of a comparison: its state and its step are linear in the gradients."""
     return SGD(params, lr=0.1, momentum=0.9)
 
 
@@ -91,7 +92,7 @@ class Training:
         return record
 
     def after(self, one: Record) -> Training:
-        """Return the training of the ranks, which starts with the weights of one device."""
+        """Return the training of the ranks, which starts with the weights in `one`, the record of one device."""
         initial = {name: value for (_, phase, name), value in one.items() if phase == INITIAL}
         return replace(self, initial=initial, output_size=one[None, EVALUATION, ""].size)
 
@@ -219,7 +220,7 @@ class _DataParallel(_Plain):
 
 
 class _Automatic(_Plain):
-    """A step under `AutoParallel`; its arguments get their layouts inside, so the gradients of inputs stay there."""
+    """A step under `AutoParallel`; arguments get their layouts inside it, so the gradients of inputs stay there."""
 
     def __init__(self, training: Training, model: Module) -> None:
         super().__init__(replace(training, output_size=0), model)
@@ -350,7 +351,7 @@ def _restricted(plan: Plan, strategies: Mapping[str, Any]) -> Plan:
 
 
 def is_shape(value: Any) -> bool:
-    """Return whether a value stands for an array of this shape."""
+    """Return whether a value is a shape, which stands for an array."""
     return isinstance(value, tuple) and all(isinstance(n, (int, np.integer)) for n in value)
 
 

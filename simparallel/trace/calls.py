@@ -22,10 +22,10 @@ Hop = tuple[str, int, str]  # file below the package, line, function
 class CallTrace:
     """The calls of functions of the package, by phase, on this rank.
 
-    Python's profiler calls it at each call, so what is traced runs slower.
+    Python's profiling hook runs at each call, so traced code is slower.
 
     Args:
-        ends: title -> a function as "file:name", and a part of the line in it where a path ends.
+        ends: title -> ("file:function", a part of the text of the line in it where the path ends).
 
     Attributes:
         calls: for each phase, the number of calls of each function, by (file, name).

@@ -1,11 +1,12 @@
 """Traces as Chakra execution traces, one file for each rank, for simulators such as ASTRA-sim.
 
-A node is an operation. It depends on the node before it on its stream; a communication also on the last computation
-that had ended when it started, and a computation that started later than its stream was free on the communications that
-ended then. A simulator finds the waits between ranks itself, from the collectives and the messages.
+A node is an operation. It depends on the node before it on its stream. A communication also depends on the last
+computation that had ended when it started; a computation that started later than its stream was free also depends on
+the communications that ended at its start. A simulator finds the waits between ranks itself, from the collectives and
+the messages.
 
 The format: Chakra schema 0.0.4 (MLCommons, `schema/protobuf/et_def.proto`): messages of Protocol Buffers, each after
-its length. The messages are described here by their fields that are written; readers skip what a message lacks.
+its length. Only the fields that are written are declared here; to readers the others are unset.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _nodes(events: Sequence[Event]) -> Iterator[Any]:
     node = messages()["Node"]
     work = [event for event in events if event.kind != RANGE]
     work.sort(key=lambda event: (event.sim_start_ps, event.sim_end_ps))
-    # Node -> the node before it on its stream. Numbers begin at 1: to readers of proto3, 0 is no number.
+    # Node -> the node before it on its stream. Numbers begin at 1: to proto3 readers, 0 means unset.
     previous: dict[int, int] = {}
     last: dict[tuple[int, str], int] = {}
     # (device, end) -> nodes that ended then.
@@ -121,7 +122,7 @@ def _nodes(events: Sequence[Event]) -> Iterator[Any]:
         before = {last[lane]} if lane in last else set()
         if event.stream != COMPUTE:
             done = last.get((event.device, COMPUTE))
-            # The last computation may still run: a communication starts beside it.
+            # The last computation may still be running beside the communication.
             while done is not None and work[done - 1].sim_end_ps > event.sim_start_ps:
                 done = previous.get(done)
             before |= set() if done is None else {done}

@@ -28,7 +28,7 @@ CLOCKS = ("sim", "wall")
 _TEXTS = ("stream", "name", "kind", "algorithm", "layer")
 _LISTS = ("group", "live_bytes", "step_ps")
 _ARGS = tuple(field for field in Event._fields if field not in ("rank", "name", "kind"))
-# Fields with an empty tuple or text as default are the ones that `dumps` leaves out.
+# Fields with an empty tuple or text as default: `dumps` leaves them out if they are empty.
 _DEFAULTS = {field: value for field, value in Event._field_defaults.items() if value in ((), "")}
 # The largest magnitude of a number in a trace: recorded numbers are 64-bit integers.
 _LARGEST = 2**63 - 1

@@ -13,7 +13,7 @@ from simparallel.hardware.recorder import Event
 from simparallel.trace.trace import Trace
 
 NS_PER_S = 10**9
-# Differences that are listed one by one.
+# Number of differences of a kind that are listed one by one.
 _LISTED = 5
 
 
@@ -91,8 +91,9 @@ class Difference(NamedTuple):
 def diff(first: Trace, second: Trace) -> Difference:
     """Compare two traces, event by event.
 
-    Events of a rank are the same if they have the same name, kind, step, flops, bytes and group; equal ones are matched
-    in order. Ranks that only one trace has are left out: a prediction has one rank for all with its program.
+    Events of a rank are the same if they have the same name, kind, step, device, flops, bytes and group; equal ones are
+    matched in order. Ranks that only one trace has are left out: in a prediction, one rank may stand for all ranks with
+    its program.
 
     Raises:
         InputError: no rank has events in both.

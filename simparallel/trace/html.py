@@ -1,7 +1,7 @@
 """A trace as one HTML file: a timeline to zoom, search and walk through, without a network and without libraries.
 
 The page is in `page/`: its HTML, its style, and its script in three files. The events are put into it as columns of
-JSON. Rows of events are ordered by rank and stream, and in a row by start; starts are differences to the event before.
+JSON. Rows of events are ordered by rank and stream, and in a row by start; each start is relative to the event before.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _lane(event: Event) -> tuple[int, int, str]:
 
 
 class _Numbers(dict[Any, int]):
-    """Numbers for different things, in the order in which they come."""
+    """Consecutive numbers for distinct keys, in the order of their first use."""
 
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
@@ -131,7 +131,7 @@ def _columns(events: Sequence[Event], rows: Mapping[Any, int], kinds: Sequence[s
 
 
 def _packed(values: Sequence[int]) -> Any:
-    """Return one value for a column of equal ones, {"of", "at"} for one of few different values, or the column."""
+    """Return one value for a column of equal values, {"of", "at"} for one of few distinct values, or the column."""
     numbers = _Numbers()
     at = [numbers[value] for value in values]
     if len(numbers) == 1:
@@ -140,7 +140,7 @@ def _packed(values: Sequence[int]) -> Any:
 
 
 def _differences(times: Sequence[int]) -> list[int]:
-    """Return the first time after the earliest one, and the difference of each further time to the one before."""
+    """Return the first time relative to the earliest, then the difference of each further time from the one before."""
     return [time - before for before, time in pairwise([min(times, default=0), *times])]
 
 
@@ -188,7 +188,7 @@ def _shares(totals: Mapping[tuple[int, int], Totals]) -> list[dict[str, Any]]:
 
 
 def _path_told(path: Sequence[Event]) -> str:
-    """Return what the critical path consists of, as a sentence."""
+    """Return a sentence on the length of the critical path and its shares."""
     if not path:
         return ""
     compute_ps, communication_ps = (_length(e for e in path if (e.stream == COMPUTE) is own) for own in (True, False))
@@ -205,5 +205,5 @@ def _path_told(path: Sequence[Event]) -> str:
 
 
 def _length(events: Iterable[Event]) -> int:
-    # A receive is shown from the start of its message, whose sender is on the path, too.
+    # A receive lasts from the start of its message, whose send is on the path, too, and counts already.
     return sum(event.sim_end_ps - event.sim_start_ps for event in events if event.name != "recv")

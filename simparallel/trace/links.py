@@ -1,4 +1,4 @@
-"""What connects the events of a trace: the ends of a communication, and the chain of events that sets its length."""
+"""Links between a trace's events: the ends of a communication, and the chain of events that sets the trace's length."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def communications(events: Sequence[Event]) -> list[list[int]]:
         # The two ends of a message or a copy are on different streams, so the stream cannot be part of their key.
         stream = event.stream if event.kind == "collective" else ""
         call = event.kind, stream, event.group, event.seq
-        # Sequence numbers restart when a program runs again: the n-th call of a number on one rank belongs to the n-th
-        # on the others.
+        # Sequence numbers restart when a program runs again: the n-th call with a number on one rank belongs to the
+        # n-th on the others.
         end = event.rank, event.device, event.stream, call
         repeat = seen[end] = seen.get(end, -1) + 1
         calls.setdefault((*call, repeat), []).append(index)
@@ -38,10 +38,10 @@ def communications(events: Sequence[Event]) -> list[list[int]]:
 def critical_path(events: Sequence[Event]) -> list[int]:
     """Return the indices of the events that the simulated time of the trace consists of, in order of time.
 
-    Found backwards from the last end. What an event waited for is an event of one of its ranks that ended when it
-    started: on its own stream, else on the compute stream, else on another one. A receive that ends with its message
-    waited for the sender. Where no event ended at that time, as after steps that were not kept, the path has a gap, and
-    goes on with the last event before it.
+    Found backwards from the last end. An event waited for an event of one of its ranks that ended when it started: on
+    its own stream, else on the compute stream, else on another one. A receive that ends with its message waited for
+    the send. Where no event ended at that time, as after steps that were not kept, the path has a gap, and goes on with
+    the last event before it.
 
     Cost: about 5 us an event.
     """
@@ -55,7 +55,7 @@ def critical_path(events: Sequence[Event]) -> list[int]:
 
 
 class _Walk:
-    """A way back through the events of a trace, from each one to what it waited for; it comes to each event once.
+    """A walk back through a trace, from each event to the event that it waited for; it visits each event once.
 
     Attributes:
         work: indices of all events but the marks of the program.
@@ -85,7 +85,7 @@ class _Walk:
             members = [index]
             if event.name == "recv" and sends:
                 self._seen.add(index)
-                # It takes no time of its own: it ends with the message, or at once if the message was there.
+                # A receive takes no time of its own: it ends with the message, or at once if the message was there.
                 if self.events[sends[0]].sim_end_ps == event.sim_end_ps:
                     return sends[0]
                 ready_ps = event.sim_end_ps
@@ -100,7 +100,7 @@ class _Walk:
     def _order(self, event: Event, index: int) -> tuple[bool, bool, int, int]:
         other = self.events[index]
         is_own = other.stream == event.stream and other.rank == event.rank and other.device == event.device
-        # The last one first: events that take no time share their end with the one before them.
+        # Later events first: events that take no time share their end with the event before them.
         return not is_own, other.stream != COMPUTE, other.rank, -index
 
     def _last_before(self, rank: int, time_ps: int) -> tuple[int, int] | None:

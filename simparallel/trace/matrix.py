@@ -18,12 +18,12 @@ _TO_THE_NEXT = ("all_reduce", "reduce_scatter", "all_gather")
 def bytes_between(events: Iterable[Event], world_size: int) -> np.ndarray:
     """Return the bytes that rank i sends to rank j at [i, j]; a row adds up to the bytes that its events count as sent.
 
-    The receivers are those of the algorithm whose bytes are counted. A collective that named an algorithm on messages
-    has the receivers of its messages. Others are counted as a ring (all_reduce, reduce_scatter, all_gather), as a chain
-    (broadcast, reduce), as messages from or to the root (scatter, gather), or as equal messages to all others.
+    The receivers are those of the algorithm whose bytes are counted. A collective that ran as messages has the
+    receivers of these. Others are counted as a ring (all_reduce, reduce_scatter, all_gather), as a chain (broadcast,
+    reduce), as messages from or to the root (scatter, gather), or as equal messages to all others.
 
     Args:
-        events: of any ranks, in any order; of a collective all ranks.
+        events: of any ranks, in any order; for a collective, the events of all its ranks.
         world_size: number of ranks.
     """
     matrix = np.zeros((world_size, world_size))
@@ -35,7 +35,7 @@ def bytes_between(events: Iterable[Event], world_size: int) -> np.ndarray:
         elif event.sent_bytes and len(event.group) > 1:
             call = event.name, event.group, event.stream, event.seq
             calls.setdefault(call, {})[event.rank] = event.sent_bytes
-            # Only algorithms on messages have steps, and then on the ranks that never wait.
+            # Only message-based algorithms have steps, and only in the events of ranks that are busy in every step.
             if event.step_ps:
                 named[call] = event.algorithm
     for call, sent in calls.items():
@@ -52,18 +52,18 @@ def _receivers(op: str, algorithm: str, senders: tuple[bool, ...]) -> np.ndarray
     ways = np.zeros((0, 0))
     for root in range(len(senders)):
         ways = _ways(op, algorithm, len(senders), root)
-        # Events do not have the root of a collective; it follows from the ranks that send nothing.
+        # Events do not record the root of a collective; it follows from the ranks that send nothing.
         if tuple(bool(row.any()) for row in ways) == senders:
             break
     return ways / np.maximum(ways.sum(axis=1, keepdims=True), 1)
 
 
 def _ways(op: str, algorithm: str, size: int, root: int) -> np.ndarray:
-    """Return bytes from position i to position j at [i, j], of any unit."""
+    """Return the bytes from position i to position j at [i, j], in an arbitrary unit."""
     ways = np.zeros((size, size))
     each = np.arange(size)
     if algorithm != DIRECT and offers(algorithm, op):
-        # A vector that every number of parts divides.
+        # One element for each position, so the vector can be cut evenly.
         rehearse(algorithm, op, size, size, root=root, seat=partial(_Noting, ways))
     elif op in _TO_THE_NEXT:
         ways[each, (each + 1) % size] = 1
@@ -83,7 +83,7 @@ def _ways(op: str, algorithm: str, size: int, root: int) -> np.ndarray:
 
 
 class _Noting(Actor):
-    """A position that adds the bytes of its messages to a matrix."""
+    """A position of the group that adds the bytes of its messages to a matrix."""
 
     def __init__(self, ways: np.ndarray, rank: int, size: int, post: Any) -> None:
         super().__init__(rank, size, post)

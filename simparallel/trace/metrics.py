@@ -108,12 +108,12 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
             together = (_SIMULATED_TIMES, _WALL_TIMES)[key in _WALL_TIMES] if is_time else (key,)
             factor, prefix = si_scale(
                 [row[name] for name in together for row in rows],
-                # From picoseconds for times; no fractions of bytes or operations.
+                # Times from picoseconds to seconds; no milli-bytes or milli-operations.
                 smallest=-12 if is_time else 0,
                 largest=0 if is_time else 18,
                 digits=4,
             )
-            # Bytes without a prefix have no fractions.
+            # Bytes and operations without a prefix have no fractions.
             decimals = 0 if factor == 1 and not is_time else 2
             texts, told = [f"{row[key] / factor:.{decimals}f}" for row in rows], f"[{prefix}{unit}]"
         columns.append([heading, told, *texts])

@@ -28,7 +28,7 @@ _MOST_IN_NOTEBOOK = 5000
 
 
 def _order(event: Event) -> tuple[Any, ...]:
-    """Sort by rank, device and simulated start. The further keys only make the order deterministic."""
+    """Return a sort key: rank, device and simulated start. The further items only make the order deterministic."""
     return event.rank, event.device, event.sim_start_ps, event.sim_end_ps, event.wall_start_ns, event
 
 
@@ -206,7 +206,7 @@ class Trace:
         """Return the bytes that rank i sends to rank j at [i, j], of the kept events, as modelled.
 
         The sum of row i is the bytes that rank i sends. The receivers are those of the algorithm whose bytes are
-        counted: of a collective's own one if it was named, else of a ring, a chain or an exchange.
+        counted: for a collective that ran as messages its own one, else a ring, a chain or an exchange.
         """
         return matrix.bytes_between(self.events, self.cluster.world_size)
 
@@ -310,7 +310,7 @@ class Trace:
 
         The file needs no network and no other file. It shows a row for each stream of each rank, both clocks, the ends
         of every collective and message, the totals, the critical path, and with record="full" the memory of each
-        device. Press ? in it for the keys.
+        device. Press ? on the page for the keys.
 
         Args:
             path: where to write it, replacing a file there atomically; missing parent directories are created.
@@ -330,7 +330,7 @@ class Trace:
         return Path(path)
 
     def critical_path(self) -> list[Event]:
-        """Return the events that the simulated time consists of, in order; only a shorter one makes the run faster.
+        """Return the events that the simulated time consists of, in order: the run is faster only if one is shorter.
 
         Each event waited for the one before it: on its stream, on another stream of its device, on another rank through
         a collective or a message. Where steps were not kept, or a rank's interpreter was late, there are gaps.

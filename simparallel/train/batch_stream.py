@@ -55,7 +55,7 @@ class BatchStream:
         return {"epoch": self.epoch, "offset": self.offset, **self._order()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Move to a saved position, with its seed; after the last batch of an epoch the next epoch begins.
+        """Move to a saved position and adopt its seed; the end of an epoch counts as the start of the next one.
 
         Raises:
             CheckpointError: the position is in the middle of an epoch that had other batches.
@@ -65,7 +65,7 @@ class BatchStream:
         if offset == state_dict["num_batches"]:
             epoch, offset = epoch + 1, 0
         own = self._order()
-        # In the middle of an epoch the rest must be the batches that the interrupted training would have seen.
+        # In the middle of an epoch the rest must be the batches that the interrupted run would have seen.
         differ = [
             f"{name}={state_dict[name]!r}, which is {own[name]!r} now"
             for name in ("num_batches", "num_samples", "shuffle", "stages")
@@ -101,7 +101,7 @@ class BatchStream:
         """Drop the open iterator and set the dataset to its next epoch."""
         self._batches = None
         if hasattr(self.dataset, "set_epoch"):
-            # An epoch that was begun is over for a loop that follows outside of the training.
+            # An epoch that has begun counts as used: a later loop outside of `Model` gets the next one.
             self.dataset.set_epoch(self.epoch + (self.offset > 0))
 
     def _open(self) -> Iterator[Any]:

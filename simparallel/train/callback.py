@@ -10,7 +10,7 @@ from simparallel.errors import InputError
 
 
 class CallbackParams(dict[str, Any]):
-    """The state of a training as attributes, for callbacks; `params.get(name)` is None for a missing name.
+    """The state of a training run as attributes, for callbacks; `params.get(name)` is None for a missing name.
 
     | name | meaning |
     |---|---|
@@ -63,7 +63,7 @@ class RunContext:
 
         The request is not saved: if a restored callback finds the training over, its `load_state_dict` must
         request the stop again. If the stop comes in the middle of an epoch, the evaluation and the hooks of the
-        epoch's end still run on the steps so far; a resumed training continues with the rest of the epoch as if
+        epoch's end still run on the steps so far; a resumed run continues with the rest of the epoch as if
         they had not run.
         """
         self._stop = True
@@ -149,11 +149,11 @@ class Callback:
         """Run as `on_train_end`, whose older name this is."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed training needs to continue unchanged: plain data and arrays."""
+        """Return the state that a resumed run needs to continue unchanged: plain data and arrays."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a `state_dict()`; called after `on_train_begin`, and only if a state was saved.
+        """Resume from a `state_dict()`; called after the hook `on_train_begin`, and only if a state was saved.
 
         A rank gets its own state back; callbacks are matched by class and position among callbacks of that class. On
         another number of ranks it gets the state of the first rank that had such a callback.

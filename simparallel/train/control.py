@@ -23,7 +23,7 @@ class LossMonitor(Callback):
     """A callback that prints `epoch: 1 step: 10, loss is 2.3025851`; each rank prints its own loss.
 
     Args:
-        per_print_times: steps between lines; 0 prints none. With a data sink an epoch is one step.
+        per_print_times: steps between lines; 0 prints none. With a data sink, lines come only at the ends of epochs.
 
     Raises:
         InputError: a bad number.
@@ -126,7 +126,7 @@ _HIGHER_IS_BETTER = ("acc", "f1", "precision", "recall", "top")
 class EarlyStopping(Callback):
     """A callback that ends the training when a result has not improved for `patience` epochs.
 
-    A training resumed from a checkpoint after the stop ends at once, unless it now has more patience.
+    A run resumed from a checkpoint that was saved after the stop ends at once, unless `patience` is now larger.
 
     Args:
         monitor: "loss", or "eval_" and the name of a metric that yields one number.
@@ -163,7 +163,7 @@ class EarlyStopping(Callback):
         # With the sign, smaller is better for every monitor.
         self._sign = -1.0 if is_up else 1.0
         self.baseline, self.restore_best_weights = baseline, bool(restore_best_weights)
-        # The context while a training runs; None outside of it.
+        # The context during training; None outside of it.
         self._run_context: RunContext | None = None
         self._start_over()
 
@@ -310,20 +310,20 @@ class ModelCheckpoint(Callback):
     """A callback that saves network, optimizer, loss scale, random state, data position and all callbacks' states.
 
     Only complete steps are saved, after all other callbacks have seen them. The last step is always saved, also after
-    a stop in the middle of an epoch: a resumed training continues right there.
+    a stop in the middle of an epoch: a resumed run continues right there.
     With a data sink, only the ends of epochs are seen. The ranks save together, see
     `CheckpointManager`; `Model.train(..., resume=True)` resumes from the last checkpoint.
 
     Args:
         prefix: name of the folder in `directory`. If only some ranks train together (`process_group` of
             `DistributedDataParallel`), they use a subfolder such as `ranks_0_1`.
-        directory: None for the current one.
+        directory: the parent of that folder; None for the working directory.
         config: when to save; None takes `CheckpointConfig()`, which saves every step.
 
     Raises:
         InputError: `prefix` is not a plain name; CheckpointError: (in training) saving fails.
 
-    Collective: yes, the saves.
+    Collective: yes, when it saves.
     """
 
     is_last = True
@@ -346,12 +346,12 @@ class ModelCheckpoint(Callback):
         self._saved_s = 0.0
 
     def save_with(self, group: Group | None) -> None:
-        """Set the folder for a training that these ranks save together; None for all."""
+        """Choose the folder for the ranks that save together; None for all ranks."""
         folder = self._folder if group is None else self._folder / f"ranks_{'_'.join(map(str, group.ranks))}"
         self.manager = CheckpointManager(folder, keep=self.config.keep_checkpoint_max)
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        # A monotonic clock: the wall clock may be set while a training runs.
+        # A monotonic clock: the wall clock may be set during training.
         self._saved_step, self._saved_s = run_context.original_args().cur_step_num, time.monotonic()
 
     def on_train_step_end(self, run_context: RunContext) -> None:
@@ -361,7 +361,7 @@ class ModelCheckpoint(Callback):
             # Save now, not in on_train_end: callbacks may load other weights there (restore_best_weights).
             due = True
         elif self.config.save_checkpoint_steps:
-            # Save if a multiple of `every` lies in between: with a data sink one call stands for many steps.
+            # Save if a multiple of `every` was passed since the last save: with a data sink one call covers many steps.
             every = self.config.save_checkpoint_steps
             due = params.cur_step_num // every > self._saved_step // every
         else:

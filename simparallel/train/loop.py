@@ -23,7 +23,7 @@ from simparallel.world.rank import get_rank, get_world_size
 
 
 class Training:
-    """A running training. `Model.train` creates one.
+    """A training run in progress. `Model.train` creates one.
 
     Args:
         step: runs one batch.
@@ -33,7 +33,7 @@ class Training:
         epochs: number of epochs in all; epoch `initial_epoch` (from 0) is the first one.
         steps_per_epoch: 0 for one pass through the dataset. Otherwise each epoch continues after the previous one's
             last batch.
-        is_sink: call the hooks of a step once an epoch, after its last step.
+        is_sink: call the hooks of a step only before the first and after the last step of an epoch.
         evaluate: maps the number of a finished epoch (from 1) to results by name; empty for no evaluation.
         is_parallel: the ranks of `group` agree on losses and stops.
         group: ranks that train together; None for all.
@@ -68,7 +68,7 @@ class Training:
         self.history = History()
         self.context = RunContext(params)
         self.callbacks = CallbackList(callbacks, self.context)
-        # First, so that the callbacks of the user see the results of this epoch in it.
+        # The history runs first, so that the user's callbacks find the results of this epoch in it.
         self.callbacks.callbacks.insert(0, self.history)
         params.update(
             training=self,
@@ -126,13 +126,13 @@ class Training:
             self.step_in_epoch += 1
             # Sum and count instead of a mean, so that a resumed epoch continues it.
             self.losses += np.concatenate([loss.numpy().reshape(1), np.ones(1)])
-            # In sink mode the step hooks run once per epoch, after its last step.
+            # In sink mode this hook runs once per epoch, after its last step.
             is_over = self.step_in_epoch == self.steps_per_epoch or self.context.get_stop_requested()
             if not self.is_sink or is_over:
                 callbacks("on_train_step_end")
             if self.context.get_stop_requested():
                 break
-        # A checkpoint saved from here on resumes before this epoch end, or with the rest of an epoch cut by a stop.
+        # A checkpoint saved from here on resumes before the end of this epoch, or with the rest of it after a stop.
         # So keep the callbacks' states from before their end hooks.
         self._before_end = {name: _State(callback.state_dict()) for name, callback in self._named_callbacks().items()}
         params.eval_results = self.evaluate(self.epoch + 1)
@@ -242,7 +242,7 @@ class Training:
     def _own_losses(self, saved: Any) -> np.ndarray:
         """Return this rank's row; on another number of ranks the mean of all rows, so that a step counts as one."""
         if isinstance(saved, TensorSlice):
-            # Our own state_dict(), loaded back because another rank failed.
+            # Our own state_dict(), in a roll-back.
             saved = saved.array[0]
         if saved.ndim == 1:
             # An older checkpoint, with a state for each rank.
@@ -262,7 +262,7 @@ class Training:
 
 
 class _State:
-    """A fixed snapshot of a state."""
+    """A snapshot of a callback's state, to be saved in place of the callback."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state

@@ -262,7 +262,7 @@ class F1(Fbeta):
 
 
 class MAE(AbstractMean):
-    """Sum of |x - y| over the number of samples.   update(x, y), both of shape (n, ...)
+    """Sum of |x - y| divided by the number of samples.   update(x, y), both of shape (n, ...)
 
     Args:
         group: ranks that combine their samples; by default all.
@@ -273,7 +273,7 @@ class MAE(AbstractMean):
 
 
 class MSE(AbstractMean):
-    """Sum of (x - y)^2 over the number of samples.   update(x, y), both of shape (n, ...)
+    """Sum of (x - y)^2 divided by the number of samples.   update(x, y), both of shape (n, ...)
 
     Args:
         group: ranks that combine their samples; by default all.

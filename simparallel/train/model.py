@@ -126,7 +126,7 @@ class Model:
         if loss_scale_manager is None and amp_level == "O2":
             loss_scale_manager = DynamicLossScaleManager()
         self.loss_scale_manager = loss_scale_manager
-        # Stages are whole on their ranks.
+        # The ranks of a pipeline run whole stages, so no operator is cut.
         self._cut = None if is_pipeline else _cut_by(self.parallel_mode)
         self._reduces = reduces and get_world_size() > 1
         # Ranks agree on losses and stops if anything reduces their gradients: this step, or a wrapper in the network.
@@ -157,13 +157,13 @@ class Model:
                 MindSpore's rule when `repeat` was its only way to count epochs; later versions count all repeats as
                 one epoch.) If a repeat is not a whole number of batches, all repeats together are one epoch.
             callbacks: a `Callback` or several.
-            dataset_sink_mode: hand over the batches of an epoch as one: the hooks of a step are called once an
-                epoch, after its last step. (On an accelerator these steps run without the host.)
+            dataset_sink_mode: treat an epoch as one step: the hooks of a step are called only before the first and
+                after the last step of the epoch. (In MindSpore, an accelerator then runs these steps without the host.)
             sink_size: steps per epoch in sink mode; -1 for one pass. The data repeat endlessly: each epoch
                 continues after the previous one's last batch.
             initial_epoch: number of epochs that count as done.
             resume: checkpoint folder to resume from; True uses the folder of the `ModelCheckpoint` callback, if
-                it holds a checkpoint yet; None and False start anew. A resumed training is bit-identical to one
+                it holds a checkpoint yet; None and False start anew. A resumed run is bit-identical to one
                 that was never interrupted. The order of the data follows the saved seed; to resume in the
                 middle of an epoch, the data must be the same.
             progress: draw a progress bar, on rank 0.
@@ -275,7 +275,7 @@ class Model:
             valid_dataset: as for `train`; always read in the order of its epoch 0. If it is
                 sharded, the metrics cover all shards; a shard may be empty.
             callbacks: a `Callback` or several; the `on_eval_…` hooks are called.
-            dataset_sink_mode: call the hooks of a step once, after the last one.
+            dataset_sink_mode: call the hooks of a step only before the first and after the last batch.
 
         Returns:
             Name of each metric -> value, the same on all ranks.
@@ -294,9 +294,9 @@ class Model:
     def predict(self, *predict_data: Any) -> Any:
         """Run the network on a batch in evaluation mode, off the tape.
 
-        Collective: only in the modes that cut operators; otherwise one rank may call it alone. Exception: after a
-        forward pass of a `DistributedDataParallel` with buffers outside of `Model` training and evaluation (or before
-        any pass), its next pass broadcasts the first rank's buffers; call its `sync_buffers()` on all ranks beforehand.
+        Collective: only in the modes that cut operators; otherwise one rank may call it alone. Exception: a
+        `DistributedDataParallel` broadcasts the first rank's buffers, if it has any, in its first pass, and in the
+        pass after each training pass outside of `Model`; call its `sync_buffers()` on all ranks beforehand.
         """
         with no_grad(), _evaluating(self.network):
             # Parameters of a cut network are slices, so even prediction runs through the sharding layer.
@@ -391,7 +391,7 @@ def _cut_by(parallel_mode: str) -> partial[AutoParallel] | None:
 
 
 def _search_of(parallel_mode: str) -> str:
-    """Return the mode of `AutoParallel` for training; evaluation follows the parameters that training has cut."""
+    """Return the mode of `AutoParallel` for training; evaluation uses the cuts that training gave the parameters."""
     is_auto = parallel_mode == ParallelMode.AUTO_PARALLEL
     return SEARCHES[get_auto_parallel_context("search_mode")] if is_auto else "semi_auto"
 

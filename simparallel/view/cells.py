@@ -21,7 +21,7 @@ def plot_cells(
 ) -> Figure:
     """Draw blocks of labelled rows, and mark the cells of the last block that differ from the block before it.
 
-    Rows are compared by label. A cell too many is marked, and so is the place of a missing one.
+    Rows are compared by label. An extra cell is marked, and so is the place of a missing one.
 
     Args:
         blocks: title -> rows, each a label and the texts of its cells; at most 16 rows and 16 cells are drawn.

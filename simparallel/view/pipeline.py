@@ -90,7 +90,7 @@ def plot_schedule(
 
 
 def _draw_path(schedule: Schedule, ax: Axes, height: float, **times: Any) -> list[Any]:
-    """Outline each stay of a critical path on a rank, and connect them; return what the legend shows."""
+    """Outline each stretch of a critical path on one rank, and connect them; return the entries of the legend."""
     from matplotlib.patches import Rectangle
 
     style: dict[str, Any] = {"fill": False, "edgecolor": DARK, "linewidth": 1.6}
@@ -108,7 +108,7 @@ def _draw_path(schedule: Schedule, ax: Axes, height: float, **times: Any) -> lis
 
 
 def _draw_live(schedule: Schedule, ax: Axes, **times: Any) -> list[Any]:
-    """Draw how many activations are live on each rank over time; return what the legend shows."""
+    """Draw how many activations are live on each rank over time; return the entries of the legend."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
     from matplotlib.patheffects import withStroke

@@ -32,7 +32,7 @@ def plot_schedule_tradeoff(
 ) -> Axes:  # fmt: skip
     """Draw the bubble of schedules over the memory of the rank that holds most, and the front of those that were found.
 
-    Schedules with several stages on a rank have stages that are as much smaller, in time and in memory.
+    With n stages on a rank, each is n times smaller, in time and in memory, except in bidirectional schedules.
 
     Args:
         schedules: points with their names.

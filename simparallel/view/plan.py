@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # An op's name and its cuts for each input; None for an op that runs as the program says.
 Row = tuple[str, Sequence[Sequence[int]] | None]
 
-# A page has this many rows in a column and columns beside each other; what is left stands below.
+# At most this many rows in a column, and columns beside each other; further columns stand below.
 MOST_ROWS, MOST_COLUMNS = 40, 5
 # Sizes in inches.
 _ROW, _CELL, _GAP, _LETTER = 0.2, 0.38, 0.14, 0.072
@@ -92,7 +92,7 @@ def plot_plan(rows: Sequence[Row], *, title: str = "", ax: Axes | None = None) -
     ax.set_ylim(height, 0)
     ax.set_axis_off()
     told = "a square for each dim: the number of its slices; grey: whole"
-    # 12 letters of the title to an inch, and at least three inches of them.
+    # 12 letters of the title to an inch, and at least six inches of them.
     head = "\n".join([fill(title, max(int(width * 12), 72)), told] if title else [told])
     ax.set_title(head, loc="left", fontsize=9, color="0.2", parse_math=False)
     return ax

@@ -32,7 +32,7 @@ def plot_redistribution(
     its share of the tensor; below stand the step, and the bytes that a rank receives.
 
     Args:
-        plan: of `plan_redistribution`, or `Tensor.redistribute`'s.
+        plan: the result of `plan_redistribution`; `Tensor.redistribute` moves slices by such a plan.
         itemsize: bytes of an item.
         ax: axes to draw into; None makes a figure.
         title: title of the axes.
@@ -92,7 +92,7 @@ def _told(layout: Layout) -> str:
 
 
 def _flows(plan: Redistribution, step: Step) -> dict[tuple[int, int], float]:
-    """Return (src, dst) -> elements between different ranks; a reduction's, as if each rank sent to each other one."""
+    """Return (src, dst) -> elements between different ranks; of a reduction, as if each rank sent to every other."""
     found: dict[tuple[int, int], float] = {}
     for move in step.moves:
         if move.source != move.target:

@@ -91,7 +91,7 @@ def save_animation(animation: Animation, path: str | os.PathLike[str], fps: int 
     content = io.BytesIO()
 
     class Writer(AbstractMovieWriter):
-        """Collects frames with one palette and no dithering: what stands still costs no bytes."""
+        """A writer of frames with one palette and no dithering: parts that stand still cost no bytes."""
 
         def setup(self, fig: Any, outfile: Any, dpi: Any = None) -> None:
             super().setup(fig, outfile, dpi)
@@ -103,7 +103,7 @@ def save_animation(animation: Animation, path: str | os.PathLike[str], fps: int 
             self.images.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
 
         def finish(self) -> None:
-            # Some frames, beside each other, have the colours of all.
+            # A few frames, side by side, contain the colours of all.
             some = np.concatenate(self.images[:: max(len(self.images) // 8, 1)])
             palette = Image.fromarray(some).quantize(_PALETTE)
             none = Image.Dither.NONE

@@ -21,11 +21,11 @@ def plot_scaling(
     ax: Axes | None = None,
     title: str | None = None,
 ) -> Axes:
-    """Draw how many times faster n ranks are than one, for each curve, beside n times.
+    """Draw for each curve how many times faster n ranks are than one, beside the ideal of n times.
 
     Args:
-        rates: name of the curve -> (ranks, samples per second) pairs; the first pair is the one that others are
-            compared with.
+        rates: name of the curve -> (ranks, samples per second) pairs; speeds are relative to the pair of fewest
+            ranks of the curve.
         cores: cores of the machine that was measured; numbers of ranks above it are in a grey region, because there
             ranks share cores.
         ax: axes to draw into; None makes a figure.

@@ -23,7 +23,7 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
     is labelled with the ranks that hold it.
 
     Args:
-        tensors: (name, called layout, global shape) of each.
+        tensors: (name, layout called with aliases, global shape) of each.
         title: title of the picture.
         ax: axes to draw into; None makes a figure.
 

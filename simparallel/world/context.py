@@ -69,7 +69,7 @@ _EARLIER = {
 }  # fmt: skip
 
 
-# Searches for the strategies of `AutoParallel`; the `__init__` of the package passes it.
+# The module that searches for the strategies of `AutoParallel`; the package's `__init__` sets it.
 planner: Any = None
 
 
@@ -93,7 +93,7 @@ def set_auto_parallel_context(**settings: Any) -> None:
     Args:
         parallel_mode: one of `ParallelMode`, by default "stand_alone". In data-parallel mode `nn.Dropout` takes the
             ranks' batches as equal parts of one batch. In the semi-automatic and automatic modes `Model` runs its
-            steps under `AutoParallel`; wrap a training loop of your own in that.
+            steps under `AutoParallel`; in a training loop of your own, wrap the step in it.
         gradients_mean: whether gradients are divided by the number of ranks after the sum. False by default, as in
             MindSpore: if losses are means over a rank's part of the batch, the sum acts as a learning rate that many
             times as large. MindSpore 0.2 calls it mirror_mean.
@@ -103,7 +103,8 @@ def set_auto_parallel_context(**settings: Any) -> None:
             rank has its part, the default) or "full_batch"; see `AutoParallel`.
         search_mode: how AUTO_PARALLEL searches: "dynamic_programming" (exact, the default), "recursive_programming" or
             "sharding_propagation"; see `AutoParallel`.
-        pipeline_stages: number of stages, each on a rank of its own; the network is a `PipelineCell` of the front.
+        pipeline_stages: number of stages, each on a rank of its own; the network is a `PipelineCell`
+            (`simparallel.compat.mindspore`).
         pipeline_config: {"pipeline_interleave": several stages on a rank, "pipeline_scheduler": "1f1b", "gpipe" or
             "zero_bubble_v"}; False and "1f1b" by default.
         device_num, global_rank: number of ranks, and this rank; they must agree with the run.
@@ -196,7 +197,7 @@ def set_context(
         settings: other settings of MindSpore; they have no effect, and the first call logs a note.
 
     Raises:
-        InputError: a mode, target, device or setting that does not exist; nothing is changed.
+        InputError: an unknown mode, target or setting, or a bad `device_id`; nothing is changed.
     """
     _refuse_unknown("set_context", settings, _UNUSED_CONTEXT)
     if mode not in (None, GRAPH_MODE, PYNATIVE_MODE):
@@ -236,7 +237,7 @@ def set_algo_parameters(
     tensor_slice_align_enable: bool | None = None,
     tensor_slice_align_size: int | None = None,
 ) -> None:
-    """Set how the searches for strategies choose; see `AutoParallel`.
+    """Set options of the searches for strategies; see `AutoParallel`.
 
     Args:
         elementwise_op_strategy_follow: whether elementwise ops take the strategy of the op before them.
@@ -282,10 +283,10 @@ _UNUSED_COST_MODEL = (
 
 
 def set_cost_model_context(**settings: Any) -> None:
-    """Set the weights of the cost model that searches for strategies minimise; MindSpore's names.
+    """Set the weights of the cost model that searches for strategies minimise, under MindSpore's names.
 
     The cost of a step is alpha * computing + beta * communication + gamma * sums of gradients, all in seconds on the
-    described cluster, where MindSpore counts bytes.
+    described cluster; MindSpore counts bytes instead.
 
     Args:
         device_memory_capacity: bytes of memory of a device that a plan may use; by default the device's.
@@ -294,7 +295,7 @@ def set_cost_model_context(**settings: Any) -> None:
         Other settings of MindSpore have no effect; the first call logs a note.
 
     Raises:
-        InputError: an unknown name, or a value that is no number of 0 or more; nothing is changed.
+        InputError: an unknown name, or a value that is not a number of 0 or more; nothing is changed.
     """
     who = "set_cost_model_context"
     _refuse_unknown(who, settings, (*_COST_MODEL, *_UNUSED_COST_MODEL))

@@ -23,7 +23,7 @@ _SIZE_UNKNOWN = "PMIX_RANK"
 
 
 class Joiner(Protocol):
-    """Make a rank of a process that was started on its own; `runtime.joined` is the implementation."""
+    """The interface to join a world from a process started on its own; `runtime.joined` implements it."""
 
     def join(self, timeout_s: float | None = None, start_timeout_s: float | None = None) -> bool: ...
 
@@ -39,8 +39,8 @@ def init(
 
     A script calls it once, before anything else of this module. It may be called again.
 
-    Processes that were started one by one, by a shell loop, several `pytest` or torchrun, become the ranks of one job
-    until they end, if their environment has RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or RANK_TABLE_FILE with
+    Processes that were started one by one, by a shell loop, several `pytest` runs or torchrun, become the ranks of one
+    job until they end, if their environment has RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or RANK_TABLE_FILE with
     RANK_ID or DEVICE_ID. They all have to be on this machine. Under mpiexec, mpirun or srun, with mpi4py installed,
     the launcher's processes become the ranks and communicate over MPI.
 
@@ -178,7 +178,7 @@ def get_num_nodes() -> int:
 def node_group() -> Group:
     """Return the group of the ranks on this rank's node, in order.
 
-    Collective: over all ranks at the first call of a run, then not.
+    Collective: over all ranks at the first call of a run; later calls do not communicate.
     """
     return current().node_group()
 

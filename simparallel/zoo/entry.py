@@ -1,7 +1,7 @@
 """A wrong program, its mended form, and the run that finds the mistake.
 
-One function is both programs: a line that ends in `# -` is in the wrong program only, and the code of a comment
-`# + code` in the mended one only. Both texts are compiled, so that errors name the lines that readers see.
+One function holds both programs: a line that ends in `# -` belongs to the wrong program only, and the code of a comment
+`# + code` to the mended one only. Both texts are compiled, so that errors name the lines that readers see.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Finding:
 
     Attributes:
         error: of `assert_equivalent`, or of the rank that failed first; a warning counts as an error.
-        text: what the user reads, without the traceback.
+        text: the message that the user reads, without the traceback.
     """
 
     error: BaseException
@@ -58,14 +58,14 @@ class Finding:
 
 @dataclass(eq=False, repr=False)
 class WrongProgram:
-    """A wrong program with what is known of its mistake. It is called on each rank, without arguments.
+    """A wrong program and the description of its mistake. It is called on each rank, without arguments.
 
     Attributes:
-        name, title: of the program and of its mistake.
-        category: the file of `simparallel.zoo.programs` with the program.
+        name, title: name of the program, and title of its mistake.
+        category: the module of `simparallel.zoo.programs` that contains it.
         lesson: number of the lesson that it belongs to.
-        seen: what one sees if nothing checks the program.
-        elsewhere: what other systems do.
+        seen: the symptom if nothing checks the program.
+        elsewhere: the behaviour of other systems.
         raises: the error of the run; None if the run succeeds and `assert_equivalent` finds a difference.
         says: part of the text of the finding.
         world_size: number of ranks.
@@ -115,13 +115,13 @@ class WrongProgram:
 
     @cached_property
     def told(self) -> str:
-        """What is said here: the finding of the wrong program, which runs for it."""
+        """The text of the finding of the wrong program, which runs at the first access."""
         return str(self.find())
 
     def launch(self, program: Callable[[], Any]) -> sp.Results:
         """Run a program on `world_size` ranks that are threads, from the seed 0."""
         before = random_state.snapshot()
-        # What goes wrong, and where, may depend on the initial weights.
+        # The finding and its place may depend on the initial weights.
         sp.manual_seed(0)
         try:
             return sp.launch(program, world_size=self.world_size, transport="inline", timeout_s=TIMEOUT_S)
@@ -202,7 +202,7 @@ def wrong(
     raises: type[BaseException] | None = None,
     world_size: int = 2,
 ) -> Callable[[Callable[[], Any]], WrongProgram]:
-    """Make a function a program of the zoo, under its own name; see `WrongProgram`."""
+    """Return a decorator that enters a function into the zoo, under its own name; see `WrongProgram`."""
 
     def enter(function: Callable[[], Any]) -> WrongProgram:
         category = function.__module__.rpartition(".")[2]

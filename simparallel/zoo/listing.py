@@ -28,7 +28,7 @@ def get(name: str) -> WrongProgram:
 
 
 def table() -> str:
-    """Return a table of all programs: lesson, name, by what the mistake is found, and the mistake."""
+    """Return a table of all programs: lesson, name, how the mistake is found, and the mistake."""
     rows = [("lesson", "name", "found by", "mistake")]
     rows += [(str(entry.lesson), entry.name, entry.found_by, entry.title) for entry in map(get, names())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -40,10 +40,10 @@ def table() -> str:
 def check(name: str, program: Callable[[], Any]) -> None:
     """Check that a program is a mended form of the wrong program of this name.
 
-    It must have none of the findings of the wrong program, and return on each rank what the mended program returns.
+    It must lead to no finding, and return the same values on each rank as the mended program.
 
     Args:
-        name: of the wrong program.
+        name: name of the wrong program.
         program: your function; it is called on each rank.
 
     Raises:
@@ -58,7 +58,7 @@ def check(name: str, program: Callable[[], Any]) -> None:
         raise AssertionError(f"{name}: your program has a mistake still.\n{finding}")
     expected, got = (list(entry.launch(function)) for function in (entry.mended, program))
     try:
-        # The results of all ranks: on one rank those of the mended program, on two those of the other.
+        # Both runs return results of all ranks: the run on one rank the expected ones, the run on two those to check.
         testing.assert_equivalent(lambda: got if sp.get_world_size() > 1 else expected, world_size=2)
     except NotEquivalentError as error:
         raise AssertionError(

@@ -1,4 +1,4 @@
-"""The page `docs/zoo.md`, written from the records: `python -m simparallel.zoo.pages docs/zoo.md`."""
+"""The page `docs/zoo.md`, generated from the programs: `python -m simparallel.zoo.pages docs/zoo.md`."""
 
 from __future__ import annotations
 

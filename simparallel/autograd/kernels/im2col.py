@@ -53,7 +53,7 @@ def _add_product(xp: ModuleType, total: Array, a: Array, b: Array) -> None:
 
 
 def _pixel_windows(xp: ModuleType, x: Array, at: Windows, rows: Pair) -> Array:
-    """Gather the windows as rows (M, K), K in the order kh, kw, c; for a kernel of one pixel this is a view of x."""
+    """Gather the windows as rows (M, K), K in the order kh, kw, c; a view of x if `at.is_plain`."""
     num, channels = x.shape[2:]
     if at.is_plain:
         return x[rows[0] : rows[1]].reshape((rows[1] - rows[0]) * at.out[1] * num, channels)
@@ -129,7 +129,7 @@ def _crop(xp: ModuleType, padded: Array, at: Windows, axis: int) -> Array:
 
 
 def _plane_windows(xp: ModuleType, x: Array, at: Windows, rows: Pair, groups: int) -> Array:
-    """Gather the windows as columns (g, K, M), K in the order c, kh, kw; for a kernel of one pixel a view of x."""
+    """Gather the windows as columns (g, K, M), K in order c, kh, kw; a view of x for all rows if `at.is_plain`."""
     channels, num = x.shape[0], x.shape[3]
     count, width = rows[1] - rows[0], at.out[1]
     columns = count * width * num
@@ -196,7 +196,7 @@ def planes_backward(
             shape = (channels, *at.kernel, rows[1] - rows[0], at.out[1], x.shape[3])
             gathered = scratch.get(xp, "conv.gathered", shape, x)
             out = gathered.reshape(groups, num_taps, *cut).transpose(0, 2, 1, 3)
-            # With one filter in each group, this product of a column and a row is an elementwise one.
+            # With one filter in each group, this outer product of a column and a row is an elementwise product.
             product = xp.multiply if out_group == 1 else xp.matmul
             product(w_gKo, dy_gboL, out=out)  # (g, 1, K, o) @ (g, b, o, L)
             for i, j in at.taps():

@@ -79,7 +79,7 @@ def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) 
     (rows, inner), columns = a.shape, b.shape[1]
     if out is not None and not (out.dtype == np.float32 and out.flags.c_contiguous):
         out = None
-    # Tiles of a b that is not contiguous would read short runs of its memory.
+    # Tiles of a non-contiguous `b` would read short runs of its memory.
     tile = _tile(rows, inner, columns) if b.flags.c_contiguous else None
     if tile is None:
         return np.matmul(a, b, out=out)

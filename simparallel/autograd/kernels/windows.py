@@ -57,13 +57,13 @@ class Windows(NamedTuple):
         """Return the slices of the padded image with tap (i, j) of every window, or of window rows first … last - 1."""
         first, last = rows or (0, self.out[0])
         (sh, sw), (dh, dw) = self.stride, self.dilation
-        # Stop just behind the last window's tap: the slice has one element for each window.
+        # Stop just past the last window's tap: the slice has one element for each window.
         top, left = i * dh + first * sh, j * dw
         height, width = (last - first - 1) * sh + 1, (self.out[1] - 1) * sw + 1
         return slice(top, top + height, sh), slice(left, left + width, sw)
 
     def part(self, first: Pair, out: Pair) -> tuple[tuple[Pair, Pair], Windows]:
-        """Select `out` windows, beginning with number `first` of each dim.
+        """Select `out` windows (rows, columns), beginning with window `first` along each dim.
 
         Returns:
             The rows and columns (start, stop) of the image under these windows, and the windows over that part alone,
@@ -118,7 +118,7 @@ def windows(
         )
     out = room[0] // stride[0] + 1, room[1] // stride[1] + 1
     # `room` is the length that windows may slide over, so the rounded-up quotient counts a last, partial window.
-    # Drop it if it begins behind the image, and let the padding at the end reach as far as it does.
+    # Drop it if it begins beyond the image; else extend the padding at the end to cover it.
     if ceil:
         begins = tuple(-(-r // s) + 1 for r, s in zip(room, stride, strict=True))
         more = [n - ((n - 1) * s >= size + b) for n, s, size, b in zip(begins, stride, image, before, strict=True)]
@@ -171,14 +171,14 @@ class Scratch(threading.local):
         return flat[:size].reshape(shape)
 
     def made(self, name: str, what: Any, size: int, like: Array, make: Callable[[], Array]) -> Array:
-        """Return the array that `make()` builds for the key `what`, and cache it until another key follows.
+        """Return the array that `make()` builds for the key `what`, and cache it until a call with another key.
 
         It has `size` elements with the dtype and device of `like`, and must not be written to.
 
         Raises:
             DeviceOutOfMemoryError: the array is larger than the free device memory.
         """
-        # `what` comes last in the key: all but it find the array that the new one replaces.
+        # `what` comes last in the key: the other entries find the array that the new one replaces.
         memory, arrays = self._mine()
         key = (*_key(name, like), what)
         array = arrays.get(key)

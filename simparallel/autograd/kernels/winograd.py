@@ -35,7 +35,7 @@ from simparallel.autograd.kernels.windows import Pair, Windows, pad_rows, scratc
 from simparallel.backend import Array, each, to_device_like
 
 TILE, FIELD, NUM_PRODUCTS = 4, 6, 36
-# Least number of tiles per chunk, if the image has as many: fewer make the matrix products slow.
+# Least number of tiles per chunk, if the image has that many: with fewer, the matrix products are slow.
 TILES_AT_A_TIME = 128
 # From this many tiles on, the faster product pays for transposed filters (see `forward`).
 ENOUGH_TILES = 64

@@ -37,7 +37,7 @@ class AbstractAlong(Op):
     """An op along one dim.
 
     Args:
-        dim: the dim.
+        dim: the dim; negative ones count from the end.
     """
 
     def __init__(self, dim: int) -> None:
@@ -207,7 +207,7 @@ class Scatter(AbstractAlong):
         check_labels(index, x.shape[axis], None, self.name, POSITIONS)
         ctx.index, ctx.last = index, None
         if self.reduce == "add":
-            # CuPy adds no smaller integers in place; the sum in 64 bits is the same.
+            # CuPy cannot add smaller integers in place; the sum in 64 bits is the same.
             y = x.astype(wider(dtype) if dtype.kind == "f" else "int64")
             xp.add.at(y, _grid(xp, index, axis), src.astype(y.dtype, copy=False))
             return y.astype(dtype, copy=False)
@@ -302,7 +302,7 @@ def gather(x: Any, dim: int, index: Any) -> Tensor:
     Args:
         x: the tensor.
         dim: the indexed dim.
-        index: integers, as many dims as x; in the other dims as long as x, or shorter.
+        index: integers, with as many dims as x; at most as long as x in all dims but `dim`.
     """
     x, index = as_tensor(x), as_index(index, as_tensor(x))
     if x.ndim == index.ndim and x.ndim:
@@ -319,9 +319,9 @@ def scatter(x: Any, dim: int, index: Any, src: Any, reduce: str | None = None) -
     Args:
         x: the tensor.
         dim: the indexed dim.
-        index: integers, as many dims as x, and as long as x in all dims but `dim`.
+        index: integers, with as many dims as x; as long as x in all dims but `dim`.
         src: a tensor at least as long as the index in each dim, or a number.
-        reduce: None replaces elements of x, and the last of several with one index wins; "add" adds all of them to x.
+        reduce: None replaces elements of x, and the last of several with one index wins; "add" adds all to x.
     """
     x = as_tensor(x)
     index, src = as_index(index, x), as_like(src, x)

@@ -27,7 +27,7 @@ class ScaledDotProductAttention(Op):
     q: (..., t, d)   k: (..., s, d)   v: (..., s, e)   mask: (..., t, s), may be left out   y: (..., t, e)
 
     The leading dims (batch, heads) broadcast and may be cut, and so may the queries t and the
-    features e; the keys s and the features d must be whole on each rank.
+    features e of v; the keys s and the features d of q and k must be whole on each rank.
 
     Backward keeps the inputs and the softmax p. With dp = dy v.T and D = rowsum(dp * p):
     dv = p.T dy,  ds = p * (dp - D),  dq = ds k * scale,  dk = ds.T q * scale,  dmask = ds.
@@ -141,7 +141,7 @@ def _scaled_transpose(xp: ModuleType, x: Array, scale: float) -> Array:
 
 
 def _column_maximum(xp: ModuleType, x: Array) -> Array:
-    """Return the maximum along the last dim but one, kept as 1: by halves, three times as fast as `max` (NumPy 2.4)."""
+    """Return the maximum along dim -2, kept with size 1: by halves, three times as fast as `max` (NumPy 2.4)."""
     while (num_rows := x.shape[-2]) > 1:
         # An odd number of rows: the halves share the middle row.
         half = -(-num_rows // 2)

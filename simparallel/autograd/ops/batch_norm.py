@@ -37,7 +37,7 @@ class BatchNorm(Op):
             all groups, so that they are equal on every rank; this takes one more exchange of 2 c.
         group_size: number of slices that share statistics, with the slices of n outermost; None for all. It must
             divide the number of slices, else the call raises StrategyError. A plain tensor is one slice.
-        keeps_channels: c may not be cut: the observer takes the statistics of all channels.
+        keeps_channels: forbid cuts of c, because the observer takes the statistics of all channels.
 
     Raises:
         InputError: `group_size` is less than 1.
@@ -228,7 +228,7 @@ def batch_norm(
         x: floating point.
         weight: (c,) or None.
         bias: (c,) or None.
-        mean: (c,), given together with `var`. None takes mean and variance of x.
+        mean: (c,), given together with `var`; None to use mean and variance of x.
         var: (c,).
         eps: added to the variance.
         observe: called with the statistics of x, see `BatchNorm`.

@@ -35,7 +35,7 @@ class Conv2d(Op):
 
     x: (N, C, H, W)   w: (O, C / groups, kh, kw)   b: (O,), may be left out   y: (N, O, P, Q)
 
-    In memory, the batch is the innermost dim, or the last but one with the channels innermost (see
+    In memory, the batch is the innermost dim, or the second innermost, just outside the channels (see
     `kernels/im2col.py`); y has the order that is fastest for the next convolution. Inputs in other
     orders are copied.
 

@@ -29,8 +29,8 @@ class ConvTranspose2d(Op):
     Batch and channels may be cut; with the input channels cut, y is a partial sum.
 
     Args:
-        stride, padding, output_padding, dilation: integer or (height, width); `output_padding` adds rows at the
-            bottom and columns at the right, less than `stride`. padding="same" gives P = H stride, without
+        stride, padding, output_padding, dilation: integer or (height, width); `output_padding`, less than
+            `stride`, adds rows at the bottom and columns at the right. padding="same" gives P = H stride, without
             `output_padding`.
         groups: channels are split into this many groups, each convolved independently.
 

@@ -50,7 +50,7 @@ class AbstractElementLoss(Op):
         raise TypeError(f"{self.name} does not define _losses")
 
     def _slopes(self, ctx: Context, wanted: int) -> Array:
-        """Compute the derivative of each loss by input number `wanted` (0: x, 1: target), in a new array."""
+        """Compute the derivative of each loss with respect to input `wanted` (0: x, 1: target), in a new array."""
         raise TypeError(f"{self.name} does not define _slopes")
 
     def forward(self, ctx: Context, x: Array, target: Array) -> Array:

@@ -29,7 +29,7 @@ class Dropout(Op):
     the first dim costs nothing; under a cut of another dim, each rank draws whole rows.
 
     Args:
-        p: probability of 0, rounded to 1/65536; the division is by the exact probability to keep an element.
+        p: probability of dropping an element, rounded to 1/65536; the division is by 1 - the rounded value.
         seed: seed of the run.
         stream: names this mask among all random numbers of the seed.
         part: (position, count): x is a part of a batch that is `count` times as large, and begins after
@@ -100,7 +100,7 @@ def mask(
 ) -> np.ndarray:
     """Return a slice, True for kept elements: it begins at `offset` in the mask of a tensor of shape `size`.
 
-    Beside an x without data, the slice has none.
+    If x has no data (a dry run), the slice has none either.
     """
     threshold = _threshold(p)
     if threshold == _LEVELS:
@@ -128,13 +128,13 @@ def mask(
 def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
     """Set elements of x to 0 with probability p and divide the others by 1 - p; return x if not `training`.
 
-    Each call draws a new mask. Under a strategy each rank applies its slice of the mask of the whole tensor.
+    Each call draws a new mask. If x is sharded, each rank applies its slice of the mask of the whole tensor.
     """
     x = as_tensor(x)
     if not training or p == 0:
         return x
     # A sharded x is the whole batch already; a plain x may be one rank's part of it.
     stream, part = "functions.dropout", random_state.part if x.placement is None else (0, 1)
-    # It stays on the host, where masks are drawn.
+    # The number of the call stays on the host, where masks are drawn.
     call = Tensor._result(np.array(random_state.next_call(stream), np.int64))
     return instance(Dropout, p, random_state.seed, stream, part)(x, call)

@@ -81,7 +81,7 @@ class Einsum(Op):
             *gradient.shape[:extra],
             *(gradient.shape[extra + found.index(letter)] if letter in known else 1 for letter in letters),
         )
-        # The leading dims come first here: sum those that were broadcast, then move them to their place in input i.
+        # The dims of "..." come first here: sum those that were broadcast, then move them to their place in input i.
         sizes = (*shape[:at], *shape[at + lead :])
         gradient = ctx.xp.broadcast_to(gradient, (*gradient.shape[:extra], *sizes))
         gradient = unbroadcast(ctx.xp, gradient, (*shape[at : at + lead], *sizes))

@@ -126,7 +126,7 @@ class Tile(Op):
         return list(zip(repeats, (1,) * (ndim - len(shape)) + shape, strict=True))
 
     def _local_pairs(self, ctx: Context) -> list[tuple[int, int]]:
-        """Return the pairs for this rank's slices: where the repeats are cut, it makes some of them."""
+        """Return the pairs for this rank's slice, with its share of the repeats where these are cut."""
         pairs = self._pairs(ctx.plan.inputs[0].shape)
         sizes = ctx.plan.output.shape
         return [(own // size if size else count, size) for (count, size), own in zip(pairs, sizes, strict=True)]
@@ -230,7 +230,7 @@ def unsqueeze(x: Any, dim: int | tuple[int, ...]) -> Tensor:
 
 @function("expand")
 def expand(x: Any, *shape: int) -> Tensor:
-    """Broadcast `x` along its dims of size 1 and new leading dims, as a read-only view; -1 keeps a size."""
+    """Broadcast `x` to `shape` along dims of size 1 and new leading dims, as a read-only view; -1 keeps a size."""
     x, sizes = as_tensor(x), spread("expand: a size", shape)
     extra = len(sizes) - x.ndim
     kept = tuple(-1 if i >= extra and size == x.shape[i - extra] else size for i, size in enumerate(sizes))
@@ -271,7 +271,7 @@ def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float = 0.0) 
         pad: elements before and after, pair by pair, beginning with the *last* dim, as in PyTorch.
         mode: "constant"; "reflect" mirrors x at its border elements, "replicate" repeats them, "circular" continues
             at the other end.
-        value: of the new elements, for "constant".
+        value: value of the new elements in mode "constant".
 
     Raises:
         InputError: an unknown mode.

@@ -160,8 +160,8 @@ class ArgMin(ArgMax):
     """y = position of the smallest x along `dim`, int64; the lowest position of equal elements
 
     Args:
-        dim: one dim; None counts in row-major order over all.
-        keepdim: keep the dim, with size 1.
+        dim: one dim; None compares all elements and gives the row-major position.
+        keepdim: keep the reduced dim with size 1.
     """
 
     def forward(self, ctx: Context, x: Array) -> Array:
@@ -253,7 +253,7 @@ class Var(AbstractCompleted):
         return variance
 
     def _slope(self, ctx: Context) -> Array | int:
-        """Return the derivative of the result by the variance."""
+        """Return the derivative of the result with respect to the variance."""
         return 1
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
@@ -311,11 +311,11 @@ def min(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
 
 @function("argmax", reduction)
 def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Return the position of the largest element along `dim`, the lowest of equal ones; None: in row-major order.
+    """Return the position of the largest element along `dim`, the lowest one of equal elements.
 
     Args:
         x: any shape.
-        dim: one dim; None counts in row-major order over all.
+        dim: one dim; None compares all elements and gives the row-major position.
         keepdim: keep the dim, with size 1.
     """
     return instance(ArgMax, as_dims("argmax: dim", dim), keepdim)(as_tensor(x))
@@ -323,11 +323,11 @@ def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
 
 @function("argmin", reduction)
 def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Return the position of the smallest element along `dim`, the lowest of equal ones; None: in row-major order.
+    """Return the position of the smallest element along `dim`, the lowest one of equal elements.
 
     Args:
         x: any shape.
-        dim: one dim; None counts in row-major order over all.
+        dim: one dim; None compares all elements and gives the row-major position.
         keepdim: keep the dim, with size 1.
     """
     return instance(ArgMin, as_dims("argmin: dim", dim), keepdim)(as_tensor(x))
@@ -362,7 +362,7 @@ def var(
         x: any shape, floating point.
         dim: a dim, or a tuple of them; None for all.
         keepdim: keep these dims, with size 1.
-        correction: what is subtracted from the number n of elements in the divisor.
+        correction: the divisor is the number n of elements minus this.
         unbiased: True for a correction of 1, False for 0.
     """
     correction = _correction(correction, unbiased)
@@ -379,7 +379,7 @@ def std(
         x: any shape, floating point.
         dim: a dim, or a tuple of them; None for all.
         keepdim: keep these dims, with size 1.
-        correction: what is subtracted from the number n of elements in the divisor.
+        correction: the divisor is the number n of elements minus this.
         unbiased: True for a correction of 1, False for 0.
     """
     correction = _correction(correction, unbiased)

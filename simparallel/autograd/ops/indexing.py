@@ -75,7 +75,7 @@ class Slice(Op):
         return x[self._key]
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        """Give dx the memory order of x, which spares the op that made x a copy."""
+        """Return dx in the memory order of x, which spares the op that made x a copy."""
         if ctx.onto is not None:
             ctx.onto[self._key] += dy
             return (ctx.onto,)
@@ -153,7 +153,7 @@ class Index(Op):
         return y if ctx.inside is None else self._masked(ctx, y)
 
     def _within(self, ctx: Context, indices: Array, dim: int, size: int) -> Array:
-        """Convert indices to positions in this rank's slice of a cut dim, 0 outside of it; note the inside in `ctx`."""
+        """Convert indices to positions in this rank's slice of a cut dim, 0 outside of it; update `ctx.inside`."""
         local = indices + size * (indices < 0) - ctx.offset(dim_names(dim + 1)[dim])
         inside = (local >= 0) & (local < ctx.plan.inputs[0].shape[dim])
         ctx.inside = inside if ctx.inside is None else ctx.inside & inside
@@ -250,7 +250,7 @@ _PLAIN = frozenset((int, slice, NoneType, EllipsisType))
 
 @function("__getitem__")
 def getitem(x: Any, items: Any) -> Tensor:
-    """Return `x[items]` as NumPy: integers, slices, None, `...`, arrays of integers, bool masks."""
+    """Return `x[items]` as NumPy does, for integers, slices, None, `...`, arrays of integers, bool masks."""
     x = as_tensor(x)
     items = _without_masks(items if isinstance(items, tuple) else (items,), x)
     plain, dims, arrays = split_index(items, x.shape, lambda item: isinstance(item, Tensor))
@@ -304,7 +304,7 @@ def _width(item: Any) -> int:
 
 
 def as_index(value: Any, like: Tensor) -> Tensor:
-    """Convert positions, an array or a list, to a Tensor beside `like`."""
+    """Convert an array or a list of positions to a Tensor, a list with the array library of `like`."""
     if isinstance(value, Tensor) or is_array(value):
         return as_tensor(value)
     return as_tensor(get_namespace(like.data).asarray(value))
@@ -319,12 +319,12 @@ def take(x: Any, indices: Any, dim: int) -> Tensor:
 
 @function("split")
 def split(x: Any, sizes: int | Sequence[int], dim: int = 0) -> list[Tensor]:
-    """Split `x` along `dim` into parts of the given sizes, or of one size with the last perhaps smaller.
+    """Split `x` along `dim` into parts of the given sizes, or of one size; the last part may be smaller.
 
     As in PyTorch, a single number is the size of a part. Use `chunk` to ask for a number of parts.
 
     Raises:
-        ShapeError: sizes that do not add up to the size of `dim`, or are negative.
+        ShapeError: the sizes do not add up to the size of `dim`, or one is negative.
     """
     x = as_tensor(x)
     (at,) = normalize_dims(dim, x.ndim)
@@ -369,7 +369,7 @@ def setitem(x: Tensor, items: Any, value: Any) -> None:
     with no_grad():
         part = x.detach()[items]  # checks the items
     if isinstance(value, Tensor):
-        x._array_of(what, value)  # checks where it lies
+        x._array_of(what, value)  # checks layout and device
     _, y = operands(x, value)
     spare = max(y.ndim - part.ndim, 0)
     try:
@@ -380,7 +380,7 @@ def setitem(x: Tensor, items: Any, value: Any) -> None:
         raise ShapeError(f"{what}: y has shape {y.shape}, but the selected part has {part.shape}.")
     check_held(what, y, x)
     key = _key(items if isinstance(items, tuple) else (items,), get_namespace(x._data))
-    # For one element NumPy takes no dims of size 1.
+    # NumPy refuses extra dims of size 1 if a single element is assigned.
     x._data = assign(x._data, key, y._data.reshape(y.shape[spare:]))
     mark_changed((x,))
 

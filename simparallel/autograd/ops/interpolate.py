@@ -24,11 +24,11 @@ def interpolate(
     align_corners: bool | None = False,
     recompute_scale_factor: bool | None = None,
 ) -> Tensor:
-    """Resize the dims of x (N, C, ...) behind the channels, as `torch.nn.functional.interpolate`.
+    """Resize the dims of x (N, C, ...) after the channels, as `torch.nn.functional.interpolate`.
 
     Args:
         x: (N, C, L), (N, C, H, W) or (N, C, D, H, W) for "nearest"; "linear" takes the first, "bilinear" the second.
-        size: of the result, an integer or one for each dim. Give either `size` or `scale_factor`.
+        size: size of the result, an integer or one for each dim. Give either `size` or `scale_factor`.
         scale_factor: the size is this factor times the size of x, rounded down; a number or one for each dim.
         mode: "nearest", "linear" or "bilinear".
         align_corners: whether the centres of the corner pixels keep their positions; for "linear" and "bilinear".
@@ -36,7 +36,7 @@ def interpolate(
             it, which differs where the size was rounded down.
 
     Raises:
-        InputError: an unknown mode, or not one of size and scale_factor. ShapeError: dims that do not fit.
+        InputError: an unknown mode, or not exactly one of size and scale_factor. ShapeError: dims that do not fit.
     """
     check_settings("interpolate", size, scale_factor, mode, align_corners, recompute_scale_factor)
     x = as_tensor(x)
@@ -64,7 +64,7 @@ def interpolate(
 def check_settings(
     who: str, size: Any, scale_factor: Any, mode: str, align_corners: Any, recompute_scale_factor: Any
 ) -> None:
-    """Refuse settings of `interpolate` that fit no input.
+    """Refuse settings of `interpolate` that are wrong for every input.
 
     Raises:
         InputError: see `interpolate`.
@@ -97,5 +97,5 @@ def _along(x: Tensor, dim: int, size: int, ratio: float, mode: str, align_corner
 
 
 def _taken(x: Tensor, at: np.ndarray, dim: int) -> Tensor:
-    """Select positions along a dim; behind its end is its last element."""
+    """Select positions along a dim; those beyond its end give the last element."""
     return x.take(to_device_like(np.minimum(at, x.shape[dim] - 1), x._data), dim)

@@ -316,7 +316,7 @@ def _subtract_at(ctx: Context, target: Array, picked: Picked, values: Array) -> 
 
 
 def reducing(op: Any, reduction: Any, *settings: Any) -> Any:
-    """Return the loss op with these settings, which checks them."""
+    """Return the loss op with these settings, after checking them."""
     try:
         return instance(op, reduction, *settings)
     except TypeError:  # an array in place of `reduction` cannot be a key of the cache

@@ -17,7 +17,7 @@ from simparallel.autograd.tensor import Tensor
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import InputError
 
-# Up to this many rows and above this many outputs, `Linear` computes w @ x.T instead of x @ w.T.
+# With at most this many rows and more than this many outputs, `Linear` computes w @ x.T instead of x @ w.T.
 FEW_ROWS = 128
 
 
@@ -68,7 +68,7 @@ class MatMul(Op):
             if not isinstance(value, (bool, np.bool_)):
                 raise InputError(f"MatMul: {name}={value!r} must be True or False.")
             if value:
-                # Only on the instance and only if True: the settings of an instance are printed.
+                # Set only if True: attributes of the instance are printed as its settings.
                 setattr(self, name, True)
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
@@ -96,7 +96,7 @@ class MatMul(Op):
         return product(x.swapaxes(-1, -2) if self.transpose_a else x, w_kn)
 
     def _shares_w(self, x: Array, w: Array) -> bool:
-        """Return whether one w multiplies all matrices of x: then one product of all rows replaces one for each."""
+        """Return whether one w multiplies all matrices of x: then a single product of all rows suffices."""
         return w.ndim == 2 < x.ndim and not self.transpose_a
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:

@@ -192,7 +192,7 @@ class GroupNorm(Op):
     """y = (x - mean) / sqrt(var + eps) * w + b, over each group of channels (Wu and He 2018)
 
     x: (n, c, ...)   w, b: (c,), may be left out. The channels form `num_groups` groups of
-    neighbours. A cut of c separates whole groups first; the dims behind c may be cut, too.
+    neighbours. A cut of c separates whole groups first; the dims after c may be cut, too.
     Gradients as for LayerNorm.
 
     Args:

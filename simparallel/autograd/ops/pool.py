@@ -159,7 +159,7 @@ class AvgPool2d(AbstractPool):
         pads: Pair = (0, 0)
         if self.count_include_pad and isinstance(self.padding, tuple):
             pads = self.padding
-        # Pixels of each window along each dim, within the image or, if it counts, the padded image.
+        # Pixels of each window along each dim, within the image, or within the padded image if padding counts.
         sizes = [
             [min(p * s - b + k, size + pad) - max(p * s - b, -pad) for p in range(out)]
             for size, k, s, b, out, pad in zip(at.image, at.kernel, at.stride, at.before, at.out, pads, strict=True)

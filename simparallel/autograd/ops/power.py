@@ -25,10 +25,10 @@ class Pow(Op):
     derivative).
 
     Args:
-        exponent: a number, or None for a second input.
+        exponent: a number; None to take the exponent as a second input.
 
     Raises:
-        DTypeError: integers with a negative integer exponent, or bools.
+        DTypeError: an integer tensor with a negative integer exponent, or bools.
     """
 
     # A transcendental function, by convention.

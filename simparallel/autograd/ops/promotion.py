@@ -20,12 +20,12 @@ SINGLE = np.dtype(np.float32)
 def operands(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     """Convert both operands to Tensors, with dtypes promoted as in PyTorch.
 
-    A number, also a NumPy scalar, or a list takes the dtype of the other operand if that can hold its kind; a float
+    A number (also a NumPy scalar) or a list takes the dtype of the other operand if that can hold its kind; a float
     beside integers is float32. An integer tensor takes the dtype of a floating-point one, where NumPy would promote
     int64 and float32 to float64. All other pairs, such as float16 and float32, follow NumPy's promotion.
 
     Raises:
-        InputError: an operand is no number, array, list of numbers or Tensor, or an integer that no dtype holds.
+        InputError: an operand is not a number, array, list of numbers or Tensor, or is an integer that no dtype holds.
     """
     if not isinstance(a, Tensor):
         b = as_tensor(b)

@@ -130,7 +130,7 @@ class Prod(AbstractReduce):
         order = (*(i for i in range(x.ndim) if i not in dims), *dims)
         moved = x.transpose(order).astype(wider(dy.dtype), copy=False)
         rows = moved.reshape(math.prod(moved.shape[: x.ndim - len(dims)]), math.prod(moved.shape[x.ndim - len(dims) :]))
-        # The product of all other elements: of those in front, times those behind. No division, so 0 is no problem.
+        # The product of all other elements: those before, times those after. Without a division, zeros do no harm.
         others = xp.ones_like(rows)
         others[:, 1:] = xp.cumprod(rows[:, :-1], axis=1)
         others[:, :-1] *= xp.cumprod(rows[:, :0:-1], axis=1)[:, ::-1]

@@ -37,9 +37,9 @@ class Reshape(AbstractView):
     """y = x in another shape, row-major; one size may be -1.
 
     The rule states which dims survive. Both shapes are split into the smallest runs of equal product. A run of one
-    dim on each side is one dim. Dims that are merged, split or both, as in (6, 128) -> (2, 384), have common factors,
-    here 2 * 3 * 128, and may be cut along the outermost ones. Without common factors, as in (4, 6) -> (6, 4), no dim
-    of the run may be cut.
+    dim on each side keeps that dim. Dims that are merged, split or both, as in (6, 128) -> (2, 384), have common
+    factors, here 2 * 3 * 128, and may be cut along the outermost ones. Without common factors, as in
+    (4, 6) -> (6, 4), no dim of the run may be cut.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -130,7 +130,7 @@ class Redistribute(Op):
 def _common_factors(a: Sequence[int], b: Sequence[int]) -> dict[int, int]:
     """Factor both shapes into common factors, outermost first; {} if that is not possible.
 
-    Each dim is the product of consecutive factors. Keys are the products of all factors up to and with this one:
+    Each dim is the product of consecutive factors. Keys are the products of all factors up to and including this one:
     _common_factors((6, 128), (2, 384)) is {2: 2, 6: 3, 768: 128}.
     """
     bounds = sorted({*accumulate(a, mul), *accumulate(b, mul)} - {1})
@@ -254,8 +254,8 @@ def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
 def redistribute(x: Any, layout: Layout | None) -> Tensor:
     """Redistribute the sharded tensor x to `layout`; None gathers it into a plain tensor on every rank.
 
-    The layout may be one over other ranks of the run (`rank_list`), fewer or more: those that it leaves out hold
-    nothing. Such a tensor can be kept and redistributed again; ops take tensors that lie over all ranks.
+    The layout may lie over other ranks of the run (`rank_list`), fewer or more; ranks outside of it hold nothing.
+    A tensor over some of the ranks can be kept and redistributed again; most ops take only tensors over all ranks.
 
     Collective: yes, where anything moves; every rank of the run makes the call.
 
@@ -267,21 +267,21 @@ def redistribute(x: Any, layout: Layout | None) -> Tensor:
 
 @method("to_local")
 def to_local(x: Any, grad_layout: Layout | None = None) -> Tensor:
-    """Return this rank's slice of the sharded tensor x as a plain one, on the tape; a plain one itself.
+    """Return this rank's slice of the sharded tensor x as a plain tensor, on the tape; return a plain x itself.
 
-    What follows computes with the slice alone; `from_local` makes a sharded tensor of the result. Of an unfinished
-    sum it is this rank's addend.
+    Later ops compute with the slice alone; `from_local` makes a sharded tensor of their result. If x is an unfinished
+    sum, the slice is this rank's addend.
 
     Args:
         x: the tensor.
-        grad_layout: how the gradients of the ranks' slices lie; by default as the tensor. An unfinished sum, where
-            what follows uses a slice that several ranks have for different parts of the loss.
+        grad_layout: layout of the gradients of the ranks' slices; by default that of x. Give an unfinished sum if
+            several ranks hold the same slice and use it for different parts of the loss.
 
-    Collective: no; in backward where the gradient has to move.
+    Collective: no; yes in backward if the gradient has to move.
 
     Raises:
-        LayoutError: grad_layout gives slices of another shape, or inside of `AutoParallel`, where a plain tensor is
-            one that every rank holds whole.
+        LayoutError: grad_layout gives slices of another shape, or the call is inside of `AutoParallel`, where every
+            rank holds all of a plain tensor.
     """
     tensor = as_tensor(x)
     return tensor if tensor.interpreter is None else tensor.interpreter.to_local(tensor, grad_layout)

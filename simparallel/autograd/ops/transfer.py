@@ -31,7 +31,7 @@ class ToDevice(Op):
         purpose: name of the copy in the trace.
 
     Raises:
-        LayoutError: in a call, x is sharded.
+        LayoutError: the op is called with a sharded x.
     """
 
     rule = "... -> ..."
@@ -110,7 +110,7 @@ class Replicate(ToDevice):
     def _note(self, device: Device, flops: int, size_bytes: int, itemsize: int) -> None:
         recorder = current_recorder()
         if recorder is not None and device.type == SIM:
-            # Simulated time only: the tape does this work elsewhere and takes the wall time.
+            # Simulated time only: the tape does the work, and takes the wall time, elsewhere.
             now_ns = perf_counter_ns()
             name = f"{self.purpose}.backward"
             price = recorder.price(name, flops, size_bytes, itemsize)
@@ -118,7 +118,7 @@ class Replicate(ToDevice):
 
 
 def move(x: Tensor, device: Device, purpose: str = "ToDevice") -> Tensor:
-    """Move `x` to `device`; return `x` itself if it is there."""
+    """Move `x` to `device`; return `x` itself if it is there already."""
     is_plain_array = x._device is None and x.interpreter is None and gpu_of(x.data) is None
     if is_plain_array and device.type == SIM:
         return Tensor(x.data, device=device)
@@ -129,8 +129,8 @@ def move(x: Tensor, device: Device, purpose: str = "ToDevice") -> Tensor:
 def to(x: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Convert `x` to another device, another dtype, or both; return `x` itself if nothing changes.
 
-    `x.to("sim:1")`, `x.to("float16")`, `x.to("sim:1", np.float16)`, `x.to(other)` (as another Tensor is), or by name:
-    `device=`, `dtype=`. The cast runs first, on the device of `x`. The gradient comes back the same way.
+    `x.to("sim:1")`, `x.to("float16")`, `x.to("sim:1", np.float16)`, `x.to(other)` (device and dtype of a Tensor), or
+    by name: `device=`, `dtype=`. The cast runs first, on the device of `x`. The gradient is converted back.
 
     Raises:
         InputError: there is no such device or dtype.

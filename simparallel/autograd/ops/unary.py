@@ -1,4 +1,4 @@
-"""Elementwise ops of one input, one record each: smooth functions, and step functions without a gradient."""
+"""Elementwise ops of one input: smooth functions, and step functions without a gradient."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Round(AbstractStep):
     """y = x rounded; a number halfway between two goes to the even one
 
     Args:
-        decimals: digits to keep behind the point; negative ones round before it.
+        decimals: digits to keep after the decimal point; -1 rounds to tens.
     """
 
     def __init__(self, decimals: int = 0) -> None:
@@ -139,5 +139,5 @@ floor, ceil, trunc, sign = _unary(Floor), _unary(Ceil), _unary(Trunc), _unary(Si
 
 @function("round")
 def round(x: Any, decimals: int = 0) -> Tensor:
-    """Round `x` to `decimals` digits behind the point; a number halfway between two goes to the even one."""
+    """Round `x` to `decimals` digits after the point; a number halfway between two goes to the even one."""
     return instance(Round, decimals)(as_tensor(x))

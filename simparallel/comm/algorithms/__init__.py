@@ -3,7 +3,7 @@
 Each module is one algorithm; its `__all__` names the collectives that it has. (Adasum, a reduction that is not
 elementwise, has a module of its own, with one function for each algorithm.) Each function uses `PointToPoint` (send,
 receive, a ledger), knows positions in the group but no ranks, and works in place on flat arrays, so it runs on any
-transport and can be read by itself. `direct`, the default, is none of them: it reads the peers' pages (`direct.py`).
+transport and can be read by itself. `direct`, the default, sends no messages: it reads the peers' pages (`direct.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MODULES: dict[str, ModuleType] = {
 
 
 def offers(algorithm: str, op: str) -> bool:
-    """Return whether an algorithm has a collective."""
+    """Return whether an algorithm implements a collective."""
     return algorithm == DIRECT or op in _ops_of(algorithm)
 
 
@@ -46,7 +46,7 @@ def check_algorithm(who: str, algorithm: str, op: str | None = None) -> None:
 
 
 def find(algorithm: str, op: str) -> Callable[..., Steps]:
-    """Return the function of a collective that the algorithm has."""
+    """Return the function by which an algorithm runs a collective."""
     place = (adasum, algorithm) if op == "adasum" else (_MODULES[algorithm], op)
     function: Callable[..., Steps] = getattr(*place)
     return function

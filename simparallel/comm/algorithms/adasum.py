@@ -25,7 +25,7 @@ from simparallel.comm.algorithms.point_to_point import PointToPoint, Steps
 
 __all__ = ["halving_doubling", "naive", "ring", "tree"]
 
-# Number of a layer, its start and stop in a slice.
+# (number of a layer, its start in a slice, its stop)
 Part = tuple[int, int, int]
 
 
@@ -95,7 +95,7 @@ def ring(p2p: PointToPoint, x: np.ndarray, layers: Layers) -> Steps:
     2 (p - 1) steps; each rank sends about 2 (p-1)/p n bytes if the layers are equal; a single layer keeps only one
     rank busy at a time.
     """
-    # Layers are dealt out by number modulo p, so each of the p starting points has about as many.
+    # Layers are dealt out by number modulo p, so the p starting points get about equally many.
     bounds = np.cumsum([0, *layers]).tolist()
     pieces = [slice(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
     for step in p2p.steps(p2p.size - 1):

@@ -175,7 +175,7 @@ class _Gather(MessageBody):
         size, root = self.group.size, self.settings.root
         is_root = self.position == root
         parts = [call.x.copy() for _ in range(size if is_root else 1)]
-        # A rank that is not the root sends the entry at its own position: the same array stands at all of them.
+        # A rank that is not the root sends the entry at its own position; all its entries are the same array.
         yield from self.exchange(call, parts if is_root else parts * size, root)
         if not is_root:
             return None
@@ -205,7 +205,7 @@ def algorithm_of(plan: CallPlan) -> str:
 
 
 def choose(group: Group, op: str, algorithm: str | None, default: str) -> Algorithm:
-    """Return the algorithm that runs `op`: this one; by default the communicator's, else `direct`.
+    """Return the algorithm that runs `op`: `algorithm` if given; else `default` if it implements `op`, else `direct`.
 
     Raises:
         InputError: no such algorithm, or it does not have this collective, or not for this number of ranks.

@@ -48,7 +48,7 @@ class SmallAllReduce(Body):
 
 
 class PairAllReduce(SmallAllReduce):
-    """The same for two ranks and larger arrays: it reads this rank's own array instead of its staging copy."""
+    """all_reduce of larger arrays on two ranks: it reads this rank's own array instead of its staging copy."""
 
     def result(self, peers: Payloads, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         target = x if out is None else out
@@ -56,7 +56,7 @@ class PairAllReduce(SmallAllReduce):
         flat = target.reshape(-1)
         sources = list(peers.flat)
         if out is None:
-            # In place: less memory traffic than reading the staging copy, too.
+            # The target itself is the source: less memory traffic than reading the staging copy.
             sources[self.position] = flat
         reduce_into(self.rule, sources, flat)
         if not target.flags.c_contiguous:
@@ -66,7 +66,7 @@ class PairAllReduce(SmallAllReduce):
 
 def all_reduce(group: Group, x: np.ndarray, settings: Settings) -> Body:
     if x.nbytes <= (SLOT_BYTES if group.size == 2 else SMALL_BYTES):
-        # Between the slot and PAIR_BYTES, two ranks save memory traffic by blocks; more ranks read the staging copies.
+        # Larger than a slot: two ranks save memory traffic by reducing in blocks; more ranks read the staging copies.
         return SmallAllReduce(group, x, settings)
     if group.size == 2 and x.nbytes <= PAIR_BYTES:
         return PairAllReduce(group, x, settings)
@@ -74,7 +74,7 @@ def all_reduce(group: Group, x: np.ndarray, settings: Settings) -> Body:
 
 
 class Reduce(Body):
-    """reduce: the root reduces; exposing its own payload is unnecessary unless one call reduces all slots."""
+    """reduce: the root reduces; it exposes its own payload only if one ufunc call reduces all slots."""
 
     def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
         super().__init__(group, x, settings)
@@ -88,7 +88,7 @@ class Reduce(Body):
             return target
         if x.nbytes <= SLOT_BYTES:
             reduce_stack(self.rule, peers, target)
-        # Flat and blockwise if the memory allows; else over the whole array with its strides.
+        # Flat and blockwise if the target is contiguous; else over the whole array with its strides.
         elif target.flags.c_contiguous:
             arrays = peers.with_own(self.position, x)
             reduce_into(self.rule, [array.reshape(-1) for array in arrays], target.reshape(-1))
@@ -152,7 +152,7 @@ class AllToAll(AbstractCut):
 class Scan(Body):
     """scan, and exscan, which leaves this rank's own x out."""
 
-    # The result is written where peers would read.
+    # x receives the result while peers still read: they read a copy.
     copied = True
     is_exclusive = False
 
@@ -230,7 +230,7 @@ def given(group: Group, root: int, out: np.ndarray | None, place: Place) -> tupl
         table, start = read_table(place)
         rows, shape = sum(table.sizes[: group.position]), (table.sizes[group.position], *shape[1:])
     if not group.views.is_shared:
-        # A message has this rank's part alone.
+        # On other transports the root sends this rank's part alone.
         rows = 0
     if out is not None and (out.shape, out.dtype) != (shape, dtype):
         site = group.transport.site_text(group.ranks[root], note[h.SITE - h.COMPARED])
@@ -246,8 +246,8 @@ def adasum(group: Group, x: np.ndarray, settings: Settings) -> Body:
 
 
 BODIES: Mapping[str, Factory] = {
-    "all_reduce": all_reduce, "adasum": adasum, "reduce": Reduce, "broadcast": Broadcast, "all_gather": AllGather,
     # A body may be a class or a function that chooses one by size.
+    "all_reduce": all_reduce, "adasum": adasum, "reduce": Reduce, "broadcast": Broadcast, "all_gather": AllGather,
     "reduce_scatter": ReduceScatter, "all_to_all": AllToAll, "scan": Scan, "exscan": Exscan, "gather": Gather,
     "scatter": Scatter, "barrier": Nothing, "new_group": Nothing, "uneven": Uneven, "objects": Blocks,
 }  # fmt: skip

@@ -2,8 +2,8 @@
 
 A rank reads its slice of every rank's vector in place, and computes the slice's contribution to the products
 <a,b>, <a,a>, … of the vectors, a few numbers for each layer. These are summed over the ranks, in the order of the
-group, so all ranks combine the vectors with the same factors. After at most log2 n such small sums a rank has its
-slice of the result, and copies the others' slices.
+group, so all ranks combine the vectors with the same factors. After at most ⌈log2 p⌉ such sums over p ranks, a rank
+has its slice of the result, and copies the others' slices.
 
 The sums go through the group's slot, which a large payload does not use. Its two halves are used alternately: a rank
 that writes one half again has seen all ranks write the other half since, so all of them have read the first.
@@ -126,7 +126,7 @@ class LargeAdasum(Body):
 
 @QUIET
 def whole(vectors: Sequence[np.ndarray], layers: Layers) -> np.ndarray:
-    """Compute Adasum of flat vectors, layer by layer; a new vector of their dtype."""
+    """Return Adasum of flat vectors, computed layer by layer: a new vector of their dtype."""
     if not all(map(has_data, vectors)):
         return without_data(np.empty(vectors[0].size, vectors[0].dtype))
     out = np.empty(vectors[0].size, vectors[0].dtype)
@@ -171,7 +171,7 @@ class SliceTree:
         self._blocks = list(_blocks(parts, self._strip))
         longest = min(CACHED, max((stop - start for _, start, stop in parts), default=0))
         self._scratch, self._room = np.empty(longest * min(4, len(rows))), np.empty(longest)
-        # The block that the scratch memory has.
+        # The block loaded in the scratch memory: its key, see `_load`, and its strips.
         self._held: tuple[tuple[int, int, int], np.ndarray] | None = None
         # Views of the scratch memory by (rows, size, width) of a block: its strips, and the strips of each row.
         self._views: dict[tuple[int, int, int], tuple[np.ndarray, list[np.ndarray], tuple[int, ...]]] = {}
@@ -291,14 +291,14 @@ def _grams(strips: np.ndarray) -> np.ndarray:
     """
     rows = strips.shape[1]
     if rows == 4 and blas.has_small_kernel():
-        # Twice as fast with such a kernel; but not as (4, n) @ (n, 4), for which NumPy calls `syrk`.
+        # Twice as fast with such a kernel. A plain (4, n) @ (n, 4) is not, because NumPy calls `syrk` for it.
         pairs = strips.reshape(len(strips), 2, 2, -1)
         return np.add.reduce(np.matmul(pairs, strips.transpose(0, 2, 1)[:, None])).reshape(rows, rows, 1)
     return np.add.reduce(np.matmul(strips[:, None], strips[..., None]))  # row by row
 
 
 def _blocks(parts: list[Segment], strip: int) -> Iterator[tuple[int, slice]]:
-    """Yield (layer, slice) of blocks of up to `CACHED` elements: whole strips, or a rest shorter than one."""
+    """Yield (layer, slice) of blocks of up to `CACHED` elements: whole strips, or a remainder shorter than one."""
     for layer, start, stop in parts:
         end = stop - (stop - start) % strip
         for begin in range(start, end, CACHED):
@@ -313,7 +313,7 @@ _VAGUE = 0.125  # fraction of the squared norm that orthogonal rows would give
 
 
 def _pairs_of(count: int) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Return the pairs that so many rows have, and their first and second rows."""
+    """Return the indices in `_PAIRS` of the pairs among `count` rows, and the first and the second row of each."""
     known = [p for p, pair in enumerate(_PAIRS) if max(pair) < count]
     first, second = np.array(_PAIRS)[known].T
     return known, first, second
@@ -375,7 +375,7 @@ class _Rounds:
             stop = min(start + _HALF, flat.size)
             half = (self._number & 1) * _HALF
             place = slice(half, half + stop - start)
-            # The last use of this half is two phases ago, so all ranks have read it.
+            # The last use of this half was two phases ago, so all ranks have read it.
             slots.flat[self._views.position][place] = flat[start:stop]
             self._number += 1
             yield self._views.end_phase()

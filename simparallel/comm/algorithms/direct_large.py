@@ -40,7 +40,7 @@ class Choice:
         self._times_ns: tuple[deque[int], deque[int]] = deque([0], maxlen=8), deque([0], maxlen=8)
 
     def all_at_once(self) -> bool:
-        """Return the choice for the call after this one."""
+        """Count a call, and return the choice for the call after it."""
         self._calls += 1
         turn = self._calls % TRY_EVERY
         # Two calls of each: the first may have to reload data that the other alternative has evicted from the cache.
@@ -74,9 +74,9 @@ class LargeAllReduce(Body):
         in_pieces = self.step < x.size
         self._choice = Choice() if in_pieces and x.nbytes <= MOST_AT_ONCE_BYTES else None
         self._all_at_once = not in_pieces
-        # Offset of the result behind the exposed data, for each way to expose it. Two results behind a whole payload,
+        # Offset of the result behind the exposed data, for each way to expose it. The result has its own cache lines,
+        # because peers still read the data while it is written. A whole payload has room for two results behind it,
         # used alternately if other ranks expose pieces.
-        # The result is behind the piece, on a cache line of its own: peers still read the piece while it is written.
         self.results_at = {h.IN_PIECES: round_up(self.step * x.itemsize, LINE), h.ALL_COPIED: round_up(x.nbytes, LINE)}
         self.result_bytes = round_up(-(-self.step // size) * x.itemsize, LINE)
         whole_result_bytes = max(-(-x.size // size) * x.itemsize, 2 * self.result_bytes * in_pieces)
@@ -104,7 +104,7 @@ class LargeAllReduce(Body):
             except SharedMemoryError:
                 if self._choice is None:
                     raise
-        # Also the fallback without enough memory for the whole.
+        # Also the fallback if there is not enough memory for the whole.
         if call.shown == h.IN_PIECES:
             offset, call.other_offset = staging.next_piece(self.room_bytes[h.IN_PIECES])
         views.show_to_others(piece, offset)
@@ -126,7 +126,7 @@ class LargeAllReduce(Body):
         step = flat.size if all(ways) else self.step
         if h.IN_PIECES in ways and h.ALL_COPIED in ways:
             # Some rank lacked the memory for its whole payload, so all of them work piece by piece. A rank that
-            # exposed the whole adds its own part of it: in a piece, that may be the part of another rank.
+            # exposed the whole, without its own part, adds that part now: another rank may reduce it in a piece.
             if call.shown == h.ALL_COPIED:
                 part = views.bounds(flat.size, me)
                 views.arenas(flat.dtype).one(me, first[me], flat.size)[part] = flat[part]

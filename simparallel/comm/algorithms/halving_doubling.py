@@ -72,7 +72,7 @@ def reduce_scatter(p2p: PointToPoint, x: np.ndarray, combine: Combine) -> Steps:
 
 
 def all_gather(p2p: PointToPoint, x: np.ndarray) -> Steps:
-    """Gather by doubling: part i of x becomes part i of rank i.
+    """Gather by doubling: part i of x receives part i of rank i.
 
     log2 p steps; each rank sends (p-1)/p n bytes. If ranks are folded: one step of n/p bytes before, and one of
     n bytes after.

@@ -71,7 +71,7 @@ def all_reduce(p2p: PointToPoint, x: np.ndarray, combine: Combine) -> Steps:
 def gather(p2p: PointToPoint, parts: list[np.ndarray], root: int) -> Steps:
     """Receive from one rank after the other on the root.
 
-    `parts[i]` of the root becomes `parts[i]` of rank i. p - 1 steps; every rank but the root sends one message of
+    `parts[i]` of the root receives `parts[i]` of rank i. p - 1 steps; every rank but the root sends one message of
     n/p bytes.
     """
     for _, other in zip(p2p.steps(p2p.size - 1), _others(p2p, root), strict=True):
@@ -84,7 +84,7 @@ def gather(p2p: PointToPoint, parts: list[np.ndarray], root: int) -> Steps:
 def scatter(p2p: PointToPoint, parts: list[np.ndarray], root: int) -> Steps:
     """Send from the root to one rank after the other.
 
-    `parts[i]` of rank i becomes `parts[i]` of the root. p - 1 steps; the root sends p - 1 messages
+    `parts[i]` of rank i receives `parts[i]` of the root. p - 1 steps; the root sends p - 1 messages
     of n/p bytes.
     """
     for _, other in zip(p2p.steps(p2p.size - 1), _others(p2p, root), strict=True):
@@ -99,7 +99,7 @@ def all_to_all(p2p: PointToPoint, given: list[np.ndarray], taken: list[np.ndarra
 
     step 0:  0 -> 1 -> 2 -> 3 -> 0      step 1:  0 <-> 2, 1 <-> 3      step 2:  0 <- 1 <- 2 <- 3 <- 0
 
-    `taken[i]` becomes `given[own position]` of rank i. p - 1 steps; each rank sends p - 1 messages of n/p bytes.
+    `taken[i]` receives `given[own position]` of rank i. p - 1 steps; each rank sends p - 1 messages of n/p bytes.
     """
     # A rank sends itself nothing.
     taken[p2p.rank][...] = given[p2p.rank]

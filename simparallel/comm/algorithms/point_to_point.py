@@ -79,7 +79,7 @@ class PointToPoint:
         raise NotImplementedError
 
     def until(self, begun: Any) -> Steps:
-        """Yield until it is finished."""
+        """Yield until a begun send or receive is finished."""
         raise NotImplementedError
 
 

@@ -1,7 +1,7 @@
 """Algorithms without a run: all positions of a group in one thread, to count or to watch their messages.
 
 A rehearsal is stricter than a run: a message is delivered only when the other side receives it, so an algorithm that
-needs buffers for messages in flight stops here.
+needs buffers for messages in flight deadlocks here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Post:
         self.moves += 1
         parcel, sides = _Parcel(x), self._begun.setdefault(way, (deque(), deque()))
         sides[is_receive].append(parcel)
-        # Both sides have to be there: nothing is buffered, so an algorithm that relies on buffers is found to wait.
+        # Both sides have to be there: nothing is buffered, so an algorithm that relies on buffers gets stuck.
         while sides[0] and sides[1]:
             sending, receiving = sides[0].popleft(), sides[1].popleft()
             if (sending.x.shape, sending.x.dtype) != (receiving.x.shape, receiving.x.dtype):
@@ -77,7 +77,7 @@ def play(algorithm: str, op: str, arguments: list[tuple[Any, ...]], seat: Seat =
     """Run one collective on arrays; `arguments[i]` belong to position i, and are written.
 
     Raises:
-        InputError: no such algorithm; or both sides of a message disagree.
+        InputError: no such algorithm; or the two sides of a message disagree on its shape or dtype.
         DeadlockError: all positions wait for each other.
     """
     check_algorithm("play", algorithm, op)

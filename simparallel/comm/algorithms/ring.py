@@ -34,7 +34,7 @@ def reduce_scatter(p2p: PointToPoint, x: np.ndarray, combine: Combine) -> Steps:
     step 1:  c1 of 20     c2 of 01     c0 of 12      now 0 has c0 of 120, 1 has c1, 2 has c2
 
     p - 1 steps; each rank sends one chunk, n/p bytes, in each.
-    Order: chunk i is summed from rank i + 1 on round to rank i, ((x1 + x2) + x3) + x0 for chunk 0.
+    Order: chunk i is summed round the ring from rank i + 1 to rank i, ((x1 + x2) + x3) + x0 for chunk 0.
     """
     chunks = split(x, p2p.size)
     right, left = (p2p.rank + 1) % p2p.size, (p2p.rank - 1) % p2p.size
@@ -48,7 +48,7 @@ def reduce_scatter(p2p: PointToPoint, x: np.ndarray, combine: Combine) -> Steps:
 
 
 def all_gather(p2p: PointToPoint, x: np.ndarray) -> Steps:
-    """Pass finished chunks round: part i of x becomes part i of rank i.
+    """Pass finished chunks round: part i of x receives part i of rank i.
 
                0 -> 1    1 -> 2    2 -> 0
     step 0:     c0        c1        c2

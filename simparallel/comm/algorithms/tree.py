@@ -30,7 +30,7 @@ def broadcast(p2p: PointToPoint, x: np.ndarray, root: int) -> Steps:
     step 1:  0 ----> 2       4 ----> 6
     step 2:  0 -> 1  2 -> 3  4 -> 5  6 -> 7
 
-    ⌈log2 p⌉ steps; p - 1 messages of n bytes in all, at most ⌈log2 p⌉ of one rank (the root).
+    ⌈log2 p⌉ steps; p - 1 messages of n bytes in all, at most ⌈log2 p⌉ from one rank (the root).
     """
     number, depth = (p2p.rank - root) % p2p.size, (p2p.size - 1).bit_length()
     for step in p2p.steps(depth):

@@ -12,7 +12,7 @@ from simparallel.comm.algorithms.rehearsal import Actor, play
 from simparallel.comm.reduction import Combine
 from simparallel.errors import InputError
 
-# Collectives whose first argument is one flat vector for the input and the result. True: they add values up.
+# Collectives whose first argument is one flat vector for the input and the result. True: it reduces.
 _WATCHED = {"all_reduce": True, "reduce_scatter": True, "reduce": True, "all_gather": False, "broadcast": False}
 # An int64 has a bit for each rank.
 _MOST_RANKS = 62
@@ -58,12 +58,12 @@ class Watched:
 
     @property
     def share(self) -> float:
-        """The largest message of each step, summed over the steps, in vectors: the n of the bandwidth term."""
+        """The largest message of each step, summed over the steps, as a share of the vector: the bandwidth term's n."""
         return sum(self.step_shares)
 
     @property
     def step_shares(self) -> tuple[float, ...]:
-        """The largest message of each step, in vectors."""
+        """The largest message of each step, as a share of the vector."""
         chunks = [
             max((m.stop - m.start for m in self.messages if m.step == k), default=0) for k in range(self.num_steps)
         ]
@@ -89,7 +89,7 @@ class _Watcher(Actor):
             self.states.append(self._x.copy())
 
     def start_send(self, x: np.ndarray, dst: int) -> Any:
-        # Every message is a view of the vector, so its address is the number of its first chunk.
+        # Every message is a view of the vector, so its address tells the number of its first chunk.
         start = (x.ctypes.data - self._x.ctypes.data) // x.itemsize
         self.messages.append(Message(len(self.traffic) - 1, self.rank, dst, start, start + x.size))
         return super().start_send(x, dst)

@@ -67,7 +67,7 @@ class FaultyBody(Body):
         return offset, size_bytes
 
     def run(self, call: FaultyCall) -> Steps:  # type: ignore[override]
-        # Reached first if there was no peer to wait for.
+        # A call without peers has not reached this phase before: it waited for no arrival.
         call.at("published")
         call.at("reduce")
         steps = self._body.run(call)
@@ -91,7 +91,7 @@ class FaultyCall(Call):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.body = FaultyBody(self.body)
-        # Of a collective that runs as messages, the messages themselves are copied.
+        # These phases belong to copies of the payload; a collective on messages has the phases of its messages instead.
         self._passed = {"copy_in", "copy_out"} if self.plan.body.by_messages else set()
 
     def at(self, phase: str) -> None:

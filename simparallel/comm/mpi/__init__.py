@@ -1,1 +1,1 @@
-"""Ranks as MPI processes: a copy of the shared memory, kept up to date by messages."""
+"""Ranks as MPI processes, each with a copy of the shared memory that messages keep up to date."""

@@ -1,10 +1,10 @@
 """Deadlock detection without shared memory.
 
-A rank that has waited for a while sends all others a wait record: the ranks it waits for, and the epochs of the waits
-that it knew of these ranks. A set of ranks can never continue if each of them waits for ranks of the set, and the
-record of each knew the current waits of these. Messages between two ranks arrive in order, so the record was made
-after everything that those ranks had sent before their waits, and none of it helped. A rank that continues announces
-it before it sends anything else.
+A rank that has waited for a while sends all others a wait record: the ranks it waits for, and the last epoch that it
+has heard from each of them. A set of ranks can never continue if each of them waits for ranks of the set, and each
+record has the current epochs of the ranks it names. Messages between two ranks arrive in order, so such a record was
+made after the arrival of everything that those ranks had sent before their waits, and none of it helped. A rank that
+continues announces it before it sends anything else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simparallel.comm.transport import Condition
 if TYPE_CHECKING:
     from simparallel.comm.mpi.transport import MpiTransport
 
-# Of waiting, before a rank sends its record.
+# Time that a rank waits before it sends its record.
 PATIENCE_S = 0.1
 
 
@@ -32,7 +32,7 @@ class Vigil:
 
     def __init__(self, transport: MpiTransport) -> None:
         self._transport = transport
-        # Number of a wait; odd while the rank waits and has sent a record.
+        # The epoch of each rank: odd while it waits and has sent a record; each such wait has a new one.
         self._epochs = [0] * transport.world_size
         self._told: dict[int, dict[str, Any]] = {}
         self._since = 0.0
@@ -57,7 +57,7 @@ class Vigil:
         needs = [transport.lagging(way) for condition in conditions for way in condition.ways()]
         known = {str(rank): self._epochs[rank] for ranks in needs for rank in ranks}
         own = self._told.get(me)
-        # Sent again when the waits that it knows of have changed: the others must see which ones it knew.
+        # Sent again when a known epoch has changed: the others must see which epochs it knew.
         if own is None or (own["needs"], own["known"]) != (needs, known):
             ranks = [rank for way in conditions[0].ways() for rank in transport.lagging(way)]
             text = f"{describe()}, for rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -77,15 +77,15 @@ class MpiViews(Views):
         shares = self._shares(plan, x)
         own = shares[self.position]
         if own is not None and (is_apart or own.nbytes <= SLOT_BYTES):
-            # A small reduction writes its result before it has read all parts.
+            # A small reduction writes to its target before it has read all parts.
             own = own.copy()
         self.given, self.own = shares, own
         return 0, False, x.copy() if is_apart else x
 
     def _shares(self, plan: CallPlan, x: Any) -> Shares:
-        """Return the array for each member that a collective begins with."""
+        """Return the array that each member is sent at the start of a collective."""
         everyone, settings = range(self.size), plan.body.settings
-        # Of a cut x, this rank's own piece counts, too.
+        # If x is cut, this rank needs its own piece even where peers read nothing.
         if not plan.exposes and not COLLECTIVES[plan.op].divides:
             return [None] * self.size
         if plan.op in ("reduce", "gather"):

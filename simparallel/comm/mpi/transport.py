@@ -333,7 +333,7 @@ class MpiTransport(AbstractTransport):
 
 
 def join(timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-    """Make this process the rank that it is for MPI, until it ends; False if MPI knows of no other process.
+    """Make this process its MPI rank until it ends; return False if MPI knows of no other process.
 
     The end of the process is checked like the end of any run. A rank that fails reports it to the others, and then
     ends the job.

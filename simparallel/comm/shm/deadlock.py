@@ -131,8 +131,8 @@ class Vigil:
 
     def _hopeless(self, needed: Condition, stuck: set[int]) -> bool:
         words = self._segment.words
-        # A single word that is never written is enough, because a condition needs all of its words. The state before
-        # the word: a rank may store its last word and leave between the two reads.
+        # A single word that is never written is enough, because a condition needs all of its words. The state is read
+        # before the word: a rank may store its last word and leave between the two reads.
         pairs = zip(needed.indices, needed.ranks, strict=True)
         state = self._segment.map.state
         return any(

@@ -66,7 +66,7 @@ class ControlMap:
     """Offsets of the control words, in words from the start of the mapping. P is the number of ranks.
 
     launcher   8                abort, lost                           written by the launcher
-    host       P x 8            exit status of rank r                 written by the host process
+    host       P x 8            exit status of rank r                 written by the host process (`runtime.ranks.host`)
     status     P x 8            state, pid, length of the failure
                                 record, epoch of the wait record      written by rank r
     sleeping   P                1 while rank r sleeps                 written by rank r
@@ -278,7 +278,7 @@ class Segment:
         self.address = self._bytes.__array_interface__["data"][0]
 
     def _create(self, arena_bytes: int) -> int:
-        # Ask for a large address space, and for a quarter of it after each refusal.
+        # Ask for a large address space; after each refusal, for a quarter as much.
         least = self.map.max_groups * 2 * SLOT_BYTES + PAGE
         wanted = max(round_up(arena_bytes or DEFAULT_ARENA_BYTES, PAGE), least)
         parts = (0, self._first_bytes), (self._waits_at, self._arenas_at - self._waits_at)
@@ -288,7 +288,7 @@ class Segment:
             fd = -1
             try:
                 fd = open_unnamed(total, at_once + self.world_size * 2 * SLOT_BYTES)
-                # Reserving would not fail on a memfd before all memory of the machine is taken.
+                # On a memfd, `reserve` would fail only once all memory of the machine is taken.
                 if 0 < free_of(fd) < at_once:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 for start, length in parts:

@@ -174,7 +174,7 @@ class Payloads:
         return self._arenas.one(position, self._offsets[position], self._size).reshape(self._shape)
 
     def with_own(self, position: int, x: np.ndarray) -> Sequence[np.ndarray]:
-        """Return all payloads; of large arrays with this rank's own x, which may not have been exposed."""
+        """Return all payloads; for large arrays, x in place of this rank's own, which may not be exposed."""
         if x.nbytes <= SLOT_BYTES:
             return self.arrays
         arrays = list(self.arrays)

@@ -29,7 +29,7 @@ class AutoParallel(_AutoParallel):
     def pipeline(
         self, stages: int = 1, output_broadcast: bool = False, interleave: bool = False, scheduler: str = "1f1b"
     ) -> None:
-        """Set the stages of the auto-parallel context, of this rank; every rank has the loss in any case."""
+        """Set the pipeline stages of this rank's auto-parallel context; every rank gets the loss in any case."""
         unused("AutoParallel.pipeline", output_broadcast=output_broadcast or None)
         config = {"pipeline_interleave": interleave, "pipeline_scheduler": scheduler}
         set_auto_parallel_context(pipeline_stages=stages, pipeline_config=config)

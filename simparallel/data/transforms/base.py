@@ -119,7 +119,7 @@ class RandomTransform(Transform):
             count = max(need, 2 * len(drawn)) if drawn_epoch == epoch else max(need, len(drawn))
             k = self.numbers_per_sample
             drawn = random_uniform(self.seed, f"{self.stream}/{epoch}", 0, count * k).reshape(count, k)
-            # Only one epoch is kept: the loops of a training go through epochs one by one.
+            # Only one epoch is kept: training goes through the epochs one by one.
             self._drawn = epoch, drawn
         return drawn[index]
 
@@ -137,5 +137,5 @@ def image_dims(who: str, batch: Array, is_hwc: bool) -> tuple[int, int]:
 
 
 def as_float(batch: Array) -> Array:
-    """Return a copy in float32, or in the own dtype if it is floating point."""
+    """Return a copy in float32, or in the batch's own dtype if that is floating point."""
     return batch.astype(batch.dtype if batch.dtype.kind == "f" else get_namespace(batch).float32)

@@ -71,7 +71,7 @@ def parse_rank_table(data: bytes | str, path: str = "rank_table.json", *, strict
 
 
 class _Reader:
-    """Reads one table, collects its warnings, and locates its errors."""
+    """The reader of one table, which collects its warnings and locates its errors."""
 
     def __init__(self, path: str, strict: bool) -> None:
         self.path = path

@@ -63,7 +63,7 @@ class RankTable:
         return tuple(device.device_id for device in devices)
 
     def nodes_for(self, world_size: int, nodes: int | Sequence[Sequence[int]] = 1) -> tuple[tuple[int, ...], ...]:
-        """Return `nodes`, after checking the numbers that a caller asked for.
+        """Return the `nodes` of the table, after checking the numbers of ranks and nodes that a caller asked for.
 
         Raises:
             ClusterError: the table has another number of devices or servers.

@@ -212,8 +212,8 @@ class OneCycleLR(MomentumScheduler):
     """One cycle from max_lr / div_factor up to `max_lr`, and down to max_lr / div_factor / final_div_factor.
 
     Smith and Topin 2018, "Super-convergence", as in PyTorch. The momentum (or beta 1) moves from `max_momentum` down
-    to `base_momentum` and back. Call `step()` after each step of the optimizer. After `total_steps` calls
-    the rate stays at its last value; one more call is an error.
+    to `base_momentum` and back. Call `step()` after each step of the optimizer. Call number `total_steps`
+    keeps the last rate; one more call is an error.
 
     Args:
         optimizer, last_epoch: see `LRScheduler`.
@@ -226,7 +226,7 @@ class OneCycleLR(MomentumScheduler):
         base_momentum, max_momentum: the lowest and the highest momentum, for all groups or lists.
         div_factor: the initial rate is max_lr / div_factor.
         final_div_factor: the last rate is the initial rate / final_div_factor.
-        three_phase: descend as fast as ascend, to the initial rate, and from there to the last rate.
+        three_phase: descend to the initial rate as fast as the ascent, and from there to the last rate.
 
     Raises:
         InputError: a setting out of range; also as for `LRScheduler`.
@@ -304,7 +304,7 @@ class OneCycleLR(MomentumScheduler):
 
 def _points(pct_start: float, total_steps: int, three_phase: bool) -> list[Point]:
     """Return the turning points of the curve."""
-    # Steps count from 0, so each turning point is one less than its share of the steps (as in PyTorch).
+    # Steps count from 0, so the top is one less than its share of the steps; the way back is as long as the way up.
     top = pct_start * total_steps - 1
     back = [(2 * pct_start * total_steps - 2, FIRST)] if three_phase else []
     return [(0.0, FIRST), (top, TOP), *back, (total_steps - 1.0, LAST)]

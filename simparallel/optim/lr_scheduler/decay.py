@@ -62,7 +62,7 @@ class StepLR(Factor):
 
     Args:
         optimizer, last_epoch: see `LRScheduler`.
-        step_size: numbers between two decays, 1 or more.
+        step_size: epochs (or steps) between two decays, 1 or more.
         gamma: factor of each decay, 0 or more.
     """
 
@@ -85,7 +85,7 @@ class MultiStepLR(Factor):
 
     Args:
         optimizer, last_epoch: see `LRScheduler`.
-        milestones: numbers of 0 or more; duplicates count repeatedly.
+        milestones: epochs (or steps), 0 or more; duplicates count repeatedly.
         gamma: factor of each decay, 0 or more.
     """
 
@@ -130,7 +130,7 @@ class LinearLR(Factor):
         optimizer, last_epoch: see `LRScheduler`.
         start_factor: above 0, at most 1.
         end_factor: 0 to 1.
-        total_iters: the number at which `end_factor` is reached, 1 or more.
+        total_iters: the epoch (or step) at which `end_factor` is reached, 1 or more.
     """
 
     settings = ("start_factor", "end_factor", "total_iters")
@@ -162,12 +162,12 @@ class LinearLR(Factor):
 
 
 class ConstantLR(Factor):
-    """lr(t) = lr * factor below the number `total_iters`, lr from there on; from each group's own lr.
+    """lr(t) = lr * factor while t < total_iters, then lr; from each group's own lr.
 
     Args:
         optimizer, last_epoch: see `LRScheduler`.
         factor: 0 to 1.
-        total_iters: the number at which the factor ends, 0 or more.
+        total_iters: the epoch (or step) at which the factor ends, 0 or more.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class PolynomialLR(Factor):
 
     Args:
         optimizer, last_epoch: see `LRScheduler`.
-        total_iters: the number at which the rate reaches 0, 1 or more.
+        total_iters: the epoch (or step) at which the rate reaches 0, 1 or more.
         power: 0 or more.
     """
 

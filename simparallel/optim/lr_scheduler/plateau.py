@@ -1,4 +1,4 @@
-"""ReduceLROnPlateau."""
+"""`ReduceLROnPlateau`: lowers the learning rates when a metric stops improving."""
 
 from __future__ import annotations
 

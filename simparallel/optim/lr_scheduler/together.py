@@ -52,16 +52,16 @@ class Together(LRScheduler):
 
 
 class SequentialLR(Together):
-    """Schedulers in sequence: each starts at its milestone, at its own number 0, from the initial rates.
+    """Schedulers in sequence: each starts at its milestone, with its own t = 0, from the initial rates.
 
     Args:
         optimizer: the optimizer of all schedulers.
         schedulers: schedulers made for it.
-        milestones: number at which each scheduler but the first takes over, ascending.
+        milestones: epoch (or step) at which each scheduler but the first takes over, ascending.
         last_epoch: must be -1; load a state to resume.
 
     Raises:
-        InputError: the number of milestones is not one less than the schedulers', milestones do not ascend, or a
+        InputError: the number of milestones is not the number of schedulers - 1, milestones do not ascend, or a
             scheduler belongs to another optimizer or needs a metric.
     """
 

@@ -131,7 +131,7 @@ def adasum_hook(state: Any, bucket: GradBucket) -> Work:
 
     Args:
         state: None for all ranks of the model, a group, or `Nodes`: the mean inside a node, Adasum across.
-        bucket: of a DistributedDataParallel.
+        bucket: gradients of a DistributedDataParallel.
     """
     layers = [view.size for view in bucket.gradients()]
     if isinstance(state, Nodes):
@@ -140,7 +140,7 @@ def adasum_hook(state: Any, bucket: GradBucket) -> Work:
 
 
 class AdasumOptimizer:
-    """An optimizer whose updates are combined over the ranks by Adasum, once in `local_steps` steps.
+    """An optimizer whose updates are combined over the ranks by Adasum, every `local_steps` steps.
 
         delta = weights after - weights before the last `local_steps` steps of this rank
         weights = weights before + T(the ranks' deltas), each parameter separately
@@ -151,7 +151,7 @@ class AdasumOptimizer:
     `state`, …) are those of the wrapped optimizer.
 
     Args:
-        optimizer: of this rank's parameters, the same on every rank.
+        optimizer: this rank's; on every rank it has the same parameters in the same order.
         group: ranks that share the work; by default all.
         nodes: `Nodes`, or the ranks of each node: gradients are averaged inside a node before each step, so that
             the node acts as one worker, and the deltas are combined across the nodes.
@@ -210,7 +210,7 @@ class AdasumOptimizer:
         return getattr(self.optimizer, name)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step of this rank's optimizer; after `local_steps` steps, exchange. Collective: at the exchange.
+        """Take one step of this rank's optimizer; after `local_steps` steps, exchange. Collective: at the exchange.
 
         Args:
             closure: as for `Optimizer.step`; its gradients are this rank's.
@@ -224,7 +224,7 @@ class AdasumOptimizer:
         return loss
 
     def __call__(self, grads: Sequence[Tensor | Array | None]) -> None:
-        """Make one step with these gradients, in the order of `parameters`. Collective: as `step`."""
+        """Take one step with these gradients, in the order of `parameters`. Collective: as `step`."""
         if self.nodes is None or self.nodes.node.size == 1:
             self._begin()
             self.optimizer(grads)
@@ -301,7 +301,7 @@ class AdasumOptimizer:
         }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state of this rank; load the model's parameters before.
+        """Resume from a state of this rank; load the model's parameters first.
 
         Raises:
             StateDictError: the state is of another optimizer or of other parameters, or was saved between two exchanges
@@ -340,7 +340,7 @@ class AdasumOptimizer:
 
 
 class DistributedGradScaler(GradScaler):
-    """A `GradScaler` shared by all ranks: they have one scale, and all ranks or none make a step.
+    """A `GradScaler` shared by all ranks: they have one scale, and all ranks or none take a step.
 
     Adasum commutes with a common scale, T(S g) / S = T(g), but not with different scales. Where ranks step with their
     own gradients, as with `AdasumOptimizer`, all ranks must know of each rank's overflow before the update.

@@ -1,6 +1,6 @@
 """Model averaging: ranks train independently, and average their weights periodically. PyTorch's names.
 
-Local SGD communicates once in `period` steps. Post-local SGD (Lin et al. 2020, "Don't use large mini-batches, use
+Local SGD communicates every `period` steps. Post-local SGD (Lin et al. 2020, "Don't use large mini-batches, use
 local SGD") averages gradients in every step at first, and weights afterwards:
 
     state = PostLocalSGDState(None, subgroup=None, start_localSGD_iter=100)
@@ -25,11 +25,11 @@ from simparallel.parallel.ddp.buckets import GradBucket, by_dtype
 
 
 class PeriodicModelAverager:
-    """An average of parameters over the ranks, due once in `period` calls.
+    """An average of parameters over the ranks, due every `period` calls.
 
     Args:
         period: calls from one average to the next; 1 averages in each call.
-        warmup_steps: number of first calls that do nothing; the call after them averages.
+        warmup_steps: number of initial calls that do nothing; the call after them averages.
         process_group: ranks that share the work; by default all.
 
     Attributes:
@@ -85,11 +85,11 @@ class PostLocalSGDOptimizer:
     Other attributes are forwarded to `optim`. Learning-rate schedulers and checkpoints take `optim` itself.
 
     Args:
-        optim: makes the steps of this rank.
-        averager: counts them, and averages.
+        optim: takes the steps of this rank.
+        averager: counts these steps, and averages.
 
     Raises:
-        InputError: `optim` is no Optimizer, or `averager` no averager.
+        InputError: `optim` is not an Optimizer, or `averager` not a PeriodicModelAverager.
     """
 
     def __init__(self, optim: Optimizer, averager: PeriodicModelAverager) -> None:
@@ -111,7 +111,7 @@ class PostLocalSGDOptimizer:
         return getattr(self.optim, name)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step of the optimizer, then average if it is due. Collective: when it averages."""
+        """Take one step of the optimizer, then average if it is due. Collective: when it averages."""
         loss = self.optim.step(closure)
         self.averager.average_parameters(self.optim.param_groups)
         return loss
@@ -136,11 +136,11 @@ class PostLocalSGDState:
     Args:
         process_group: ranks that average gradients at first; None for the model's group.
         subgroup: ranks that average gradients afterwards; None for the ranks of this rank's node.
-        start_localSGD_iter: number of the first backward that is local.
+        start_localSGD_iter: number of backward passes before the first local one.
         post_local_gradient_allreduce: False leaves gradients unreduced from then on.
 
     Attributes:
-        iter: backwards so far.
+        iter: backward passes so far.
     """
 
     def __init__(
@@ -158,10 +158,10 @@ class PostLocalSGDState:
 
 
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Any:
-    """Average over all ranks for `start_localSGD_iter` backwards; then over the subgroup, or not at all.
+    """Average over all ranks for `start_localSGD_iter` backward passes; then over the subgroup, or not at all.
 
     Args:
-        state: settings and the number of backwards so far.
+        state: settings and the number of backward passes so far.
         bucket: the gradients.
     """
     number = state.iter

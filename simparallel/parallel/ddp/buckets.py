@@ -1,7 +1,7 @@
 """Buckets: tensors one after the other in one array, so that one collective communicates all of them.
 
-The arrays are in the device's shared memory. Peers read a large one in place; a small one is copied to the staging
-memory of its group first, which costs less than to wait until all peers have read it (`comm/algorithms/direct.py`).
+The arrays are in the device's shared memory. Peers read a large array in place; a small one is copied to the staging
+memory of its group first, which costs less than waiting until all peers have read it (`comm/algorithms/direct.py`).
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class GradBucket(Bucket):
 
 
 def _cast(source: Array, target: Array) -> None:
-    """Copy `source` to `target`, which has another dtype; the clock counts it."""
+    """Copy `source` to `target`, which has another dtype; the simulated clock counts it."""
     start_ns = perf_counter_ns()
     target[...] = source
     recorder = current_recorder()

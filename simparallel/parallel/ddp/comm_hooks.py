@@ -60,7 +60,7 @@ def sum_hook(state: Any, bucket: GradBucket) -> Work:
 def fp16_compress_wrapper(hook: Callable[[Any, GradBucket], Any]) -> Callable[[Any, GradBucket], Any]:
     """Wrap `hook`: gradients are rounded to float16 for the communication, and the result is cast back to their dtype.
 
-    Gradients beyond 65504 become infinite (with NumPy's warning), those below 6e-8 become 0.
+    Gradients beyond 65504 become infinite (with NumPy's warning), those below 3e-8 become 0.
     """
 
     def compressed(state: Any, bucket: GradBucket) -> Any:

@@ -69,8 +69,8 @@ class DistributedDataParallel(Module):
         bucket_cap_mb: largest bucket [MiB]; None for 25, and 1 for the first bucket, so that it starts early.
         find_unused_parameters: allow unused parameters; which ones may differ by rank and step. Parameters that no
             rank used keep their `.grad`. Costs one more small all-reduce in each step.
-        gradient_as_bucket_view: `.grad` is a view of the bucket, not a copy. Unlike PyTorch's default, this one saves
-            the copy; a `.grad` that is kept then changes with the next backward.
+        gradient_as_bucket_view: `.grad` is a view of the bucket, not a copy. The default, unlike PyTorch's, saves the
+            copy; a `.grad` that the program keeps then changes in the next backward.
         static_graph: allow unused parameters that are the same in every step. The first step finds them, and reduces
             after its backward.
         mixed_precision: dtypes to compute and to reduce in, see `MixedPrecision`; None for the dtypes of the model. A
@@ -234,7 +234,7 @@ class DistributedDataParallel(Module):
             random_state.given_part = before
         if has_hook:
             shared.run_hook(POST_FORWARD)
-        # The mark goes behind the outputs, so that backward meets it before any parameter.
+        # The mark is placed after the outputs, so that backward meets it before any parameter.
         return self._mark(y) if will_reduce else y
 
     @contextmanager

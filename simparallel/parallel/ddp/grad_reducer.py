@@ -85,8 +85,8 @@ class DistributedGradReducer:
         """Return the reduced gradients as new arrays, bit for bit the same on all ranks.
 
         Args:
-            grads: of each parameter, in its shape and dtype. None counts as zeros, and stays None if no rank has a
-                gradient.
+            grads: the gradient of each parameter, in its shape and dtype. None counts as zeros, and stays None if no
+                rank has a gradient.
 
         Raises:
             InputError, ShapeError, DTypeError: gradients that do not fit; nothing was sent.
@@ -144,16 +144,16 @@ class DistributedGradReducer:
             place.reshape(self.parameters[i].shape)[...] = 0 if gradient is None else gradient
             # The flags share the gradients' message.
             flat[part.size + k] = gradient is not None
-        # Flags without data say nothing about other ranks, so then all ranks must have the same gradients.
+        # In a dry run the flags have no data, so the ranks compare by this text which gradients they have.
         same = "" if has_data(flat) else f": {[arrays[i] is not None for i in part.numbers]}"
         with current().asked_by(part.asker + same):
             return flat, collectives.all_reduce(flat, self._op, self.group, async_op=True)
 
 
 class _Part:
-    """The parameters of one dtype, their numbers, and the offsets of their gradients in the flat array.
+    """The parameters of one dtype, their indices, and the offsets of their gradients in the flat array.
 
-    Behind the gradients the array has one element per parameter, which is above 0 after the reduction if any rank has
+    After the gradients the array has one element per parameter, which is above 0 after the reduction if any rank has
     its gradient.
     """
 

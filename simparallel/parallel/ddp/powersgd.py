@@ -46,7 +46,7 @@ class PowerSGDState:
         random_seed: of the first Q, the same on every rank.
 
     Attributes:
-        iter: backwards so far that reduced.
+        iter: backward passes so far that reduced gradients.
 
     Raises:
         InputError: a setting out of range.

@@ -1,13 +1,13 @@
 """The reducer: backward writes gradients into buckets, and the reduction of a bucket starts as soon as it is full.
 
-A `SyncMark` on the tape tells a backward pass that reduces from one that does not.
+A `SyncMark` on the tape distinguishes a backward pass that reduces from one that does not.
 
 The order of all communication of a group must be the same on every rank. Buckets start in the order of their numbers,
 from inside the walk over the tape. If every rank has the same graph, the walk is the same on every rank, so buckets
 also keep their places among the other communication of the walk (batch norm's statistics, buckets of another model).
 If graphs may differ by rank (`find_unused_parameters`), and there is other communication, buckets wait for the end of
-backward, and the buckets of several models then start model by model. A static graph may differ by rank, too; its first
-backward finds out.
+backward, and the buckets of several models then start model by model. A static graph may differ by rank, too: the end
+of its first backward shows it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Reducer:
         as_view: `.grad` is a part of the bucket; else the bucket is copied to `.grad`.
         find_unused: parameters may stay without a gradient; which ones may differ by rank and backward.
         static: every backward leaves the same parameters without a gradient as the first one.
-        beside_others: the walk over the tape makes other communication, too.
+        beside_others: the walk over the tape also communicates for other purposes.
         reduce_dtype: dtype in which gradients are reduced; None for their own.
         asker: name of this reducer in the errors of its collectives, the same on every rank.
 
@@ -234,8 +234,8 @@ class Reducer:
     def _fill(self, bucket: GradBucket) -> str:
         """Copy `.grad` of the parameters that this backward did not reach into the bucket, or zeros without one.
 
-        Returns a text with the names of parameters frozen since: ranks compare it, because ranks that differ in them
-        would train apart.
+        Returns a text with the names of parameters frozen since construction: ranks compare it, because ranks that
+        differ in them would diverge.
         """
         pairs = zip(bucket.tensors, bucket.arrived, strict=True)
         frozen = [self._names[id(p)] for p, arrived in pairs if arrived != 1 and not p.requires_grad]
@@ -315,7 +315,7 @@ class Reducer:
             with self.communicator.asked_by(f"{self.asker}, unused parameters"):
                 exchange = collectives.all_reduce(votes, "max", group=self._group, async_op=True)
         for bucket in self.buckets:
-            # A hook that has waited itself returned the array.
+            # A hook that has already waited returns the array itself.
             result = bucket.work.wait() if hasattr(bucket.work, "wait") else bucket.work
             bucket.work = None
             if bucket.device is not FIRST:
@@ -362,7 +362,7 @@ class Reducer:
         return bool((bucket.used if bucket.used_by_any is None else bucket.used_by_any)[i])
 
     def _check_unused(self) -> None:
-        """Raise UnusedParameterError for parameters that had to get a gradient and got none."""
+        """Raise UnusedParameterError for parameters that needed a gradient and got none."""
         if self._find_unused or (self._static and self.buckets[0].expected is None):
             return
         if self._static:
@@ -440,7 +440,7 @@ class _Arrival:
 
 
 class SyncMark(Reversible):
-    """A node of the tape directly behind a wrapper's outputs; it is its own context.
+    """A node of the tape directly after a wrapper's outputs; it is also its own op and context.
 
     Backward meets it before it reaches a parameter of the model, and the mark asks for the reduction. So the forward
     pass that made the graph decides, as `no_sync` promises: not the last one, and not one of the module without its
@@ -453,7 +453,7 @@ class SyncMark(Reversible):
         self._reducer = reducer
 
     def __call__(self, y: Any) -> Any:
-        """Return the outputs of a forward pass whose backward is to reduce, each behind the mark."""
+        """Return the outputs of a forward pass whose backward is to reduce, each passed through the mark."""
         if isinstance(y, Tensor):
             # Shares the data: the mark is a node of the tape and computes nothing.
             return y._like(y._data, Node(self, self, (y,))) if y._requires_grad else y  # type: ignore[arg-type]

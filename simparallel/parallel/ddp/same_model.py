@@ -29,10 +29,10 @@ def check_same_tensors(
         communicator: of this rank.
         group: ranks that share the work; None for all.
         setting: name of the argument of `who` that chooses these ranks.
-        number: any number of this rank.
+        number: an integer of this rank, such as a count of its models.
 
     Returns:
-        The largest `number` of these ranks.
+        The largest `number` among these ranks.
 
     Raises:
         CollectiveMismatchError: names, shapes, dtypes or roles differ.

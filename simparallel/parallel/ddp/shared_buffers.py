@@ -30,8 +30,8 @@ class SharedBuffers:
 
     Attributes:
         registries: for each module the prefix of its buffers' names, and its buffers.
-        are_due: the ranks may have different buffers since the last synchronization: the last forward pass was one
-            whose backward reduces.
+        are_due: whether the ranks may have different buffers, because the last forward pass was one whose backward
+            reduces.
         hook: (state, hook, location) of a hook that synchronizes the buffers instead of `broadcast`; None without one.
     """
 

@@ -39,7 +39,7 @@ class Join:
 
     Before each forward pass of the model, every rank reports whether it has an input. A rank that has left its loop
     takes part in the communication of the others and contributes zeros. Once all ranks have left, one of the last ranks
-    broadcasts its parameters and buffers; optimizer states are not copied, so ranks that left early have made fewer
+    broadcasts its parameters and buffers; optimizer states are not copied, so ranks that left early have taken fewer
     steps.
 
     Inside the block, each forward pass of the model is reported (under `no_sync()` or `no_grad()` as well), and each
@@ -109,7 +109,7 @@ class Join:
             while error is None:
                 active, turn = self._exchange(None)
                 if not active:
-                    # Ranks that left early have missed steps; one of the last active ranks has made them all.
+                    # Ranks that left early have missed steps; one of the last active ranks has taken them all.
                     model._copy_from(self._source)
                     break
                 model._reducer.num_active = None if self._divide_by_all else len(active)
@@ -143,6 +143,6 @@ class Join:
                 "same turns on all ranks."
             )
         if active:
-            # Remembered after the last exchange with inputs: then it is a rank that has made all steps.
+            # Unchanged once no rank has inputs: it then names a rank that has taken all steps.
             self._source = active[0]
         return active, Turn(*map(bool, turns.pop())) if turns else Turn(False, False)

@@ -52,7 +52,7 @@ __all__ = [
 
 
 class no_init_parameters(deferred_init):
-    """Create the parameters inside the block without data: they get a shape, a dtype and an initialiser.
+    """A block that creates parameters without data: they get a shape, a dtype and an initialiser.
 
     Under `AutoParallel`, or with `distribute_module`, each rank later draws only its slices, bit for bit equal to the
     slices of the whole; an op on plain tensors draws its parameters whole.
@@ -60,7 +60,7 @@ class no_init_parameters(deferred_init):
 
 
 class AutoParallel:
-    """Run a function or module cut over the devices, by the strategies of its ops.
+    """A function or module that runs cut over the devices, by the strategies of its ops.
 
     Args:
         network: module, or a function such as a whole training step. Arrays and Tensors among its arguments get the
@@ -84,7 +84,7 @@ class AutoParallel:
         InputError: unknown mode or dataset strategy, or a plan in semi-automatic mode.
         PlanError: (also when called) the plan cannot be read, or does not fit the program.
         SearchError: (when called) no plan fits into the memory.
-        UnknownValueError: (when called, modes that search) the program decides by a value.
+        UnknownValueError: (when called, modes that search) the program branches on a value.
         StrategyError, LayoutError: (when called) a strategy is not legal for these shapes.
         LayoutError: (when called) the ranks' slices of an argument differ in shape.
 
@@ -121,7 +121,7 @@ class AutoParallel:
         self._memory_limit = None if memory_limit is None else parse_bytes(memory_limit)
         self.plan = None if plan is None else context.planner.read_plan(plan)
         self._given_plan = self.plan
-        # The interpreters of plans, by what a plan depends on.
+        # Key (see `_by_plan`) -> interpreter of a plan.
         self._planned: dict[Any, Any] = {}
         # Shapes that were found equal on all ranks.
         self._known: set[tuple[tuple[int, ...], ...]] = set()
@@ -175,8 +175,8 @@ class AutoParallel:
             mode.automatic, mode.strict, mode.noted, grad_mode.interpreter = before
 
     def _by_plan(self, shapes: tuple[tuple[int, ...], ...], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the interpreter of the plan for such a call. Collective: yes, where a plan is searched."""
-        # A module has other ops in evaluation, and without gradients other costs.
+        """Return the interpreter of the plan for such a call. Collective: yes, if a plan is searched."""
+        # A module may run other ops in evaluation mode, and has other costs without gradients.
         key = shapes, grad_mode.enabled, getattr(self.network, "training", None)
         found = self._planned.get(key)
         if found is None:
@@ -259,9 +259,9 @@ def explicit_redistribution() -> Iterator[None]:
 def quick_redistribution() -> Iterator[None]:
     """Redistribute small tensors inside the block by the plan that takes the least time, not the fewest bytes.
 
-    Such a plan uses one collective in place of several messages, for at most 64 KB per rank; `layout.fewest_waits` has
+    Such a plan uses one collective in place of several messages, for at most 64 KiB per rank; `layout.fewest_waits` has
     the estimate that chooses it. Backward uses the setting that is active when it runs. All ranks must enter the block.
-    It pays off in real time, between processes; in simulated time the plan of the fewest bytes is mostly best.
+    It pays off in real time, between processes; in simulated time the plan of the fewest bytes is usually best.
     """
     before, mode.quick = mode.quick, True
     try:

@@ -22,7 +22,7 @@ def distribute_tensor(x: Any, layout: Layout, requires_grad: bool | None = None)
 
     Args:
         x: array or plain Tensor, the same on every rank.
-        layout: a called Layout; ranks of the run that it leaves out hold nothing. If a cut does not divide a size,
+        layout: a called Layout; ranks that it leaves out hold nothing. If a cut does not divide a size,
             the last slices are shorter or empty, see `Layout.local_shape`.
         requires_grad: collect a gradient for it; None copies the setting of x.
 
@@ -56,7 +56,7 @@ def from_local(x: Any, layout: Layout, shape: Sequence[int] | None = None) -> Te
     Args:
         x: array or plain Tensor; its memory is used.
         layout: a called Layout over all ranks of the run. Along an axis that cuts no dim the ranks must pass equal
-            slices (this is not checked), along a partial axis they pass addends.
+            slices (this is not checked); along a partial axis they pass addends.
         shape: the global shape; by default the sizes of x times the layout's cuts, which is right for slices of equal
             size. Give it for uneven slices: rank r then passes a slice of shape `layout.local_shape(shape, r)`.
 

@@ -34,7 +34,7 @@ class Exchange(NamedTuple):
     reduce_op: str | None
     # Each in the order of its chunks.
     groups: tuple[Group, ...]
-    # Bytes that each rank receives, reductions as by a ring; the maximum over the ranks.
+    # Bytes that each rank receives, with reductions priced as on a ring; the maximum over the ranks.
     bytes_per_rank: int
     why: str
 
@@ -70,11 +70,11 @@ class OpPlan:
             one for the devices that repeat.
         tensor_maps: {"inputs": [...], "output": ...}; for each dim the axis that cuts it, counted from the right;
             a tuple for several axes, -1 for none.
-        slice_shapes: {"inputs": [...], "output": ...}; shapes of the slices; of the first rank's if they differ.
+        slice_shapes: {"inputs": [...], "output": ...}; shapes of the slices; the first rank's if they differ.
         layouts: {"inputs": [...], "output": ...}; the output's layout after the call.
         forward: collectives of the forward pass, in their order.
         backward: for each input the collectives that finish its gradient.
-        backward_inside: collectives inside the op's backward, such as a softmax along a cut dim needs.
+        backward_inside: collectives inside the op's backward, such as those of a softmax along a cut dim.
     """
 
     op: str
@@ -195,7 +195,7 @@ def explain_call(call: Call) -> OpPlan:
             continue
         axes = sharding.gradient_axes(i)
         own = _reduction("sum", sharding.groups(axes), spec.size_bytes, SUM_OF_GRADIENT)
-        # A gradient is whole only after fetched rows have returned, so that happens before its sum.
+        # A gradient is complete only once the rows fetched by other ranks have returned, so they return before its sum.
         is_image = call.window_cut is not None and call.window_cut.input == i
         gradients.append(Exchanges((*give_back, *own)) if is_image else own)
     if op.in_strategy and isinstance(op.in_strategy[0], Layout):
@@ -321,7 +321,7 @@ def asked_inside(op: Op, local: Plan, sharding: Sharding, zeros: Callable[..., A
     )
     if not asks or not sharding.cuts:
         return Asking()
-    # A rehearsal takes as long as the op, so ask first.
+    # A rehearsal takes as long as the op, so first ask for declared exchanges.
     asking = op.exchanges(local) or rehearse(op, local, sharding, zeros)
     return asking if _has_gradients(local) else Asking(asking.forward)
 

@@ -142,7 +142,7 @@ def explain_network(
 
 
 class _Planning(AbstractInterpreter):
-    """Runs no op: it records the communication of each call, and returns a tensor without data."""
+    """An interpreter that runs no op: it records the communication of each call, and returns a tensor without data."""
 
     def __init__(self, device_num: int, names: dict[int, str]) -> None:
         self._device_num, self._names = device_num, names
@@ -213,7 +213,7 @@ class _Planning(AbstractInterpreter):
             for i, (x, grads) in enumerate(zip(inputs, plan.backward, strict=True)):
                 self._uses[id(root_of(x))] += needs[i]
                 lies = laid[i].placement
-                # A parameter that this op redistributes is no leaf to the interpreter, which sums its gradient at once.
+                # A parameter that this op redistributes is no leaf to the interpreter: its gradient is summed at once.
                 is_leaf = id(x) in self._places and (lies is None or lies is call.inputs[i])
                 for e in grads if needs[i] else ():
                     what = f"gradient of {self._names.get(id(x), f'input {i}')}"

@@ -25,7 +25,7 @@ CAP_BYTES = 25 << 20
 
 
 class Filling:
-    """Collect gradients of one kind until they fill a collective, `CAP_BYTES` or more.
+    """Gradients of each kind, collected until they fill a collective of `CAP_BYTES` or more.
 
     The groups depend only on the sizes of the gradients, so a plan predicts the collectives of a run.
     """
@@ -35,7 +35,7 @@ class Filling:
         self._filled: dict[Hashable, int] = {}
 
     def add(self, kind: Hashable, what: Any, size_bytes: int) -> list[Any]:
-        """Add one gradient; return the gradients to reduce now, mostly none."""
+        """Add one gradient; return the gradients to reduce now, usually none."""
         part = self._parts.setdefault(kind, [])
         part.append(what)
         self._filled[kind] = self._filled.get(kind, 0) + size_bytes

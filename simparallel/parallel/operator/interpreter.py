@@ -161,7 +161,7 @@ def sharder() -> Sharder:
 
 @contextmanager
 def running_on(ranks: tuple[int, ...]) -> Iterator[None]:
-    """Inside the block, only these ranks run the ops: cuts are over them, and plain tensors count as replicated."""
+    """Run the ops of the block on these ranks only: cuts are over them, and plain tensors count as replicated."""
     before = mode.ranks, mode.replicating
     mode.ranks, mode.replicating = ranks, True
     try:
@@ -320,7 +320,7 @@ class Runner(Reversible):
         # Cut a plain parameter once and for all, instead of in every step.
         if source is None and x.is_leaf and x.requires_grad:
             return shard_parameter(x, target)
-        # A plain tensor that is no leaf is whole on every rank.
+        # A plain tensor that is not a leaf is whole on every rank.
         way = self._ways.get((i, source))
         if way is None:
             whole = source or placement(uncut(target.layout.mesh, x.shape), x.shape)
@@ -378,14 +378,14 @@ class Runner(Reversible):
 
 
 class _Sharded(NamedInterpreter):
-    """Runs ops that have a sharded input, and in automatic mode all ops: those on plain inputs shard them."""
+    """The interpreter of ops with a sharded input; in automatic mode of all ops, which then shard plain inputs."""
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Run the op on the slices of this rank.
 
         Raises:
-            StrategyError: the op's strategy is not legal for these inputs.
-            LayoutError: a plain tensor meets a sharded one; or, in strict mode, an input has to be redistributed.
+            StrategyError: the op's strategy is not legal for these inputs; or, in strict mode, an input has to move.
+            LayoutError: a plain tensor meets a sharded one.
 
         Collective: yes, where data is exchanged.
         """
@@ -400,7 +400,7 @@ class _Sharded(NamedInterpreter):
         return call(inputs)
 
     def runner(self, op: Op, inputs: tuple[Tensor, ...]) -> Runner:
-        """Return what runs the op on inputs of these layouts, the same one in every step. Raises as `run`."""
+        """Return the Runner of the op for inputs of these layouts, the same one in every step. Raises as `run`."""
         own = sharder()
         # Equal placements are one object (`placement` is cached), so the key is cheap to hash and compare.
         lie = [x.placement or x.data.shape for x in inputs]
@@ -438,7 +438,7 @@ SHARDED = _Sharded("SHARDED")
 
 
 class _Relabel(Reversible):
-    """Tape op: relabel the same memory as a slice, or as a plain tensor."""
+    """The tape op of a tensor whose memory is relabelled as a slice, or as a plain tensor."""
 
     needs = (True,)
 

@@ -122,7 +122,7 @@ class VocabParallelEmbedding(Embedding):
 class VocabParallelCrossEntropy(Module):
     """Cross-entropy of logits with the class dim cut along `axis`; nothing is gathered.
 
-    Forward makes three all-reduces of one number per row (maximum, sum and the label's logit), backward none.
+    Forward makes two all-reduces: of each row's maximum, then of its sum and its label's logit; backward makes none.
 
     Args:
         axis: the axis that cuts the classes.
@@ -193,7 +193,7 @@ class ParallelTransformerBlock(Module):
         num_heads: number of heads; a multiple of the size of `axis`.
         layout: the axes of the devices, not yet called.
         axis: the axis that cuts heads and features.
-        sequence_parallel: cut activations along T by `axis` between the two parts.
+        sequence_parallel: cut activations along T by `axis` outside attention and feed-forward, as in norms.
         causal: position i sees only positions 0 … i.
         dtype: floating-point dtype of the parameters.
     """

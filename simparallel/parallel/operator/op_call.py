@@ -98,10 +98,10 @@ class Call:
 
     Attributes:
         inputs: for each input the placement that the op needs; None for a plain scalar, which is used unchanged.
-        whole: for each input its placement if it is a plain tensor.
+        whole: for each input its placement as a plain tensor, replicated on the mesh of the cuts.
         made: placement of forward's result; `output`: placement of the tensor that the call returns.
         window_cut: the regions that ranks read instead of their slices, if a cut dim has sliding windows; else None.
-        implicit: the redistributions of inputs that the program did not ask for.
+        implicit: the redistributions of inputs that the program does not ask for.
         can_wait: the op is a reshape whose input would have to move; the next op may know a better target.
         unsettled: indices of reshaped inputs that have to move before the call.
 
@@ -191,7 +191,7 @@ def decide(op: Op, inputs: Sequence[Any], device_num: int, parameters: Sequence[
     """
     shapes = tuple(x.shape for x in inputs)
     op.check_count(len(shapes))
-    # Such an op keeps its input's layout, even one over some of the ranks.
+    # An op that `stays` keeps its input's layout, even one over only some of the ranks.
     stays = op.stays and op.in_strategy is None and inputs[0].layout is not None
     if not stays:
         _check_everywhere(op, inputs, device_num)

@@ -25,7 +25,7 @@ from simparallel.parallel.operator.op_call import Call
 class PendingView(Tensor):
     """A reshaped tensor that gets its elements, and its tape node, on first access.
 
-    Shape, dtype and layout are known before. Once settled it is a Tensor like any other.
+    Shape, dtype and layout are known at once. Once settled, it is a Tensor like any other.
 
     Collective: the first access to the elements, such as `data`; every rank has to make it.
     """
@@ -46,7 +46,7 @@ class PendingView(Tensor):
         """Execute the reshape, and move the elements to its output layout."""
         if self._settle is None:
             return
-        # Record as in the mode of the call, not in the mode of this access.
+        # Record on the tape if the call was to be recorded, whatever the mode of this access.
         with_tape, grad_mode.enabled = grad_mode.enabled, self._requires_grad
         try:
             y = self._settle()

@@ -1,4 +1,4 @@
-"""Actions of a pipeline: what a rank does with one micro-batch at one stage."""
+"""Actions of a pipeline: the work of a rank on one micro-batch at one stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAIR = re.compile(rf"\(({_ACTION.pattern})[+;]({_ACTION.pattern})\)(OVERLAP_F_B
 
 
 class Action(NamedTuple):
-    """What a rank does: the stage, the kind ("F", "I", "W", "B") and the micro-batch, as text "2F0"."""
+    """An action of a rank: the stage, the kind ("F", "I", "W", "B") and the micro-batch; "2F0" as text."""
 
     stage: int
     kind: str
@@ -35,10 +35,10 @@ def cell_text(cell: Cell) -> str:
 
 
 def read_cell(text: str, where: str) -> Cell:
-    """Return the cell of a text, also in PyTorch's notation of pairs.
+    """Return the cell of a text; pairs may be in PyTorch's notation, too.
 
     Raises:
-        ScheduleError: no such text.
+        ScheduleError: the text is not a cell.
     """
     found = _ACTION.fullmatch(text)
     if found:

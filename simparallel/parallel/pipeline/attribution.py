@@ -1,4 +1,4 @@
-"""Where the time of a schedule goes: what idle ranks wait for, and the chain of cells that fixes the makespan."""
+"""Attribution of a schedule's time: the reasons why ranks are idle, and the chain of cells that sets the makespan."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Bubble(NamedTuple):
 
     Attributes:
         warmup: before the rank's first action.
-        activation: waiting for the activation of the stage before.
-        gradient: waiting for the gradient of the stage behind, as long as the rank's next forward lacks its input, too.
+        activation: waiting for the activation of the previous stage.
+        gradient: waiting for the gradient of the next stage, as long as the rank's next forward lacks its input, too.
         memory: waiting for that gradient while the input of the rank's next forward is there: with one more live
-            activation, the rank could run it now.
+            activation, the rank could run this forward now.
         barrier: after the rank's last action, until all ranks have ended.
     """
 
@@ -30,7 +30,7 @@ class Bubble(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Return the makespan without the rank's own work."""
+        """Return the makespan minus the rank's own work."""
         return sum(self)
 
 
@@ -44,7 +44,7 @@ class Bubbles(tuple[Bubble, ...]):
 
 
 def bubbles(lists: Lists, duration: Callable[[Action], float], message: float) -> Bubbles:
-    """Return what each rank waits for; a cell waits for the last of the results that it needs.
+    """Return the idle time of each rank by reason; a cell waits for the last of the results that it needs.
 
     Arguments and errors as `timing.spans`. Cost: a second pass over the cells.
     """
@@ -54,7 +54,7 @@ def bubbles(lists: Lists, duration: Callable[[Action], float], message: float) -
     found = []
     for rank, (cells, ran) in enumerate(zip(lists.cells, each, strict=True)):
         idle: dict[str, float] = {"activation": 0, "gradient": 0, "memory": 0}
-        forward: Action | None = None  # the next one, of this cell or behind it
+        forward: Action | None = None  # the next one, in this cell or after it
         for number in range(len(cells) - 1, 0, -1):
             cell, free, start = cells[number], ran[number - 1].end, ran[number].start
             forward = next((action for action in cell if action.kind == FORWARD), forward)
@@ -101,7 +101,7 @@ def critical_path(lists: Lists, duration: Callable[[Action], float], message: fl
 def _arrivals(
     lists: Lists, each: list[list[Span]], message: float
 ) -> Callable[[Cell, int], list[tuple[float, Action]]]:
-    """Return the function that gives when the results that a cell needs are on its rank, and their actions."""
+    """Return a function of a cell and its rank: arrival time and action of each result that the cell needs."""
     ran = ((cell, span) for pair in zip(lists.cells, each, strict=True) for cell, span in zip(*pair, strict=True))
     ended = {action: span.end for cell, span in ran for action in cell}
     rank_of = lists.rank_of

@@ -1,4 +1,4 @@
-"""How many messages wait between two ranks of a pipeline: the depth that keeps them from waiting for each other."""
+"""Mailboxes between the ranks of a pipeline: the number of messages that they must hold to avoid a deadlock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Step(NamedTuple):
 
 
 def depth_of(lists: Lists) -> int:
-    """Return the least depth of mailboxes with which all ranks get to their ends.
+    """Return the least depth of mailboxes with which all ranks finish.
 
     A rank receives just before it computes, and sends just after. With depth 0 a sender waits for its receiver.
     """
@@ -56,7 +56,7 @@ def _direction(action: Action) -> str:
 
 
 def _ends(steps: list[list[Step]], depth: int) -> bool:
-    """Return whether all ranks get to their ends with mailboxes of this depth."""
+    """Return whether all ranks finish with mailboxes of this depth."""
     at = [0] * len(steps)
     boxes: dict[tuple[int, int], Counter[tuple[str, int, int]]] = {}
     is_moving = True
@@ -69,7 +69,7 @@ def _ends(steps: list[list[Step]], depth: int) -> bool:
                 if sends and box.total() < depth:
                     box[message.tag] += 1
                 elif sends and _waits_for(steps, at, message):
-                    # Without a place in the box, the message goes from hand to hand.
+                    # The box is full, but the receiver waits for just this message.
                     at[message.target] += 1
                 elif not sends and box[message.tag] > 0:
                     box[message.tag] -= 1
@@ -81,6 +81,6 @@ def _ends(steps: list[list[Step]], depth: int) -> bool:
 
 
 def _waits_for(steps: list[list[Step]], at: list[int], message: Message) -> bool:
-    """Return whether the target of a message is about to receive just this one."""
+    """Return whether the next step of the message's target is to receive it."""
     own, number = steps[message.target], at[message.target]
     return number < len(own) and own[number] == Step(False, message)

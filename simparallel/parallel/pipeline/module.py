@@ -1,4 +1,4 @@
-"""`PipelineModule`: a pipeline as a Module, whose call is a step, and whose loss has the step's gradients behind it."""
+"""`PipelineModule`, a pipeline as a Module: a call runs a step; backward of its loss delivers the gradients."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class PipelineModule(Module):
     Args:
         network: takes all fields of a batch, and returns their mean loss.
         schedule: returns the schedule; called at the first step.
-        stage_of: returns the stage of a child for a schedule, None if the child does not say it. Children inside may
-            override it. Code and children without a stage belong to the latest stage of their inputs.
+        stage_of: returns the stage of a child for a schedule, or None if the child has none of its own. Children
+            inside it may override it. Code and children without a stage belong to the latest stage of their inputs.
         is_sum: the loss is the sum over the micro-batches, not the mean.
 
     Raises:
@@ -101,7 +101,7 @@ def _cut(count: int, marks: Mapping[str, int], prices: Mapping[str, Price]) -> S
 
 
 def _taped_step(pipeline: Pipeline, fields: tuple[Tensor, ...]) -> Tensor:
-    """Run a step; return its loss with the gradients behind it on the tape. `.grad` is not touched."""
+    """Run a step; return its loss with a tape node that delivers the gradients. `.grad` is not touched."""
     parameters = pipeline.parameters()
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:

@@ -1,7 +1,7 @@
-"""Pipelines whose batch is only where it is used: the inputs on the first rank, the labels on the last one.
+"""Pipelines whose batch is held only where it is used: the inputs on the first rank, the labels on the last one.
 
 A model is a `Chain`, of which each rank has its own stages only, or an `Entered` one, which every rank has whole.
-Values of another rank have placeholders here: arrays of the same shape and dtype, which take no memory.
+A value of another rank has a placeholder here: an array of the same shape and dtype, which takes no memory.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from simparallel.parallel.pipeline.stages import NO_STAGE, find
 
 # Shape and name of the dtype of each value that a stage gives.
 Specs = tuple[tuple[tuple[int, ...], str], ...]
-# Arguments of the model: of positional ones the numbers, of others the names.
+# Arguments of the model: positional ones by number, others by name.
 Arguments = Mapping[int | str, Tensor]
 # A run without data sends nothing.
 _NO_MESSAGES: Any = None
 
 
 class Part(Module):
-    """The children and parameters of one stage of a model, under their names there, for an optimizer or a file."""
+    """The children and parameters of one stage, under their names in the model, for an optimizer or a file."""
 
     _is_wrapper = True
 
@@ -57,7 +57,7 @@ class Part(Module):
 
 
 class _Absent(Module):
-    """Stands for a stage of another rank: gives values without data."""
+    """A stand-in for a stage of another rank, which gives values without data."""
 
     results: Specs = ()
 
@@ -66,7 +66,7 @@ class _Absent(Module):
 
 
 class Chain(Module):
-    """Stages one after the other, of which this rank has some: the results of each are the arguments of the next.
+    """Consecutive stages, of which this rank has some: the results of each are the arguments of the next.
 
     Args:
         parts: stage -> its module, of this rank.
@@ -85,11 +85,11 @@ class Chain(Module):
         self._known: dict[Specs, list[Specs]] = {}
 
     def prepare(self, arguments: Arguments, own: Sequence[int | str], rank_of: Callable[[int], int]) -> None:
-        """Find the shapes of what the stages give for such a micro-batch. Collective: yes, if they are new.
+        """Find the shapes of the stages' results for such a micro-batch. Collective: yes, if they are new.
 
         Args:
             arguments: a micro-batch.
-            own: names of those that this rank's program gave; its stages get them by name.
+            own: names of the arguments that this rank's program gave; its stages get them by name.
             rank_of: gives the rank of a stage.
         """
         self._keys, self._own = list(arguments), own
@@ -153,9 +153,9 @@ class PlacedPipeline:
     """A `Pipeline` that takes each value of a batch from the rank that uses it, and gives outputs on the last one.
 
     Args:
-        model: a `Chain`, or an `Entered` one.
+        model: a `Chain` or an `Entered`.
         loss_fn: of the output and the labels of a micro-batch; a mean over the samples. None for forward only.
-        schedule: for as many ranks as there are.
+        schedule: for all ranks of the run.
         is_sum: differentiate the sum of the micro-batches' losses, not their mean.
 
     Raises:
@@ -177,14 +177,14 @@ class PlacedPipeline:
         """Run forward and backward of a batch, as `Pipeline.step`.
 
         Args:
-            arguments: of the model, on the first rank; of a `Chain` named ones on each rank whose stages take them.
+            arguments: of the model, on the first rank; for a `Chain`, named ones on each rank whose stages take them.
             labels: on the last rank.
 
         Returns:
             On the last rank the model's output of the batch, off the tape; `losses` has the micro-batches' losses.
 
         Raises:
-            InputError: the first rank has no arguments, the last one no labels, or the output is no Tensor.
+            InputError: the first rank has no arguments, the last one no labels, or the output is not a Tensor.
         """
         values, labels = self._placed(arguments, labels)
         if labels is None:
@@ -197,7 +197,7 @@ class PlacedPipeline:
         return Tensor(get_namespace(*outputs).concatenate(outputs)) if outputs else None
 
     def predict(self, arguments: Mapping[int | str, Any], labels: Any = None) -> Tensor | None:
-        """Run forward off the tape; arguments and result as for `step`. With labels, `losses` are found, too."""
+        """Run forward off the tape; arguments and result as for `step`. With labels, `losses` are computed, too."""
         values, labels = self._placed(arguments, labels)
         self._prepare(values, arguments, 1)
         y = self.pipeline.predict(*values.values())

@@ -1,4 +1,4 @@
-"""`Pipeline`: a model in stages on the ranks of a mesh; its parameters, and numbers of all stages together."""
+"""`Pipeline`: a model in stages on the ranks of a mesh; its parameters and state, and values of all stages."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ PIPEDREAM, PIPEDREAM_2BW = "pipedream", "pipedream_2bw"
 
 
 class Pipeline:
-    """Train a model that is cut into stages on the ranks of a pipeline.
+    """A model that is cut into stages, and trained on the ranks of a pipeline.
 
     The model may be any Module: each rank runs its forward, and computes its own stages. A value that a later stage
-    needs goes there directly, also past other stages. Every rank makes the same calls.
+    needs goes there directly, past the stages in between. Every rank makes the same calls.
 
     Args:
         model: its initial weights must be equal on all ranks, as with `set_seed`. If it is made inside
             `no_init_parameters()`, a rank has memory for the parameters of its own stages alone.
         loss_fn: loss of the model's output and the labels; a mean over the samples.
-        microbatches: into how many parts a batch is split; parts may differ by one sample.
-        schedule: name of `pipeline_schedule`, or a Schedule.
+        microbatches: number of parts of a batch; they may differ by one sample.
+        schedule: a name that `pipeline_schedule` takes, or a Schedule.
         stages: for each stage the names of its children, such as "norm" or "blocks.0", in the order of their calls.
             Name a parameter in each stage where the model's own code uses it, as for tied embeddings. None balances
             the stages: by simulated time with `example`, else by numbers of parameters.
@@ -57,7 +57,7 @@ class Pipeline:
         chunks: stages of a rank, for looped schedules.
         mesh: all ranks, with the axis "pp" along the pipeline. "dp" is the axis of data parallelism: of pipelines that
             each get their own part of the batch, as in `DistributedDataParallel`. The ranks along all other axes run a
-            stage together: before, cut its parameters over `mesh.group(axes, rank)` with Layouts, as by
+            stage together: cut its parameters over `mesh.group(axes, rank)` with Layouts beforehand, as by
             `distribute_module`. Tensors without a Layout count as replicated, and values go to other stages whole.
             None for one pipeline of all ranks.
         example: inputs and labels of a micro-batch, with which the model is run once without data, to find the order
@@ -121,7 +121,7 @@ class Pipeline:
         place = dict(zip(mesh.axis_names, mesh.coordinate(communicator.rank), strict=True))
         self._rank, self.replica = place[PIPELINE], place.get(DATA, 0)
         self.replicas = mesh.axis_size(DATA) if DATA in place else 1
-        # Global ranks: of this rank's pipeline, in order, and of those that run a stage with it.
+        # Global ranks: of this rank's pipeline, in order, and of the ranks that run a stage with this one.
         self.ranks = mesh.group(PIPELINE, communicator.rank)
         self._mates = mesh.group([axis for axis in mesh.axis_names if axis not in (PIPELINE, DATA)], communicator.rank)
         # Stages from a batch's input to its loss; a bidirectional pipeline has all of them twice.
@@ -131,7 +131,7 @@ class Pipeline:
         self.stages = checked(model, stages, self._length)
         self._cells = [read_cell(text, f"rank {self._rank}") for text in schedule.actions[self._rank]]
         self._switch = Switch(calls(model, self.stages))
-        # Modes of the model's modules -> what passes in these modes have found.
+        # Modes of the model's modules -> findings of the passes in these modes.
         self._known: dict[tuple[bool, ...], Known] = {}
         ranks_of_stage = [
             {schedule.rank_of(s) for s in range(stage, schedule.num_stages, self._length)}
@@ -140,7 +140,7 @@ class Pipeline:
         # id of a parameter -> the stages that use it, and the ranks of a pipeline that have it.
         self._stages_of = owners(model, self.stages)
         self._owners = {key: set().union(*(ranks_of_stage[s] for s in found)) for key, found in self._stages_of.items()}
-        # Listed once: a step asks often.
+        # Listed once, because steps read it often.
         self._named = [(name, p) for name, p in model.named_parameters() if self._rank in self._owners[id(p)]]
         # Parameters made inside `no_init_parameters()` exist on the ranks of their stages alone.
         for parameter in self.parameters():
@@ -180,7 +180,7 @@ class Pipeline:
         groups: dict[tuple[int, ...], Group | None] = {}
         found: dict[tuple[int, ...], list[Parameter]] = {}
         mesh = self.mesh
-        # The ranks of all replicas, at the place of each rank of a stage: [[ranks of a pipeline], …].
+        # For each place among the ranks that run a stage together, the pipelines of all replicas, one after the other.
         columns = mesh.groups([DATA, PIPELINE] if DATA in mesh.axis_names else [PIPELINE])
         length = self.schedule.ranks
         # All ranks make all groups, in the same order.
@@ -205,7 +205,7 @@ class Pipeline:
         return [parameter for _, parameter in self._named]
 
     def predict(self, *inputs: Any) -> Tensor:
-        """Run forward off the tape; return the model's output of these inputs on every rank of the pipeline.
+        """Run forward off the tape; return the model's output for these inputs on every rank of the pipeline.
 
         Raises:
             InputError: the model does not return one Tensor.
@@ -243,10 +243,10 @@ class Pipeline:
             The mean loss, over the pipelines, too; on every rank.
 
         Raises:
-            ShapeError: fewer samples than micro-batches, or not as many labels.
+            ShapeError: fewer samples than micro-batches, or a different number of labels.
             InputError: code of the model uses a parameter in a stage that does not name it, calls a child with a value
                 of a later stage, or no loss comes from the last stage. An optimizer is missing, or not needed.
-            UnknownValueError: code of the model decides by a value of another stage.
+            UnknownValueError: code of the model branches on a value of another stage.
         """
         if (optimizer is not None) != (self.schedule.name == PIPEDREAM):
             raise InputError(
@@ -278,12 +278,12 @@ class Pipeline:
         Raises:
             InputError: a setting out of range; or a norm that is not finite, and then nothing is changed.
 
-        Collective: yes, over all ranks: the barrier that ends "zero bubble".
+        Collective: yes, over all ranks. As a barrier between steps, it brings back the bubble of "zero bubble".
         """
         return clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite, over=self._over_ranks)
 
     def _over_ranks(self, values: list[float], gradients: list[Tensor], op: str = "sum") -> list[float]:
-        """Reduce values of this rank's gradients over all ranks, to one; see `over_slices`."""
+        """Reduce values of this rank's gradients over all ranks, to a single one; see `over_slices`."""
         with_gradient = [p for p in self.parameters() if p.grad is not None]
         # Python's max drops NaN.
         own = next((value for value in values if value != value), max(values, default=0.0))
@@ -307,7 +307,7 @@ class Pipeline:
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> LoadResult:
         """Load a state of one device, or of another cut. Arguments, result and errors as for `Module`."""
-        # Parameters of other stages may have no data here, and arrays go into slices; wrong shapes are left to refuse.
+        # Parameters of other stages may have no data here, and arrays go into slices; `load` refuses wrong shapes.
         targets, own = dict(self.model._saved_tensors()), dict(state)
         for name, x in list(targets.items()):
             if name in own and np.shape(own[name]) == x.shape:

@@ -48,7 +48,7 @@ class Stream:
 
 
 def gpipe(ranks: int, microbatches: int, chunks: int, is_reversed: bool = False) -> Rows:
-    """All forwards, then all backwards; in GPipe's paper the last micro-batch first."""
+    """Return all forwards, then all backwards; with `is_reversed` from the last micro-batch, as in GPipe's paper."""
     backwards = range(microbatches)[:: -1 if is_reversed else 1]
     return [
         [*(_cell(r, FORWARD, m) for m in range(microbatches)), *(_cell(r, BACKWARD, m) for m in backwards)]
@@ -57,7 +57,7 @@ def gpipe(ranks: int, microbatches: int, chunks: int, is_reversed: bool = False)
 
 
 def one_forward_one_backward(ranks: int, microbatches: int, chunks: int, warmup: int = 1) -> Rows:
-    """`warmup` (P - 1 - r) forwards, then a forward and a backward by turns, then the backwards that are left."""
+    """Return for rank r of P `warmup` (P - 1 - r) forwards, then one forward, one backward by turns, then the rest."""
     found = []
     for r in range(ranks):
         first = min(microbatches, warmup * (ranks - 1 - r))
@@ -66,7 +66,7 @@ def one_forward_one_backward(ranks: int, microbatches: int, chunks: int, warmup:
 
 
 def interleaved(ranks: int, microbatches: int, chunks: int) -> Rows:
-    """1F1B over the chunks of a rank, in groups of about as many micro-batches as there are ranks."""
+    """Return 1F1B over the chunks of a rank, in groups of about as many micro-batches as there are ranks."""
     group = _group_of(ranks, microbatches)
     found = []
     for r in range(ranks):
@@ -77,7 +77,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int) -> Rows:
 
 
 def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Rows:
-    """All micro-batches through one chunk after the other; back in the opposite order."""
+    """Return all micro-batches through one chunk after the other, and back in the opposite order."""
     return [
         [
             *(_cell(v * ranks + r, FORWARD, m) for v in range(chunks) for m in range(microbatches)),
@@ -88,7 +88,7 @@ def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Rows:
 
 
 def zero_bubble(ranks: int, microbatches: int, chunks: int, warmup: int = 1) -> Rows:
-    """1F1B with split backwards, whose weight gradients come r (ZB-H2: 2 r) input gradients later."""
+    """Return 1F1B with split backwards; on rank r, weight gradients come r (ZB-H2: 2 r) input gradients later."""
     found = []
     for r in range(ranks):
         forwards, gradients = _all(r, FORWARD, microbatches), _all(r, INPUT_GRADIENT, microbatches)
@@ -98,7 +98,7 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int, warmup: int = 1) -> 
 
 
 def interleaved_zero_bubble(ranks: int, microbatches: int, chunks: int) -> Rows:
-    """The interleaved order with split backwards, whose weight gradients come r input gradients later."""
+    """Return the interleaved order with split backwards; on rank r, weight gradients come r input gradients later."""
     group = _group_of(ranks, microbatches)
     found = []
     for r in range(ranks):
@@ -109,7 +109,7 @@ def interleaved_zero_bubble(ranks: int, microbatches: int, chunks: int) -> Rows:
 
 
 def zbv(ranks: int, microbatches: int, chunks: int) -> Rows:
-    """Two chunks on a V: the rank with the first stage has the last one, too."""
+    """Return two chunks on a V: the rank with the first stage has the last one, too."""
     # With fewer micro-batches, the list is that of 2P - 1 without the actions of the others.
     most = max(microbatches, 2 * ranks - 1)
     found = []
@@ -131,7 +131,7 @@ def zbv(ranks: int, microbatches: int, chunks: int) -> Rows:
 
 
 def v_half(ranks: int, microbatches: int, chunks: int) -> Rows:
-    """Two chunks on a V in a pattern of six slots, with about half of the memory of 1F1B."""
+    """Return two chunks on a V in a pattern of six slots, with about half of the memory of 1F1B."""
     delay = 3 if ranks % 2 == 0 else 0
     return _squeezed(
         ranks, microbatches, 2 * ((ranks + 2) // 2),
@@ -140,7 +140,7 @@ def v_half(ranks: int, microbatches: int, chunks: int) -> Rows:
 
 
 def v_min(ranks: int, microbatches: int, chunks: int) -> Rows:
-    """Two chunks on a V in a pattern of six slots, with about a third of the memory of 1F1B."""
+    """Return two chunks on a V in a pattern of six slots, with about a third of the memory of 1F1B."""
     delay = 2 if ranks % 3 == 0 else 0
     return _squeezed(
         ranks, microbatches, 2 * ((ranks + 4) // 3),
@@ -149,13 +149,13 @@ def v_min(ranks: int, microbatches: int, chunks: int) -> Rows:
 
 
 def dualpipe_v(ranks: int, microbatches: int, chunks: int) -> Rows:
-    """Two chunks on a V, with forwards and backwards in pairs that may overlap."""
+    """Return two chunks on a V, with forwards and backwards in pairs that may overlap."""
     _need(microbatches >= 2 * ranks, "microbatches", microbatches, f"dualpipe_v needs 2 x ranks = {2 * ranks} or more")
     return [_dual(r, ranks, microbatches, r, 2 * ranks - 1 - r) for r in range(ranks)]
 
 
 def dualpipe(ranks: int, microbatches: int, chunks: int) -> Rows:
-    """Two replicas of the model in opposite directions, with half of the micro-batches each."""
+    """Return two replicas of the model in opposite directions, with half of the micro-batches each."""
     _need(ranks % 2 == 0, "ranks", ranks, "dualpipe needs an even number")
     _need(microbatches % 2 == 0, "microbatches", microbatches, "dualpipe needs an even number")
     _need(microbatches >= 2 * ranks, "microbatches", microbatches, f"dualpipe needs 2 x ranks = {2 * ranks} or more")
@@ -169,7 +169,7 @@ def dualpipe(ranks: int, microbatches: int, chunks: int) -> Rows:
 
 
 def chimera(ranks: int, microbatches: int, chunks: int) -> Rows:
-    """Two replicas in opposite directions, in units of as many micro-batches as there are ranks."""
+    """Return two replicas in opposite directions, in units of as many micro-batches as there are ranks."""
     _need(ranks % 2 == 0, "ranks", ranks, "chimera needs an even number")
     _need(microbatches % ranks == 0, "microbatches", microbatches, f"chimera needs a multiple of ranks = {ranks}")
     half = ranks // 2
@@ -255,8 +255,8 @@ def _table(r: int, ranks: int, microbatches: int, chunks: int, group: int) -> tu
 def _squeezed(ranks: int, microbatches: int, limit: int, offsets: Callable[[int], tuple[int, int, int, int]]) -> Rows:
     """Return a pattern that repeats every six slots, run as early as possible with `limit` live activations at most.
 
-    A rank takes the next action of its pattern that can run, or if that is shorter, also the one behind it. Weight
-    gradients fill the gaps.
+    A rank takes the next action of its pattern if it can run; or else the one after it, if the lists get shorter that
+    way. Weight gradients fill the gaps.
     """
     found = [_run_early(ranks, microbatches, limit, offsets, ahead) for ahead in (1, 2)]
     rows, _ = min(found, key=itemgetter(1))
@@ -266,7 +266,7 @@ def _squeezed(ranks: int, microbatches: int, limit: int, offsets: Callable[[int]
 def _run_early(
     ranks: int, microbatches: int, limit: int, offsets: Callable[[int], tuple[int, int, int, int]], ahead: int
 ) -> tuple[Rows, int]:
-    """Return the lists, and their length, if a rank looks `ahead` actions far for one that can run."""
+    """Return the lists, and their length, if a rank picks the first of its next `ahead` actions that can run."""
     lists, waiting = Lists((), (range(2 * ranks),)), []
     for r in range(ranks):
         a, b = r, 2 * ranks - 1 - r
@@ -294,7 +294,7 @@ def _run_early(
                 live[r] -= 1
             if action is not None:
                 row.append((action,))
-        # Results are there when the slot has ended.
+        # Results are available once the slot has ended.
         done.update(now)
         time += 1
     return rows, time

@@ -40,10 +40,10 @@ class Rule(NamedTuple):
     """A known schedule.
 
     Attributes:
-        make: from ranks, micro-batches and chunks the lists.
-        bubble: from ranks and micro-batches the bubble of a step in closed form, for F = I = W = 1 and 2 x ranks
-            micro-batches or more; None if none is known. Sources as of the lists. Chimera's has one unit of
-            micro-batches; each further one adds the difference of a backward and a forward (ours, tested).
+        make: returns the lists, from ranks, micro-batches and chunks.
+        bubble: returns the bubble of a step in closed form, from ranks and micro-batches, for F = I = W = 1 and 2 x
+            ranks micro-batches or more; None if none is known. Sources as for the lists. Chimera's paper has one unit
+            of micro-batches; each further one adds the difference of a backward and a forward (ours, tested).
         placement: where the stages are.
         chunks: stages of a rank; None for any number.
     """
@@ -93,7 +93,7 @@ ALIASES = {
 
 @dataclass(frozen=True, repr=False)
 class Schedule:
-    """What each rank of a pipeline does, in which order.
+    """The actions of each rank of a pipeline, in their order.
 
     A stage is a part of the model. With `placement` "loop", stage s is on rank s mod `ranks`; with "v", stages go back
     and forth; with "bidirectional" there are two replicas, and stage `ranks` + s of the second one is on rank
@@ -109,7 +109,7 @@ class Schedule:
 
     Raises:
         InputError: numbers out of range, an unknown placement, or not one list for each rank.
-        ScheduleError: a text that is no action. Other rules are checked by `check`.
+        ScheduleError: a text that is not an action. Other rules are checked by `check`.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Schedule:
         return timing.live(own, (WEIGHT_GRADIENT, BACKWARD))
 
     def weight_version(self, rank: int, microbatch: int, step: int = 0) -> int:
-        """Return how many updates the weights have that a forward reads, and its backward.
+        """Return the number of updates in the weights that a forward and its backward read.
 
         "pipedream" updates after each micro-batch, and a rank reads what it has: weights are up to `ranks` - 1 - `rank`
         updates old (Narayanan et al. 2019). "pipedream_2bw" updates after each step, and reads the version before the
@@ -174,7 +174,7 @@ class Schedule:
     # --- time -----------------------------------------------------------------------------------------
 
     def cost(self, forward: Time = 1, input_gradient: Time = 1, weight_gradient: Time = 1, message: float = 0) -> Cost:
-        """Return what the schedule takes.
+        """Return the cost of the schedule: makespan, bubble, live activations and messages.
 
         Args:
             forward, input_gradient, weight_gradient: times of a stage, or a sequence with those of each stage. A full
@@ -241,7 +241,7 @@ class Schedule:
     def check(self, memory: int | None = None, *, depth: int | None = None) -> Cost:
         """Check that the schedule runs and computes each gradient once; return its cost for equal times.
 
-        `cost`, `bubbles` and `critical_path` say what it takes with other times, and why.
+        `cost` prices it with other times; `bubbles` and `critical_path` explain the price.
 
         Args:
             memory: most activations that a rank may hold, in micro-batches of a stage, until the weight gradient.
@@ -249,7 +249,7 @@ class Schedule:
 
         Raises:
             ScheduleError: with the place: a micro-batch or stage that does not exist or is on another rank, an action
-                that is missing, done twice or before what it needs, ranks that wait for each other, a rank that holds
+                that is missing, done twice or too early, ranks that wait for each other, a rank that holds
                 too much, or a mailbox that is too small. Facts: `rank`, `cell`, `stage`, `microbatch`.
         """
         self._check_places()
@@ -368,7 +368,7 @@ class Schedule:
         return text.getvalue()
 
     def save_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write `to_csv` in one move."""
+        """Write `to_csv` to a file, atomically."""
         write_atomically(path, self.to_csv().encode())
 
     @classmethod
@@ -381,8 +381,8 @@ class Schedule:
             name: of the schedule.
 
         Raises:
-            InputError: no rows, or stages that are not as many on each rank.
-            ScheduleError: a cell that is no action.
+            InputError: no actions, or stages that cannot be divided evenly among the ranks.
+            ScheduleError: a cell that is not an action.
         """
         rows = [[cell.strip() for cell in row if cell.strip()] for row in csv.reader(io.StringIO(text)) if row]
         cells = [[read_cell(cell, f"rank {r}, cell {n}") for n, cell in enumerate(row)] for r, row in enumerate(rows)]
@@ -419,7 +419,7 @@ class Schedule:
         ]
 
     def _cells(self) -> list[list[tuple[str, str]]]:
-        """Return for each rank what it does in each unit of time: text and kind of the action, or "." and ""."""
+        """Return for each rank, in each unit of time, text and kind of its action; "." and "" where it is idle."""
         rows = []
         for cells, ran in zip(self._lists.cells, self.spans(), strict=True):
             row: list[tuple[str, str]] = []
@@ -463,9 +463,9 @@ def pipeline_schedule(name: str, ranks: int = 4, microbatches: int = 8, chunks: 
     Args:
         name: one of "gpipe", "gpipe_reversed", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1",
             "zb_h2", "interleaved_zb", "zbv", "v_half", "v_min", "dualpipe_v", "dualpipe", "chimera", "pipedream",
-            "pipedream_2bw"; or PyTorch's or MindSpore's name of one, in any case.
+            "pipedream_2bw"; or PyTorch's or MindSpore's name of one; in upper or lower case.
         ranks, microbatches: their numbers.
-        chunks: stages of a rank, for looped schedules; None for 2 there, and for what the schedule has elsewhere.
+        chunks: stages of a rank, for looped schedules; None for 2 there, and elsewhere for the schedule's own number.
 
     Raises:
         InputError: an unknown name, or numbers that the schedule does not allow. Fact: `field`.

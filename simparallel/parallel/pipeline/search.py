@@ -1,13 +1,13 @@
-"""Schedules found by search: the least makespan under a limit of memory, with a proven lower bound.
+"""Schedules found by search: the least makespan under a memory limit, with a proven lower bound.
 
-Micro-batches are alike, so each rank takes them in order. A state of the search is how many F, I and W each rank has
-started, and how far in the future their results arrive. Actions are added in the order of their starts, one in each
-layer. Three rules drop states without losing the optimum:
+Micro-batches are alike, so each rank takes them in order. A state of the search holds the number of forwards (F), input
+gradients (I) and weight gradients (W) that each rank has started, and the time until their results arrive. Actions are
+added in the order of their starts, one in each layer. Three rules drop states without losing the optimum:
 
-- A rank that lets an action wait takes another kind next: otherwise it would have waited for nothing.
-- A rank is never idle for as long as an action takes that it could run (active schedules: Giffler and Thompson 1960).
-- Of states that are equal but for the clock the earliest stays, and none whose lower bound is no better than the best
-  schedule so far.
+- A rank that lets an action wait runs another kind next: otherwise it would have waited for nothing.
+- No gap of a rank is long enough for an action that it could run there (active schedules: Giffler and Thompson 1960).
+- Of states that differ only in their clocks, the earliest stays. A state stays only if its lower bound is better than
+  the best schedule so far.
 
 A pass keeps only the most promising states of each layer; the next pass keeps more (beam search with growing widths:
 Zhang 1998). A schedule that is as good as the least bound among all dropped states is optimal.
@@ -37,7 +37,7 @@ F, I, W = range(3)
 KINDS = FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 RELEASES = {"input_gradient": I, "weight_gradient": W}
 FIRST_WIDTH, GROWTH = 8, 4
-# Sums of times that are no integers differ in their last bits.
+# Sums of non-integer times differ in their last bits.
 ROUNDING = 1e-9
 
 
@@ -52,7 +52,7 @@ class FoundSchedule:
         best_named: the best named schedule that fits the memory, with one stage on each rank; None if none fits.
         named_cost: the cost of `best_named`.
         memory: the limit, in micro-batches; None for no limit.
-        states: number of states; 0 if the bound proves a named schedule optimal.
+        states: number of states kept in the search; 0 if the bound proves a named schedule optimal.
     """
 
     schedule: Schedule
@@ -135,7 +135,7 @@ def search_schedule(
             cost = best.cost(*times, message)
             makespan = cost.makespan
         bound = max(bound, min(dropped, makespan))
-        # The pass that may use all that is left is the last one.
+        # A pass that may use the whole rest of the budget is the last one.
         left = max(states - used, 0)
         budget, may_wait = min(GROWTH * budget, left) if budget < left else 0, True
     assert best is not None
@@ -198,9 +198,9 @@ class _States:
         rows: two states whose rows are equal differ in their clocks only.
         clock: start of the last action.
         done: (kind, rank) how many actions have started.
-        free: (rank) when the rank has ended its action.
-        arrivals: (F or I, rank, window) when the newest results that the rank needs arrive, newest first; 0 if used.
-        deadline: (rank) when an action that waits could have run in the rank's idle time.
+        free: (rank) end of the rank's newest action.
+        arrivals: (F or I, rank, window) arrivals of the newest results that the rank needs, newest first; 0 if used.
+        deadline: (rank) earliest time at which a waiting action could have ended in the rank's idle time.
         is_late: (kind, rank) whether the next action of the kind waits.
     """
 
@@ -286,7 +286,7 @@ class _Problem:
         return order[::-1], dropped, seen
 
     def _ahead(self, states: _States) -> Array:
-        """Return (state, kind, rank) how many actions have their inputs, or will have them from what has started."""
+        """Return (state, kind, rank): number of actions whose inputs are there, or come from started actions."""
         done = states.done
         ahead = np.empty_like(done)
         ahead[:, F, 0] = self.microbatches - done[:, F, 0]
@@ -297,7 +297,7 @@ class _Problem:
         return ahead
 
     def _arrival(self, states: _States, ahead: Array) -> Array:
-        """Return (state, kind, rank) when the input of the next action arrives; infinite if that is unknown."""
+        """Return (state, kind, rank): arrival of the next action's input; infinite if that is unknown."""
         arrival = np.where(ahead > 0, 0.0, np.inf)
         oldest = np.clip(ahead[:, :W, :, None] - 1, 0, self._window - 1).astype(int)
         newest = np.take_along_axis(states.arrivals, oldest, -1)[..., 0]
@@ -306,7 +306,7 @@ class _Problem:
         return arrival
 
     def _next(self, states: _States, may_wait: bool) -> tuple[Array, Array, Array, _States]:
-        """Return for each possible next action its state's number, its kind and rank, and the state after it."""
+        """Return for each possible next action the index of its state, its kind and rank, and the state after it."""
         ahead = self._ahead(states)
         ready = np.maximum(self._arrival(states, ahead), states.free[:, None])
         ready[:, F][states.done[:, F] - states.done[:, self.release] >= self.limit] = np.inf
@@ -347,7 +347,7 @@ class _Problem:
         """Return for each state a lower bound of the makespan, and the mean of the bounds of its ranks as a guide.
 
         For equal times and no action done, the bound of a rank is at least M (F + I + W) + (P - A) F + (P - 1 - r) I
-        with A live activations.
+        for M micro-batches, P ranks and at most A live activations.
         """
         f, i, w = self.time
         free, left = states.free, self.microbatches - states.done
@@ -387,7 +387,7 @@ class _Problem:
         return states.clock + bound.max(1), states.clock + bound.mean(1)
 
     def _soonest(self, states: _States, ahead: Array, left: Array) -> tuple[Array, Array]:
-        """Return (state, rank) when the next F and the next I may start at the soonest, apart from memory.
+        """Return (state, rank): the earliest starts of the next F and of the next I, apart from memory.
 
         An input that no action has begun to compute comes from the next action of the rank before.
         """
@@ -410,7 +410,7 @@ class _Problem:
 
 
 def _earliest(rows: Array, clock: Array) -> Array:
-    """Return the numbers of different rows; of equal ones, that of the earliest."""
+    """Return the indices of the distinct rows; of equal ones, the index of the one with the earliest clock."""
     odd = np.random.default_rng(0).integers(0, 2**63, rows.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
     key = ((rows + 0.0).view(np.uint64) * odd).sum(1)
     order = np.lexsort((clock, key))

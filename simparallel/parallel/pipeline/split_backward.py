@@ -17,12 +17,12 @@ from simparallel.autograd.tape import Node, Reversible
 from simparallel.backend import Array, get_namespace
 
 Deliver = Callable[[Tensor, Array], None]
-# An op with the inputs whose gradients are still to compute, and the gradient of its result.
+# An op, the inputs whose gradients are still to be computed, and the gradient of its result.
 Late = tuple[Node, tuple[bool, ...], Array]
 
 
 class _Ends(Reversible):
-    """Joins several tensors to one root of their backward."""
+    """The tape op that joins several tensors to one root of their backward."""
 
     def __init__(self, gradients: Sequence[Array]) -> None:
         self._gradients = gradients
@@ -38,7 +38,7 @@ class _Needs(NamedTuple):
 
 
 def joined(ends: Sequence[tuple[Tensor, Array]], xp: Any) -> tuple[Tensor, Array]:
-    """Return a root from which backward starts at all these tensors, each with its gradient; and the root's."""
+    """Return a root from which backward reaches all these tensors with their gradients, and the root's own gradient."""
     if len(ends) == 1:
         return ends[0]
     zero = xp.zeros((), np.float32)
@@ -48,7 +48,7 @@ def joined(ends: Sequence[tuple[Tensor, Array]], xp: Any) -> tuple[Tensor, Array
 
 
 class _First(Reversible):
-    """In the place of an op with weights: computes the gradients of its other inputs, and keeps the rest for later."""
+    """A stand-in for an op with weights: it computes the other inputs' gradients, and keeps the rest for later."""
 
     def __init__(self, node: Node, needs: tuple[bool, ...], late: list[Late]) -> None:
         self._op, self._needs, self._late = node.op, needs, late
@@ -90,7 +90,7 @@ def input_gradient(root: Tensor, seed: Array, leaves: Sequence[Tensor], deliver:
 
 
 def _defer(root: Tensor, wanted: set[int], late: list[Late]) -> None:
-    """Let all ops behind `root` keep the gradients of their leaves, other than the wanted ones, for later."""
+    """Make all ops that lead to `root` keep the gradients of their leaves, except the wanted ones, for later."""
     stack, seen = [root._node], set()
     while stack:
         node = stack.pop()

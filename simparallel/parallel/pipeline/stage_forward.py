@@ -3,7 +3,7 @@
 Every rank runs the same lines of Python. A value belongs to the stage of the child that computed it, and the result of
 an op that stands between the children to the latest stage of its inputs; inputs of the model and constants belong to
 none, because every rank has them. Ops of the running stage compute. Those of other stages give tensors without data,
-which have a shape and a stage. A value that a later stage needs is sent there from whatever stage it is of: so a model
+which have a shape and a stage. A value that a later stage needs is sent there directly from its own stage, so a model
 may be any Module, with skip connections, and with code of its own between its children.
 """
 
@@ -32,7 +32,7 @@ EVERYWHERE = -1
 
 
 class Elsewhere(AbstractInterpreter):
-    """Marks a tensor without data: the value of a stage that this rank does not run now."""
+    """The mark of a tensor without data: the value of a stage that this rank is not running now."""
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
@@ -45,7 +45,7 @@ class Elsewhere(AbstractInterpreter):
 
 
 class Crossing(NamedTuple):
-    """A value on its way to a later stage: of the values from one stage to the other it is number `number`."""
+    """A value on its way to a later stage; `number` counts the values from the one stage to the other, from 0."""
 
     source: int
     target: int
@@ -53,7 +53,7 @@ class Crossing(NamedTuple):
 
 
 class Messages(Protocol):
-    """How values travel between stages."""
+    """The transport of values between stages."""
 
     def send(self, crossing: Crossing, x: Tensor) -> None:
         """Send a value of the running stage."""
@@ -63,11 +63,11 @@ class Messages(Protocol):
 
 
 class _Done(BaseException):
-    """Ends the forward of a stage whose values have all been sent: the rest of the model is for others."""
+    """The end of a stage's forward once all its values have been sent: the rest of the model is for others."""
 
 
 class Full(NamedTuple):
-    """What a pass to the end of the model has found.
+    """The findings of a pass to the end of the model.
 
     Attributes:
         sends: how many values the stage sends.
@@ -79,7 +79,7 @@ class Full(NamedTuple):
 
 
 class Known:
-    """What forward passes have found, and later ones in the same modes (training, evaluation) need not work out again.
+    """The findings of forward passes, which later ones in the same modes (training, evaluation) reuse.
 
     Attributes:
         results: (number of a call, the child, shapes and dtypes of its arguments) -> results of a child of another
@@ -93,10 +93,10 @@ class Known:
 
 
 class Switch:
-    """Lets the children of a model run under the forward pass that is under way.
+    """A switch that directs calls of a model's children to the forward pass that is under way.
 
     Args:
-        stages_of: for each child that is cut off, the stages of its calls, in order; of further calls the last one.
+        stages_of: for each child that stages name, the stages of its calls, in order; further calls have the last one.
     """
 
     def __init__(self, stages_of: Mapping[Module, Sequence[int]]) -> None:
@@ -105,7 +105,7 @@ class Switch:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Inside the block, calls of the children go to the forward pass."""
+        """Direct calls of the children to the forward pass, inside the block."""
         before = {module: module.__dict__.get("forward") for module in self.stages_of}
         for module in before:
             module.__dict__["forward"] = partial(self._call, module, module.forward)
@@ -129,13 +129,13 @@ class StageForward(AbstractInterpreter):
     Args:
         stage: the stage that computes.
         switch: the children.
-        messages: how values travel.
-        known: what earlier passes have found.
+        messages: the transport of values.
+        known: the findings of earlier passes.
 
     Attributes:
         received: the values that came from earlier stages, as leaves; `sent`: those that went to later ones.
         used: id of a parameter -> the stages that use it in code between the children.
-        is_first: no earlier pass had inputs of these shapes; the pass goes to the end of the model.
+        is_first: whether no earlier pass had inputs of these shapes; the pass then goes to the end of the model.
         masks: stream -> calls of its layer in a pass to the end.
     """
 
@@ -162,7 +162,7 @@ class StageForward(AbstractInterpreter):
         self._sends: int | None = None
 
     def run_model(self, model: Callable[..., Any], *inputs: Any) -> Any:
-        """Call the model, or what computes its loss; return its result, None if that is of a later stage."""
+        """Call the model, or a function that computes its loss; return the result, None if the pass ended early."""
         key = self.stage, *[getattr(x, "shape", None) for x in inputs]
         known, calls = self._known.passes.get(key), dict(random_state.calls)
         self.is_first = known is None
@@ -189,13 +189,13 @@ class StageForward(AbstractInterpreter):
     # --- ops and children -----------------------------------------------------------------------------
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """Run an op between the children, or of a child of another stage."""
+        """Run an op between the children, or inside a child of another stage."""
         stage = max(self._around, *map(self.stage_of, inputs))
         if stage == EVERYWHERE:
             return None
         moved = [self._bring(x, stage) for x in inputs]
         if stage != self.stage:
-            # Shapes and dtypes are all that a plan reads.
+            # A plan reads only shapes and dtypes.
             output = op._plan(moved).output
             return _elsewhere(output.shape, output.dtype, stage)
         return self._own_result(op, moved, {})
@@ -204,7 +204,7 @@ class StageForward(AbstractInterpreter):
         """Run a part that is recomputed in backward: on this stage by a checkpoint of its own.
 
         Warns:
-            UserWarning: it is a function and no child; its activations are kept.
+            UserWarning: the part is not a child that stages name, so its activations are kept.
         """
         stage = self.next_stage(part)
         if stage == EVERYWHERE and not is_optional:
@@ -254,7 +254,7 @@ class StageForward(AbstractInterpreter):
     def _elsewhere(self, module: Module, stage: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a child of another stage: its ops give tensors without data."""
         around, self._around = self._around, stage
-        # A norm would write its statistics.
+        # Restored afterwards: a norm would write its statistics.
         buffers = [(each, dict(each._buffers)) for each in module.modules()]
         try:
             return change_each(forward(*args, **kwargs), partial(_marked, stage=stage))
@@ -309,7 +309,7 @@ class StageForward(AbstractInterpreter):
             if target == self.stage:
                 leaf = self._messages.receive(crossing, x)
                 self.received.append((crossing, leaf))
-                # Behind a node, so that a child may write `x += 1`.
+                # With a tape node, so that a child may write `x += 1`.
                 self._moved[key] = self._mark_own(relabelled(leaf, None, None))
             elif source == self.stage:
                 whole = x if x.placement is None else self._own_result(Tensor.full_tensor, [x], {})
@@ -327,7 +327,7 @@ def _new_calls(before: Mapping[str, int]) -> dict[str, int]:
 
 
 def _leaves(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the parameters that these values are, or are computed from, as the transpose of a weight."""
+    """Yield the parameters among these values, and those that they are computed from, as a transposed weight is."""
     for x in tensors:
         if x.is_leaf and x.requires_grad:
             yield x

@@ -22,9 +22,9 @@ NO_STAGE = -2
 
 
 def parts_of(model: Module, path: str = "", inside: Collection[str] = ()) -> Iterator[str]:
-    """Yield the names of the parts to cut between: the children, of containers their entries; "" without children.
+    """Yield the names of the parts to cut between: the children, or a container's entries; "" without children.
 
-    Of a child with one of the names `inside` below it, its own children are parts, too.
+    A child with one of the names `inside` below it is replaced by its own children, as a container is.
     """
     if not model._modules:
         yield path
@@ -41,7 +41,7 @@ class _Trace(StageForward):
     """A forward pass without data, in which every child is a stage of its own, numbered by its first call.
 
     Args:
-        names: for each child its names in the model: of a child in several places, one for each call.
+        names: for each child its names in the model; a child in several places has one for each call.
 
     Attributes:
         order: the names in the order of the calls.
@@ -110,7 +110,7 @@ def traced(
     Args:
         model: the model.
         run: computes the loss of a micro-batch, or the model's output.
-        cut: returns the stages for the prices of the parts, which are in the order of their calls, as `within`.
+        cut: returns the stages from the prices of the parts in the order of their calls, as `within` does.
         parts: names of the children to cut between; None for those of `parts_of`.
     """
     names: dict[Module, list[str]] = {}
@@ -139,7 +139,7 @@ def traced(
 
 
 def within(limits: Sequence[tuple[float, int]], counts: Counts, prices: Mapping[str, Price]) -> Stages:
-    """Return stages whose slowest one is as fast as possible, and that fit into the memory.
+    """Return stages that fit into the memory, and whose slowest one is as fast as possible.
 
     Args:
         limits: for each stage its memory [bytes], and the most micro-batches whose activations it holds.
@@ -160,7 +160,7 @@ def within(limits: Sequence[tuple[float, int]], counts: Counts, prices: Mapping[
 def balanced(
     costs: Mapping[str, float], count: int, counts: Counts = None, fits: Callable[[int, int, int], bool] | None = None
 ) -> Stages:
-    """Return stages, of one child or more in this order, whose largest sum of costs is as small as possible.
+    """Return stages of one or more consecutive children each, whose largest sum of costs is as small as possible.
 
     Args:
         costs: of each child.
@@ -189,7 +189,7 @@ def balanced(
         is_given = counts is None or (first, last) == (starts[stage], starts[stage + 1])
         return is_given and (fits is None or fits(stage, first, last))
 
-    # best[i]: of the first i children in the stages so far, the largest stage, and where each begins.
+    # best[i]: with the first i children in the stages so far, the cost of the largest, and the beginning of each.
     best: list[tuple[float, tuple[int, ...]]] = [(0, ())] + [(inf, ())] * len(names)
     for stage in range(count):
         best = [
@@ -213,7 +213,7 @@ def cut_at(names: Iterable[str], cuts: Mapping[str, bool]) -> Stages:
 
     Args:
         names: of the parts.
-        cuts: name -> False to cut before it, True to cut behind it.
+        cuts: name -> False to cut before it, True to cut after it.
 
     Raises:
         InputError: a name without a part, or a stage without one.
@@ -233,12 +233,12 @@ def cut_at(names: Iterable[str], cuts: Mapping[str, bool]) -> Stages:
 def stages_by(
     model: Module, stage_of: Callable[[Module], int | None], name: str = "", around: int | None = None
 ) -> dict[str, int]:
-    """Return name -> stage of the children that say their stage; where children inside say one, theirs.
+    """Return name -> stage of the children with a stage; a child is split where children inside have one of their own.
 
     Args:
         model: the model.
-        stage_of: returns the stage that a child says, or None.
-        name: of the model in an outer one; `around`: the stage that this one says for it.
+        stage_of: returns the stage of a child, or None.
+        name: of the model in an outer one; `around`: the stage that it inherits from there.
     """
     own = stage_of(model)
     own = around if own is None else own
@@ -257,7 +257,7 @@ def sizes_of(model: Module) -> dict[str, float]:
 
 
 def checked(model: Module, stages: Sequence[Sequence[str]], count: int) -> Stages:
-    """Return the given stages.
+    """Check the given stages; return them as tuples.
 
     Raises:
         InputError: another number of stages, a name that the model does not have, a child in two stages or inside of
@@ -317,7 +317,7 @@ def tensors_of(model: Module, names: Sequence[str]) -> Iterator[Tensor]:
 
 
 def calls(model: Module, stages: Stages) -> dict[Module, list[int]]:
-    """Return for each child that stages name the stages of its calls; a child may stand in several places."""
+    """Return for each child that stages name, the stages of its calls; a child may be in several places."""
     found: dict[Module, list[int]] = {}
     for stage, names in enumerate(stages):
         for each in (find(model, name) for name in names):

@@ -1,4 +1,4 @@
-"""A step of a pipeline on one rank: it does the actions of its list, with real gradients."""
+"""A step of a pipeline on one rank, which runs its list of actions, with real gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WORDS = {
 
 
 class _Live(NamedTuple):
-    """A forward whose backward is to come: the values that came from other stages, and those that went there."""
+    """A forward that awaits its backward: the values that came from other stages, and those that went there."""
 
     received: list[tuple[Crossing, Tensor]]
     sent: list[tuple[Crossing, Tensor]]
@@ -79,7 +79,7 @@ class Step:
         # Random numbers at the start; calls of each stream of masks in a pass.
         self._drawn = random_state.snapshot()
         self._masks: dict[str, int] = {}
-        # Gradients of this step of parameters that other ranks have, too.
+        # This step's gradients of parameters that other ranks have, too.
         self._shared: dict[int, Array | None] = {id(p): None for _, parameters in pipeline._shared for p in parameters}
 
     def run(self) -> Tensor:
@@ -103,7 +103,7 @@ class Step:
             return as_tensor(collectives.all_reduce(self._loss) / len(self._pipeline._mates))
 
     def _place(self, action: Action, text: str) -> str:
-        """Return the place of an error in the pipeline, and the values that its message knows by their tags."""
+        """Return the place of an error in the pipeline, and the values that its message names only by tag."""
         names = ", ".join(self._pipeline.stages[action.stage % self._length])
         told = f"In the pipeline: {action}, {_WORDS[action.kind]} of micro-batch {action.microbatch} in stage "
         told += f"{action.stage} ({names}), rank {self._ranks[self._rank]}."
@@ -122,7 +122,7 @@ class Step:
             found = [self._shared[id(p)] for p in trained]
             xp = get_namespace(trained[0].data)
             sums = [xp.zeros_like(p.data) if x is None else x for p, x in zip(trained, found, strict=True)]
-            # A parameter that no rank has used keeps its gradient, mostly None.
+            # A parameter that no rank has used keeps its gradient, usually None.
             uses = xp.asarray([x is not None for x in found], trained[0].dtype)
             *sums, uses = collectives.all_reduce([*sums, uses], "sum", group)
             for parameter, total, count in zip(trained, sums, uses, strict=True):
@@ -132,7 +132,7 @@ class Step:
     # --- actions --------------------------------------------------------------------------------------
 
     def run_stage(self, stage: int, m: int) -> tuple[Any, StageForward]:
-        """Run the forward of a stage; return what the model's code returned, and the pass."""
+        """Run the forward of a stage; return the result of the model's code, and the pass."""
         first, last = self._span(stage, m)
         forward = StageForward(stage % self._length, self._pipeline._switch, _Mail(self, stage, m), self._known)
         inputs = [as_tensor(x.data[first:last]) for x in self._inputs]
@@ -148,7 +148,7 @@ class Step:
             self._masks = forward.masks
 
     def end_masks(self) -> None:
-        """Count the masks of this step: one call of each layer, in whatever order the micro-batches came."""
+        """Count the masks of this step: those of one pass, whatever the number and order of the micro-batches."""
         random_state.restore(self._drawn)
         for stream, count in self._masks.items():
             random_state.calls[stream] = random_state.calls.get(stream, 0) + count
@@ -192,7 +192,7 @@ class Step:
         self._send_back(action, live, found)
         if self._optimizer is not None:
             for parameter in self._pipeline.parameters():
-                # Forwards whose backward is to come keep the version that they saw.
+                # Forwards that await their backward keep the version that they read.
                 parameter.data = parameter.data.copy()
             self._optimizer.step()
             self._optimizer.zero_grad()
@@ -249,11 +249,11 @@ class Step:
     # --- parts of the batch ---------------------------------------------------------------------------
 
     def _number(self, stage: int, m: int) -> int:
-        """Return the number of a micro-batch in the batch: of two replicas, each has every other one."""
+        """Return the index of a micro-batch in the batch; each of two replicas has every other one."""
         return m if self._schedule.placement != BIDIRECTIONAL else 2 * m + (stage >= self._length)
 
     def _span(self, stage: int, m: int) -> tuple[int, int]:
-        """Return the samples of a micro-batch."""
+        """Return the range of the samples of a micro-batch."""
         number = self._number(stage, m)
         return self._ends[number], self._ends[number + 1]
 
@@ -275,7 +275,7 @@ class Step:
     # --- messages -------------------------------------------------------------------------------------
 
     def send(self, direction: int, crossing: Crossing, m: int, target: int, x: Array) -> None:
-        """Give a value to another stage; on this rank by reference."""
+        """Send a value to another stage; by reference, if that is on this rank."""
         rank = self._schedule.rank_of(target)
         if rank == self._rank:
             self._local[direction, crossing, m] = x
@@ -283,7 +283,7 @@ class Step:
             self._works.append(collectives.isend(x, self._ranks[rank], self._tag(direction, crossing, m)))
 
     def receive(self, direction: int, crossing: Crossing, m: int, source: int, like: Tensor) -> Array:
-        """Return a value of another stage. The header of a message with another shape or dtype is refused."""
+        """Return a value of another stage. A message with another shape or dtype is refused."""
         rank = self._schedule.rank_of(source)
         if rank == self._rank:
             return self._local.pop((direction, crossing, m))
@@ -374,6 +374,6 @@ def _add(leaf: Tensor, gradient: Array) -> None:
 
 
 def _received(xp: Any, rank: int, tag: int) -> Array:
-    """Return the next message of this tag; its header has its shape and dtype."""
+    """Return the next message of this tag, in the shape and dtype that its header gives."""
     header = collectives.probe(rank, tag)
     return collectives.recv(xp.empty(header.shape, header.dtype), rank, tag)

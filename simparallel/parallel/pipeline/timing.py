@@ -1,4 +1,4 @@
-"""The time of a schedule by its lists: every rank runs its cells in order, as soon as what they need is there."""
+"""The time of a schedule by its lists: every rank runs its cells in order, as soon as their inputs are there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Time = float | Sequence[float]
 
 
 class Span(NamedTuple):
-    """When a cell runs."""
+    """The start and the end of a cell."""
 
     start: float
     end: float
@@ -22,18 +22,18 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """What a schedule takes, in the units of the given times.
+    """The cost of a schedule, in the units of the given times.
 
     Attributes:
         makespan: from the start to the end of the last cell.
         work: of the busiest rank.
         bubble: makespan - work.
-        span: the longest time from a rank's first start to its last end.
-        span_bubble: the longest such time without the rank's own work: the zero of "zero bubble".
+        span: the longest span of a rank, from its first start to its last end.
+        span_bubble: the largest idle time of a rank within its span: the zero of "zero bubble".
         peak_live_at_input_gradient: for each rank the most micro-batches of a stage whose activations are live, if the
             input gradient releases them.
         peak_live_at_weight_gradient: the same, if the weight gradient does.
-        messages: between ranks, of activations and of gradients.
+        messages: number of messages between ranks, of activations and of gradients.
     """
 
     makespan: float
@@ -58,7 +58,7 @@ class Lists(NamedTuple):
     chains: tuple[range, ...]
 
     def needs(self, action: Action) -> list[tuple[Action, ...]]:
-        """Return what has to be done before an action; of each entry one is enough."""
+        """Return the actions that have to come before an action; of each entry, one is enough."""
         stage, kind, m = action
         (chain,) = (each for each in self.chains if stage in each)
         if kind == FORWARD:
@@ -71,7 +71,7 @@ class Lists(NamedTuple):
         return [own, (Action(stage + 1, INPUT_GRADIENT, m), Action(stage + 1, BACKWARD, m))]
 
     def before(self, action: Action) -> int | None:
-        """Return the stage whose result an action starts from; None if it starts from none of another stage."""
+        """Return the stage whose result an action starts from; None if it needs no other stage."""
         return self._beside(action, -1 if action.kind == FORWARD else 1)
 
     def after(self, action: Action) -> int | None:
@@ -90,7 +90,7 @@ class Lists(NamedTuple):
 
 
 def spans(lists: Lists, duration: Callable[[Action], float], message: float = 0) -> list[list[Span]]:
-    """Return when each cell of each rank runs.
+    """Return the start and end of each cell of each rank.
 
     Args:
         lists: the cells.
@@ -98,7 +98,7 @@ def spans(lists: Lists, duration: Callable[[Action], float], message: float = 0)
         message: latency between two ranks.
 
     Raises:
-        ScheduleError: the ranks wait for each other in a circle. Facts: `rank`, `cell`.
+        ScheduleError: the ranks wait for each other in a cycle. Facts: `rank`, `cell`.
     """
     rank_of = lists.rank_of
     ended: dict[Action, float] = {}
@@ -130,7 +130,7 @@ def spans(lists: Lists, duration: Callable[[Action], float], message: float = 0)
 def arrivals(
     lists: Lists, cell: Cell, rank: int, rank_of: dict[int, int], ended: dict[Action, float], message: float
 ) -> list[tuple[float, Action]] | None:
-    """Return when each result that a cell needs is on its rank, and the action behind it; None if not known yet."""
+    """Return arrival time and action of each result that a cell needs; None if one is not known yet."""
     found = []
     for action in cell:
         for each in lists.needs(action):
@@ -144,7 +144,7 @@ def arrivals(
 
 
 def _stuck(lists: Lists, found: list[list[Span]], ended: dict[Action, float]) -> ScheduleError:
-    """Return the error of ranks that wait for each other: the circle, or what no rank does."""
+    """Return the error of ranks that wait for each other: the cycle, or the action that no rank does."""
     rank_of, told = lists.rank_of, []
     rank = next(r for r, cells in enumerate(lists.cells) if len(found[r]) < len(cells))
     seen: list[int] = []
@@ -176,7 +176,7 @@ def _stuck(lists: Lists, found: list[list[Span]], ended: dict[Action, float]) ->
 
 
 def durations(num_stages: int, forward: Time, input_gradient: Time, weight_gradient: Time) -> Callable[[Action], float]:
-    """Return the duration of an action, from the times of all stages or of each."""
+    """Return the function that gives the time of an action; each argument is a time, or one for each stage."""
 
     def each(time: Time) -> Sequence[Any]:
         return (time,) * num_stages if isinstance(time, (int, float)) else time

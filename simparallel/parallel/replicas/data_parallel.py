@@ -23,7 +23,7 @@ from simparallel.parallel.replicas.scatter_gather import _tensors, gather, scatt
 
 
 class DataParallel(Module):
-    """Compute each batch of a model on several devices of one process.
+    """A model whose batches are computed on several devices of one process.
 
     The result, and after `backward` the gradients of `module`, are the same as for the whole batch on one device. Batch
     norm computes statistics on each part separately, as in PyTorch; the first part updates its running statistics.

@@ -217,7 +217,7 @@ class _Team:
 
     @contextmanager
     def member(self, k: int) -> Iterator[None]:
-        """Inside the block, the calling thread is member k."""
+        """Make the calling thread member k inside the block."""
         grad_mode.enabled, grad_mode.recomputing = self._grad_mode
         grad_mode.numbers = self._numbers[k]
         random_state.restore(self._drawn)

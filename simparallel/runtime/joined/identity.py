@@ -129,7 +129,7 @@ def identify(environment: Mapping[str, str]) -> Identity:
     job = tuple(given[name] for name in JOB_VARIABLES if name in given)
     port = numbers.get("MASTER_PORT", MASTER_PORT)
     check_address(given.get("MASTER_ADDR", MASTER_ADDR))
-    # A table states all ranks and their servers, so it decides where there is one.
+    # A table states all ranks and their servers, so it takes precedence.
     if "RANK_TABLE_FILE" in given:
         path, notes = _found(given["RANK_TABLE_FILE"])
         table = load(path)
@@ -170,7 +170,7 @@ def _node(numbers: Mapping[str, int], rank: int) -> int:
     for name in _NODE_VARIABLES:
         if name in numbers:
             return numbers[name]
-    # A label only has to be equal on a node. With consecutive ranks per node, take the node's first rank.
+    # The ranks of a node need the same label. Assuming that they are consecutive, take the first one.
     if "LOCAL_RANK" in numbers:
         return rank - numbers["LOCAL_RANK"]
     return rank // max(1, numbers["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in numbers else 0
@@ -209,7 +209,7 @@ def _place_in(table: RankTable, numbers: Mapping[str, int]) -> tuple[int, int]:
             f"init: {table.path} has {table.world_size} devices, and this process cannot tell which one is its own: "
             "set RANK_ID or DEVICE_ID."
         )
-    # All devices that agree with every variable that is set: exactly one may be left.
+    # All devices that agree with every variable that is set: exactly one must remain.
     places = [
         (device.rank_id, number)
         for number, server in servers
@@ -264,7 +264,7 @@ def check_servers(table: RankTable) -> None:
 
 
 def _may_be_here(server_id: str) -> bool:
-    """Return whether it is an address of this machine, or a placeholder (masked, for documentation, a name)."""
+    """Return whether a server id is an address here or a placeholder (masked, a documentation address, a name)."""
     try:
         address = ipaddress.ip_address(server_id)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Join a world from a process that was started on its own: `python train.py` or `pytest` eight times, torchrun.
+"""Join a world from a process started on its own, such as one of eight `python train.py` or one of torchrun's.
 
 The processes find each other (`rendezvous`) and then use the same shared memory and the same code as the ranks of
 `simparallel run`. Each process here does the work of the host and the launcher for itself: it watches for the end of
@@ -36,7 +36,7 @@ from simparallel.runtime.joined.identity import Identity, identify
 from simparallel.runtime.joined.rendezvous import Meeting, meet, tell
 from simparallel.runtime.title import set_name
 
-# Long enough to start processes by hand, in one terminal after the other.
+# Long enough to start processes by hand, in one terminal after another.
 MEET_LIMIT_S = 300.0
 LOOK_S = 0.2
 # Time for a rank that waits in a collective to notice the failure itself.
@@ -48,9 +48,9 @@ _INFO_EXIT = 1 << 3
 
 
 class Ends:
-    """Publishes the exit codes of processes that ended without publishing a state, as a host does.
+    """Publisher of the exit codes of processes that ended without publishing a state; elsewhere the task of a host.
 
-    Several ranks may write the same words, but they write equal values, which they have from the kernel.
+    Several ranks may write the same exit code, but they all have it from the kernel, so the values agree.
     """
 
     def __init__(self, meeting: Meeting) -> None:
@@ -158,7 +158,7 @@ class JoinedTransport(ShmTransport):
 
 
 class _Watch:
-    """Stops a rank outside of collectives when another rank has failed, by an exception in its main thread.
+    """A watch that stops a rank outside of collectives after another rank's failure: the main thread raises it.
 
     The exception is raised by a SIGINT handler, since a signal also interrupts blocking calls. Ctrl-C keeps its
     previous handler.
@@ -222,7 +222,7 @@ def exit_status(pid: int, pidfd: int) -> int | None:
 
     The pidfd gives the status of a reaped process, /proc that of a zombie.
     """
-    # Ask twice: the parent may reap the zombie between the first two questions.
+    # Ask the pidfd twice: the parent may reap the zombie between the first two questions.
     for ask in (_status_of_reaped, _status_of_zombie, _status_of_reaped):
         status = ask(pid, pidfd)
         if status is not None:

@@ -1,4 +1,4 @@
-"""Rendezvous of processes that were started one by one: they find each other and share one memory.
+"""Rendezvous of processes that were started one by one: they find each other and share one memory segment.
 
 The first process is the leader: it holds a lock, listens on a Unix socket, and waits for the others (`sockets`).
 
@@ -110,7 +110,7 @@ def meet(identity: Identity, limit_s: float, tell: Tell) -> Meeting:
     life = own_life()
     try:
         while True:
-            # Suppressed, and tried again: another job may remove the folder at any time.
+            # Try again on this error: another job may remove the folder at any time.
             with contextlib.suppress(FileNotFoundError), open_folder() as folder:
                 with hold_lock(folder, identity.key) as is_leader:
                     if is_leader:
@@ -207,7 +207,7 @@ class _Leader:
         self._poll.register(connection, select.POLLIN)
 
     def _hear(self, fd: int) -> None:
-        """Take a process as one of the missing ranks, or refuse it."""
+        """Accept a process as one of the missing ranks, or refuse it."""
         connection = self._new.pop(fd)
         self._poll.unregister(fd)
         fds: list[int] = []

@@ -56,7 +56,7 @@ class Results(list[Any]):
 
     def __init__(self, outcomes: list[Outcome], cluster: ClusterSpec) -> None:
         super().__init__(outcome.value for outcome in outcomes)
-        # The program may have chosen another device than the launcher assumed.
+        # The program may have replaced the device that the launcher assumed.
         cluster = next((outcome.cluster for outcome in outcomes if outcome.cluster is not None), cluster)
         events, totals = join([outcome.recorded for outcome in outcomes])
         self.trace = Trace(events, cluster, totals=totals)
@@ -97,11 +97,11 @@ class Cluster:
 
     Args:
         world_size: number of ranks.
-        device: what prices their work: name of a preset, path of a .json file, `DeviceSpec` or `ClusterSpec`; None
-            assumes an a100, and lets the program choose (`set_context(device_target=…)`).
+        device: the hardware that prices their work: name of a preset, path of a .json file, `DeviceSpec` or
+            `ClusterSpec`; None assumes an a100, and lets the program choose (`set_context(device_target=…)`).
         link: the links between devices (inside a node); by default the preset's.
         nodes: number of simulated nodes, with equally many devices on each; or the ranks of each node.
-            It decides `node_group()`, `get_local_rank()` and the links that price communication.
+            It determines `node_group()`, `get_local_rank()` and the links that price communication.
         node_link: the links between nodes; by default the preset's.
         rank_table: a rank table, or the path of one: it gives the nodes, and each rank's device number.
         environment: variables for `os.environ` of every rank, such as MASTER_ADDR, in addition to RANK, LOCAL_RANK,
@@ -113,11 +113,12 @@ class Cluster:
         log_files: names of files that you write to `log_dir` yourself, such as pictures: an earlier run's are
             removed with its logs. Files that no run wrote are never replaced, see Raises.
         device_memory: capacity of each device, such as "64MB"; None for no limit.
-        devices_per_rank: simulated devices of each rank, "sim:0" to "sim:n-1", with equal figures and the
+        devices_per_rank: simulated devices of each rank, "sim:0" to "sim:n-1", of the same kind and with the
             same link between them; None creates each when the program first names it. One process drives them all.
-        timeout_s: seconds that a rank waits for another one before it raises, and that a rank may be stopped
-            (SIGSTOP); `math.inf` for ever. With "inline" also the time that a rank may keep the turn from the others;
-            a call that Python cannot interrupt (`time.sleep`, a lock) is then left behind in its thread.
+        timeout_s: seconds that a rank waits for another one before it raises, and that a rank may stay stopped
+            (SIGSTOP) before it is killed; `math.inf` for no limit. With "inline" also the time that a rank may keep the
+            turn from the others; a call that Python cannot interrupt (`time.sleep`, a lock) is then left behind in
+            its thread.
         algorithm: "direct", "naive", "ring", "tree" or "halving_doubling", for collectives that do not name
             one themselves. Collectives that the algorithm does not implement use "direct".
         arena_bytes: address space for each rank's shared memory, such as "1GB"; 0 for the default.
@@ -125,14 +126,14 @@ class Cluster:
         start_timeout_s: seconds that the device processes may take to start.
         check: facts about each collective call that ranks compare before they touch data. "full":
             everything that has to match (number, op, reduce op, root, dtype, shape, dim, ranks). "light":
-            the op, and the operator or reducer that makes the call. "off": nothing, and errors cannot name places; a
-            wrong program then hangs until `timeout_s`, or gives wrong numbers.
+            the op, and the operator or reducer that makes the call. "off": nothing; errors then name no call
+            sites, and a wrong program hangs until `timeout_s` or gives wrong numbers.
         record: events kept for the trace. "summary": exact totals, and the events of whole steps, up to about
             100,000 of all ranks: every step of a short run; the first and the last steps of a long one, and pairs
             of steps in between. "full": all events, with the live memory after each (`Trace.memory`); about 400 bytes
             each on a rank and 700 here. "off": the simulated clocks alone. True means "full", False "off".
         array: "numpy", or "cupy": each new Tensor, parameter and optimizer state is on the GPU of its rank. Ranks
-            beyond the number of GPUs share them. Random numbers, and so weights and masks, equal NumPy's.
+            beyond the number of GPUs share them. Random numbers, and so weights and masks, are the same as with NumPy.
         echo: print the output of ranks, with `[rank N]` before each line.
 
     Attributes:
@@ -141,7 +142,7 @@ class Cluster:
         trace: the events of the last run, a `Trace`.
 
     Raises:
-        ClusterError: unknown device, fewer than one, or nodes that do not fit.
+        ClusterError: unknown device, a `world_size` below 1, or `nodes` that do not fit it.
         RankTableError: the rank table breaks a rule.
         InputError: unknown transport, algorithm or check, bad timeout; at the first run: log_dir cannot be
             used, or contains a file under one of these names that no earlier run wrote.
@@ -388,7 +389,7 @@ def launch(
         The ranks' return values in order, with `.trace` and `.metrics`.
 
     Raises:
-        InputError: args are neither a tuple nor a similar iterable; kwargs are no dict; `fn` is no function.
+        InputError: `args` is neither a tuple nor a similar iterable, `kwargs` is not a dict, or `fn` is not a function.
         TypeError: unknown setting.
         Also every error of `Cluster` and `Cluster.run`.
 

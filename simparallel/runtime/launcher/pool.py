@@ -278,7 +278,7 @@ class Pool:
             faults: faults to inject.
             seed: seed of the random numbers of every rank.
             note: called with each message that a rank sends while it runs: progress, figures.
-            apart: makes a context to print the ranks' lines in, see `Tail`.
+            apart: returns a context manager inside which the ranks' lines are printed, see `Tail`.
 
         Raises:
             KeyboardInterrupt: after every rank was stopped; the pool is usable if they all answered.
@@ -341,7 +341,7 @@ class Pool:
 
 @contextlib.contextmanager
 def _standard_streams_taken() -> Iterator[None]:
-    """Occupy closed descriptors 0 to 2 inside of the block.
+    """Open any closed descriptors from 0 to 2 for the duration of the block.
 
     A daemon may have closed them. Descriptors for the host must not get these numbers, which its own streams need.
     """
@@ -366,7 +366,7 @@ def _module_path() -> list[str]:
 
 
 def _cells() -> dict[str, dict[str, Any]]:
-    """Return source text that is in no file, and the names of notebook cells among it: for tracebacks and places."""
+    """Return the source texts that are in no file, and the names of the notebook cells among them: for tracebacks."""
     sources = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     cells = {name: cell for name in sources if (cell := cell_of(name)) is not None}
     return {"sources": sources, "cells": cells}

@@ -73,9 +73,9 @@ class Run:
             self.look()
 
     def look(self) -> None:
-        """Kill a rank that a signal has stopped for longer than `timeout_s`. Checks at most once in `LOOK_S`.
+        """Kill a rank that a signal has stopped for longer than `timeout_s`. Checks at most once per `LOOK_S`.
 
-        Ranks that wait for a stopped one time out by themselves, but perhaps none waits for it.
+        Ranks that wait for a stopped one time out by themselves, but perhaps no rank waits for it.
         """
         now = time.monotonic()
         passed = now - self._looked_at
@@ -209,7 +209,7 @@ class Run:
             self.pool.signal_all(KILL)
             return
         words, control = self.pool.segment.words, self.pool.segment.map
-        # The word stops ranks that wait in a collective, the signal all others. It was the first step of the ladder.
+        # The word stops ranks that wait in a collective, the signal all others. SIGINT is the first step of the ladder.
         words[control.abort()] = ABORT_INTERRUPT
         self.pool.signal_all(signal.SIGINT)
         self._asked = 1

@@ -33,7 +33,7 @@ def seconds(name: str, value: float) -> float:
 
 
 def arena_size(value: int | str) -> int:
-    """Return the size [bytes] of an arena, given as a number or a text such as "1GB"; 0 for the default.
+    """Return the size [bytes] of an arena, given as a number or a string such as "1GB"; 0 for the default.
 
     Raises:
         InputError: not a size.
@@ -73,7 +73,7 @@ def environment(given: Mapping[str, str] | None) -> dict[str, str]:
     """Return variables for `os.environ`, checked to be valid on every operating system.
 
     Raises:
-        InputError: not a mapping of names to texts.
+        InputError: not a mapping of names to strings.
     """
     if given is not None and not isinstance(given, Mapping):
         raise InputError(f"environment={given!r} is {format_type_of(given)}, expected a dict of names and strings.")
@@ -100,10 +100,10 @@ def folder(name: str, value: str | os.PathLike[str] | None) -> Path | None:
 
 
 def text(name: str, value: str) -> str:
-    """Return a text.
+    """Return a string.
 
     Raises:
-        InputError: not a text.
+        InputError: not a string.
     """
     if not isinstance(value, str):
         raise InputError(f"{name}={value!r} is {format_type_of(value)}, expected a str.")
@@ -111,10 +111,10 @@ def text(name: str, value: str) -> str:
 
 
 def names(name: str, value: Iterable[str]) -> tuple[str, ...]:
-    """Return several texts.
+    """Return several strings as a tuple.
 
     Raises:
-        InputError: not an iterable of texts, or a single text.
+        InputError: not an iterable of strings, or a single string.
     """
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise InputError(f"{name}={value!r} is {format_type_of(value)}, expected a list of strings.")
@@ -125,9 +125,9 @@ def arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of the function that `launch` calls.
 
     Raises:
-        InputError: args are neither a tuple nor a similar iterable; kwargs are no dict.
+        InputError: `args` is neither a tuple nor a similar iterable, or `kwargs` is not a dict.
     """
-    # Texts, dicts and arrays can be iterated, too, but are more likely a single argument without its tuple.
+    # Strings, dicts and arrays can be iterated, too, but are more likely a single argument without its tuple.
     if isinstance(args, (str, bytes, Mapping)) or not isinstance(args, Iterable) or hasattr(args, "ndim"):
         count = isinstance(args, int) and not isinstance(args, bool)
         way_out = f"for {args!r} devices write world_size={args!r}" if count else "for one argument write args=(x,)"
@@ -140,7 +140,7 @@ def arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _short(value: object) -> str:
-    """Return the repr of a number or a text, and "a TYPE" for other objects."""
+    """Return the repr of a number or a string, and "a TYPE" for other objects."""
     return repr(value) if isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
 
 

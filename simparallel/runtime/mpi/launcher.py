@@ -101,7 +101,7 @@ class MpiJob:
         check_log_dir(log_dir, spec.nodes, log_links, log_files)
 
     def run(self, script: str, arguments: list[str], with_local_rank: bool = False, is_module: bool = False) -> Results:
-        """Run the script on every rank; returns when all have ended. For the arguments see `run_script`.
+        """Run the script on every rank; return when all have ended. For the arguments see `run_script`.
 
         Raises:
             LaunchError: mpiexec cannot be started.

@@ -80,7 +80,7 @@ def main(config_text: str) -> None:
         outcome = Outcome(config.rank, report=failure_report(error))
     fields = json.dumps(fields_of(outcome))
     write_atomically(Path(config.directory, OUTCOME.format(rank=config.rank)), fields.encode())
-    # The script's threads were given their time by `run_program`; do not wait for them again.
+    # `run_program` has already waited for the script's threads: leave without waiting again.
     write_out()
     flush_output()
     os._exit(outcome.report["exit_code"] if outcome.report else 0)

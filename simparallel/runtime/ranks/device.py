@@ -38,7 +38,7 @@ from simparallel.view import shown
 
 # The host waits for twice as long.
 END_LIMIT_S = 1.0
-# Errors of writing that mean a full disk, a quota, or a limit on the size of files.
+# Write errors that mean a full disk, an exhausted quota, or a file at its size limit.
 _FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
@@ -68,7 +68,7 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
         rank: the rank of this process.
         wiring: the inherited descriptors.
         host_life: pipe whose write end only the host keeps open.
-        host_pid: shows whether the host has died before this process watches it.
+        host_pid: pid of the host, to detect that it died before this process began to watch it.
     """
     # The order matters: output goes to the rank's own log before anything can be printed, and the watch over the host
     # starts before anything can take long.
@@ -124,7 +124,7 @@ class ToLauncher:
         self._connection, self._sending, self._pid = connection, threading.Lock(), os.getpid()
 
     def send(self, *messages: bytes) -> None:
-        """Send the messages, with none of another thread in between."""
+        """Send the messages, with no message of another thread in between."""
         if os.getpid() == self._pid:
             with self._sending:
                 for message in messages:

@@ -102,7 +102,7 @@ def _close_log() -> None:
 
 
 class _MergedLog(logging.StreamHandler[TextIO]):
-    """A stream handler that skips the record which only wakes the receiver."""
+    """A stream handler that skips the record that only wakes the receiver."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name != _WAKE_UP:

@@ -18,7 +18,7 @@ FLUSH_LIMIT_S = 1.0
 
 
 def begin() -> None:
-    """Send records to this rank's own log, too, which is complete without any other process."""
+    """Send records to this rank's own log, too, which depends on no other process."""
     root = logging.getLogger()
     for inherited in list(root.handlers):
         # Remove the host's handler if multiprocessing-logging could not wrap it.

@@ -26,9 +26,9 @@ from simparallel.world.context import forget_settings
 T = TypeVar("T")
 Tell = Callable[[dict[str, Any]], None]
 
-# Arguments of the error of `input()`.
+# Arguments of the EOFError that `input()` raises.
 _END_OF_INPUT = ("EOF when reading a line",)
-# A message costs more than a small step, and users do not read faster.
+# Interval of progress messages: one costs more than a small step, and users do not read faster.
 TELL_EVERY_S = 0.1
 
 _teller = threading.local()
@@ -109,7 +109,7 @@ def play_rank(
 
 @contextmanager
 def _normal_exit() -> Iterator[None]:
-    """End only the block on `sys.exit(0)`."""
+    """Let `sys.exit(0)` inside the block end the block only."""
     try:
         yield
     except SystemExit as error:

@@ -1,6 +1,6 @@
 """The end of a device process: it leaves by `os._exit`, so it has to run an interpreter's last steps itself.
 
-It waits for threads that are no daemons, runs `atexit` functions, and flushes files that are still open. Each wait
+It waits for non-daemon threads, runs `atexit` functions, and flushes files that are still open. Each wait
 has a limit: a thread must not keep a device alive after its run.
 """
 
@@ -40,7 +40,7 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def forget_the_hosts() -> None:
-    """Unregister the exit functions inherited from the host: there the feeder of a log queue could block for ever."""
+    """Unregister the exit functions inherited from the host: they could wait forever for the feeder of a log queue."""
     atexit.unregister(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
     atexit.unregister(logging.shutdown)
 
@@ -68,7 +68,7 @@ def run_program(name: str, arguments: list[str], with_local_rank: bool = False, 
 
 
 def end_program(limit_s: float) -> list[str]:
-    """Wait up to `limit_s` for threads and child processes that are no daemons, then run the `atexit` functions.
+    """Wait up to `limit_s` for non-daemon threads and child processes, then run the `atexit` functions.
 
     Returns:
         Names of the threads and processes that still run.

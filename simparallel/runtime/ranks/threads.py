@@ -58,7 +58,7 @@ def run_threads(
     segment: Segment | None = None,
     recorder_type: type[Recorder] = Recorder,
 ) -> list[Outcome]:
-    """Run `call()` as every rank of `cluster`; return one outcome per rank, in order.
+    """Run `call()` as the ranks of `cluster`; return one outcome per rank that runs, in order.
 
     Ranks see the same environment as device processes: as many BLAS threads, and their own streams of `random` and
     `np.random`, all with the same seed. The caller's streams are restored.
@@ -72,11 +72,11 @@ def run_threads(
         tell: called with each message of a rank: progress.
         seed: seed of the random numbers of every rank.
         medium: how the payloads of collectives travel.
-        segment: the memory of the ranks; it says which of them run. None makes one for all.
+        segment: the shared memory, which also determines the ranks that run; None makes one for all ranks.
         recorder_type: class of the ranks' recorders.
 
     Raises:
-        LaunchError: too many runs inside of one another, see `preflight.check_depth`.
+        LaunchError: runs are nested too deep, see `preflight.check_depth`.
     """
     depth = getattr(_nested, "depth", 0) + 1
     check_depth(depth)
@@ -182,7 +182,7 @@ class _Watch:
             self._turns.give(0)
             self._wait(self._look_at_the_time)
         except KeyboardInterrupt:
-            # Python raises it in the main thread only; ranks that wait in a collective see the word.
+            # Python raises it in the main thread only; ranks that wait in a collective see the abort word.
             self._segment.words[self._segment.map.abort()] = ABORT_INTERRUPT
             self._interrupt_all()
             raise
@@ -243,7 +243,7 @@ class _Watch:
         return self._segment.words[self._segment.map.abort()] == ABORT_INTERRUPT
 
     def _interrupt_all(self) -> None:
-        """Interrupt the running rank, and others at their turns; at another Ctrl-C leave the running rank behind."""
+        """Interrupt the running rank, and others at their turns; at another Ctrl-C leave the running one behind."""
         since_s, told = time.monotonic(), False
 
         def look() -> None:
@@ -321,7 +321,7 @@ def _raise_in(thread: int, kind: type[BaseException]) -> None:
 
 
 class _Late(BaseException):
-    """Replaces an interrupt that came too late."""
+    """A replacement for an interrupt that came too late."""
 
 
 def _take_late_interrupt() -> None:
@@ -332,7 +332,7 @@ def _take_late_interrupt() -> None:
     """
     try:
         _raise_in(threading.get_ident(), _Late)
-        # Each turn is an instruction at which it may arrive.
+        # The exception may arrive in any iteration.
         while True:
             pass
     except _Late:

@@ -20,7 +20,7 @@ class ProgramCall(NamedTuple):
 
     Attributes:
         name: name of the collective.
-        shape: shape of each rank's array; its first dim divides by the number of ranks.
+        shape: shape of each rank's array; its first dim is a multiple of the group's size.
         op: "sum" or "max".
         root: a rank of the group.
         group: ranks of the group; None for all.
@@ -69,19 +69,19 @@ class Program:
         return found
 
     def array(self, number: int, rank: int) -> np.ndarray:
-        """Return the array that a rank gives to a call: integers of 0 to 6 and the rank, float64."""
+        """Return the array that a rank passes to call `number`: element i is i % 7 + 10 * rank + number, float64."""
         call = self.calls[number]
         return (np.arange(np.prod(call.shape, dtype=int)) % 7 + 10.0 * rank + number).reshape(call.shape)
 
 
 @st.composite
 def programs(draw: Draw, world_size: int | None = None, *, max_calls: int = 5) -> Program:
-    """Draw programs of collectives that are right on every transport and with every algorithm.
+    """Draw programs of collectives that are valid on every transport and with every algorithm.
 
     Args:
         draw: supplied by Hypothesis.
         world_size: number of ranks; by default 1 to 4.
-        max_calls: most calls.
+        max_calls: maximum number of calls.
 
     Example:
         >>> from hypothesis import given

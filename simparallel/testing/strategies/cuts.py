@@ -20,8 +20,8 @@ def device_matrices(draw: Draw, device_num: int | None = None, *, max_axes: int 
     Args:
         draw: supplied by Hypothesis.
         device_num: number of devices, as a product of the sizes; by default any sizes of 1 to `max_size`.
-        max_axes: most axes; a given number of devices has at least one.
-        max_size: largest size of an axis, without `device_num`.
+        max_axes: maximum number of axes; with `device_num` there is at least one.
+        max_size: largest size of an axis; unused with `device_num`.
 
     Example:
         >>> from hypothesis import given
@@ -52,7 +52,7 @@ def layouts(
         shape: shape of the tensor.
         device_matrix: sizes of the axes; by default any of up to three axes.
         names: of the axes of `device_matrix`; by default "axis0", ...
-        divides: every cut divides its dim, as `shard` asks for; by default slices may be unequal, or empty.
+        divides: every cut divides its dim, as `shard` requires; by default slices may be unequal, or empty.
         permuted: the ranks may have any order in the matrix.
 
     Example:
@@ -90,7 +90,7 @@ def strategies_for(
         draw: supplied by Hypothesis.
         op: such as `sp.ops.MatMul()`.
         shapes: global shapes of its inputs.
-        device_num: number of devices; by default 1 to 8. A strategy may use fewer: the others repeat.
+        device_num: number of devices; by default 1 to 8. A strategy may use fewer: the others hold replicas.
 
     Example:
         >>> from hypothesis import given

@@ -1,4 +1,4 @@
-"""Links and clusters: numbers have a few binary digits, so that doubling and halving are exact."""
+"""Links and clusters: numbers have few significant bits, so that doubling and halving are exact."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def clusters(
     Args:
         draw: supplied by Hypothesis.
         device: the devices; by default those of a run that names none.
-        max_units: most islands of a node, nodes of a rack, racks, and devices of an island.
+        max_units: maximum number of islands of a node, nodes of a rack, racks, and devices of an island.
         topologies: of the links.
 
     Example:

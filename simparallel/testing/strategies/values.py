@@ -22,7 +22,7 @@ FLOATS = tuple(sign * value for value in POSITIVE_FLOATS for sign in (1, -1))  #
 
 
 def small_ints() -> st.SearchStrategy[int]:
-    """Draw integers -4 … 4: products and sums of a few hundred are exact in every float dtype."""
+    """Draw integers -4 … 4: products of two, and sums of a hundred such products, are exact in every float dtype."""
     return st.sampled_from(INTEGERS)
 
 
@@ -51,7 +51,7 @@ def broadcastable_shapes(num_shapes: int, max_dims: int = 3, *, min_size: int = 
 
     Args:
         num_shapes: shapes in a tuple.
-        max_dims: most dims of a shape.
+        max_dims: maximum number of dims.
         min_size: smallest size of a dim.
     """
 
@@ -78,8 +78,8 @@ def cuttable_arrays(draw: Draw, max_dims: int = 3, max_parts: int = 4, max_local
     """Draw (array, cuts): every cut divides its dim; float64, elements 0, 1, 2, … in row-major order.
 
     Args:
-        max_dims: most dims of the array.
-        max_parts: most parts of a dim.
+        max_dims: maximum number of dims.
+        max_parts: maximum number of parts of a dim.
         max_local: largest size of a part.
     """
     cuts = draw(shapes(1, max_dims, min_size=1, max_size=max_parts))

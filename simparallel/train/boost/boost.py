@@ -111,9 +111,9 @@ class Boost:
 class BoostedStep(TrainStep):
     """A training step with the selected accelerations.
 
-    grad_accumulation sums k gradients / k, and reduces and steps every k-th time. grad_freeze selects the trained
-    parameters anew for each of these steps. adasum lets each node step on its own with the mean of its gradients, and
-    combines the nodes' updates by Adasum. All of their state is in `state_dict`, so a checkpoint has it.
+    grad_accumulation sums gradient / k over k calls, and reduces and steps in every k-th call. grad_freeze selects the
+    trained parameters anew for each of these steps. adasum lets each node step on its own with the mean of its
+    gradients, and combines the nodes' updates by Adasum. All of their state is in `state_dict`, so a checkpoint has it.
 
     Args:
         config: the accelerations.
@@ -151,7 +151,7 @@ class BoostedStep(TrainStep):
         if "grad_freeze" not in self.config:
             return
         freeze = self.config.settings["grad_freeze"]
-        # Groups are formed in the order of the network's layers, not in that of the optimizer's groups.
+        # Groups are formed in the order of the network's layers, not of the optimizer's groups.
         in_order = [p for p in self.network.parameters() if p in set(self._all)]
         self._sequence = freeze_sequence(
             freeze["param_groups"], freeze["freeze_type"], freeze["freeze_p"], freeze["total_steps"], freeze["seed"]
@@ -202,7 +202,7 @@ class BoostedStep(TrainStep):
 
     @property
     def _compared(self) -> dict[str, dict[str, Any]]:
-        """The settings that give a state its meaning. Directions are compared by their checksum instead."""
+        """The settings that a loaded state must match. Directions are compared by their checksum instead."""
         return {
             name: {key: value for key, value in section.items() if key not in ("pca_mat_path", "weight_load_dir")}
             for name, section in self.config.settings.items()
@@ -286,7 +286,6 @@ class BoostedStep(TrainStep):
         whole, chosen = self._optimizers[0], self._optimizers[self._j]
         self.optimizer, self.reducer = chosen, self._reducers[self._j]
         if chosen is not whole:
-            # Copies the settings, and the number of steps for the schedules.
             chosen.follow(whole)
         if self._dim_reduce is not None:
             self._step_in_few_directions(loss)
@@ -329,7 +328,7 @@ class BoostedStep(TrainStep):
         if not overflow:
             self._dim_reduce.step(grads, self._mean(float(loss)), self._loss_again)
         if self.scaler is not None:
-            # A scale that overflowed falls, and the step was skipped, as in GradScaler.step.
+            # On an overflow the step was skipped and the scale falls, as with GradScaler.
             self.scaler.manager.update_loss_scale(overflow)
 
     def _loss_again(self) -> float:

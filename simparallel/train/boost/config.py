@@ -20,7 +20,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
 SWITCHES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce")
 MODES = ("auto", "manual", "enable_all", "disable_all")
 DEFAULTS: dict[str, dict[str, Any]] = {
-    # Devices of a node; None takes the described nodes, or 8.
+    # Devices of a node; None takes the nodes of the described cluster, or 8 devices each.
     "common": {"device_number": None},
     "less_bn": {"fn_flag": True, "gc_flag": True},
     "grad_freeze": {"param_groups": 10, "freeze_type": 1, "freeze_p": 0.7, "total_steps": 65536, "seed": 0},
@@ -40,7 +40,7 @@ class BoostConfig:
     Attributes:
         on: names of `SWITCHES`.
         settings: section -> setting -> value, with the defaults filled in.
-        by_level: the level or the mode switched them on together; no switch was requested by name.
+        by_level: the level or mode "enable_all" switched them on, rather than the switches of mode "manual".
     """
 
     on: frozenset[str]
@@ -52,11 +52,11 @@ class BoostConfig:
 
 
 def parse(level: str = "O0", config: Mapping[str, Any] | None = None) -> BoostConfig:
-    """Check the level and the dictionary.
+    """Check the level and the dictionary, and return the selected accelerations.
 
     Args:
-        level: "O0" nothing, "O1" less_bn and grad_freeze, "O2" these and adasum. A level leaves out less_bn, with a
-            warning, where the network has no residual block; a switch that names it refuses such a network.
+        level: "O0" nothing, "O1" less_bn and grad_freeze, "O2" these and adasum. If the network does not allow less_bn
+            (it has no residual block, for example), it is left out with a warning; in mode "manual" that is an error.
         config: sections "boost" ("mode" and the switches), "common", "less_bn", "grad_freeze",
             "grad_accumulation" and "dim_reduce", see `DEFAULTS`. Mode "auto" (the default) follows the level,
             "manual" the switches, "enable_all" enables all that are compatible (all but dim_reduce), and

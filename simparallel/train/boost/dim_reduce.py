@@ -1,6 +1,6 @@
 """dim_reduce of MindSpore's boost: second-order steps in the few directions of the weights' earlier movement.
 
-offline    P (k, n): the first right singular vectors of the centred weights in several checkpoints of a training
+offline    P (k, n): the first right singular vectors of the centred weights in several checkpoints of one run
 a step     g_k = P g;   d = -B g_k, B a k x k approximation of the inverse Hessian (BFGS)
            v = gamma v + (g - P^T g_k)
            w = w - alpha v + rho^m P^T d, m the first of 0, 1 (else 2) with
@@ -31,7 +31,7 @@ def principal_directions(weights: Sequence[np.ndarray], count: int) -> np.ndarra
     """Return the directions in which flat weights differ most: (count, n), orthonormal rows.
 
     Args:
-        weights: at least count + 1 vectors, from different steps of a training.
+        weights: at least count + 1 vectors, from different steps of a training run.
 
     Raises:
         InputError: too few vectors.
@@ -40,7 +40,7 @@ def principal_directions(weights: Sequence[np.ndarray], count: int) -> np.ndarra
         raise InputError(
             f"dim_reduce: {len(weights)} checkpoints do not span {count} directions; give {count + 1} of them."
         )
-    # In float64, because checkpoints of one training differ little.
+    # In float64, because checkpoints of one run differ little.
     stacked = np.stack([np.asarray(w, np.float64) for w in weights])
     return np.linalg.svd(stacked - stacked.mean(axis=0), full_matrices=False)[2][:count]
 
@@ -78,7 +78,7 @@ def load_directions(network: Module, parameters: Sequence[Tensor], settings: Map
 
 
 class DimReduce:
-    """The optimizer that steps in the space of P.
+    """The optimizer: quasi-Newton steps in the space of P, momentum outside of it.
 
     Args:
         parameters: of the network, in the order of P's columns.
@@ -104,7 +104,7 @@ class DimReduce:
         Args:
             grads: one for each parameter, the same on every rank.
             loss: at the current weights, the same on every rank.
-            loss_at: evaluates the loss at the trial weights in the parameters, the same on every rank.
+            loss_at: returns the loss at the trial weights, which the parameters then hold; the same on every rank.
 
         Returns:
             m, the number of times that the step was shortened.

@@ -45,6 +45,6 @@ def freeze_sequence(groups: int, freeze_type: int, full_share: float, steps: int
 
 
 def suffixes(parameters: Sequence[Tensor], groups: int) -> list[list[Tensor]]:
-    """Return the frozen parameters for each j: all groups before it, in groups of about equal length."""
+    """Return the frozen parameters for each j: all in the groups before group j; groups are about equally long."""
     count = len(parameters)
     return [list(parameters[: count * j // groups]) for j in range(groups)]

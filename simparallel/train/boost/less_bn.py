@@ -68,7 +68,7 @@ def remove_norms(network: nn.Module) -> list[str]:
 
 
 def normalize_head(network: nn.Module, optimizer: Optimizer) -> str:
-    """Make the last Linear a `NormalizedLinear`, let the optimizer train its multiplier, return its name.
+    """Replace the last Linear by a `NormalizedLinear`, add its multiplier to the optimizer, return the layer's name.
 
     A head that is normalised already stays as it is.
 
@@ -96,14 +96,13 @@ def _norms(block: nn.Module) -> list[str]:
 
 def _head(network: nn.Module) -> tuple[str, Any]:
     """Return the name of the last Linear, normalised or not, and the layer; ("", None) if there is none."""
-    # The last one in the order of definition; a head that was normalised before counts, so that repeated calls
-    # are no-ops.
+    # In the order of definition. A head that is already normalised counts, so that repeated calls are no-ops.
     heads = [(p, m) for p, m in network.named_modules() if isinstance(m, (nn.Linear, NormalizedLinear))]
     return heads[-1] if heads else ("", None)
 
 
 def centred(network: nn.Module) -> list[Tensor]:
-    """Return the weights with centred gradients: of Linear and of convolutions without groups."""
+    """Return the weights that need centred gradients: of Linear, and of Conv2d without groups."""
     return list(_centred(network))
 
 

@@ -138,7 +138,7 @@ def digests(region: Region, array: np.ndarray) -> tuple[str, ...]:
 
 
 class FilePlan(NamedTuple):
-    """The offset of each array in a file, computed from names and shapes alone."""
+    """The offset of each array in a file, computed from names, dtypes and shapes alone."""
 
     header: bytes
     # Name -> first byte in the file.

@@ -69,7 +69,7 @@ class Team:
 
 
 def checkpoint_error(path: Path, text: str) -> CheckpointError:
-    """Return the error to raise for a file or a directory of a checkpoint, with its path as a fact."""
+    """Return the error to raise for a file or a directory of a checkpoint, with its path in `facts`."""
     return CheckpointError(text, path=str(path))
 
 

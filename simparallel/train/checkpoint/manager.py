@@ -1,4 +1,4 @@
-"""`CheckpointManager`: the checkpoints of a training, saved and restored by all its ranks together.
+"""`CheckpointManager`: the checkpoints of a training run, saved and restored by all its ranks together.
 
 A save writes into a directory with a temporary name: each rank its file, the first rank the
 manifest. All files are synced to disk (fsync) before the directory gets its final name. That rename is
@@ -48,7 +48,7 @@ class Restored(NamedTuple):
     step: int
     extra: Any
     path: Path
-    # The number of ranks that saved it; each of them has a value of its own where they differed.
+    # The number of ranks that saved it.
     world_size: int
 
 
@@ -64,8 +64,8 @@ class CheckpointManager:
     """The checkpoints in a directory.
 
     Args:
-        directory: created by the first save, accessible to the owner only; "~" is the user's folder. Only one training
-            at a time may write into it; on several machines it must be a shared directory.
+        directory: created by the first save, accessible to the owner only; "~" is the home directory. Only one
+            training run at a time may write into it; on several machines it must be a shared directory.
         keep: number of checkpoints to keep, 1 or more; older ones are removed after a save.
         files: the system calls; replaced in tests.
 
@@ -122,7 +122,7 @@ class CheckpointManager:
             except CheckpointError:
                 before, path = path, self.path(step)
                 if path == before:
-                    # Otherwise retry: a training that runs concurrently has replaced the checkpoint.
+                    # Otherwise retry: a concurrent training run has replaced the checkpoint.
                     raise
 
     # --- saving --------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class CheckpointManager:
         own: Mapping[str, Any] | None = None,
         group: Group | None = None,
     ) -> Path:
-        """Save a training. Values equal on all ranks are written once; each rank writes a share.
+        """Save the state of a training run. Values equal on all ranks are written once; each rank writes a share.
 
         Args:
             step: number of the step, 0 or more; saving it again replaces the older checkpoint.
@@ -242,7 +242,7 @@ class CheckpointManager:
 
         Args:
             step: the step to restore; None takes the last one, or if that is damaged the one before, with a warning.
-                A training may run and save concurrently: if it removes the checkpoint, a newer one is used.
+                If a concurrent training run removes the checkpoint, a newer one is used.
             model, optimizer, scheduler, sampler, scaler, random: objects to restore; each must be
                 in the checkpoint.
             layouts: layouts of parameters now; they may differ from the saved ones.
@@ -260,7 +260,7 @@ class CheckpointManager:
 
         Collective: yes.
         Cost: each rank reads only the slices it needs; memory for two copies of the state, the new one and
-            the one to roll back to if another rank fails.
+            the old one, for a roll-back if any rank fails.
         """
         team = Team(group)
         candidates: list[Path] = []
@@ -300,7 +300,7 @@ class CheckpointManager:
             make_directories(self.directory, self._files)
             self._remove_leftovers()
         saved = self._saved()
-        # The serial number orders checkpoints by time of saving: a resumed training may save a smaller step again.
+        # The serial number orders checkpoints by time of saving: a resumed run may save a smaller step again.
         serial = saved[-1].serial + 1 if saved else 1
         name = f"ckpt-{step:06d}-{serial:04d}.tmp-{secrets.token_hex(8)}"
         with on_disk(self.directory / name):
@@ -322,7 +322,6 @@ class CheckpointManager:
             # The names of the files must be on disk before the rename that makes them a checkpoint.
             self._files.sync_directory(temporary)
         with on_disk(final):
-            # The commit point. Syncing the parent makes the new name survive a power failure.
             self._files.rename(temporary, final)
             # The rename is the commit point; syncing its directory makes the new name survive a power failure.
             self._files.sync_directory(self.directory)
@@ -369,7 +368,7 @@ class CheckpointManager:
         saved = self._saved()[::-1]
         if not saved:
             raise checkpoint_error(self.directory, f"{self.directory} holds no checkpoint.")
-        # Any older checkpoint can replace a damaged last one, but not a step that was asked for by number.
+        # Any older checkpoint can replace a damaged last one, but not a step that was requested by number.
         if step is None:
             return [entry.path for entry in saved]
         paths = [entry.path for entry in saved if entry.step == step]
@@ -383,7 +382,7 @@ class CheckpointManager:
         """List the checkpoints to try after the first failed; may be empty. Raises as `_candidates`."""
         there = self._candidates(step)
         if candidates[0] not in there:
-            # A concurrent training has removed the checkpoint after saving a newer one.
+            # A concurrent run has removed the checkpoint after saving a newer one.
             return there
         older = candidates[1:]
         if older:
@@ -466,7 +465,7 @@ def _load(reader: CheckpointReader, name: str, value: Any, state: Any) -> None:
 
 
 def _check_stand_ins(team: Team, reader: CheckpointReader) -> None:
-    """Refuse, or warn of, values that differed between the saving ranks, if the number of ranks has changed."""
+    """Refuse, or warn of, values that differed between the saving ranks if this rank has none of its own."""
     held = f"{reader.path}: {reader.world_size} ranks saved it, and not alike; these are {team.size} ranks"
     plain = [
         name for name in reader.stood_in if name in reader.parts() and name != "random" and not name.startswith(OWN)

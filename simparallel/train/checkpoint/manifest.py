@@ -149,7 +149,7 @@ def _checked(data: Any) -> Manifest:
     tensors = {
         name: [_copy(name, entry, files, world_size) for entry in copies] for name, copies in data["tensors"].items()
     }
-    # Overlaps in files before tilings of tensors: the second check needs sizes bounded by the files'.
+    # First overlaps in files, then tilings of tensors: the second check needs sizes that the files bound.
     _check_overlaps(place for copies in tensors.values() for place in _places(copies))
     for name, copies in tensors.items():
         for copy in copies:

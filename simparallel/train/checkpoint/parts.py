@@ -21,7 +21,7 @@ OWN = "own."
 
 
 class Parts:
-    """The stateful objects of a training, by name.
+    """The stateful objects of a training run, by name.
 
     Args:
         objects: name -> object with `state_dict()` and `load_state_dict()`, or None.

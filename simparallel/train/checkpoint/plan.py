@@ -1,4 +1,4 @@
-"""Assign writers: each value is written once, the bytes balanced over the ranks that hold it. Pure data."""
+"""Assign writers: each value is written once, the bytes balanced over the ranks that hold it. No I/O."""
 
 from __future__ import annotations
 

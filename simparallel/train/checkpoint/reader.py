@@ -37,8 +37,8 @@ class CheckpointReader:
         step: number of the step.
         world_size: number of ranks that saved it.
         extra: the value given to `save` as `extra`.
-        stood_in: names that use another rank's value, because the values differed between the saving
-            ranks and the number of ranks has changed.
+        stood_in: names whose values differed between the saving ranks, and for which this rank uses another
+            rank's, because the number of ranks has changed or it saved none.
 
     Raises:
         CheckpointError: files are missing, truncated, malformed or of another format; in `read` also a block
@@ -60,8 +60,8 @@ class CheckpointReader:
         self.stood_in: list[str] = []
         self.manifest = read_manifest(self.path / MANIFEST)
         self.step, self.world_size = self.manifest.step, self.manifest.world_size
-        # Open and check all files now: a missing or truncated one is found before anything is restored from the others.
         self.extra = trees.decode(self.manifest.extra, no_tensor)
+        # Open and check all files now: a missing or truncated one is found before anything is restored from the others.
         try:
             for name in self.manifest.files:
                 self._open(name)

@@ -62,8 +62,8 @@ def load_checkpoint(
         Name -> array.
 
     Raises:
-        CheckpointError: the file is missing, truncated, damaged (in files of this library every flipped bit
-            is detected) or not a safetensors file; or it does not fit `net`, which then stays unchanged.
+        CheckpointError: the file is missing, truncated, not a safetensors file or damaged (in files of this library
+            any flipped bit of an array is detected); or it does not fit `net`, which then stays unchanged.
 
     Collective: no.
     """
@@ -121,8 +121,8 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     """Save nested dicts, lists, numbers, text and arrays, such as a state dict, in one safetensors file.
 
     Args:
-        obj: what to save.
-        path: the file; an earlier one is replaced in one move.
+        obj: the value to save.
+        path: the file; an existing one is replaced atomically.
 
     Raises:
         CheckpointError: `obj` holds any other type, or writing fails.
@@ -164,7 +164,7 @@ def _write(path: Path, given: Mapping[str, Any], note: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read the arrays, and the note of `_write`. Raises CheckpointError."""
+    """Read the arrays, and the metadata entry that `_write` adds. Raises CheckpointError."""
     # Once into memory: the checksum and the arrays are then of the same bytes.
     content = read_whole(path)
     try:

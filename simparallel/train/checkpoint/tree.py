@@ -42,7 +42,7 @@ def encode(value: Any, keep: Keep, path: Path = ()) -> Any:
     if value is None or isinstance(value, (bool, str, int)):
         return value
     if isinstance(value, float):
-        # Python writes finite floats with as many digits as restore them; JSON has no NaN and infinity.
+        # Python writes finite floats with enough digits to restore them exactly; JSON has no NaN and infinity.
         return value if math.isfinite(value) else {"$float": repr(value)}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):

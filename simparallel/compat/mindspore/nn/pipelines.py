@@ -1,4 +1,4 @@
-"""MindSpore's cells of pipelines; see `sp.parallel.Pipeline`."""
+"""MindSpore's pipeline cells; see `sp.parallel.Pipeline`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from simparallel.world.rank import get_world_size
 
 
 class PipelineCell(PipelineModule):
-    """A cell that returns its loss, in stages on the ranks; the loss is the sum over the micro-batches.
+    """A cell whose network runs in stages on the ranks; its result is the sum of the micro-batches' losses.
 
-    The auto-parallel context has the number of stages, one for each rank, and the scheduler. A cell says its stage by
-    its attribute `pipeline_stage`, and with pipeline_interleave which of the rank's stages by `pipeline_segment`. Other
-    cells belong to the latest stage of their inputs. Every rank passes the whole batch, and gets the loss. See
-    `sp.parallel.Pipeline`.
+    The auto-parallel context has the number of stages, one for each rank, and the scheduler. The attribute
+    `pipeline_stage` of a cell is its stage; with pipeline_interleave, `pipeline_segment` selects one of several stages
+    on that rank. Other cells belong to the latest stage of their inputs. Every rank passes the whole batch, and gets
+    the loss. See `sp.parallel.Pipeline`.
 
     Args:
-        network: the loss of all fields of a batch, as `WithLossCell(net, loss_fn)`.
-        micro_size: number of micro-batches; as many as stages, or more.
-        stage_config: name of a cell in `network` -> its stage, as "_backbone.layer1".
+        network: takes all fields of a batch and returns the loss, as `WithLossCell(net, loss_fn)`.
+        micro_size: number of micro-batches, at least the number of stages.
+        stage_config: name of a cell in `network` -> its stage, such as "_backbone.layer1".
         segment_config: name of a cell in `network` -> its segment.
 
     Raises:
-        UnknownNameError: a KeyError: no cell has this name.
+        UnknownNameError: (a KeyError) no cell has this name.
         InputError: (when called) settings that do not fit together, or a batch that has no `micro_size` equal parts.
     """
 
@@ -61,7 +61,7 @@ class PipelineCell(PipelineModule):
 
 
 def _schedule(network: Cell, micro_size: int) -> Schedule:
-    """Return the schedule of the auto-parallel context."""
+    """Return the schedule that the auto-parallel context and the cells describe."""
     stages, ranks = get_auto_parallel_context("pipeline_stages"), get_world_size()
     if stages != ranks:
         raise InputError(
@@ -91,7 +91,7 @@ def _virtual_stage(schedule: Schedule, cell: Cell) -> int | None:
 
 
 class PipelineGradReducer(Cell):
-    """Divides the gradients of a `PipelineCell`, which are complete, by the loss scale: `grads = reducer(grads)`.
+    """A cell that divides the (complete) gradients of a `PipelineCell` by the loss scale: `grads = reducer(grads)`.
 
     Args:
         parameters: no effect.

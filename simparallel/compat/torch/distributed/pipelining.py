@@ -31,19 +31,19 @@ def pipe_split() -> None:
 
 
 class PipelineStage:
-    """A stage of a pipeline, of which this rank has the module.
+    """A stage of a pipeline; this rank holds its module.
 
-    Results of a stage are the arguments of the next one; the first dim of all of them is the samples. Shapes are found
-    by a run without data.
+    The results of a stage are the arguments of the next one; the first dim of each counts the samples. A run without
+    data finds the shapes.
 
     Args:
         submodule: the stage's module.
-        stage_index, num_stages: number of the stage, and of all stages.
+        stage_index, num_stages: number of this stage, from 0, and number of stages.
         device, input_args, output_args, output_grads, input_grads: no effect.
         group: all ranks of the run; for data parallelism see `sp.parallel.Pipeline(mesh=…)`.
 
     Raises:
-        InputError: no such stage, or a group of other ranks.
+        InputError: no such stage, a group of other ranks, or a dw_builder.
     """
 
     pipe: Pipe | None = None
@@ -79,14 +79,14 @@ class PipelineStage:
 
 
 class Pipe:
-    """A model that is cut into stages; its own forward runs in them. Made by `pipeline`."""
+    """A model cut into stages, which together run its own forward. Made by `pipeline`."""
 
     def __init__(self, module: Module, stages: Sequence[Sequence[str]]) -> None:
         self._module, self._stages = module, stages
         self.num_stages = len(stages)
 
     def get_stage_module(self, stage_idx: int) -> Module:
-        """Return the children of a stage, under their names in the model. Raises InputError: there is no such stage."""
+        """Return the children of a stage, under their names in the model. Raises InputError for an unknown stage."""
         if not 0 <= stage_idx < self.num_stages:
             raise InputError(f"Pipe: there is no stage {stage_idx!r}; there are {self.num_stages} from 0.")
         return Part(self._module, self._stages[stage_idx])
@@ -113,7 +113,7 @@ def pipeline(
 
     Args:
         module: the whole model, equal on all ranks.
-        mb_args, mb_kwargs: a micro-batch of inputs.
+        mb_args, mb_kwargs: the inputs of a micro-batch.
         split_spec: name of a child -> where to cut; None for one stage.
 
     Raises:
@@ -133,7 +133,7 @@ def pipeline(
 
 
 class _Schedule:
-    """A schedule of the stages that this rank has.
+    """A schedule, with the stages of this rank.
 
     Every rank calls `step`: the first rank with the inputs, the last one with `target=`. Gradients accumulate in the
     `.grad` of the stages' parameters. Micro-batches differ by one sample at most, where PyTorch makes a smaller last
@@ -144,8 +144,9 @@ class _Schedule:
         n_microbatches: number of parts of a batch.
         loss_fn: of output and target of a micro-batch; None for forward only.
         scale_grads: True: gradients of the mean of the losses; unequal micro-batches are weighted by their samples,
-            where PyTorch weighs them equally. False: `n_microbatches` times as large, the sum of the losses. PyTorch
-            also divides what earlier steps left in `.grad`, again in each step and in `eval`; here it stays.
+            where PyTorch weighs them equally. False: gradients of the sum of the losses, which is `n_microbatches`
+            times the mean. With True, each `step` and `eval` of PyTorch also divides the gradients that earlier steps
+            left in `.grad`; here they stay as they are.
 
     Raises:
         InputError: stages of several models, other stages than this rank has in the schedule, or chunk specs.
@@ -193,13 +194,13 @@ class _Schedule:
         loss_kwargs: Any = None,
         **kwargs: Any,
     ) -> Tensor | None:
-        """Run forward and backward of a batch.
+        """Run forward and backward on a batch.
 
         Args:
             args: inputs, on the rank of the first stage; others may leave them out.
             target: labels, on the rank of the last stage.
             losses: gets the micro-batches' losses, on the rank of the last stage.
-            kwargs: named inputs: of stages of your own on each rank that has such stages, else on the first one.
+            kwargs: named inputs: with a `Pipe`, on the rank of the first stage; else on each rank, for its own stages.
 
         Returns:
             The joined output, off the tape, on the rank of the last stage; else None.
@@ -212,7 +213,7 @@ class _Schedule:
         return y if return_outputs else None
 
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Tensor | None:
-        """Run forward of a batch off the tape; arguments and result as for `step`."""
+        """Run forward on a batch, off the tape; arguments and result as for `step`."""
         y = self._pipeline.predict(_arguments(args, kwargs), target)
         _refill(losses, self._pipeline.losses)
         return y
@@ -274,7 +275,7 @@ class ScheduleGPipe(PipelineScheduleSingle):
 
 
 class Schedule1F1B(PipelineScheduleSingle):
-    """A forward and a backward by turns."""
+    """One forward and one backward in turn."""
 
     rule = "1f1b"
 
@@ -323,7 +324,7 @@ class ScheduleDualPipeV(PipelineScheduleMulti):
 
 
 def get_schedule_class(schedule_name: str) -> type[_Schedule]:
-    """Return the schedule of a name, "1F1B", in any case. Raises InputError, a ValueError: there is none."""
+    """Return the schedule class of a name such as "1F1B", in any letter case. Raises InputError if there is none."""
     known = {name.removeprefix("Schedule").lower(): each for name, each in globals().items() if name.startswith("Sch")}
     if schedule_name.lower() not in known:
         raise InputError(f"get_schedule_class: {schedule_name!r} is not one of {', '.join(known)}.")
