@@ -34,6 +34,7 @@ class Adam(Optimizer):
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
 
+    is_elementwise = True
     state_names = ("exp_avg", "exp_avg_sq")  # PyTorch's names for m and v
     state_options: ClassVar[tuple[str, ...]] = ("max_exp_avg_sq",)
     state_counts = ("step",)
@@ -152,6 +153,7 @@ class Adamax(Adam):
     at step t, with g = grad + weight_decay p: Kingma and Ba 2015, section 7.1. Arguments as for `Adam`.
     """
 
+    is_elementwise = True
     state_names = ("exp_avg", "exp_inf")  # PyTorch's names for m and u
     state_options = ()
     flags = ("maximize",)
@@ -194,6 +196,7 @@ class Adamax(Adam):
 class AbstractMomentAdam(Adam):
     """Base of NAdam and RAdam: Adam's moments, with optional decoupled weight decay."""
 
+    is_elementwise = True
     state_options: ClassVar[tuple[str, ...]] = ()
     flags = ("decoupled_weight_decay", "maximize")
 

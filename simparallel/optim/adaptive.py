@@ -31,6 +31,7 @@ class Adagrad(Optimizer):
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
 
+    is_elementwise = True
     state_names = ("sum",)
     state_counts = ("step",)
 
@@ -94,6 +95,7 @@ class Adadelta(Optimizer):
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
 
+    is_elementwise = True
     state_names = ("square_avg", "acc_delta")  # PyTorch's names for v and u
     state_counts = ("step",)
 
@@ -163,6 +165,7 @@ class RMSprop(Optimizer):
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
 
+    is_elementwise = True
     state_names = ("square_avg",)  # PyTorch's names for v, and for a and b below
     state_options = ("grad_avg", "momentum_buffer")
     state_counts = ("step",)

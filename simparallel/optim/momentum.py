@@ -33,6 +33,8 @@ class Momentum(SGD):
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
 
+    is_elementwise = True
+
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[Mapping[str, Any]],

@@ -16,7 +16,7 @@ from simparallel.autograd import Tensor, enable_grad
 from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import common_device
-from simparallel.backend import DRY_TYPES, Array, get_namespace, is_array, to_host
+from simparallel.backend import DRY_TYPES, Array, get_namespace, gpu_of, is_array, to_host
 from simparallel.base.checks import check_number
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError
 from simparallel.hardware.devices import Device
@@ -25,6 +25,9 @@ from simparallel.hardware.recorder import Recorder, observer_of
 from simparallel.optim.blocks import PIECE_BYTES, converted
 from simparallel.optim.schedules import Rate, as_schedule
 from simparallel.optim.state_dict import EXTRAS, Group, checked_state_dict
+
+# Parameters on a GPU are joined up to this size, which bounds the copies; a larger one is updated by itself.
+JOINED_BYTES = 128 << 20
 
 
 class _Living(threading.local):
@@ -92,6 +95,8 @@ class Optimizer:
         AutogradError: a parameter that was computed by an op.
     """
 
+    # The update of an element depends on no other element, so parameters may be joined for it.
+    is_elementwise: ClassVar[bool] = False
     state_names: ClassVar[tuple[str, ...]] = ()  # arrays in `state`, each of the parameter's shape
     state_options: ClassVar[tuple[str, ...]] = ()  # arrays in `state` that only some settings need
     state_counts: ClassVar[tuple[str, ...]] = ()  # integers in `state`
@@ -102,6 +107,9 @@ class Optimizer:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._name = cls.__name__
+        # A new `update` is not taken to be like that of the base: LAMB is an Adam with norms.
+        if "update" in cls.__dict__:
+            cls.is_elementwise = cls.__dict__.get("is_elementwise", False)
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Group) -> None:
         self.defaults = defaults
@@ -341,16 +349,22 @@ class Optimizer:
         # Device -> flops, bytes, widest item, tensors.
         work: dict[Device | None, list[int]] = {}
         for group, plan in zip(self.param_groups, plans, strict=True):
+            on_gpu = []
             for _ in group["params"]:
                 param, grad = next(remaining)
                 if grad is None:
                     continue
-                self.update(param, grad, group)
+                if self.is_elementwise and not isinstance(param._data, np.ndarray):
+                    on_gpu.append((param, grad))
+                else:
+                    self.update(param, grad, group)
                 total = work.setdefault(param._device, [0, 0, 0, 0])
                 total[0] += plan.flops * grad.size
                 total[1] += plan.moved_bytes[param._data.itemsize] * grad.size
                 total[2] = max(total[2], grad.itemsize)
                 total[3] += 1
+            if on_gpu:
+                self._update_on_gpu(on_gpu, group)
         mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
         observer.end_step(f"{self._name}.step", start_ns, work)
         if isinstance(observer, Recorder):
@@ -360,6 +374,56 @@ class Optimizer:
             if num_kept != self._num_held:
                 self._hold()
                 self._num_held = num_kept
+
+    def _update_on_gpu(self, pairs: list[tuple[Tensor, Array]], group: Group) -> None:
+        """Update parameters, given with their gradients, many at once."""
+        bundles: dict[Any, list[tuple[Tensor, Array]]] = {}
+        sizes_bytes: dict[Any, int] = {}
+        for param, grad in pairs:
+            data, state = param._data, self.state.get(param)
+            if data.nbytes > JOINED_BYTES:
+                self.update(param, grad, group)
+                continue
+            # Only parameters with equal numbers of steps, and with the same arrays in their state, can be joined.
+            numbers = state and [len(state), *map(state.get, (*self.state_counts, *self.state_numbers))]
+            key = gpu_of(data), data.dtype, grad.dtype, str(numbers)
+            sizes_bytes[key] = sizes_bytes.get(key, 0) + data.nbytes
+            bundles.setdefault((key, sizes_bytes[key] // JOINED_BYTES), []).append((param, grad))
+        for bundle in bundles.values():
+            if len(bundle) == 1:
+                self.update(*bundle[0], group)
+            else:
+                self._update_joined(bundle, group)
+
+    def _update_joined(self, bundle: list[tuple[Tensor, Array]], group: Group) -> None:
+        """Update parameters on one GPU as one long parameter: one kernel for each operation, not one for each array."""
+        arrays = [param._data for param, _ in bundle]
+        xp = get_namespace(arrays[0])
+
+        def joined(parts: Iterable[Array]) -> Array:
+            return xp.concatenate([part.reshape(-1) for part in parts])
+
+        with arrays[0].device:
+            whole = Tensor._result(joined(arrays), device=bundle[0][0]._device)
+            states = [self.state[param] for param, _ in bundle if param in self.state]
+            if states:
+                self.state[whole] = {
+                    name: joined(state[name] for state in states) if is_array(value) else value
+                    for name, value in states[0].items()
+                }
+            self.update(whole, joined(grad for _, grad in bundle), group)
+            state, start = self.state.pop(whole, None), 0
+            self._scratch.pop(whole, None)
+            for (param, _), array in zip(bundle, arrays, strict=True):
+                part, start = slice(start, start + array.size), start + array.size
+                array[...] = whole._data[part].reshape(array.shape)
+                if state is not None:
+                    self.state.setdefault(param, {}).update(
+                        (name, value[part].reshape(array.shape) if is_array(value) else value)
+                        for name, value in state.items()
+                    )
+        # The state of each parameter is a view of a new array: count it anew.
+        self._num_held = 0
 
     def _make_room(self, grads: list[Array | None]) -> None:
         """Raise DeviceOutOfMemoryError if a device has no room for the state that this step will allocate."""

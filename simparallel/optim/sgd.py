@@ -49,6 +49,7 @@ class SGD(Optimizer):
         }  # fmt: skip
         super().__init__(params, settings)
 
+    is_elementwise = True
     state_names = ("momentum_buffer",)
 
     def check(self, group: Group) -> None:

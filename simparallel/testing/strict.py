@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -27,39 +28,73 @@ from simparallel.testing import cupy_lacks
 
 # Functions whose results have a size that depends on values.
 _SIZED_BY_VALUES = frozenset(("argwhere", "compress", "flatnonzero", "nonzero", "unique"))
+# Functions that reserve memory and write nothing; functions and methods that write into their first array.
+_NOT_FILLED = frozenset(("empty", "empty_like"))
+_IN_PLACE = frozenset(("copyto", "fill", "partition", "put", "sort"))
 # Functions that copy host arrays to the device.
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
 
 
-# A function for each block of `host_waits` that is open.
-_listeners: list[Callable[[str], None]] = []
+# A function for each open block of `host_waits` and of `launches`.
+_Listeners = list[Callable[[str], None]]
+_wait_listeners: _Listeners = []
+_launch_listeners: _Listeners = []
 
 
-@contextmanager
-def host_waits() -> Iterator[list[str]]:
+def host_waits() -> AbstractContextManager[list[str]]:
     """List the operations inside the block for which the host waits for a GPU, because it needs a value.
 
     They are named get, item, tolist, bool, int, float; mask, because the size of `x[mask]` depends on values;
     nonzero and other functions whose results have such a size.
     """
-    waits: list[str] = []
-    _listeners.append(waits.append)
+    return _listing(_wait_listeners)
+
+
+def launches() -> AbstractContextManager[list[str]]:
+    """List the operations inside the block for which CuPy starts a kernel or a copy; some start more than one.
+
+    They have the names of the functions and operators: matmul, add, iadd, setitem. A view of memory starts nothing.
+    """
+    return _listing(_launch_listeners)
+
+
+@contextmanager
+def _listing(listeners: _Listeners) -> Iterator[list[str]]:
+    names: list[str] = []
+    listeners.append(names.append)
     try:
-        yield waits
+        yield names
     finally:
-        _listeners.remove(waits.append)
+        listeners.remove(names.append)
 
 
 def _note_wait(name: str) -> None:
-    for note in _listeners:
+    for note in _wait_listeners:
         note(name)
+
+
+def _note_launch(name: str, result: Any, *sources: Any) -> None:
+    """Note an operation, unless its result is no array, is empty, or shares the memory of a source."""
+    if not _launch_listeners:
+        return
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    for array in results:
+        is_filled = isinstance(array, (np.ndarray, np.generic)) and array.size > 0
+        if is_filled and not any(isinstance(s, np.ndarray) and np.may_share_memory(array, s) for s in sources):
+            for note in _launch_listeners:
+                note(name)
+            return
+
+
+# The device array of each NumPy array; an array lives at least as long as its device array, so no id is used twice.
+_owners: WeakValueDictionary[int, StrictArray] = WeakValueDictionary()
 
 
 class StrictArray:
     """An array "on the device": a NumPy array that does not mix with others."""
 
     # A memory account holds arrays by weak references.
-    __slots__ = ("__weakref__", "_data")
+    __slots__ = ("__weakref__", "_data", "base")
     # Makes NumPy defer np_array + x to x, which refuses it.
     __array_ufunc__ = None
 
@@ -67,6 +102,12 @@ class StrictArray:
         if data.dtype.char not in cupy_lacks.DTYPES:
             raise ValueError(f"CuPy has no arrays of dtype {data.dtype}.")
         self._data = data
+        # As in NumPy and CuPy, a view keeps the array that owns its memory.
+        self.base: StrictArray | None = None
+        if isinstance(data.base, np.ndarray):
+            owner = _owners.get(id(data.base))
+            self.base = StrictArray(data.base) if owner is None else owner
+        _owners[id(data)] = self
 
     def get(self) -> np.ndarray:
         """Return a copy on the host."""
@@ -80,10 +121,6 @@ class StrictArray:
     @property
     def flags(self) -> _Flags:
         return _Flags(self._data.flags)
-
-    @property
-    def base(self) -> StrictArray | None:
-        return None if self._data.base is None else StrictArray(self._data.base)
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
         raise TypeError("a device array is not converted to NumPy in silence; use get().")
@@ -112,12 +149,18 @@ class StrictArray:
         plain = _unwrap(key)
         if any(isinstance(part, np.ndarray) and part.dtype == bool for part in _parts(plain)):
             _note_wait("mask")
-        return _wrap(self._data[plain])
+        result = self._data[plain]
+        _note_launch("getitem", result, self._data)
+        return _wrap(result)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         plain = _unwrap(key)
         _refuse_repeats(self._data, plain)
-        self._data[plain] = _unwrap(value)
+        # x[...] += y ends with x[...] = x[...], for which CuPy starts nothing.
+        part, plain_value = self._data[plain], _unwrap(value)
+        if not (isinstance(plain_value, np.ndarray) and _is_same(part, plain_value)):
+            _note_launch("setitem", part)
+        self._data[plain] = plain_value
 
     def __len__(self) -> int:
         return len(self._data)
@@ -160,6 +203,11 @@ def _unwrap(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_unwrap(item) for item in value)
     return value
+
+
+def _is_same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether two arrays are the same elements of memory, in the same order."""
+    return a.__array_interface__ == b.__array_interface__
 
 
 def _parts(key: Any) -> tuple[Any, ...]:
@@ -207,7 +255,16 @@ def _guarded(
             args = (args[0]._data, *args[1:])
         elif isinstance(args[0], np.ndarray):
             args = (args[0].copy(), *args[1:])
-        return _wrap(function(*args, **kwargs))
+            _note_launch(name, args[0])
+        result = function(*args, **kwargs)
+        owner = getattr(function, "__self__", None)  # of a method of an array: the array
+        if kwargs.get("out") is not None:
+            _note_launch(name, kwargs["out"])
+        elif name in _IN_PLACE or name.endswith(".at"):
+            _note_launch(name, owner if isinstance(owner, np.ndarray) else args[0])
+        elif name not in _NOT_FILLED:
+            _note_launch(name, result, *args, owner)
+        return _wrap(result)
 
     return call
 
@@ -281,19 +338,27 @@ def _give_operators() -> None:
             if not isinstance(other, (StrictArray, np.ndarray, np.generic, int, float, complex)):
                 return NotImplemented
             plain = _unwrap(other)
-            return _wrap(function(plain, self._data) if swapped else function(self._data, plain))
+            result = function(plain, self._data) if swapped else function(self._data, plain)
+            _note_launch(function.__name__, result)
+            return _wrap(result)
 
         return method
 
     def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
         def method(self: StrictArray, other: Any) -> StrictArray:
             self._data = function(self._data, _unwrap(other))
+            _note_launch(function.__name__, self._data)
             return self
 
         return method
 
     def unary(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self: _wrap(function(self._data))
+        def method(self: StrictArray) -> StrictArray:
+            result = function(self._data)
+            _note_launch(function.__name__, result)
+            return _wrap(result)
+
+        return method
 
     for name in _ARITHMETIC.split():
         function = getattr(operator, f"__{name}__")

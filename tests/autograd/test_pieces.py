@@ -8,13 +8,15 @@ from hypothesis import example, given, strategies as st
 
 from simparallel.autograd.kernels import tiles
 from simparallel.base import blas
+from simparallel.testing.strict import xp
 
 SIZES = st.sampled_from([1, 7, 16, 30, 32, 64, 96, 120, 256, 400, 512])
 LAYOUTS = st.sampled_from("CF")
 KERNEL = blas.has_small_kernel  # before the fixture below replaces it
 
 
-PLANS = tiles._tile, tiles._tiles, tiles.pieces
+PLANS = tiles._tile, tiles._tiles, tiles._pieces
+ON_HOST, ON_GPU = np.empty(0), xp.empty(0)
 
 
 def with_kernel(monkeypatch, there):
@@ -74,11 +76,12 @@ def test_tiles_need_the_kernel_and_a_gain(monkeypatch):
     calls = [(32, 512, 512), (512, 32, 784), (1024, 16, 1024)]
     assert all(tiles._tile(*call) for call in calls)
     assert not any(tiles._tile(*call) for call in [(256, 512, 512), (4096, 4096, 4096), (32, 1024, 1024)])
-    assert tiles.pieces(64 * 1024, 100) != (1, 64 * 1024)
+    assert tiles.pieces(ON_HOST, 64 * 1024, 100) != (1, 64 * 1024)
+    assert tiles.pieces(ON_GPU, 64 * 1024, 100) == (1, 64 * 1024)
     assert tiles._tiles(128, 512, 512) != (128, 512)
     with_kernel(monkeypatch, False)
     assert not any(tiles._tile(*call) for call in calls)
-    assert tiles.pieces(64 * 1024, 100) == (1, 64 * 1024)
+    assert tiles.pieces(ON_HOST, 64 * 1024, 100) == (1, 64 * 1024)
     assert tiles._tiles(128, 512, 512) == (128, 512)
 
 

@@ -46,7 +46,13 @@ CALLS: dict[str, list[Call]] = {
     "Conv2d": [
         Call({"in_channels": 6, "out_channels": 4, "kernel_size": 3, "padding": "same"}, (IMAGES,)),
         Call({"in_channels": 6, "out_channels": 4, "kernel_size": (3, 2), "stride": 2, "groups": 2}, (IMAGES,)),
-        Call({"in_channels": 32, "out_channels": 32, "kernel_size": 3, "padding": 1}, ((2, 32, 6, 6),)),  # Winograd
+        *(
+            Call(
+                {"in_channels": 32, "out_channels": 32, "kernel_size": 3, "padding": 1, "method": method},
+                ((2, 32, 6, 6),),
+            )
+            for method in ("direct", "winograd")
+        ),
     ],
     "ConvTranspose2d": [Call({"in_channels": 6, "out_channels": 4, "kernel_size": 3, "stride": 2}, (IMAGES,))],
     "CrossEntropyLoss": [

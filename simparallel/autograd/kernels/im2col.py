@@ -1,7 +1,8 @@
 """Direct convolution: gather the windows as the rows or columns of a matrix, then one matrix product.
 
 Chellapilla et al. 2006, "High performance convolutional neural networks for document processing".
-The matrix is gathered for a few output rows at a time, so that it stays in the cache.
+The matrix is gathered for a few output rows at a time, so that it stays in the cache; on a GPU for all rows, unless
+that takes too much memory, so that the number of kernels does not grow with the images.
 
 There are two memory orders, because a long contiguous run of each window is fast to copy:
 
@@ -15,23 +16,30 @@ M = p Q N; b pieces of M with L elements each (see `tiles`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from types import ModuleType
+
+import numpy as np
 
 from simparallel.autograd.kernels.tiles import pieces
 from simparallel.autograd.kernels.windows import Pair, Windows, pad_rows, scratch
 from simparallel.backend import Array, each
 
-# Size of the gathered matrix of one chunk.
-GATHERED_BYTES = 4 << 20
+# Size of the gathered matrix of one chunk, in host memory and on a GPU.
+GATHERED_BYTES, GATHERED_ON_GPU_BYTES = 4 << 20, 256 << 20
 # From this many rows on, a product in pieces is faster with its left operand in column-major order.
 ENOUGH_ROWS = 12
 
 
-def _chunks(at: Windows, row_bytes: int, weight_bytes: int) -> list[Pair]:
-    """Split the output rows into chunks first … last - 1 of GATHERED_BYTES, or of twice the weights if that is more."""
-    count = max(1, max(GATHERED_BYTES, 2 * weight_bytes) // max(row_bytes, 1))
-    return [(first, min(first + count, at.out[0])) for first in range(0, at.out[0], count)]
+def _chunks(x: Array, at: Windows, row_bytes: int, weight_bytes: int) -> Sequence[Pair]:
+    """Split the output rows into chunks first … last - 1 of GATHERED_BYTES, or of twice the weights if that is more.
+
+    Chunks of an array without data are alike, so there is one.
+    """
+    limit_bytes = GATHERED_BYTES if isinstance(x, np.ndarray) else GATHERED_ON_GPU_BYTES
+    count = max(1, max(limit_bytes, 2 * weight_bytes) // max(row_bytes, 1))
+    return each([(first, min(first + count, at.out[0])) for first in range(0, at.out[0], count)], x)
 
 
 def _input_rows(at: Windows, rows: Pair) -> Pair:
@@ -81,8 +89,8 @@ def pixels_forward(xp: ModuleType, x: Array, w: Array, at: Windows) -> Array:
     w_KO = w.transpose(0, 2, 3, 1).reshape(len(w), prod(w.shape[1:])).T
     num, (num_taps, out_channels) = x.shape[2], w_KO.shape
     y = xp.empty((*at.out, num, out_channels), x.dtype)
-    for rows in each(_chunks(at, at.out[1] * num * num_taps * x.itemsize, w.nbytes), x):
-        cut = pieces((rows[1] - rows[0]) * at.out[1] * num, num_taps * out_channels)
+    for rows in _chunks(x, at, at.out[1] * num * num_taps * x.itemsize, w.nbytes):
+        cut = pieces(x, (rows[1] - rows[0]) * at.out[1] * num, num_taps * out_channels)
         gathered = _pixel_windows(xp, x, at, rows).reshape(*cut, num_taps)
         xp.matmul(gathered, w_KO, out=y[rows[0] : rows[1]].reshape(*cut, out_channels))  # (b, L, K) @ (K, O)
     return y
@@ -96,23 +104,22 @@ def pixels_backward(
     num_taps = kh * kw * channels
     dw_OK = None if dw is None else xp.zeros((out_channels, num_taps), w.dtype)
     dx = xp.zeros((*at.padded, num, channels), x.dtype) if needs_dx else None
-    # (kh, kw, O, C): dx is summed tap by tap, one product for each.
-    taps = w.transpose(2, 3, 0, 1)
-    for rows in each(_chunks(at, at.out[1] * num * num_taps * x.itemsize, w.nbytes), x):
+    # dx is summed tap by tap.
+    taps = w.transpose(2, 3, 0, 1)[:, :, None]  # (kh, kw, 1, O, C)
+    for rows in _chunks(x, at, at.out[1] * num * num_taps * x.itemsize, w.nbytes):
         dy_MO = dy[rows[0] : rows[1]].reshape((rows[1] - rows[0]) * at.out[1] * num, out_channels)
         if dw_OK is not None:
-            cut = pieces(len(dy_MO), num_taps * out_channels)
+            cut = pieces(x, len(dy_MO), num_taps * out_channels)
             gathered = _pixel_windows(xp, x, at, rows).reshape(*cut, num_taps)
             dy_bOL = dy_MO.reshape(*cut, out_channels).transpose(0, 2, 1)
             _add_product(xp, dw_OK, dy_bOL, gathered)  # (b, O, L) @ (b, L, K)
         if dx is not None:
-            cut = pieces(len(dy_MO), out_channels * channels)
-            dy_bLO = dy_MO.reshape(*cut, out_channels)
-            shape = (rows[1] - rows[0], at.out[1], num, channels)
-            part = scratch.get(xp, "conv.gathered", shape, x)
+            cut = pieces(x, len(dy_MO), out_channels * channels)
+            parts = scratch.get(xp, "conv.gathered", (kh, kw, rows[1] - rows[0], at.out[1], num, channels), x)
+            # (b, L, O) @ (kh, kw, 1, O, C)
+            xp.matmul(dy_MO.reshape(*cut, out_channels), taps, out=parts.reshape(kh, kw, *cut, channels))
             for i, j in at.taps():
-                xp.matmul(dy_bLO, taps[i, j], out=part.reshape(*cut, channels))  # (b, L, O) @ (O, C)
-                dx[at.slices(i, j, rows)] += part
+                dx[at.slices(i, j, rows)] += parts[i, j]
     if dw is not None and dw_OK is not None:
         dw[...] = dw_OK.reshape(out_channels, kh, kw, channels).transpose(0, 3, 1, 2)
     return None if dx is None else _crop(xp, dx, at, 0)
@@ -154,9 +161,9 @@ def planes_forward(xp: ModuleType, x: Array, w: Array, at: Windows, groups: int,
     w_goK = w.reshape(groups, 1, out_group, prod(w.shape[1:]))
     num_taps, size = w_goK.shape[3], at.out[0] * row
     y = xp.empty((size, out_channels) if to_pixels else (groups, out_group, size), x.dtype)
-    for rows in each(_chunks(at, row * groups * num_taps * x.itemsize, w.nbytes), x):
+    for rows in _chunks(x, at, row * groups * num_taps * x.itemsize, w.nbytes):
         part = slice(rows[0] * row, rows[1] * row)
-        cut = pieces(part.stop - part.start, num_taps * out_group)
+        cut = pieces(x, part.stop - part.start, num_taps * out_group)
         gathered = _plane_windows(xp, x, at, rows, groups)
         gathered = gathered.reshape(groups, num_taps, *cut).transpose(0, 2, 1, 3)  # (g, b, K, L)
         if to_pixels:
@@ -185,9 +192,9 @@ def planes_backward(
         dw_goK = dw.reshape(groups, out_group, num_taps)
         dw_goK[...] = 0
     dx = xp.zeros((channels, *at.padded, x.shape[3]), x.dtype) if needs_dx else None
-    for rows in each(_chunks(at, row * groups * num_taps * x.itemsize, w.nbytes), x):
+    for rows in _chunks(x, at, row * groups * num_taps * x.itemsize, w.nbytes):
         part = slice(rows[0] * row, rows[1] * row)
-        cut = pieces(part.stop - part.start, num_taps * out_group)
+        cut = pieces(x, part.stop - part.start, num_taps * out_group)
         dy_gboL = dy_goM[:, :, part].reshape(groups, out_group, *cut).transpose(0, 2, 1, 3)
         if dw_goK is not None:
             gathered = _plane_windows(xp, x, at, rows, groups).reshape(groups, num_taps, *cut)

@@ -28,12 +28,16 @@ WIDTHS = (64, 48, 32, 16)
 FEW, LONGEST_INNER = 32, 512
 
 
-@lru_cache(maxsize=4096)
-def pieces(size: int, others: int) -> tuple[int, int]:
+def pieces(x: Array, size: int, others: int) -> tuple[int, int]:
     """Split `size` into b pieces of length L with L * others in the range of the small kernel; return (b, L).
 
-    (1, size) if L would be shorter than SHORTEST, or if BLAS has no small kernel.
+    (1, size) if L would be shorter than SHORTEST, if x is on a GPU, or if BLAS has no small kernel.
     """
+    return _pieces(size, others) if isinstance(x, np.ndarray) else (1, size)
+
+
+@lru_cache(maxsize=4096)
+def _pieces(size: int, others: int) -> tuple[int, int]:
     if not blas.has_small_kernel():
         return 1, size
     longest = SMALL_PRODUCT // max(others, 1)

@@ -45,8 +45,8 @@ class Conv2d(Op):
             P = ceil(H / stride) with the odd one at the bottom and at the right.
         groups: channels are split into this many groups, each convolved independently.
         method: "direct"; "winograd" (3 x 3, stride 1, in float32: see `winograd` for its error);
-            "auto" takes the faster one. float64 and integers are always summed directly, so
-            that integer values give exact results.
+            "auto" takes the faster one, on a GPU "direct". float64 and integers are always summed directly,
+            so that integer values give exact results.
 
     Raises:
         InputError: a setting out of range.
@@ -114,15 +114,16 @@ class Conv2d(Op):
             f"the layer Conv2d({x[1]}, {w[0]}, ...){order}"
         )
 
-    def _by_winograd(self, x: tuple[int, ...], w: tuple[int, ...], dtype: np.dtype) -> bool:
+    def _by_winograd(self, x: Array, w: Array, dtype: np.dtype) -> bool:
         is_possible = (
-            (w[2], w[3]) == (3, 3)
+            w.shape[2:] == (3, 3)
             and self.stride == self.dilation == (1, 1)
             and self.groups == 1
             and dtype == np.float32
-            and 0 not in (*x, *w)
+            and 0 not in (*x.shape, *w.shape)
         )
-        is_faster = min(w[:2]) >= WINOGRAD_CHANNELS
+        # Its transforms stay in a core's cache; a GPU would start small kernels for each row of tiles.
+        is_faster = isinstance(x, np.ndarray) and min(w.shape[:2]) >= WINOGRAD_CHANNELS
         return is_possible and (self.method == "winograd" or (self.method == "auto" and is_faster))
 
     def _in_pixels(self, channels: int) -> bool:
@@ -133,7 +134,7 @@ class Conv2d(Op):
         # BLAS has no float16 product, so float16 is computed in float32.
         wide = np.result_type(dtype, np.float32) if dtype.kind == "f" else dtype
         at = ctx.windows
-        ctx.by_winograd = self._by_winograd(x.shape, w.shape, wide)
+        ctx.by_winograd = self._by_winograd(x, w, wide)
         ctx.in_pixels = ctx.by_winograd or self._in_pixels(x.shape[1])
         to_pixels = ctx.in_pixels or self._in_pixels(w.shape[0])
         x = xp.ascontiguousarray(x.transpose(_PIXELS if ctx.in_pixels else _PLANES), dtype=wide)

@@ -1,0 +1,71 @@
+"""How many kernels a GPU would start, counted on the stand-in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import simparallel as sp
+from simparallel.autograd.kernels import im2col
+from simparallel.testing.strict import launches, xp
+
+
+def test_what_starts_a_kernel() -> None:
+    x, host = xp.asarray(np.arange(6.0).reshape(2, 3)), np.ones(2)
+    with launches() as names:
+        x + 1, 1 - x, -x, x @ x.T, x == x
+        xp.exp(x), xp.add(x, x, out=x), x.sum(), xp.concatenate([x, x])
+        x[0] += 1
+        x[xp.asarray(host).astype(int)]
+        x[:, 0] = 2
+        xp.add.at(x, (0, 1), 1.0)
+        x.fill(0)
+    arithmetic = ["add", "sub", "neg", "matmul", "eq"]
+    functions = ["exp", "add", "sum", "concatenate"]
+    writes = ["iadd", "asarray", "astype", "getitem", "setitem", "add.at", "fill"]
+    assert names == [*arithmetic, *functions, *writes]
+
+
+def test_what_starts_none() -> None:
+    """Views, shapes, memory that is only reserved, and arrays without elements."""
+    x = xp.asarray(np.ones((2, 3)))
+    with launches() as names:
+        x.reshape(3, 2), x.T, x[1:], x[None], x.astype("float64", copy=False), xp.ascontiguousarray(x)
+        xp.split(x, 2), xp.broadcast_to(x, (4, 2, 3)), xp.empty(3), xp.empty_like(x), xp.result_type(x, x)
+        x[:0] + 1, xp.zeros(0)
+    assert names == []
+
+
+CONVOLUTIONS = {
+    "pixels": (16, 24, {"kernel_size": 3, "padding": 1}),
+    "strided": (16, 32, {"kernel_size": 3, "stride": 2}),
+    "one pixel": (16, 16, {"kernel_size": 1}),
+    "planes": (3, 8, {"kernel_size": 5}),
+    "groups": (8, 8, {"kernel_size": 3, "groups": 4}),
+}
+
+
+def launches_of(channels: int, outputs: int, settings: dict[str, Any], batch: int, size: int) -> list[str]:
+    """Return the launches of forward and backward, which sum squares: a sum of dy would begin with a broadcast."""
+    layer = sp.nn.Conv2d(channels, outputs, bias=False, **settings)
+    layer.weight.data = xp.asarray(layer.weight.data)
+    x = sp.Tensor(xp.ones((batch, channels, size, size), "float32"), requires_grad=True)
+    with launches() as names:
+        (layer(x) ** 2).sum().backward()
+    return names
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution_of_many_images_starts_as_many(name: str) -> None:
+    few, many = (launches_of(*CONVOLUTIONS[name], *sizes) for sizes in ((2, 9), (24, 41)))
+    assert len(few) == len(many)
+    assert "matmul" in many
+
+
+@pytest.mark.parametrize("name", ["pixels", "planes", "groups"])
+def test_convolution_takes_parts_for_memory(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    whole = launches_of(*CONVOLUTIONS[name], 4, 12)
+    monkeypatch.setattr(im2col, "GATHERED_ON_GPU_BYTES", 1 << 16)
+    assert len(launches_of(*CONVOLUTIONS[name], 4, 12)) > len(whole)
