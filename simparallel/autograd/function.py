@@ -115,7 +115,7 @@ class Function:
         outputs = result if isinstance(result, tuple) else (result,)
         for y in outputs:
             if not isinstance(y, Tensor):
-                raise InputError(f"{cls.__name__}: forward gave {y!r:.80}; give a Tensor, or a tuple of them.")
+                raise InputError(f"{cls.__name__}: forward returned {y!r:.80}; return a Tensor, or a tuple of them.")
         if wanted:
             outputs = _on_tape(cls, ctx, args, inputs, outputs)
         return outputs if isinstance(result, tuple) else outputs[0]
@@ -177,7 +177,7 @@ class _Call(Reversible):
         count = len(self._is_tensor)
         if len(found) < count or any(x is not None for x in found[count:]):
             raise AutogradError(
-                f"{self.name}: backward gave {len(found)} gradients, forward took {count} arguments; return one for "
+                f"{self.name}: backward returned {len(found)} gradients, forward took {count} arguments; return one for "
                 "each, and None for the others."
             )
         # Gradients are returned for all arguments, but the tape knows only the Tensors.
@@ -199,7 +199,7 @@ class _Call(Reversible):
             array = get_namespace(dy).asarray(array, dtype)
         if array.shape != shape:
             raise ShapeError(
-                f"{self.name}: backward gave a gradient of shape {array.shape} for a Tensor of shape {shape}; sum it "
+                f"{self.name}: backward returned a gradient of shape {array.shape} for a Tensor of shape {shape}; sum it "
                 "over the dims that were broadcast."
             )
         # A view, which the tape never writes to: the function may keep the array.

@@ -125,7 +125,7 @@ class TensorNumpy:
                 inspect.signature(taped).bind(*args, **given)
             except TypeError as error:
                 raise InputError(
-                    f"{who} of a Tensor: {error}; it takes {inspect.signature(taped)}. For all that NumPy has, pass "
+                    f"{who} of a Tensor: {error}; it takes {inspect.signature(taped)}. To call NumPy itself, pass "
                     "x.detach().numpy()."
                 ) from None
             return taped(*args, **given)

@@ -318,7 +318,7 @@ class Tensor(TensorMethods, TensorNumpy):
         if array.shape != place.shape or self.interpreter is None:
             raise ShapeError(
                 f"{what}: got shape {array.shape}, the sharded tensor has shape {place.shape} and its slice on this "
-                f"rank {self._data.shape}; give one of both."
+                f"rank {self._data.shape}; give either."
             )
         return self.interpreter.slice_of(array, place.gradient)
 
@@ -368,8 +368,8 @@ class Tensor(TensorMethods, TensorNumpy):
         # Unlike PyTorch, refuse dims of size 1: an array indexed by such a tensor would lose that dim.
         if self.shape or self.dtype.kind not in "iu":
             raise TypeError(
-                f"a tensor of shape {self.shape} and dtype {self.dtype} is no index; an integer without dims is, such "
-                "as item() gives."
+                f"a tensor of shape {self.shape} and dtype {self.dtype} is not an index; pass an integer without dims, "
+                "such as x.item()."
             )
         return int(self.item())
 

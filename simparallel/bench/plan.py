@@ -141,9 +141,7 @@ def table(middle: dict[str, dict[str, Any]]) -> str:
                    row[-1]])
         for row in (head, *rows)
     ]  # fmt: skip
-    told = (
-        "planned in: capture, prices and search, median of fresh processes; gap: by how much the model's cost may fall"
-    )
+    told = "planned in: capture, prices and search, median of fresh processes; gap: how far the cost may be above the optimum"
     return "\n".join([*lines, told])
 
 

@@ -134,7 +134,7 @@ def parser() -> argparse.ArgumentParser:
 
     zoo.add_arguments(commands.add_parser("zoo", help="list wrong programs to learn from, or show one and run it"))
 
-    commands.add_parser("doctor", help="say what this machine gives, and what is used instead of what it lacks")
+    commands.add_parser("doctor", help="show the features of this machine, and the fallbacks for missing ones")
     for command in commands.choices.values():
         # For errors that are found after parsing: they then show the usage of this command.
         command.set_defaults(parser=command)

@@ -104,10 +104,10 @@ def _of_script(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
     from simparallel.simulate.dry_run import dry_run
 
     if not options.what.endswith(".py") and not Path(options.what).exists():
-        raise InputError(f"plan: {options.what} is no model ({', '.join(MODELS)}), and there is no such script.")
+        raise InputError(f"plan: {options.what} is neither a model ({', '.join(MODELS)}) nor a script.")
     for name in ("batch", "method", "front"):
         if getattr(options, name):
-            raise InputError(f"plan: {flag(name)} goes with a model; a script says it itself, at AutoParallel.")
+            raise InputError(f"plan: {flag(name)} is an option for models; a script passes it to AutoParallel.")
     check_script(options.what)
     program = partial(run_script, options.what, options.arguments)
     if options.memory is not None:
@@ -119,7 +119,7 @@ def _of_script(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
         dry_run(program, world_size=cluster.world_size, cluster=cluster)
     if not found:
         raise InputError(
-            f'plan: {options.what} has searched for nothing; it calls sp.AutoParallel(step, parallel_mode="auto").'
+            f'plan: {options.what} made no search; it has to call sp.AutoParallel(step, parallel_mode="auto").'
         )
     return found
 

@@ -291,7 +291,7 @@ def _numbers(
         world_size = nodes * (per_node or 1)
     if world_size % nodes or per_node not in (None, world_size // nodes):
         each = "" if per_node is None else f" with {per_node} on each"
-        raise InputError(f"{world_size} devices are not {nodes} node{'s' * (nodes > 1)}{each} of equal size.")
+        raise InputError(f"{world_size} devices cannot be split into {nodes} equal node{'s' * (nodes > 1)}{each}.")
     return nodes, world_size
 
 

@@ -1,4 +1,4 @@
-"""Modules, layers, losses and initialisers, with PyTorch's names."""
+"""Modules, layers, losses and initializers, with PyTorch's names."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Parameters without data: shape, dtype and initialiser, until the needed slice is known.
+"""Parameters without data: shape, dtype and initializer, until the needed slice is known.
 
 A model that is larger than one device is built like any other, inside `no_init_parameters()`. No array is allocated;
 each parameter stores the recipe of its elements. Random numbers here are a function of the element's index
@@ -35,7 +35,7 @@ deferring = _Deferring()
 
 
 class deferred_init:
-    """A block in which parameters that an initialiser fills get no data."""
+    """A block in which parameters that an initializer fills get no data."""
 
     def __enter__(self) -> None:
         self._before, deferring.active = deferring.active, True
@@ -108,11 +108,11 @@ def materialize(parameter: Any, index: tuple[slice, ...] | None = None) -> Array
     """Draw the data of a deferred parameter, or the slice `index` of it; returns the data.
 
     Raises:
-        AutogradError: it has no initialiser, so its values are unknown.
+        AutogradError: it has no initializer, so its values are unknown.
     """
     if parameter.initial is None:
         raise AutogradError(
-            f"a parameter of shape {parameter.data.shape} has no data and no initialiser; inside no_init_parameters() "
+            f"a parameter of shape {parameter.data.shape} has no data and no initializer; inside no_init_parameters() "
             "fill parameters by simparallel.nn.init."
         )
     recipe, shape, dtype = parameter.initial, parameter.data.shape, parameter.data.dtype

@@ -198,7 +198,7 @@ class AbstractTransformerLayer(Module):
             padding = as_tensor(padding)
             if padding.shape != (*context.shape[:-2], context.shape[-2]):
                 raise ShapeError(
-                    f"{type(self).__name__}: a mask of padding has shape {padding.shape}, expected "
+                    f"{type(self).__name__}: a padding mask has shape {padding.shape}, expected "
                     f"{(*context.shape[:-2], context.shape[-2])}."
                 )
             # (n, 1, 1, s): one mask for each sample, with all its heads and positions.

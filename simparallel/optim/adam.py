@@ -226,8 +226,9 @@ class AbstractMomentAdam(Adam):
         raise TypeError(f"{self._name} does not define _factors")
 
     def work(self, group: Group) -> tuple[int, int]:
+        decay = (1 if group["decoupled_weight_decay"] else 2) if group["weight_decay"] else 0
         # m 3, v 4, step 3, denominator 3, quotient, update; read grad, read and write p, m and v
-        return 15 + 2 * bool(group["weight_decay"]) + group["maximize"], 7
+        return 15 + decay + group["maximize"], 7
 
 
 class NAdam(AbstractMomentAdam):

@@ -74,8 +74,8 @@ class Adagrad(Optimizer):
             p -= quotient
 
     def work(self, group: Group) -> tuple[int, int]:
-        # s 2, root, eps, quotient and update 3; read grad, read and write p and s
-        return 6 + 2 * bool(group["weight_decay"]) + group["maximize"], 5
+        # s 2, root, eps, quotient, update 2; read grad, read and write p and s
+        return 7 + 2 * bool(group["weight_decay"]) + group["maximize"], 5
 
 
 class Adadelta(Optimizer):

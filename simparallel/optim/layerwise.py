@@ -150,4 +150,5 @@ class LAMB(Adam):
 
     def work(self, group: Group) -> tuple[int, int]:
         adapt = bool(group["adapt"])
-        return 13 + 2 * bool(group["weight_decay"]) + 4 * adapt, 7 + 2 * adapt
+        # As Adam, but for a product and a quotient instead of one product; read and write also for both norms.
+        return 14 + 2 * bool(group["weight_decay"]) + 4 * adapt, 7 + 2 * adapt

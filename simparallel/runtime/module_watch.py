@@ -37,14 +37,16 @@ class Imported:
 
     def __init__(self) -> None:
         self._told: set[str] = set()
-        self._count = 0
+        self._state: tuple[int, str] = (0, "")
 
     def new(self) -> list[str]:
         """Return the files imported since the last call, without `__main__`, whose contents travel by value."""
-        # Fast path: asked after every run, and rarely anything is new.
-        if len(sys.modules) == self._count:
+        # Fast path: asked after every run, and rarely anything is new. Modules are added at the end, so a removed and
+        # an added one change the last name.
+        state = len(sys.modules), next(reversed(sys.modules))
+        if state == self._state:
             return []
-        self._count = len(sys.modules)
+        self._state = state
         main = sys.modules.get("__main__")
         found = {_file(module) for module in list(sys.modules.values()) if module is not main}
         files = sorted(file for file in found - self._told if file and not is_installed(file))

@@ -224,8 +224,12 @@ def _report(pid: int, summary: str, code: int, *, secondary: bool = False) -> di
     }
 
 
-def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedError, BaseException | None]:
+def run_failed(
+    outcomes: list[Outcome], log_dir: str | None, world_size: int | None = None
+) -> tuple[RunFailedError, BaseException | None]:
     """Return the error of a failed run, root cause first, and the original exception.
+
+    `world_size` is the number of ranks, if some of them have not run.
 
     The root cause is the earliest failure that another rank did not cause. If it is a timeout of a wait for ranks that
     a signal had stopped, the root cause is the stopped rank.
@@ -237,7 +241,7 @@ def run_failed(outcomes: list[Outcome], log_dir: str | None) -> tuple[RunFailedE
     order.sort(key=lambda rank: not (rank in missing and reports[rank].get("was_stopped")))
     root, others = order[0], order[1:]
     cause = reports[root]
-    lines = [f"rank {root} of {len(outcomes)} failed: {cause['summary']}"]
+    lines = [f"rank {root} of {world_size or len(outcomes)} failed: {cause['summary']}"]
     if cause["places"]:
         lines += ["", f"Traceback of rank {root} (pid {cause['pid']}):", cause["places"]]
     stopped = [rank for rank in sorted(others) if reports[rank]["secondary"]]

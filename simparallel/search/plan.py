@@ -56,7 +56,7 @@ class Plan:
             after an edit.
         data_parallel_ps: the same for data parallelism.
         cost_ps, bound_ps: cost of the plan in the model of the search, and a lower bound on all plans' costs.
-        memory_bytes: peak of a device's memory in a step, without work arrays of kernels.
+        memory_bytes: peak of a device's memory in a step, without work arrays of kernels; None as for the time.
         notes: what the search left out.
         recomputed: names of the first calls of the optional parts (`nn.checkpoint`) that backward runs again.
         num_micro_batches: number of parts into which `parallel.micro_batches` splits a batch.
@@ -92,8 +92,12 @@ class Plan:
         return len(self.ops)
 
     def __getitem__(self, name: str | int) -> PlannedOp:
-        """Return the strategy of a call, by name or number. Raises PlanError for an unknown name."""
-        return self.ops[name if isinstance(name, int) else self._number(name)]
+        """Return the strategy of a call, by name or number. Raises PlanError for an unknown one."""
+        if not isinstance(name, int):
+            return self.ops[self._number(name)]
+        if not 0 <= name < len(self.ops):
+            raise PlanError(f"plan: there is no call number {name}; this plan has {len(self.ops)}, from 0.")
+        return self.ops[name]
 
     def with_(self, name: str, in_strategy: Any, out_strategy: Any = None) -> Plan:
         """Return the plan with another strategy of one call, as the arguments of `shard`.
@@ -111,9 +115,8 @@ class Plan:
         # The known costs are those of the plan before the edit.
         ops = [op._replace(options=(), moves=()) for op in self.ops]
         ops[number] = ops[number]._replace(in_strategy=cuts, out_strategy=out)
-        return replace(
-            self, ops=tuple(ops), method=f"{self.method}, edited", step_time_ps=None, cost_ps=None, bound_ps=None
-        )
+        edited = replace(self, ops=tuple(ops), method=f"{self.method}, edited", step_time_ps=None, memory_bytes=None)
+        return replace(edited, cost_ps=None, bound_ps=None)
 
     def diff(self, other: Plan) -> list[tuple[str, Any, Any]]:
         """Return (name, strategy here, strategy there) for each call that differs; None where a plan lacks the call."""

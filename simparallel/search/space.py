@@ -398,7 +398,7 @@ class Space:
             return (), ()
         itemsize = node.plan.inputs[i].dtype.itemsize
         there = self.prices.way(source, target, itemsize)
-        has_backward = node.needs[i] and node.inputs[i].kind in (NODE, PARAMETER)
+        has_backward = node.needs[i] and node.has_backward and node.inputs[i].kind in (NODE, PARAMETER)
         return there, self.prices.way(target, source, itemsize) if has_backward else ()
 
     # --- the rest of a step ---------------------------------------------------------------------------

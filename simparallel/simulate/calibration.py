@@ -382,7 +382,7 @@ def table(spec: ClusterSpec) -> str:
     lines = [
         f"{spec.name}, {told['date']}: " + ", ".join(f"{key} {value}" for key, value in told["machine"].items()),
         f"{len(spec.device.op_costs)} operations in {shapes} shapes; time of a rank that shares the cores: {sharing}",
-        "measured over predicted - 1, of what was left out of the fit:",
+        "measured / predicted - 1, for data left out of the fit:",
         *(
             f"  {kind:12}" + "  ".join(f"{name} {exp(value) - 1:+7.1%}" for name, value in each.items())
             for kind, each in told["residuals"].items()

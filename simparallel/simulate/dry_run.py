@@ -127,7 +127,7 @@ def _predicted(
         else:
             outcomes, stands_for = _whole(call, spec, settings, recorders)
     if any(outcome.report is not None for outcome in outcomes):
-        error, cause = run_failed(outcomes, None)
+        error, cause = run_failed(outcomes, None, spec.world_size)
         raise error from cause
     # The program may have chosen another device than the default.
     spec = next((outcome.cluster for outcome in outcomes if outcome.cluster is not None), spec)

@@ -113,7 +113,7 @@ class Prediction:
         for row in self.trace.summary():
             rank = row["rank"]
             if rank in self.classes:
-                memory = list(self.memory[rank]["devices"].values())[row["device"]]
+                memory = self.memory[rank]["devices"][f"sim:{row['device']}"]
                 rows.append({
                     **row, "ranks": self.classes[rank], "utilisation": self.utilisation(rank),
                     "peak_bytes": memory["peak_bytes"],
@@ -241,7 +241,7 @@ class Prediction:
     def _all_recorders(self, who: str) -> list[ProgramRecorder]:
         if len(self._recorders) < self.world_size:
             raise InputError(
-                f"{who}: {len(self.memory)} of {self.world_size} ranks were run, and this looks at all of them. Use "
+                f"{who}: {len(self.memory)} of {self.world_size} ranks were run, and all are needed. Use "
                 "dry_run(..., fold=False)."
             )
         return [self._recorders[rank] for rank in range(self.world_size)]

@@ -129,4 +129,5 @@ def no_leaks(limit_s: float = 3.0) -> Iterator[None]:
     for text in left.get("processes", ()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(text.split()[1]), signal.SIGKILL)
-    assert not left, f"left behind: {left}"
+    told = "; ".join(f"{kind}: {', '.join(sorted(texts))}" for kind, texts in left.items())
+    assert not left, f"left behind: {told}"

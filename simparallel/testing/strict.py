@@ -123,7 +123,7 @@ class StrictArray:
         return _Flags(self._data.flags)
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        raise TypeError("a device array is not converted to NumPy in silence; use get().")
+        raise TypeError("a device array is not implicitly converted to NumPy; use get().")
 
     def __array_function__(self, function: Any, *args: Any) -> Any:
         raise TypeError(f"numpy.{function.__name__} was called with a device array; use ctx.xp.")

@@ -24,9 +24,9 @@ from simparallel.trace.links import communications
 
 FORMAT = "simparallel-trace-1"
 CLOCKS = ("sim", "wall")
-# Fields of events in `args`: all but those under the format's own keys (name, cat, pid).
 _TEXTS = ("stream", "name", "kind", "algorithm", "layer")
 _LISTS = ("group", "live_bytes", "step_ps")
+# Fields of events in `args`: all but those under the format's own keys (name, cat, pid).
 _ARGS = tuple(field for field in Event._fields if field not in ("rank", "name", "kind"))
 # Fields with an empty tuple or text as default: `dumps` leaves them out if they are empty.
 _DEFAULTS = {field: value for field, value in Event._field_defaults.items() if value in ((), "")}

@@ -32,9 +32,10 @@ def bytes_between(events: Iterable[Event], world_size: int) -> np.ndarray:
     for event in events:
         if event.sent_bytes and event.kind == "p2p":
             matrix[event.group] += event.sent_bytes
-        elif event.sent_bytes and len(event.group) > 1:
+        elif len(event.group) > 1:
             call = event.name, event.group, event.stream, event.seq
-            calls.setdefault(call, {})[event.rank] = event.sent_bytes
+            if event.sent_bytes:
+                calls.setdefault(call, {})[event.rank] = event.sent_bytes
             # Only message-based algorithms have steps, and only in the events of ranks that are busy in every step.
             if event.step_ps:
                 named[call] = event.algorithm

@@ -63,7 +63,7 @@ def plot_memory(
         # The moment of the highest total, with its categories: the peaks of single categories may be at other moments.
         fullest = [int(np.argmax(np.where(steps == step, live.sum(axis=1), -1.0))) for step in starts]
         ends, live = np.array([*starts.values(), ends[-1]]), live[[*fullest, fullest[-1]]]
-        label += ";  of each step its fullest moment"
+        label += ";  the peak of each step"
     else:
         # Leave a gap for steps that were not recorded: NaN interrupts the areas.
         jumps = [i for i in range(1, len(noted)) if noted[i].step > noted[i - 1].step + 1]

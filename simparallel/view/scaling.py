@@ -21,7 +21,7 @@ def plot_scaling(
     ax: Axes | None = None,
     title: str | None = None,
 ) -> Axes:
-    """Draw for each curve how many times faster n ranks are than one, beside the ideal of n times.
+    """Draw for each curve how many times faster n ranks are than one (or the fewest), beside the ideal of n times.
 
     Args:
         rates: name of the curve -> (ranks, samples per second) pairs; speeds are relative to the pair of fewest
@@ -49,7 +49,7 @@ def plot_scaling(
     if cores is not None and counts[-1] > cores:
         # The edge lies between the last number that fits and the next one.
         ax.axvspan(
-            cores * 1.19, right, color="0.92", zorder=0, label=f"more ranks than the {cores} cores that measured"
+            cores * 1.19, right, color="0.92", zorder=0, label=f"more ranks than the {cores} cores of the machine"
         )
     ax.plot(counts, [count / counts[0] for count in counts], color="0.45", ls=(0, (1, 1.5)), lw=1.8, label="n times")
     for number, (name, points) in enumerate(rates.items()):
@@ -65,7 +65,8 @@ def plot_scaling(
     ax.set_xticks(counts)
     ax.set_xlim(left, right)
     ax.set_xlabel("ranks", fontsize=12)
-    ax.set_ylabel("speed, in units of one rank", fontsize=12)
+    unit = "one rank" if counts[0] == 1 else f"{counts[0]} ranks"
+    ax.set_ylabel(f"speed, in units of {unit}", fontsize=12)
     clean(ax)
     head(ax, title)
     ax.legend(frameon=False, fontsize=11, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -327,7 +327,7 @@ def _refuse_unknown(who: str, settings: Mapping[str, Any], known: tuple[str, ...
 def _note_unused(who: str, settings: Mapping[str, Any]) -> None:
     if settings:
         told = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-        note_once(f"{who}: {told}: without effect here, and without one on the numbers.")
+        note_once(f"{who}: {told}: ignored here; results do not depend on it.")
 
 
 def check_world(who: str) -> None:

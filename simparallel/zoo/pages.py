@@ -34,7 +34,7 @@ None
 mistake yourself: copy `entry.source`, mend it, and call `sp.zoo.check(name, your_function)`. `X` and `Y` are 24
 samples of four features and their targets, `LABELS` their classes: `simparallel.zoo.given`.
 
-A line with - is in the wrong program only, a line with + in the mended one only. "Seen" is what one sees where nothing
+A line with - is in the wrong program only, a line with + in the mended one only. "Seen" is the symptom where nothing
 checks the program. The texts below "Found" come from runs; their line numbers count in `entry.source`. This page
 is written by `python -m simparallel.zoo.pages docs/zoo.md`.
 

@@ -5,10 +5,12 @@ import copy
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from refusals import refused
 
 import simparallel as sp
 from simparallel import nn
 from simparallel.autograd import Tensor
+from simparallel.errors import InputError
 from simparallel.parallel import DataParallel, SyncBatchNorm
 
 SETTINGS = {
@@ -85,3 +87,9 @@ def test_replicas_use_current_settings(tracking):
         return net[0].num_batches_tracked.item()
 
     assert sp.launch(program, world_size=1, transport="inline", devices_per_rank=2) == [3 * tracking]
+
+
+@pytest.mark.parametrize("name", ["mean", "var"])
+def test_mean_and_variance_come_together(name: str) -> None:
+    with refused(InputError):
+        sp.functions.batch_norm(np.ones((4, 3), np.float32), **{name: np.ones(3, np.float32)})

@@ -11,6 +11,7 @@ import pytest
 import simparallel as sp
 from simparallel import optim
 from simparallel.backend import to_host
+from simparallel.testing import strict
 
 # Settings beside the defaults, which every optimizer is tested with.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
@@ -80,6 +81,34 @@ def test_optimizer_on_device_equals_numpy(arrays: Any, name: str, settings: dict
     make = partial(getattr(optim, name), **NEEDED.get(name, {}), **settings)
     found = stepped(arrays.on_device, make, dtype)
     arrays.after(10).assert_all_equal(found, stepped(np.array, make, dtype))
+
+
+# Without norms, each operation of these passes over all elements.
+COUNTED = {
+    "Adadelta": [{"weight_decay": 0.1}],
+    "Adam": [{"weight_decay": 0.1}],
+    "AdamW": [{"weight_decay": 0.0}],
+    "Adamax": [{"weight_decay": 0.1, "maximize": True}],
+    "LAMB": [{"weight_decay": 0.1}],
+    "NAdam": [{"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True}],
+    "RAdam": [{"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True}],
+    "RMSprop": [{"centered": True}, {"momentum": 0.5}, {"weight_decay": 0.1}],
+    "SGD": [{"weight_decay": 0.1}, {"momentum": 0.9, "dampening": 0.5}, {"maximize": True}],
+}
+
+
+@pytest.mark.parametrize("name", optimizer_names())
+def test_flops_are_the_operations(name: str) -> None:
+    for settings in ({}, *SETTINGS.get(name, []), *COUNTED.get(name, [])):
+        more = {"adapt": False} if name in ("LAMB", "LARS") else {}
+        param = sp.Tensor(strict.xp.ones((3, 4)), requires_grad=True)
+        optimizer = getattr(optim, name)([param], **NEEDED.get(name, {}), **settings, **more)
+        gradient = strict.xp.ones((3, 4))
+        # The first steps of RAdam have no denominator.
+        for _ in range(7):
+            with strict.launches() as operations:
+                optimizer([gradient])
+        assert optimizer.work(optimizer.param_groups[0])[0] == len(operations), settings
 
 
 def test_gradients_given_as_a_list(arrays: Any) -> None:

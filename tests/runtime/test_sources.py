@@ -135,3 +135,12 @@ def test_only_user_modules_are_watched(lesson: ModuleType, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "nameless", nameless)
     monkeypatch.setitem(sys.modules, "no_module", object())
     assert [os.path.basename(file) for file in imported.new()] == ["part.py"]
+
+
+def test_module_imported_for_a_removed_one_is_seen(lesson: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nameless", types.ModuleType("nameless"))
+    imported = Imported()
+    imported.new()
+    monkeypatch.delitem(sys.modules, "nameless")
+    importlib.import_module("part")
+    assert [os.path.basename(file) for file in imported.new()] == ["part.py"]

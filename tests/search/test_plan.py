@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -31,9 +32,10 @@ def test_plan_survives_a_file(plan, tmp_path):
 
 
 def test_edited_plan_runs(plan):
-    edited = plan.with_("up.Linear", ((1, 1), (4, 1), (4,))).with_("down.Linear", ((1, 4), (1, 4), (1,)))
+    known = replace(plan, step_time_ps=1, cost_ps=1, bound_ps=1, memory_bytes=1)
+    edited = known.with_("up.Linear", ((1, 1), (4, 1), (4,))).with_("down.Linear", ((1, 4), (1, 4), (1,)))
     assert [name for name, _, _ in plan.diff(edited)] == ["up.Linear", "down.Linear"]
-    assert edited.step_time_ps is None
+    assert edited == replace(edited, step_time_ps=None, cost_ps=None, bound_ps=None, memory_bytes=None)
     results = sp.launch(train, ("residual",), {"plan": edited}, world_size=4, transport="inline")
     assert results[0][0] == pytest.approx(train("residual", None)[0])
 
@@ -97,6 +99,13 @@ def test_edits_are_checked(plan):
         plan.with_("up.Linear", ((1, 1),))
     with refused(PlanError):
         plan.with_("up.Linear", ((1, 1.5), (1, 1), (1,)))
+
+
+@pytest.mark.parametrize("number", [-1, 9])
+def test_calls_have_numbers_from_0(plan, number):
+    assert plan[8] is plan.ops[-1]
+    with refused(PlanError):
+        plan[number]
 
 
 def test_illegal_strategies_are_refused_by_the_op(plan):

@@ -50,6 +50,43 @@ def test_prediction_is_what_a_run_has() -> None:
     assert prediction.peak_bytes == max(memory["peak_bytes"] for memory in run.memory.values())
 
 
+def test_summary_has_the_memory_of_each_device() -> None:
+    """By its number, whatever the order in which a program uses its devices."""
+
+    def program() -> None:
+        for number, size in ((2, 300), (1, 100)):
+            x = sp.Tensor(np.ones(size, np.float32)).to(f"sim:{number}")
+            x.requires_grad = True
+            (x * x).sum().backward()
+
+    prediction = sp.dry_run(program, world_size=1, cluster=replace(describe(1), devices_per_rank=3))
+    peaks = {row["device"]: row["peak_bytes"] for row in prediction.summary()}
+    devices = prediction.memory[0]["devices"]
+    assert peaks[2] > peaks[1] > 0
+    assert peaks == {number: devices[f"sim:{number}"]["peak_bytes"] for number in peaks}
+
+
+def test_error_names_the_whole_world() -> None:
+    def program() -> None:
+        if sp.get_rank() == 63:
+            raise ValueError("boo")
+
+    with refused(RunFailedError, rank=63) as caught:
+        sp.dry_run(program, world_size=64)
+    assert str(caught.value).startswith("rank 63 of 64 failed")
+
+
+def test_busy_rank_of_a_folded_run_is_named() -> None:
+    def program() -> None:
+        while sp.get_rank() == 63:
+            pass
+        sp.barrier()
+
+    with refused(RunFailedError, rank=63) as caught:
+        sp.dry_run(program, world_size=64, timeout_s=0.3)
+    assert "rank 63 has not passed on its turn" in str(caught.value)
+
+
 def test_utilisation_and_throughput() -> None:
     prediction = sp.dry_run(train, world_size=2)
     device, span_s = prediction.cluster.device, prediction.makespan_s

@@ -59,6 +59,16 @@ def test_rooted_collectives_find_their_root(root):
     assert matrix(reduce) == back.tolist()
 
 
+@pytest.mark.parametrize("root", range(N))
+def test_naive_reduce_sends_to_its_root(root):
+    """The root has the times of the steps, and sends nothing."""
+    found = matrix(lambda: sp.reduce(np.ones(8), root, algorithm="naive"))
+    expected = np.zeros((N, N))
+    expected[:, root] = 64
+    expected[root, root] = 0
+    assert found == expected.tolist()
+
+
 def test_messages_and_exchanges_have_their_receivers():
     def program():
         if sp.get_rank() == 1:

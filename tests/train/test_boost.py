@@ -21,7 +21,7 @@ from simparallel.parallel import DistributedDataParallel
 from simparallel.train.boost.boost import Boost, BoostedStep
 from simparallel.train.boost.config import SWITCHES, parse
 from simparallel.train.boost.dim_reduce import DimReduce, principal_directions
-from simparallel.train.boost.freeze import freeze_sequence, suffixes
+from simparallel.train.boost.freeze import freeze_sequence, frozen_layers
 from simparallel.train.boost.less_bn import NormalizedLinear, centre, centred, normalize_head, remove_norms
 from simparallel.train.step import TrainStep
 
@@ -257,7 +257,7 @@ def test_freeze_sequences_as_published():
 def test_frozen_parameters_collect_nothing():
     model = mlp()
     params = list(model.parameters())
-    with setting(suffixes(params, 3)[1], "requires_grad", False):
+    with setting(frozen_layers(params, 3)[1], "requires_grad", False):
         model.zero_grad()
         x, labels = batch(0, 0)
         sp.functions.cross_entropy(model(sp.Tensor(x)), labels).backward()

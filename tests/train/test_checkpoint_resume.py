@@ -506,6 +506,20 @@ def test_model_survives_one_file(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["model.ckpt"]
 
 
+def test_renamed_note_is_damage(tmp_path):
+    """Any flipped bit of the name of our entry: the value would be read as arrays without their tree."""
+    path = tmp_path / "file"
+    sp.save({"a": {"b": np.ones(2), "c": 3}}, path)
+    content = path.read_bytes()
+    place = content.index(b'"simparallel"') + 1
+    for bit in range(8 * len("simparallel")):
+        damaged = bytearray(content)
+        damaged[place + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with refused(CheckpointError):
+            sp.load(path)
+
+
 def test_dict_and_foreign_files_are_read(tmp_path):
     arrays = {"a": np.arange(6, dtype=">i4").reshape(2, 3), "b": sp.Tensor([1.5]), "c": np.float32([[1, 2]]).T}
     sp.save_checkpoint(arrays, tmp_path / "ours")

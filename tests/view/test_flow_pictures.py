@@ -136,6 +136,13 @@ def test_scaling_marks_ranks_beyond_the_cores():
     assert not sp.view.plot_scaling(rates, cores=4).patches
 
 
+def test_scaling_names_its_unit():
+    assert sp.view.plot_scaling({"a": [(1, 5.0)]}).get_ylabel() == "speed, in units of one rank"
+    ax = sp.view.plot_scaling({"a": [(2, 10.0), (4, 20.0)]})
+    assert ax.lines[1].get_xydata().tolist() == [[2, 1], [4, 2]]
+    assert ax.get_ylabel() == "speed, in units of 2 ranks"
+
+
 def test_landscape_has_a_staircase_of_the_front():
     ax = sp.view.plot_search_landscape({"a": [(1e-3, 4e6), (3e-3, 1e6)], "b": [(2e-3, 2e6)]}, {"known": (2e-3, 5e6)})
     line = next(line for line in ax.lines if line.get_drawstyle() == "steps-pre")

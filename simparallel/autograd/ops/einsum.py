@@ -126,7 +126,7 @@ def explicit(equation: Any) -> str:
         why = (
             f"{bad[0]!r} is not a list of letters"
             if bad
-            else f"{unknown[0]!r} is in no input"
+            else f"{unknown[0]!r} is not a letter of any input"
             if unknown
             else "'...' has to stand on both sides"
         )

@@ -17,7 +17,7 @@ from simparallel.errors import DTypeError, InputError, OutOfRangeError
 from simparallel.layout.rule import dim_names
 
 ROWS = Words("id", "ids", "rows", "make the table {} rows long", "")
-COLUMNS = Words("id", "ids", "classes", "say num_classes={}", "")
+COLUMNS = Words("id", "ids", "classes", "set num_classes={}", "")
 
 
 class Embedding(Op):

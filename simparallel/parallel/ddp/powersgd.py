@@ -139,8 +139,8 @@ class PowerSGDState:
                 # Warn once, on the first rank.
                 if self._saved_ranks != factors.num_ranks and self._tells_of_errors and factors.is_first_rank:
                     warnings.warn(
-                        f"PowerSGDState: saved on {self._saved_ranks} ranks, these are {factors.num_ranks}: what each "
-                        "had not sent yet is left out, the errors begin anew.",
+                        f"PowerSGDState: saved on {self._saved_ranks} ranks, these are {factors.num_ranks}: the "
+                        "errors that the old ranks had not sent yet are dropped, and start from zero.",
                         RuntimeWarning,
                         stacklevel=2,
                     )

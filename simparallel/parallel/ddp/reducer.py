@@ -389,7 +389,7 @@ class Reducer:
         names = [self._names[id(parameter)] for parameter in parameters]
         return UnusedParameterError(
             f"DistributedDataParallel, rank {self.communicator.rank}: static_graph=True, but {what} "
-            f"{', '.join(names)}, other than in the first backward. Use find_unused_parameters=True instead.",
+            f"{', '.join(names)}, unlike in the first backward. Use find_unused_parameters=True instead.",
             names=names,
         )
 

@@ -52,7 +52,7 @@ __all__ = [
 
 
 class no_init_parameters(deferred_init):
-    """A block that creates parameters without data: they get a shape, a dtype and an initialiser.
+    """A block that creates parameters without data: they get a shape, a dtype and an initializer.
 
     Under `AutoParallel`, or with `distribute_module`, each rank later draws only its slices, bit for bit equal to the
     slices of the whole; an op on plain tensors draws its parameters whole.
@@ -215,8 +215,8 @@ class AutoParallel:
                 which = [i for i, (a, b) in enumerate(zip(each[0], others, strict=False)) if a != b][:1]
                 told = f"{_sizes(each[0], which)} on rank 0, {_sizes(others, which)} on rank {rank}"
                 raise LayoutError(
-                    f"AutoParallel: the arguments differ in shape: {told}. What a rank gives is an equal slice, or the "
-                    "whole (dataset_strategy='full_batch'): drop the last samples (drop_last=True), or pad."
+                    f"AutoParallel: the arguments differ in shape: {told}. Every rank passes an equal slice, or the whole "
+                    "batch (dataset_strategy='full_batch'): drop the last samples (drop_last=True), or pad."
                 )
         self._known.add(shapes)
         return True

@@ -392,7 +392,9 @@ class Schedule:
         num_stages, count = (max(values) + 1 for values in zip(*((a.stage, a.microbatch) for a in each), strict=True))
         chunks, rest = divmod(num_stages, len(rows))
         if rest:
-            raise InputError(f"Schedule.from_csv: {num_stages} stages on {len(rows)} ranks: not as many on each.")
+            raise InputError(
+                f"Schedule.from_csv: {num_stages} stages cannot be divided evenly among {len(rows)} ranks."
+            )
         count *= 2 if placement == BIDIRECTIONAL else 1
         return cls(name, len(rows), count, chunks, placement, tuple(tuple(map(cell_text, row)) for row in cells))
 

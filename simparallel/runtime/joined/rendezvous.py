@@ -231,7 +231,7 @@ class _Leader:
                 return
         except (OSError, ValueError) as error:
             # The process has gone, or does not follow the protocol.
-            self._tell(f"refused a process that said nothing of use: {error}")
+            self._tell(f"refused a process that does not follow the protocol: {error}")
         close_all(fds)
         connection.close()
 
@@ -270,7 +270,7 @@ class _Leader:
         came = sorted(self._hellos)
         return LaunchError(
             f"rank{_ranks(missing)} never came: {self._identity.where()} is a job of {self._identity.world_size} "
-            f"ranks, and in {self._limit_s:g} s came rank{_ranks(came)}. Start rank {missing[0]} like this one:\n"
+            f"ranks, of which only rank{_ranks(came)} came in {self._limit_s:g} s. Start rank {missing[0]} like this one:\n"
             f"    {self._identity.command_of(missing[0])}\n"
             "or all of them with one command: simparallel run.",
             missing=missing,

@@ -104,7 +104,7 @@ def _leave(code: int, streams: Streams) -> None:
         if streams.are_lost():
             streams.renew()
         for running in end_program(END_LIMIT_S):
-            print(f"the rank ends although {running} still runs: nobody joined it", file=sys.stderr)
+            print(f"the rank ends while {running} is still running: join it before the end", file=sys.stderr)
         write_out()
         log_records.end()
     except BaseException:

@@ -150,9 +150,9 @@ class _Watch:
     return to Python (`time.sleep`, `input`, a lock, one long matrix product) cannot be interrupted.
 
     Attributes:
-        outcomes: one per rank.
+        outcomes: one per rank that runs; as all lists here, by turn: by the number among the ranks that run.
         calls: the user's call, per rank.
-        left_behind: ranks whose threads still run although the run has ended.
+        left_behind: turns whose threads still run although the run has ended.
     """
 
     def __init__(self, segment: Segment, turns: Turns, call: Callable[[], Any], timeout_s: float) -> None:
@@ -164,16 +164,16 @@ class _Watch:
         self._timeout_s = timeout_s if num_threads > 1 else math.inf
         self._ended = [threading.Event() for _ in range(num_threads)]
 
-    def end(self, rank: int, outcome: Outcome) -> None:
+    def end(self, turn: int, outcome: Outcome) -> None:
         """Record the outcome of a rank. Called by its thread at the end."""
         # The run has ended without a thread that was left behind: its late outcome no longer counts.
-        if rank not in self.left_behind:
-            self.outcomes[rank] = outcome
-            self._turns.transports[rank].end()
-            self._ended[rank].set()
+        if turn not in self.left_behind:
+            self.outcomes[turn] = outcome
+            self._turns.transports[turn].end()
+            self._ended[turn].set()
 
     def wait(self) -> None:
-        """Give rank 0 the first turn, for which every thread waits, and wait until every rank has ended.
+        """Give the first rank the first turn, for which every thread waits, and wait until every rank has ended.
 
         Raises:
             KeyboardInterrupt: after all ranks have ended; at a second Ctrl-C, without waiting for the running rank.
@@ -196,18 +196,17 @@ class _Watch:
     # --- a rank that holds up the others ------------------------------------------------------------
 
     def _look_at_the_time(self) -> None:
-        turns = self._turns
-        # Read the rank before the time: a turn that begins in between is not late.
-        rank = turns.running
+        turns, ranks = self._turns, self._segment.ranks
+        # Read the turn before the time: one that begins in between is not late.
+        turn = turns.running
         late_s = time.monotonic() - turns.since_s - self._timeout_s
         if late_s < 0:
             return
-        call, transport = self.calls[rank], turns.transports[rank]
+        call, transport, rank = self.calls[turn], turns.transports[turn], ranks[turn]
         # A rank may run as long as it likes if no other rank waits and none has failed, or if a person is stepping
         # through it.
         waiting, failed = (
-            [r for r in range(len(self.calls)) if r != rank and transport.state_of(r) == state]
-            for state in (RUNNING, FAILED)
+            [r for r in ranks if r != rank and transport.state_of(r) == state] for state in (RUNNING, FAILED)
         )
         if not (waiting or failed) or call.is_debugged():
             return
@@ -225,17 +224,17 @@ class _Watch:
         call.interrupt(late_s)
         if late_s > GIVE_UP_S:
             call.error.add_note("Python cannot interrupt what it does there; its thread ends when it returns.")
-            self._leave_behind(rank, call.error)
+            self._leave_behind(turn, call.error)
 
-    def _leave_behind(self, rank: int, error: BaseException) -> None:
+    def _leave_behind(self, turn: int, error: BaseException) -> None:
         """Continue without a rank whose thread cannot be interrupted."""
-        transport = self._turns.transports[rank]
-        self.left_behind.add(rank)
+        transport = self._turns.transports[turn]
+        self.left_behind.add(turn)
         report = failure_report(error, keep=True)
-        self.outcomes[rank].report = report
+        self.outcomes[turn].report = report
         transport.fail(report, error)
         transport.end()
-        self._ended[rank].set()
+        self._ended[turn].set()
 
     # --- Ctrl-C -------------------------------------------------------------------------------------
 
@@ -248,12 +247,13 @@ class _Watch:
 
         def look() -> None:
             nonlocal told
-            passed_s, rank = time.monotonic() - since_s, self._turns.running
-            self.calls[rank].interrupt(passed_s)
+            passed_s, turn = time.monotonic() - since_s, self._turns.running
+            self.calls[turn].interrupt(passed_s)
             if passed_s > GIVE_UP_S and not told:
                 told = True
                 print(
-                    f"rank {rank} is in a call that Python cannot interrupt, at {self.calls[rank].place()}. Ctrl-C "
+                    f"rank {self._segment.ranks[turn]} is in a call that Python cannot interrupt, at "
+                    f"{self.calls[turn].place()}. Ctrl-C "
                     "again goes on without it; its thread then ends when that call returns.",
                     file=sys.stderr,
                 )

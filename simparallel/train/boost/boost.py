@@ -20,7 +20,7 @@ from simparallel.optim.loss_scale import all_finite
 from simparallel.parallel import AdasumOptimizer, DistributedGradReducer, DistributedGradScaler, Nodes
 from simparallel.train.boost.config import BoostConfig, parse
 from simparallel.train.boost.dim_reduce import DimReduce, load_directions
-from simparallel.train.boost.freeze import freeze_sequence, suffixes
+from simparallel.train.boost.freeze import freeze_sequence, frozen_layers
 from simparallel.train.boost.less_bn import centre, centred, misfit, normalize_head, remove_norms
 from simparallel.train.ddp_wrappers import warn, wrappers
 from simparallel.train.step import Cut, TrainStep
@@ -156,7 +156,7 @@ class BoostedStep(TrainStep):
         self._sequence = freeze_sequence(
             freeze["param_groups"], freeze["freeze_type"], freeze["freeze_p"], freeze["total_steps"], freeze["seed"]
         )
-        self._frozen = suffixes(in_order, freeze["param_groups"])
+        self._frozen = frozen_layers(in_order, freeze["param_groups"])
         for left_out in self._frozen[1:]:
             rest = [p for p in self._all if p not in set(left_out)]
             self._optimizers.append(optimizer.restricted_to(rest))

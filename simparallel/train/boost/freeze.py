@@ -44,7 +44,7 @@ def freeze_sequence(groups: int, freeze_type: int, full_share: float, steps: int
     return sequence[:steps]
 
 
-def suffixes(parameters: Sequence[Tensor], groups: int) -> list[list[Tensor]]:
+def frozen_layers(parameters: Sequence[Tensor], groups: int) -> list[list[Tensor]]:
     """Return the frozen parameters for each j: all in the groups before group j; groups are about equally long."""
     count = len(parameters)
     return [list(parameters[: count * j // groups]) for j in range(groups)]

@@ -25,6 +25,8 @@ from simparallel.train.ddp_wrappers import bare
 
 # The key of our entry in the file's metadata, which other readers of the format ignore.
 _MARK = "simparallel"
+# The key of the checksum in that entry.
+_SUM = "sha256"
 
 
 def save_checkpoint(save_obj: Module | Mapping[str, Any], ckpt_file_name: str | os.PathLike[str]) -> None:
@@ -63,7 +65,7 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: the file is missing, truncated, not a safetensors file or damaged (in files of this library
-            any flipped bit of an array is detected); or it does not fit `net`, which then stays unchanged.
+            any flipped bit that changes the result is detected); or it does not fit `net`, which then stays unchanged.
 
     Collective: no.
     """
@@ -154,7 +156,7 @@ def load(path: str | os.PathLike[str]) -> Any:
 def _write(path: Path, given: Mapping[str, Any], note: dict[str, Any]) -> None:
     arrays = {name: host_array(name, value) for name, value in given.items()}
     # The format has no checksum. Ours covers the contents, not the header's layout.
-    note = {**note, "sha256": _digest(arrays, note.get("tree"))}
+    note = {**note, _SUM: _digest(arrays, note.get("tree"))}
     metadata = {"format": "np", _MARK: json.dumps(note, allow_nan=False)}
     plan = plan_file({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata)
     order = sorted(arrays, key=lambda name: plan.offsets[name])
@@ -171,8 +173,11 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         # The library's order is random; sort, so that equal files load in one order.
         arrays = dict(sorted(safetensors.numpy.load(content).items()))
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        note = json.loads(header.get("__metadata__", {}).get(_MARK, "{}"))
-        if "sha256" in note and note["sha256"] != _digest(arrays, note.get("tree")):
+        metadata = header.get("__metadata__", {})
+        if _MARK not in metadata and any(_SUM in value for value in metadata.values()):
+            raise CheckpointError(f"{path}: the name of its entry {_MARK!r} in the metadata is damaged.")
+        note = json.loads(metadata.get(_MARK, "{}"))
+        if _SUM in note and note[_SUM] != _digest(arrays, note.get("tree")):
             raise CheckpointError(f"{path}: its {len(content)} bytes do not match the checksum that was written.")
         if not trees.names(note.get("tree")) <= set(arrays):
             raise CheckpointError(f"{path}: arrays to which its data refers are missing.")
