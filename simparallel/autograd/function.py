@@ -177,8 +177,8 @@ class _Call(Reversible):
         count = len(self._is_tensor)
         if len(found) < count or any(x is not None for x in found[count:]):
             raise AutogradError(
-                f"{self.name}: backward returned {len(found)} gradients, forward took {count} arguments; return one for "
-                "each, and None for the others."
+                f"{self.name}: backward returned {len(found)} gradients, forward took {count} arguments; return one "
+                "for each, and None for the others."
             )
         # Gradients are returned for all arguments, but the tape knows only the Tensors.
         of_tensors = [x for x, is_tensor in zip(found, self._is_tensor, strict=False) if is_tensor]
@@ -199,8 +199,8 @@ class _Call(Reversible):
             array = get_namespace(dy).asarray(array, dtype)
         if array.shape != shape:
             raise ShapeError(
-                f"{self.name}: backward returned a gradient of shape {array.shape} for a Tensor of shape {shape}; sum it "
-                "over the dims that were broadcast."
+                f"{self.name}: backward returned a gradient of shape {array.shape} for a Tensor of shape {shape}; sum "
+                "it over the dims that were broadcast."
             )
         # A view, which the tape never writes to: the function may keep the array.
         return array.astype(dtype, copy=False)[...]

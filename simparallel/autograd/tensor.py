@@ -368,8 +368,8 @@ class Tensor(TensorMethods, TensorNumpy):
         # Unlike PyTorch, refuse dims of size 1: an array indexed by such a tensor would lose that dim.
         if self.shape or self.dtype.kind not in "iu":
             raise TypeError(
-                f"a tensor of shape {self.shape} and dtype {self.dtype} is not an index; pass an integer without dims, "
-                "such as x.item()."
+                f"a tensor of shape {self.shape} and dtype {self.dtype} is not an index; pass an integer, such as "
+                "x.item(), or an integer tensor without dims."
             )
         return int(self.item())
 

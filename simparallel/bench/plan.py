@@ -141,8 +141,8 @@ def table(middle: dict[str, dict[str, Any]]) -> str:
                    row[-1]])
         for row in (head, *rows)
     ]  # fmt: skip
-    told = "planned in: capture, prices and search, median of fresh processes; gap: how far the cost may be above the optimum"
-    return "\n".join([*lines, told])
+    planned = "planned in: capture, prices and search, median of fresh processes"
+    return "\n".join([*lines, f"{planned}; gap: how far the cost may be above the optimum"])
 
 
 def tell(name: str) -> None:

@@ -290,8 +290,8 @@ def _numbers(
     if world_size is None:
         world_size = nodes * (per_node or 1)
     if world_size % nodes or per_node not in (None, world_size // nodes):
-        each = "" if per_node is None else f" with {per_node} on each"
-        raise InputError(f"{world_size} devices cannot be split into {nodes} equal node{'s' * (nodes > 1)}{each}.")
+        size = "equal size" if per_node is None else f"{per_node} devices"
+        raise InputError(f"{world_size} devices cannot be split into {nodes} node{'s' * (nodes > 1)} of {size}.")
     return nodes, world_size
 
 

@@ -136,13 +136,13 @@ def test_progress_of_a_script(capsys: pytest.CaptureFixture[str], monkeypatch: p
 def test_script_without_a_search(capsys: pytest.CaptureFixture[str]) -> None:
     Path("train.py").write_text("import simparallel as sp\nsp.init()\n")
     assert main.main(["plan", "train.py", "--cluster", "dgx-h100", "-n", "2"]) == 2
-    assert "train.py has searched for nothing" in capsys.readouterr().err
+    assert "train.py made no search" in capsys.readouterr().err
 
 
 REFUSED = {
     "unknown model": (
         ["plan", "resnet5", "--cluster", "a100"],
-        "plan: resnet5 is no model (mlp, lenet5, resnet18, resnet50, gpt), and there is no such script.",
+        "plan: resnet5 is neither a model (mlp, lenet5, resnet18, resnet50, gpt) nor a script.",
     ),
     "nothing fits": ([*MLP, "--memory", "100KB"], "no plan fits into 100 kB of memory on a device; "),
     "no size": ([*MLP, "--memory", "much"], "--memory='much'"),
@@ -150,7 +150,7 @@ REFUSED = {
     "no cluster": (["plan", "mlp", "--cluster", "h"], "device='h' is not a preset"),
     "no samples": ([*MLP, "--batch", "0"], "--batch 0: must be at least 1."),
     "arguments of a model": (["plan", "--cluster", "a100", "mlp", "5"], "mlp is a model and takes no arguments"),
-    "batch of a script": (["plan", "s.py", "--cluster", "a100", "--batch", "4"], "--batch goes with a model"),
+    "batch of a script": (["plan", "s.py", "--cluster", "a100", "--batch", "4"], "--batch is an option for models"),
     "missing script": (["plan", "s.py", "--cluster", "a100"], "script s.py cannot be read: No such file"),
 }
 

@@ -215,8 +215,8 @@ class AutoParallel:
                 which = [i for i, (a, b) in enumerate(zip(each[0], others, strict=False)) if a != b][:1]
                 told = f"{_sizes(each[0], which)} on rank 0, {_sizes(others, which)} on rank {rank}"
                 raise LayoutError(
-                    f"AutoParallel: the arguments differ in shape: {told}. Every rank passes an equal slice, or the whole "
-                    "batch (dataset_strategy='full_batch'): drop the last samples (drop_last=True), or pad."
+                    f"AutoParallel: the arguments differ in shape: {told}. Every rank passes an equal slice, or the "
+                    "whole batch (dataset_strategy='full_batch'): drop the last samples (drop_last=True), or pad."
                 )
         self._known.add(shapes)
         return True

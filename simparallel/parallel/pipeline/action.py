@@ -46,8 +46,8 @@ def read_cell(text: str, where: str) -> Cell:
     found = _PAIR.fullmatch(text)
     if found is None:
         raise ScheduleError(
-            f"{where}: {text!r} is not an action. Actions are a stage, a kind (F, I, W or B) and a micro-batch, such as "
-            "'0F0', or a pair that may overlap, such as '(0F7+7B3)'."
+            f"{where}: {text!r} is not an action. Actions are a stage, a kind (F, I, W or B) and a micro-batch, such "
+            "as '0F0', or a pair that may overlap, such as '(0F7+7B3)'."
         )
     _, *first, _, s, k, m, _ = found.groups()
     return _action(*first), _action(s, k, m)

@@ -270,7 +270,8 @@ class _Leader:
         came = sorted(self._hellos)
         return LaunchError(
             f"rank{_ranks(missing)} never came: {self._identity.where()} is a job of {self._identity.world_size} "
-            f"ranks, of which only rank{_ranks(came)} came in {self._limit_s:g} s. Start rank {missing[0]} like this one:\n"
+            f"ranks, of which only rank{_ranks(came)} came in {self._limit_s:g} s. Start "
+            f"rank {missing[0]} like this one:\n"
             f"    {self._identity.command_of(missing[0])}\n"
             "or all of them with one command: simparallel run.",
             missing=missing,
