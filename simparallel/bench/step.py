@@ -110,12 +110,12 @@ def our_step(net: Any, batch: Batch) -> Step:
     return step
 
 
-def torch_step(net: Any, batch: Batch) -> Step:
+def torch_step(net: Any, batch: Batch, device: str = "cpu") -> Step:
     """Return the same step in PyTorch."""
     import torch
 
     optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
-    inputs, labels = torch.from_numpy(batch[0]), torch.from_numpy(batch[1].reshape(-1))
+    inputs, labels = (torch.from_numpy(array).to(device) for array in (batch[0], batch[1].reshape(-1)))
 
     def step() -> None:
         logits = net(inputs)
@@ -178,7 +178,7 @@ def by_hand_step(batch: Batch) -> Step:
 
 
 def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = False) -> list[Result]:
-    """Measure, print a table or JSON, return the results.
+    """Measure, print a table or JSON, return the results. `gpu_step` does so on a GPU.
 
     Raises:
         InputError: no model has one of `names` in its title.

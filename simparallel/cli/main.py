@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import simparallel as sp
+from simparallel.backend import ARRAYS
 from simparallel.base.argparse_checks import at_least_one, exit_code, names, numbers
 from simparallel.base.units import format_number_of
 from simparallel.cli import clusters, figures, plan, predict, ranktable as rank_table, run_flags, traces, zoo
@@ -99,6 +100,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--models", type=names, metavar="NAME,…", help="step, ddp: only models whose name contains one of these"
     )
+    bench.add_argument("--array", choices=ARRAYS, help="step: cupy measures on a GPU, beside PyTorch on it")
     bench.add_argument("--peers", type=names, metavar="NAME,…", help="setup, collectives, adasum: only these")
     bench.add_argument(
         "--ranks",
@@ -324,7 +326,8 @@ def _bench(options: argparse.Namespace) -> int:
         settings = {"rounds": options.rounds, "as_json": options.json}
         # Only options that were given, so that the defaults are in one place, at each benchmark.
         settings |= {keyword: value for keyword, value in given.items() if value is not None}
-        import_module(f"simparallel.bench.{options.what}").main(**settings)
+        module = "gpu_step" if (options.what, options.array) == ("step", "cupy") else options.what
+        import_module(f"simparallel.bench.{module}").main(**settings)
     elif not options.setup:
         *most, last = BENCHES
         raise InputError(f"bench: choose what to measure: {', '.join(most)} or {last}; or --setup.")

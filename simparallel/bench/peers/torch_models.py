@@ -60,6 +60,33 @@ def resnet18_cifar() -> nn.Module:
     return resnet_cifar((2, 2, 2, 2))
 
 
+class _Bottleneck(nn.Module):
+    def __init__(self, inputs: int, channels: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * channels
+        self.conv1, self.bn1 = nn.Conv2d(inputs, channels, 1, bias=False), nn.BatchNorm2d(channels)
+        self.conv2, self.bn2 = nn.Conv2d(channels, channels, 3, stride, 1, bias=False), nn.BatchNorm2d(channels)
+        self.conv3, self.bn3 = nn.Conv2d(channels, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.short: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.short = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.bn1(self.conv1(x)))
+        y = torch.relu(self.bn2(self.conv2(y)))
+        return torch.relu(self.bn3(self.conv3(y)) + self.short(x))
+
+
+def resnet50() -> nn.Module:
+    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    inputs = 64
+    for stage, count in enumerate((3, 4, 6, 3)):
+        for i in range(count):
+            layers.append(_Bottleneck(inputs, 64 << stage, 2 if stage and not i else 1))
+            inputs = 256 << stage
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
+
+
 class _GptBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -85,9 +112,13 @@ class _Gpt(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         return self.norm(self.blocks(x)) @ self.tokens.weight.T  # tied
 
 
 def gpt() -> nn.Module:
     return _Gpt(vocabulary=256, length=64, layers=4, heads=4, width=128)
+
+
+def gpt_small() -> nn.Module:
+    return _Gpt(vocabulary=256, length=512, layers=12, heads=12, width=768)

@@ -1,0 +1,187 @@
+"""`simparallel bench step --array cupy`: training steps on a GPU, beside PyTorch eager on the same one, and a floor.
+
+Times are those of the device between two events around all steps of a turn, so the host's part counts where the device
+waits for it. Products are computed in full float32, without TF32, by both. The floor is the predicted time of the same
+step on a device with the measured ceilings of this one, and no cost of a kernel's start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import simparallel as sp
+from simparallel import models
+from simparallel.backend import check_gpu_library, get_namespace, place
+from simparallel.base.units import format_bytes, format_seconds
+from simparallel.bench.contest import Result, measure, table
+from simparallel.bench.step import TURN_S, Step, Task, chosen_tasks, mlp, our_step, tokens, torch_step
+from simparallel.hardware.cluster import describe
+from simparallel.hardware.device import DeviceSpec
+
+# Rows and columns of the matrices that are multiplied; the vectors that are copied have 16 times as many elements.
+CEILING_SIZE = 4096
+GPT = {"num_layers": 12, "num_heads": 12, "width": 768}
+TASKS = (
+    Task("MLP 784-512-512-10, batch 256", mlp, "mlp", 256, (784,)),
+    Task("LeNet-5 28x28, batch 64", models.lenet5, "lenet", 64, (1, 28, 28)),
+    Task("ResNet-50 224x224, batch 64", partial(models.resnet50, 10), "resnet50", 64, (3, 224, 224)),
+    Task(
+        "GPT 12 layers, d 768, T 512, batch 16",
+        partial(models.gpt, 256, 512, **GPT),
+        "gpt_small",
+        16,
+        (512, 256),
+        tokens,
+    ),
+)
+# A number of events, and the seconds between the first and the last one.
+Clock = tuple[Callable[[], Any], Callable[[Any, Any], float]]
+
+
+def clock_of(xp: Any) -> Clock:
+    """Return (record, seconds between two records) of a namespace: device events, or of a stand-in the host's time."""
+    cuda = getattr(xp, "cuda", None)
+    if cuda is None:
+        return time.perf_counter, lambda first, last: last - first
+
+    def record() -> Any:
+        event = cuda.Event()
+        event.record()
+        return event
+
+    def elapsed_s(first: Any, last: Any) -> float:
+        last.synchronize()
+        return cuda.get_elapsed_time(first, last) / 1e3
+
+    return record, elapsed_s
+
+
+def torch_clock() -> Clock:
+    """Return the same for PyTorch."""
+    import torch
+
+    def record() -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def elapsed_s(first: Any, last: Any) -> float:
+        last.synchronize()
+        return first.elapsed_time(last) / 1e3
+
+    return record, elapsed_s
+
+
+def repeated(clock: Clock, step: Step, count: int) -> float:
+    """Return the seconds that `count` steps take on the device."""
+    record, elapsed_s = clock
+    first = record()
+    for _ in range(count):
+        step()
+    return elapsed_s(first, record())
+
+
+def ceilings(xp: Any, repeats: int = 10) -> DeviceSpec:
+    """Return a device with the best rates of float32 products and of memory, of `repeats` each, and no launch cost."""
+    clock, size = clock_of(xp), CEILING_SIZE
+    a, c = xp.ones((size, size), "float32"), xp.empty((size, size), "float32")
+    x, y = xp.ones(16 * size * size, "float32"), xp.empty(16 * size * size, "float32")
+    product_s, copy_s = (
+        min(repeated(clock, work, 1) for _ in range(repeats))
+        for work in (lambda: xp.matmul(a, a, out=c), lambda: xp.add(x, 1, out=y))
+    )
+    return DeviceSpec("this GPU", {4: 2 * size**3 / product_s}, 2 * x.nbytes / copy_s, 10**18, 0.0)
+
+
+def floor_s(task: Task, device: DeviceSpec) -> float:
+    """Return the predicted time [s] of a step on a device."""
+
+    def program() -> None:
+        our_step(task.ours(), task.batch(task.batch_size, *task.shape))()
+
+    return float(sp.dry_run(program, cluster=replace(describe(1), device=device), unknown=0.0).makespan_s)
+
+
+def on_gpu(task: Task) -> tuple[Any, Step]:
+    """Return the namespace of the GPU's arrays, and our step of a task."""
+    batch = tuple(place(np.ascontiguousarray(array), 0) for array in task.batch(task.batch_size, *task.shape))
+    return get_namespace(batch[0]), our_step(task.ours().to("cuda:0"), batch)
+
+
+def torch_on_gpu(task: Task) -> Step | None:
+    """Return torch's step of a task; None without a torch that has a GPU."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    batch = task.batch(task.batch_size, *task.shape)
+    return torch_step(task.theirs().cuda(), batch, "cuda")
+
+
+def reserved_bytes(who: str, xp: Any) -> int:
+    """Return the device memory that a library has reserved since it was last asked, and give it back."""
+    if who == "PyTorch":
+        import torch
+
+        peak = torch.cuda.max_memory_reserved()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return peak
+    if not hasattr(xp, "get_default_memory_pool"):
+        return 0
+    pool = xp.get_default_memory_pool()
+    peak = pool.total_bytes()
+    pool.free_all_blocks()
+    return int(peak)
+
+
+def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = False) -> list[Result]:
+    """Measure, print a table or JSON, return the results.
+
+    Raises:
+        InputError: no GPU that CuPy can use, or no model has one of `names` in its title.
+    """
+    check_gpu_library()
+    os.environ.setdefault("CUPY_TF32", "0")
+    tasks, device, results = chosen_tasks(names, TASKS), None, []
+    for task in tasks:
+        xp, ours = on_gpu(task)
+        device = device or ceilings(xp)
+        turns = {"simparallel": partial(repeated, clock_of(xp), ours)}
+        theirs = torch_on_gpu(task)
+        if theirs is not None:
+            turns["PyTorch"] = partial(repeated, torch_clock(), theirs)
+        result = measure(task.title, turns, rounds=rounds, turn_s=TURN_S)
+        result.extra = {"floor_s": floor_s(task, device)}
+        # Free the arrays of the steps first: then the next task begins with empty pools.
+        del ours, theirs, turns
+        result.extra |= {f"peak_bytes {who}": reserved_bytes(who, xp) for who in result.times_s}
+        results.append(result)
+        if not as_json:
+            print(table([result], "simparallel"), told(result), sep="\n", flush=True)
+    if as_json:
+        rows = [{"model": r.title, "median_s": {n: r.median_s(n) for n in r.times_s}, **r.extra} for r in results]
+        print(json.dumps(rows, indent=1))
+    elif "PyTorch" not in results[0].times_s:
+        print("no PyTorch with a GPU is installed, so nothing stands beside", file=sys.stderr)
+    return results
+
+
+def told(result: Result) -> str:
+    """Return the floor and the memory of a result as a line."""
+    floor = float(str(result.extra["floor_s"]))
+    memory = [f"{n.split()[1]} {format_bytes(float(str(v)))}" for n, v in result.extra.items() if "peak" in n]
+    times = f"{result.median_s('simparallel') / floor:.1f} times the floor of {format_seconds(floor)}"
+    return f"  {times}; memory {', '.join(memory)}"

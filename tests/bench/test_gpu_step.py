@@ -1,0 +1,112 @@
+"""`bench step --array cupy`, run on the stand-in for a GPU: its steps, its floor and its refusal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from refusals import refused
+
+from simparallel import backend
+from simparallel.bench import gpu_step
+from simparallel.bench.step import chosen_tasks, our_step
+from simparallel.cli.main import main
+from simparallel.errors import InputError
+from simparallel.hardware.device import DeviceSpec
+from simparallel.testing.strict import StrictArray, launches, xp
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_step, "CEILING_SIZE", 64)
+
+
+@pytest.mark.usefixtures("small")
+def test_command_prints_steps_and_floors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "step", "--array", "cupy", "--models", "lenet", "--rounds", "1", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["model"].startswith("LeNet-5")
+    assert row["median_s"]["simparallel"] > 0 < row["floor_s"]
+
+
+@pytest.mark.usefixtures("small")
+def test_table_tells_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
+    (result,) = gpu_step.main(names=["lenet"], rounds=1)
+    printed = capsys.readouterr()
+    assert "LeNet-5" in printed.out
+    assert "floor " in printed.out
+    assert ("PyTorch" in result.times_s) is not ("no PyTorch with a GPU" in printed.err)
+
+
+def test_step_runs_on_the_gpu() -> None:
+    (task,) = chosen_tasks(["lenet"], gpu_step.TASKS)
+    namespace, step = gpu_step.on_gpu(task)
+    assert namespace is xp
+    with launches() as names:
+        step()
+    assert "matmul" in names
+
+
+def test_floor_follows_the_ceilings() -> None:
+    """Half the rates take twice the time, because a launch costs nothing."""
+    (task,) = chosen_tasks(["MLP"], gpu_step.TASKS)
+    times = [gpu_step.floor_s(task, DeviceSpec("gpu", {4: rate}, rate, 1 << 40, 0.0)) for rate in (2e12, 1e12)]
+    assert times[1] == pytest.approx(2 * times[0], rel=1e-6)
+
+
+def test_time_is_between_two_events() -> None:
+    class Cuda:
+        """A device whose clock the steps advance by two milliseconds."""
+
+        now_ms = 0.0
+
+        class Event:
+            def record(self) -> None:
+                self.at_ms = Cuda.now_ms
+
+            def synchronize(self) -> None:
+                self.is_done = True
+
+        @staticmethod
+        def get_elapsed_time(first: Any, last: Any) -> float:
+            assert last.is_done
+            return last.at_ms - first.at_ms
+
+    def step() -> None:
+        Cuda.now_ms += 2.0
+
+    namespace = type("Namespace", (), {"cuda": Cuda})
+    assert gpu_step.repeated(gpu_step.clock_of(namespace), step, 3) == pytest.approx(6e-3)
+
+
+def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_stand_ins", list)
+    monkeypatch.setattr(backend, "why_no_gpu", lambda: "there is no NVIDIA driver")
+    with refused(InputError):
+        gpu_step.main()
+
+
+def test_models_are_those_of_torch() -> None:
+    pytest.importorskip("torch")
+    for task in gpu_step.TASKS:
+        ours, theirs = (list(model.parameters()) for model in (task.ours(), task.theirs()))
+        assert sum(p.size for p in ours) == sum(p.numel() for p in theirs), task.title
+
+
+@pytest.mark.parametrize("name", ["MLP", "LeNet"])
+def test_torch_takes_the_same_step(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    from simparallel.bench.step import torch_step
+
+    (task,) = chosen_tasks([name], gpu_step.TASKS)
+    ours, theirs = task.ours(), task.theirs()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        other.data = torch.from_numpy(mine.data.copy())
+    batch = task.batch(4, *task.shape)
+    our_step(ours, batch)()
+    torch_step(theirs, batch)()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        np.testing.assert_allclose(mine.data, other.detach().numpy(), rtol=1e-4, atol=1e-6)
+    assert not isinstance(mine.data, StrictArray)
