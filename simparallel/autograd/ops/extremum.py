@@ -359,7 +359,7 @@ def var(
     `ddof`.
 
     Args:
-        x: any shape, floating point.
+        x: any shape; integers and bools are taken as float64.
         dim: a dim, or a tuple of them; None for all.
         keepdim: keep these dims, with size 1.
         correction: the divisor is the number n of elements minus this.
@@ -376,7 +376,7 @@ def std(
     """Return the standard deviation over `dim` (all dims by default): the root of `var`. The gradient at 0 is 0.
 
     Args:
-        x: any shape, floating point.
+        x: any shape; integers and bools are taken as float64.
         dim: a dim, or a tuple of them; None for all.
         keepdim: keep these dims, with size 1.
         correction: the divisor is the number n of elements minus this.

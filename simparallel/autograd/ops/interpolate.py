@@ -36,7 +36,8 @@ def interpolate(
             it, which differs where the size was rounded down.
 
     Raises:
-        InputError: an unknown mode, or not exactly one of size and scale_factor. ShapeError: dims that do not fit.
+        InputError: an unknown mode, not exactly one of size and scale_factor, a size below 1, align_corners with
+            "nearest", or recompute_scale_factor without scale_factor. ShapeError: dims that do not fit.
     """
     check_settings("interpolate", size, scale_factor, mode, align_corners, recompute_scale_factor)
     x = as_tensor(x)
