@@ -35,6 +35,8 @@ _IN_PLACE = frozenset(("copyto", "fill", "partition", "put", "sort"))
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
 
 
+# The device of all arrays.
+_DEVICE: AbstractContextManager[None] = nullcontext()
 # A function for each open block of `host_waits` and of `launches`.
 _Listeners = list[Callable[[str], None]]
 _wait_listeners: _Listeners = []
@@ -116,7 +118,7 @@ class StrictArray:
 
     @property
     def device(self) -> AbstractContextManager[None]:
-        return nullcontext()
+        return _DEVICE
 
     @property
     def flags(self) -> _Flags:

@@ -69,3 +69,16 @@ def test_convolution_takes_parts_for_memory(monkeypatch: pytest.MonkeyPatch, nam
     whole = launches_of(*CONVOLUTIONS[name], 4, 12)
     monkeypatch.setattr(im2col, "GATHERED_ON_GPU_BYTES", 1 << 16)
     assert len(launches_of(*CONVOLUTIONS[name], 4, 12)) > len(whole)
+
+
+def test_attention_to_more_keys_starts_as_many() -> None:
+    def names_of(length: int) -> list[str]:
+        q, k, v = (sp.Tensor(xp.ones((2, 2, length, 4), "float32"), requires_grad=True) for _ in range(3))
+        for _ in range(2):  # the first call makes the mask, which the others share
+            with launches() as names:
+                (sp.functions.scaled_dot_product_attention(q, k, v, is_causal=True) ** 2).sum().backward()
+        return names
+
+    few, many = names_of(3), names_of(70)
+    assert len(few) == len(many)
+    assert "arange" not in many

@@ -142,6 +142,8 @@ def _scaled_transpose(xp: ModuleType, x: Array, scale: float) -> Array:
 
 def _column_maximum(xp: ModuleType, x: Array) -> Array:
     """Return the maximum along dim -2, kept with size 1: by halves, three times as fast as `max` (NumPy 2.4)."""
+    if not isinstance(x, np.ndarray):  # a kernel for each half would cost more
+        return x.max(axis=-2, keepdims=True)
     while (num_rows := x.shape[-2]) > 1:
         # An odd number of rows: the halves share the middle row.
         half = -(-num_rows // 2)
