@@ -20,6 +20,7 @@ import numpy as np
 
 import simparallel as sp
 from simparallel import models
+from simparallel.autograd.kernels.windows import scratch
 from simparallel.backend import check_gpu_library, get_namespace, place
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.bench.contest import Result, measure, table
@@ -43,7 +44,7 @@ TASKS = (
         tokens,
     ),
 )
-# A number of events, and the seconds between the first and the last one.
+# A function that records an event, and one that returns the seconds between two events.
 Clock = tuple[Callable[[], Any], Callable[[Any, Any], float]]
 
 
@@ -111,10 +112,10 @@ def floor_s(task: Task, device: DeviceSpec) -> float:
     return float(sp.dry_run(program, cluster=replace(describe(1), device=device), unknown=0.0).makespan_s)
 
 
-def on_gpu(task: Task) -> tuple[Any, Step]:
-    """Return the namespace of the GPU's arrays, and our step of a task."""
+def on_gpu(task: Task) -> Step:
+    """Return our step of a task on the GPU."""
     batch = tuple(place(np.ascontiguousarray(array), 0) for array in task.batch(task.batch_size, *task.shape))
-    return get_namespace(batch[0]), our_step(task.ours().to("cuda:0"), batch)
+    return our_step(task.ours().to("cuda:0"), batch)
 
 
 def torch_on_gpu(task: Task) -> Step | None:
@@ -131,7 +132,7 @@ def torch_on_gpu(task: Task) -> Step | None:
 
 
 def reserved_bytes(who: str, xp: Any) -> int:
-    """Return the device memory that a library has reserved since it was last asked, and give it back."""
+    """Return the device memory that a library has reserved for a task, and give back what is free."""
     if who == "PyTorch":
         import torch
 
@@ -142,7 +143,9 @@ def reserved_bytes(who: str, xp: Any) -> int:
     if not hasattr(xp, "get_default_memory_pool"):
         return 0
     pool = xp.get_default_memory_pool()
+    # A pool grows only, so its size is the peak. The next task begins without the work arrays of this one.
     peak = pool.total_bytes()
+    scratch.clear()
     pool.free_all_blocks()
     return int(peak)
 
@@ -154,11 +157,14 @@ def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = Fal
         InputError: no GPU that CuPy can use, or no model has one of `names` in its title.
     """
     check_gpu_library()
-    os.environ.setdefault("CUPY_TF32", "0")
-    tasks, device, results = chosen_tasks(names, TASKS), None, []
+    # CuPy reads it at the first product.
+    os.environ["CUPY_TF32"] = "0"
+    tasks, results = chosen_tasks(names, TASKS), []
+    xp = get_namespace(place(np.empty(0), 0))
+    device = ceilings(xp)
+    reserved_bytes("simparallel", xp)
     for task in tasks:
-        xp, ours = on_gpu(task)
-        device = device or ceilings(xp)
+        ours = on_gpu(task)
         turns = {"simparallel": partial(repeated, clock_of(xp), ours)}
         theirs = torch_on_gpu(task)
         if theirs is not None:

@@ -26,8 +26,9 @@ from simparallel.optim.blocks import PIECE_BYTES, converted
 from simparallel.optim.schedules import Rate, as_schedule
 from simparallel.optim.state_dict import EXTRAS, Group, checked_state_dict
 
-# Parameters on a GPU are joined up to this size, which bounds the copies; a larger one is updated by itself.
-JOINED_BYTES = 128 << 20
+# On a GPU, parameters up to SMALL_BYTES are joined for an update: moving a larger one takes longer than starting a
+# kernel. CuPy joins up to 8 arrays by a copy for each, so fewer gain little; the upper limit bounds the copies.
+SMALL_BYTES, LEAST_JOINED, MOST_JOINED = 1 << 20, 9, 64
 
 
 class _Living(threading.local):
@@ -107,9 +108,9 @@ class Optimizer:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._name = cls.__name__
-        # A new `update` is not taken to be like that of the base: LAMB is an Adam with norms.
-        if "update" in cls.__dict__:
-            cls.is_elementwise = cls.__dict__.get("is_elementwise", False)
+        # The class that defines `update` says it: LAMB, or the optimizer of a user, is an Adam with another one.
+        owner = next(base for base in cls.__mro__ if "update" in vars(base))
+        cls.is_elementwise = vars(owner).get("is_elementwise", False)
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Group) -> None:
         self.defaults = defaults
@@ -346,6 +347,7 @@ class Optimizer:
                 group["lr"] = rate
         self._num_steps += 1
         remaining = iter(zip(params, arrays, strict=True))
+        joins = self.is_elementwise and "update" not in vars(self)
         # Device -> flops, bytes, widest item, tensors.
         work: dict[Device | None, list[int]] = {}
         for group, plan in zip(self.param_groups, plans, strict=True):
@@ -354,7 +356,7 @@ class Optimizer:
                 param, grad = next(remaining)
                 if grad is None:
                     continue
-                if self.is_elementwise and not isinstance(param._data, np.ndarray):
+                if joins and not isinstance(param._data, np.ndarray):
                     on_gpu.append((param, grad))
                 else:
                     self.update(param, grad, group)
@@ -376,54 +378,63 @@ class Optimizer:
                 self._num_held = num_kept
 
     def _update_on_gpu(self, pairs: list[tuple[Tensor, Array]], group: Group) -> None:
-        """Update parameters, given with their gradients, many at once."""
+        """Update parameters, given with their gradients: small ones together, because a kernel's start takes longer."""
         bundles: dict[Any, list[tuple[Tensor, Array]]] = {}
-        sizes_bytes: dict[Any, int] = {}
         for param, grad in pairs:
             data, state = param._data, self.state.get(param)
-            if data.nbytes > JOINED_BYTES:
+            # A view may share memory with another parameter.
+            if data.nbytes > SMALL_BYTES or data.base is not None:
                 self.update(param, grad, group)
                 continue
-            # Only parameters with equal numbers of steps, and with the same arrays in their state, can be joined.
-            numbers = state and [len(state), *map(state.get, (*self.state_counts, *self.state_numbers))]
-            key = gpu_of(data), data.dtype, grad.dtype, str(numbers)
-            sizes_bytes[key] = sizes_bytes.get(key, 0) + data.nbytes
-            bundles.setdefault((key, sizes_bytes[key] // JOINED_BYTES), []).append((param, grad))
+            # Only parameters with the same arrays and the same numbers in their state can be joined.
+            known = None
+            if state is not None:
+                known = tuple((name, None if is_array(value) else value) for name, value in sorted(state.items()))
+            key = param._device, gpu_of(data), data.dtype, grad.dtype, known
+            bundles.setdefault(key, []).append((param, grad))
         for bundle in bundles.values():
-            if len(bundle) == 1:
-                self.update(*bundle[0], group)
-            else:
-                self._update_joined(bundle, group)
+            for start in range(0, len(bundle), MOST_JOINED):
+                some = bundle[start : start + MOST_JOINED]
+                if len(some) >= LEAST_JOINED:
+                    self._update_joined(some, group)
+                    continue
+                for param, grad in some:
+                    self.update(param, grad, group)
 
     def _update_joined(self, bundle: list[tuple[Tensor, Array]], group: Group) -> None:
-        """Update parameters on one GPU as one long parameter: one kernel for each operation, not one for each array."""
-        arrays = [param._data for param, _ in bundle]
-        xp = get_namespace(arrays[0])
+        """Update parameters as one long parameter: one kernel for each operation, and a copy back for each array."""
+        params = [param for param, _ in bundle]
+        xp = get_namespace(params[0]._data)
 
         def joined(parts: Iterable[Array]) -> Array:
             return xp.concatenate([part.reshape(-1) for part in parts])
 
-        with arrays[0].device:
-            whole = Tensor._result(joined(arrays), device=bundle[0][0]._device)
-            states = [self.state[param] for param, _ in bundle if param in self.state]
-            if states:
+        with params[0]._data.device:
+            whole = Tensor._result(joined(param._data for param in params), device=params[0]._device)
+            grad = joined(grad for _, grad in bundle)
+            if params[0] in self.state:
+                states = [self.state[param] for param in params]
                 self.state[whole] = {
                     name: joined(state[name] for state in states) if is_array(value) else value
                     for name, value in states[0].items()
                 }
-            self.update(whole, joined(grad for _, grad in bundle), group)
-            state, start = self.state.pop(whole, None), 0
-            self._scratch.pop(whole, None)
-            for (param, _), array in zip(bundle, arrays, strict=True):
-                part, start = slice(start, start + array.size), start + array.size
-                array[...] = whole._data[part].reshape(array.shape)
-                if state is not None:
-                    self.state.setdefault(param, {}).update(
-                        (name, value[part].reshape(array.shape) if is_array(value) else value)
-                        for name, value in state.items()
-                    )
-        # The state of each parameter is a view of a new array: count it anew.
-        self._num_held = 0
+            try:
+                self.update(whole, grad, group)
+            finally:
+                new = self.state.pop(whole, None)
+                self._scratch.pop(whole, None)
+            start = 0
+            for param in params:
+                part, start = slice(start, start + param._data.size), start + param._data.size
+                param._data[...] = whole._data[part].reshape(param._data.shape)
+                for name, value in (new or {}).items():
+                    state = self.state.setdefault(param, {})
+                    if not is_array(value):
+                        state[name] = value
+                    elif name in state:
+                        state[name][...] = value[part].reshape(state[name].shape)
+                    else:
+                        state[name] = value[part].reshape(param._data.shape).copy()
 
     def _make_room(self, grads: list[Array | None]) -> None:
         """Raise DeviceOutOfMemoryError if a device has no room for the state that this step will allocate."""

@@ -15,7 +15,7 @@ Importing this file registers the type, so that Tensors and ops accept it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -30,6 +30,8 @@ from simparallel.testing import cupy_lacks
 _SIZED_BY_VALUES = frozenset(("argwhere", "compress", "flatnonzero", "nonzero", "unique"))
 # Functions that reserve memory and write nothing; functions and methods that write into their first array.
 _NOT_FILLED = frozenset(("empty", "empty_like"))
+# Functions that copy array by array, unless there are many small ones.
+_JOINING = frozenset(("concatenate", "stack", "hstack", "vstack"))
 _IN_PLACE = frozenset(("copyto", "fill", "partition", "put", "sort"))
 # Functions that copy host arrays to the device.
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
@@ -53,9 +55,10 @@ def host_waits() -> AbstractContextManager[list[str]]:
 
 
 def launches() -> AbstractContextManager[list[str]]:
-    """List the operations inside the block for which CuPy starts a kernel or a copy; some start more than one.
+    """List the operations inside the block for which CuPy starts a kernel, or a copy to the GPU; some start more.
 
-    They have the names of the functions and operators: matmul, add, iadd, setitem. A view of memory starts nothing.
+    They have the names of the functions and operators: matmul, add, iadd, setitem. A view of memory starts nothing. A
+    product of broadcast stacks of matrices, for example, is listed once, and starts about ten small kernels.
     """
     return _listing(_launch_listeners)
 
@@ -207,6 +210,14 @@ def _unwrap(value: Any) -> Any:
     return value
 
 
+def _num_copies(arrays: Sequence[np.ndarray]) -> int:
+    """Return the number of kernels by which CuPy 14 joins arrays: one for more than 8 of less than 2 MiB on average."""
+    is_one_dtype = len({array.dtype for array in arrays}) == 1
+    if len(arrays) > 8 and is_one_dtype and sum(array.nbytes for array in arrays) < len(arrays) << 21:
+        return 1
+    return len(arrays)
+
+
 def _is_same(a: np.ndarray, b: np.ndarray) -> bool:
     """Return whether two arrays are the same elements of memory, in the same order."""
     return a.__array_interface__ == b.__array_interface__
@@ -265,7 +276,8 @@ def _guarded(
         elif name in _IN_PLACE or name.endswith(".at"):
             _note_launch(name, owner if isinstance(owner, np.ndarray) else args[0])
         elif name not in _NOT_FILLED:
-            _note_launch(name, result, *args, owner)
+            for _ in range(_num_copies(args[0]) if name in _JOINING else 1):
+                _note_launch(name, result, *args, owner)
         return _wrap(result)
 
     return call

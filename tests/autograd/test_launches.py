@@ -16,14 +16,14 @@ def test_what_starts_a_kernel() -> None:
     x, host = xp.asarray(np.arange(6.0).reshape(2, 3)), np.ones(2)
     with launches() as names:
         x + 1, 1 - x, -x, x @ x.T, x == x
-        xp.exp(x), xp.add(x, x, out=x), x.sum(), xp.concatenate([x, x])
+        xp.exp(x), xp.add(x, x, out=x), x.sum(), xp.concatenate([x] * 9), xp.concatenate([x, x])
         x[0] += 1
         x[xp.asarray(host).astype(int)]
         x[:, 0] = 2
         xp.add.at(x, (0, 1), 1.0)
         x.fill(0)
     arithmetic = ["add", "sub", "neg", "matmul", "eq"]
-    functions = ["exp", "add", "sum", "concatenate"]
+    functions = ["exp", "add", "sum", "concatenate", *["concatenate"] * 2]
     writes = ["iadd", "asarray", "astype", "getitem", "setitem", "add.at", "fill"]
     assert names == [*arithmetic, *functions, *writes]
 
@@ -69,6 +69,14 @@ def test_convolution_takes_parts_for_memory(monkeypatch: pytest.MonkeyPatch, nam
     whole = launches_of(*CONVOLUTIONS[name], 4, 12)
     monkeypatch.setattr(im2col, "GATHERED_ON_GPU_BYTES", 1 << 16)
     assert len(launches_of(*CONVOLUTIONS[name], 4, 12)) > len(whole)
+
+
+def test_gathered_windows_leave_room_on_a_small_device() -> None:
+    def program() -> None:
+        x = sp.Tensor(np.ones((24, 16, 64, 64), np.float32), requires_grad=True)
+        (sp.nn.Conv2d(16, 24, 3, padding=1)(x) ** 2).sum().backward()
+
+    sp.launch(program, world_size=1, transport="inline", array="cupy", device_memory="90MB")
 
 
 def test_attention_to_more_keys_starts_as_many() -> None:

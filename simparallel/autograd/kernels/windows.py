@@ -188,6 +188,16 @@ class Scratch(threading.local):
             array = arrays[key] = _make(memory, name, size, like, make)
         return array
 
+    @property
+    def limit_bytes(self) -> int | None:
+        """The capacity of this thread's device; None for no limit."""
+        memory, _ = self._mine()
+        return None if memory is None else memory.limit_bytes
+
+    def clear(self) -> None:
+        """Free the scratch arrays of this thread's device."""
+        self._mine()[1].clear()
+
     def _mine(self) -> tuple[MemoryAccount | None, dict[Any, Array]]:
         """Return the memory account of this thread's device (None outside of a run) and its scratch arrays."""
         recorder = current_recorder()
