@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -392,24 +392,23 @@ def test_local_groups_are_limited():
     assert sp.launch(program, world_size=2, transport="inline") == [2 * ControlMap(2).local_groups] * 2
 
 
-def come_late(done: Any, timeout_s: float) -> None:
-    """Rank 1 computes until the other ranks have failed."""
+def come_late(folder: Path, timeout_s: float) -> None:
+    """Rank 1 computes until both other ranks have failed: if it returned earlier, its end could be their error."""
     if sp.get_rank() == 1:
         deadline = time.monotonic() + 30
-        while not os.path.exists(done) and time.monotonic() < deadline:
+        while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
             pass
         return
     try:
         sp.monitored_barrier(timeout_s=timeout_s)
     finally:
-        if sp.get_rank() == 0:
-            open(done, "w").close()
+        (folder / str(sp.get_rank())).touch()
 
 
 @pytest.mark.process
 def test_monitored_barrier_names_missing_ranks(tmp_path):
     with World("shm") as world:
-        error = failed(world, 3, come_late, str(tmp_path / "done"), 0.3)
+        error = failed(world, 3, come_late, tmp_path, 0.3)
         assert isinstance(error.__cause__, DeadlineError)
         assert error.__cause__.facts["missing"] == [1]
         assert error.__cause__.facts["timeout_s"] == 0.3
