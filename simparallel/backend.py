@@ -125,7 +125,7 @@ def to_device_like(host: np.ndarray, like: Array) -> Array:
 
 
 def read_numbers(values: Iterable[Any]) -> list[Any]:
-    """Return numbers and 0-d arrays as Python numbers. Those of one GPU come in one copy: the host waits once."""
+    """Return numbers and 0-d arrays as Python numbers. One copy brings all from one GPU: the host waits once."""
     found = list(values)
     on_gpu: dict[int | None, list[int]] = {}
     for i, value in enumerate(found):

@@ -1,7 +1,7 @@
 """NumPy's functions on Tensors: `np.exp(x)` is the op on the tape, and no call loses a gradient in silence.
 
 NumPy asks a Tensor through `__array_ufunc__` and `__array_function__`. The two tables below map NumPy's functions to
-those of `simparallel.functions`. Any other NumPy function computes with the arrays, off the tape. If a gradient is
+`simparallel.functions`. Any other NumPy function computes with the arrays, off the tape. If a gradient is
 wanted, the call is refused, unless it only reads.
 """
 
@@ -42,7 +42,7 @@ _READERS = """
 
 
 def _functions(f: Any) -> dict[str, Callable[..., Any]]:
-    """Return functions under NumPy's names, with NumPy's arguments; `f` holds those of `simparallel.functions`."""
+    """Return functions under NumPy's names, with NumPy's arguments; `f` is `simparallel.functions`."""
 
     def repeated(reduce: Callable[..., Any]) -> Callable[..., Any]:
         return lambda a, axis=None, keepdims=False: reduce(a, axis, keepdims)

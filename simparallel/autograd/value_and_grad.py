@@ -26,8 +26,8 @@ def value_and_grad(
 
     Args:
         fn: returns a scalar Tensor or, with `has_aux`, a tuple that begins with one. A tuple of Tensors
-            without `has_aux` is differentiated as in MindSpore: the gradient is that of the sum of all
-            elements of all of them. This is seldom intended, so the first call warns.
+            without `has_aux` is differentiated as in MindSpore: as the sum of all elements of all of
+            them. This is seldom intended, so the first call warns.
         grad_position: positional arguments to differentiate with respect to: a number, a tuple of numbers,
             or None for none of them. Or the parameters: a Tensor or several.
         weights: leaves with `requires_grad`, a Tensor or several. The gradient of an unused one is zeros.

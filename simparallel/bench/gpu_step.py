@@ -1,7 +1,7 @@
 """`simparallel bench step --array cupy`: training steps on a GPU, beside PyTorch eager on the same one, and a floor.
 
-Times are those of the device between two events around all steps of a turn, so the host's part counts where the device
-waits for it. Products are computed in full float32, without TF32, by both. The floor is the predicted time of the same
+Events on the device measure the time around all steps of a turn, so the host's part counts where the device waits for
+it. Products are computed in full float32, without TF32, by both. The floor is the predicted time of the same
 step on a device with the measured ceilings of this one, and no cost of a kernel's start.
 """
 
@@ -131,8 +131,8 @@ def torch_on_gpu(task: Task) -> Step | None:
     return torch_step(task.theirs().cuda(), batch, "cuda")
 
 
-def reserved_bytes(who: str, xp: Any) -> int:
-    """Return the device memory that a library has reserved for a task, and give back what is free."""
+def reserved_bytes(who: str, xp: Any) -> int | None:
+    """Return the device memory that a library has reserved for a task, and free unused memory; None on a stand-in."""
     if who == "PyTorch":
         import torch
 
@@ -141,7 +141,7 @@ def reserved_bytes(who: str, xp: Any) -> int:
         torch.cuda.reset_peak_memory_stats()
         return peak
     if not hasattr(xp, "get_default_memory_pool"):
-        return 0
+        return None
     pool = xp.get_default_memory_pool()
     # A pool grows only, so its size is the peak. The next task begins without the work arrays of this one.
     peak = pool.total_bytes()
@@ -173,14 +173,15 @@ def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = Fal
         result.extra = {"floor_s": floor_s(task, device)}
         # Free the arrays of the steps first: then the next task begins with empty pools.
         del ours, theirs, turns
-        result.extra |= {f"peak_bytes {who}": reserved_bytes(who, xp) for who in result.times_s}
+        memory = {f"peak_bytes {who}": reserved_bytes(who, xp) for who in result.times_s}
+        result.extra |= {name: value for name, value in memory.items() if value is not None}
         results.append(result)
         if not as_json:
             print(table([result], "simparallel"), told(result), sep="\n", flush=True)
     if as_json:
         rows = [{"model": r.title, "median_s": {n: r.median_s(n) for n in r.times_s}, **r.extra} for r in results]
         print(json.dumps(rows, indent=1))
-    elif "PyTorch" not in results[0].times_s:
+    if "PyTorch" not in results[0].times_s:
         print("no PyTorch with a GPU is installed, so nothing stands beside", file=sys.stderr)
     return results
 
@@ -189,5 +190,5 @@ def told(result: Result) -> str:
     """Return the floor and the memory of a result as a line."""
     floor = float(str(result.extra["floor_s"]))
     memory = [f"{n.split()[1]} {format_bytes(float(str(v)))}" for n, v in result.extra.items() if "peak" in n]
-    times = f"{result.median_s('simparallel') / floor:.1f} times the floor of {format_seconds(floor)}"
-    return f"  {times}; memory {', '.join(memory)}"
+    text = f"  {result.median_s('simparallel') / floor:.1f} times the floor of {format_seconds(floor)}"
+    return f"{text}; memory {', '.join(memory)}" if memory else text

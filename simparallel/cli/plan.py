@@ -50,7 +50,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Make the plan of a model, or those of a script, and print or write the requested output.
+    """Make the plan of a model, or the plans of a script, and print or write the requested output.
 
     Raises:
         InputError: neither a model nor a script, or an option that does not go with it.

@@ -690,7 +690,7 @@ def use_communicator(communicator: Communicator, *, of_process: bool = False) ->
 
 
 def _after_fork() -> None:
-    # The forked process has the communicator of the thread and that of the process.
+    # The forked process has the communicators of the thread and of the process.
     of_thread = current() if getattr(_current, "in_run", False) else None
     for communicator in filter(None, (of_thread, _of_process)):
         communicator.silence_fork()

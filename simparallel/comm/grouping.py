@@ -120,7 +120,7 @@ class Groups:
         group = Group(
             self._mailbox,
             self._medium,
-            # Slots of groups made by the whole world come first, then those of rank 0, of rank 1, …
+            # Slots of groups made by the whole world come first, then slots of rank 0, of rank 1, …
             control.max_world_groups + owner * control.local_groups + used,
             members,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import simparallel.nn.init as init
 from simparallel.autograd import GELU as GELUOp, Dropout as DropoutOp, LeakyReLU as LeakyReLUOp, Tensor, functions
 from simparallel.autograd.op import instance
 from simparallel.autograd.ops.interpolate import check_settings
@@ -15,7 +16,6 @@ from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import random_state
 from simparallel.base.checks import check_integer, is_integer
 from simparallel.errors import DTypeError, InputError
-from simparallel.nn import init
 from simparallel.nn.deferred import zero_row
 from simparallel.nn.module import Module, Parameter, TensorModule
 

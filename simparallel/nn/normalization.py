@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+import simparallel.nn.init as init
 from simparallel.autograd import BatchNorm, Tensor, functions
 from simparallel.autograd.tape import grad_mode
 from simparallel.autograd.tensor import as_tensor, common_device
 from simparallel.base.checks import check_integer
 from simparallel.errors import InputError, ShapeError
-from simparallel.nn import init
 from simparallel.nn.layers import Affine, format_settings
 from simparallel.nn.module import Module
 

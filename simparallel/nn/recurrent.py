@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+import simparallel.nn.init as init
 from simparallel.autograd import Tensor, functions as F
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import get_namespace
 from simparallel.base.checks import check_integer
 from simparallel.errors import InputError, ShapeError
-from simparallel.nn import init
 from simparallel.nn.layers import Dropout, check_floating, format_settings
 from simparallel.nn.module import Module, Parameter
 

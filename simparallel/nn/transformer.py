@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+import simparallel.nn.init as init
 from simparallel.autograd import Tensor, functions, functions as F
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import get_namespace
 from simparallel.base.checks import check_integer
 from simparallel.errors import InputError, ShapeError
-from simparallel.nn import init
 from simparallel.nn.containers import ModuleList
 from simparallel.nn.layers import Dropout, Linear
 from simparallel.nn.module import Module

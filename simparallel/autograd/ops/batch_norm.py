@@ -239,7 +239,9 @@ def batch_norm(
     affine = present(weight, bias)
     if (mean is None) is not (var is None):
         name, missing = ("var", "mean") if mean is None else ("mean", "var")
-        raise InputError(f"batch_norm: {name} was given without {missing}; give both, or neither to use those of x.")
+        raise InputError(
+            f"batch_norm: {name} was given without {missing}; give both, or neither to use the statistics of x."
+        )
     if mean is not None:
         given = as_tensor(mean), as_tensor(var)
         return instance(BatchNormInference, eps)(as_tensor(x), *given, *affine)

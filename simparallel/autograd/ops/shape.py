@@ -274,7 +274,7 @@ def to_local(x: Any, grad_layout: Layout | None = None) -> Tensor:
 
     Args:
         x: the tensor.
-        grad_layout: layout of the gradients of the ranks' slices; by default that of x. Give an unfinished sum if
+        grad_layout: layout of the gradients of the ranks' slices; by default the layout of x. Give an unfinished sum if
             several ranks hold the same slice and use it for different parts of the loss.
 
     Collective: no; yes in backward if the gradient has to move.

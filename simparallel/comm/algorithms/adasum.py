@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+import simparallel.comm.algorithms.naive as by_root
+import simparallel.comm.algorithms.tree as binomial
 from simparallel.backend import has_data
 from simparallel.base.adasum import QUIET, WIDE, Moments, coefficients, moments
-from simparallel.comm.algorithms import naive as by_root, tree as binomial
 from simparallel.comm.algorithms.direct_adasum import Layers, segments, whole
 from simparallel.comm.algorithms.point_to_point import PointToPoint, Steps
 

@@ -12,12 +12,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import simparallel.parallel.pipeline.attribution as attribution
+import simparallel.parallel.pipeline.rules as rules
+import simparallel.parallel.pipeline.timing as timing
 from simparallel.base.checks import is_integer
 from simparallel.base.files import write_atomically
 from simparallel.base.html import PALE, table
 from simparallel.base.units import format_number_of
 from simparallel.errors import InputError, ScheduleError
-from simparallel.parallel.pipeline import attribution, rules, timing
 from simparallel.parallel.pipeline.action import (
     BACKWARD,
     FORWARD,
