@@ -112,8 +112,32 @@ def to_host(array: Array) -> np.ndarray:
     if isinstance(array, np.ndarray):
         return array
     if is_array(array):
+        _reader.gate()
         return array.get()
     return np.asarray(array)
+
+
+class _Reader(threading.local):
+    """How this thread's rank waits for its GPU before the host reads a value; by default CuPy waits by itself."""
+
+    @staticmethod
+    def _open() -> None:
+        pass
+
+    def __init__(self) -> None:
+        self.gate: Callable[[], None] = self._open
+
+
+_reader = _Reader()
+
+
+def set_reader_gate(gate: Callable[[], None]) -> Callable[[], None]:
+    """Call `gate` before the host reads an array of a GPU, in this thread; return the gate so far.
+
+    CuPy's own wait has no limit: a rank that waits for a collective of a dead peer would never return.
+    """
+    before, _reader.gate = _reader.gate, gate
+    return before
 
 
 def to_device_like(host: np.ndarray, like: Array) -> Array:
@@ -133,6 +157,8 @@ def read_numbers(values: Iterable[Any]) -> list[Any]:
             on_gpu.setdefault(gpu_of(value), []).append(i)
         elif hasattr(value, "item"):
             found[i] = value.item()
+    if on_gpu:
+        _reader.gate()
     for places in on_gpu.values():
         with found[places[0]].device:
             numbers = get_namespace(found[places[0]]).stack([found[i] for i in places]).get().tolist()
@@ -156,19 +182,22 @@ def place(array: Array, gpu: int | None) -> Array:
         return array
     if gpu is None:
         return to_host(array)
-    count = device_count()
-    # A stand-in for CuPy, such as `testing.strict`, is GPU 0.
-    stand_ins = _stand_ins()
-    if gpu == 0 and not count and stand_ins:
-        return stand_ins[0].asarray(array)
+    xp = gpu_namespace()
+    count = 0 if xp is None else xp.cuda.runtime.getDeviceCount()
     if not 0 <= gpu < count:
         raise InputError(
             f"cuda:{gpu} does not exist: CuPy finds {count} GPUs here. The simulated devices are sim:0, sim:1, …"
         )
-    import cupy
+    with xp.cuda.Device(gpu):
+        return xp.asarray(array)
 
-    with cupy.cuda.Device(gpu):
-        return cupy.asarray(array)
+
+def gpu_namespace() -> Any:
+    """Return the library of arrays on GPUs: CuPy if it can use one, else a registered stand-in, else None."""
+    cupy = _usable_cupy()
+    if cupy is not None:
+        return cupy
+    return next(iter(_stand_ins()), None)
 
 
 def check_gpu_library() -> None:
@@ -197,24 +226,6 @@ def why_no_gpu() -> str:
         return "the NVIDIA driver finds no GPU"
     except Exception as error:  # CuPy's own errors, of an old driver for example
         return f"CuPy {cupy.__version__} cannot use the NVIDIA driver: {error}"
-
-
-def home_on_gpu(local_rank: int) -> Callable[[Array, bool], Array]:
-    """Return the function that moves new arrays of a rank to its GPU: number `local_rank`, modulo the GPUs there are.
-
-    The GPU becomes the current one of this thread.
-
-    Raises:
-        InputError: there is no GPU that CuPy can use.
-    """
-    check_gpu_library()
-    count = device_count()
-    gpu = local_rank % count if count else 0
-    if count:
-        import cupy
-
-        cupy.cuda.Device(gpu).use()
-    return lambda array, requires_grad: place(array, gpu)
 
 
 def _stand_ins() -> list[ModuleType]:

@@ -18,6 +18,7 @@ FLOORS = (
     {"errors"},
     {"backend"},
     {"base"},
+    {"gpu"},
     {"hardware"},
     {"layout", "comm", "autograd.kernels"},
     {"autograd.*", "view", "world"},

@@ -14,9 +14,10 @@ Importing this file registers the type, so that Tensors and ops accept it.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,7 +25,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from simparallel.backend import register_namespace
-from simparallel.testing import cupy_lacks
+from simparallel.testing import cupy_lacks, strict_cuda
 
 # Functions whose results have a size that depends on values.
 _SIZED_BY_VALUES = frozenset(("argwhere", "compress", "flatnonzero", "nonzero", "unique"))
@@ -37,8 +38,6 @@ _IN_PLACE = frozenset(("copyto", "fill", "partition", "put", "sort"))
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
 
 
-# The device of all arrays.
-_DEVICE: AbstractContextManager[None] = nullcontext()
 # A function for each open block of `host_waits` and of `launches`.
 _Listeners = list[Callable[[str], None]]
 _wait_listeners: _Listeners = []
@@ -78,9 +77,13 @@ def _note_wait(name: str) -> None:
         note(name)
 
 
-def _note_launch(name: str, result: Any, *sources: Any) -> None:
-    """Note an operation, unless its result is no array, is empty, or shares the memory of a source."""
-    if not _launch_listeners:
+def _note_launch(name: str, result: Any, *sources: Any, reads: Sequence[Any] = ()) -> None:
+    """Note an operation, unless its result is no array, is empty, or shares the memory of a source.
+
+    It reads the sources, and `reads`, which may share memory with the result.
+    """
+    is_watching = strict_cuda.is_watching()
+    if not (_launch_listeners or is_watching):
         return
     results = result if isinstance(result, (tuple, list)) else (result,)
     for array in results:
@@ -88,7 +91,19 @@ def _note_launch(name: str, result: Any, *sources: Any) -> None:
         if is_filled and not any(isinstance(s, np.ndarray) and np.may_share_memory(array, s) for s in sources):
             for note in _launch_listeners:
                 note(name)
+            if is_watching:
+                _note_use(array, (*sources, *reads))
             return
+
+
+def _note_use(result: Any, sources: Sequence[Any]) -> None:
+    for source in sources:
+        if isinstance(source, np.ndarray):
+            strict_cuda.use(source, is_written=False)
+        elif isinstance(source, (tuple, list)):
+            _note_use(None, source)
+    if isinstance(result, np.ndarray):
+        strict_cuda.use(result, is_written=True)
 
 
 # The device array of each NumPy array; an array lives at least as long as its device array, so no id is used twice.
@@ -103,7 +118,10 @@ class StrictArray:
     # Makes NumPy defer np_array + x to x, which refuses it.
     __array_ufunc__ = None
 
-    def __init__(self, data: np.ndarray) -> None:
+    def __init__(self, data: Any, dtype: Any = None, memptr: Any = None) -> None:
+        if memptr is not None:
+            size = math.prod(data) * np.dtype(dtype).itemsize
+            data = strict_cuda.bytes_at(memptr.ptr, size).view(dtype).reshape(data)
         if data.dtype.char not in cupy_lacks.DTYPES:
             raise ValueError(f"CuPy has no arrays of dtype {data.dtype}.")
         self._data = data
@@ -116,12 +134,24 @@ class StrictArray:
 
     def get(self) -> np.ndarray:
         """Return a copy on the host."""
-        _note_wait("get")
+        self._wait("get")
         return self._data.copy()
 
+    def _wait(self, name: str) -> None:
+        """Note that the host waits for the current stream, to read this array."""
+        _note_wait(name)
+        if strict_cuda.is_watching():
+            strict_cuda.use(self._data, is_written=False)
+            strict_cuda.get_current_stream().synchronize()
+
     @property
-    def device(self) -> AbstractContextManager[None]:
-        return _DEVICE
+    def device(self) -> strict_cuda.Device:
+        return strict_cuda.current_device()
+
+    @property
+    def data(self) -> Any:
+        """The array's memory, with the address `ptr`."""
+        return strict_cuda.MemoryPointer(strict_cuda.UnownedMemory(strict_cuda.address_of(self._data), 0, self), 0)
 
     @property
     def flags(self) -> _Flags:
@@ -143,11 +173,11 @@ class StrictArray:
         return _guarded(value, name, cupy_lacks.KEYWORDS_OF_METHODS.get(name, frozenset()))
 
     def item(self) -> Any:
-        _note_wait("item")
+        self._wait("item")
         return self._data.item()
 
     def tolist(self) -> Any:
-        _note_wait("tolist")
+        self._wait("tolist")
         return self._data.tolist()
 
     def __getitem__(self, key: Any) -> StrictArray:
@@ -164,22 +194,22 @@ class StrictArray:
         # x[...] += y ends with x[...] = x[...], for which CuPy starts nothing.
         part, plain_value = self._data[plain], _unwrap(value)
         if not (isinstance(plain_value, np.ndarray) and _is_same(part, plain_value)):
-            _note_launch("setitem", part)
+            _note_launch("setitem", part, reads=(plain_value,))
         self._data[plain] = plain_value
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __bool__(self) -> bool:
-        _note_wait("bool")
+        self._wait("bool")
         return bool(self._data)
 
     def __int__(self) -> int:
-        _note_wait("int")
+        self._wait("int")
         return int(self._data)
 
     def __float__(self) -> float:
-        _note_wait("float")
+        self._wait("float")
         return float(self._data)
 
     def __repr__(self) -> str:
@@ -202,6 +232,7 @@ def _wrap(value: Any) -> Any:
 def _unwrap(value: Any) -> Any:
     """Convert device arrays to NumPy; refuse NumPy arrays, accept numbers and NumPy scalars."""
     if isinstance(value, StrictArray):
+        strict_cuda.catch_up()
         return value._data
     if isinstance(value, np.ndarray):
         raise TypeError(f"a NumPy array of shape {value.shape} was mixed with device arrays; move it with xp.asarray.")
@@ -272,9 +303,9 @@ def _guarded(
         result = function(*args, **kwargs)
         owner = getattr(function, "__self__", None)  # of a method of an array: the array
         if kwargs.get("out") is not None:
-            _note_launch(name, kwargs["out"])
+            _note_launch(name, kwargs["out"], reads=args)
         elif name in _IN_PLACE or name.endswith(".at"):
-            _note_launch(name, owner if isinstance(owner, np.ndarray) else args[0])
+            _note_launch(name, owner if isinstance(owner, np.ndarray) else args[0], reads=args)
         elif name not in _NOT_FILLED:
             for _ in range(_num_copies(args[0]) if name in _JOINING else 1):
                 _note_launch(name, result, *args, owner)
@@ -322,6 +353,8 @@ class StrictNamespace:
         self._module, self._missing, self._keywords = module, missing, keywords
 
     def __getattr__(self, name: str) -> Any:
+        if name == "cuda" and self._module is np:
+            return strict_cuda
         if name in self._missing:
             raise AttributeError(f"CuPy 14 has no {name!r}; find another way to compute it.")
         value = getattr(self._module, name)
@@ -351,25 +384,26 @@ def _give_operators() -> None:
                 raise TypeError(f"a device array was mixed with {other!r}; use xp.asarray.")
             if not isinstance(other, (StrictArray, np.ndarray, np.generic, int, float, complex)):
                 return NotImplemented
-            plain = _unwrap(other)
-            result = function(plain, self._data) if swapped else function(self._data, plain)
-            _note_launch(function.__name__, result)
+            plain, own = _unwrap(other), _unwrap(self)
+            result = function(plain, own) if swapped else function(own, plain)
+            _note_launch(function.__name__, result, reads=(plain, own))
             return _wrap(result)
 
         return method
 
     def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
         def method(self: StrictArray, other: Any) -> StrictArray:
-            self._data = function(self._data, _unwrap(other))
-            _note_launch(function.__name__, self._data)
+            plain = _unwrap(other)
+            self._data = function(_unwrap(self), plain)
+            _note_launch(function.__name__, self._data, reads=(plain,))
             return self
 
         return method
 
     def unary(function: Callable[..., Any]) -> Callable[..., Any]:
         def method(self: StrictArray) -> StrictArray:
-            result = function(self._data)
-            _note_launch(function.__name__, result)
+            result = function(_unwrap(self))
+            _note_launch(function.__name__, result, reads=(self._data,))
             return _wrap(result)
 
         return method

@@ -151,7 +151,9 @@ def test_program_on_device_equals_numpy(arrays: Any, transport: str, program: An
     for array, settings in (("numpy", {}), ("cupy", arrays.run_settings)):
         args = (str(tmp_path / array),) if program is checkpoint else ()
         found[array] = list(sp.launch(program, args, world_size=size, transport=transport, **settings))
-    if program is gpt:  # NumPy's attention has a kernel of its own, which adds in another order
+    # NumPy's attention and convolutions cut their products for the cache, and BLAS adds products of another size in
+    # another order.
+    if program in (gpt, convolutions):
         arrays = array_backends.ArrayBackend(arrays.name, 0.01 if arrays.is_exact else 1.0, is_exact=False)
     for ours, theirs in zip(found["cupy"], found["numpy"], strict=True):
         assert ours.pop("kinds") <= {arrays.type_name}

@@ -7,16 +7,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from simparallel.autograd.tape import grad_mode
-from simparallel.backend import home_on_gpu, random_state
+from simparallel.backend import random_state
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.communicator import SHARED_MEMORY
 from simparallel.comm.group import Medium
 from simparallel.comm.shm.segment import DONE
 from simparallel.comm.transport import AbstractTransport
+from simparallel.gpu.device import gpu_of_rank, use_gpu
 from simparallel.hardware.cluster import ClusterSpec
 from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.runtime.ranks.random_streams import seed_globals
@@ -82,10 +83,11 @@ def play_rank(
     outcome = Outcome(transport.rank)
     # A process is the rank as a whole: threads that the program starts belong to it, too.
     joined = use_communicator(communicator, of_process=is_process)
-    with use_recorder(recorder), joined, _telling(tell):
+    with use_recorder(recorder), joined, _telling(tell), ExitStack() as stack:
         try:
             if array != "numpy":
-                recorder.home = home_on_gpu(recorder.local_rank)
+                gpu = stack.enter_context(use_gpu(gpu_of_rank(recorder.local_rank)))
+                recorder.home = gpu.home
             with _ending_forks(), _normal_exit():
                 outcome.value = call()
             # A collective that `sys.exit` interrupted raises SystemExit again here.

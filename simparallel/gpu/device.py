@@ -1,0 +1,107 @@
+"""`Gpu`: the GPU of a rank, with the streams on which it computes and copies.
+
+A rank computes on a stream of its own, so ranks that share a GPU run side by side, and a step can be captured. All
+streams are non-blocking: only events order them. Nothing here names CuPy: `cuda` is `cupy.cuda`, or a stand-in.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from simparallel.backend import Array, check_gpu_library, gpu_namespace, place, set_reader_gate
+
+# Waits until the function returns True; the text says for what, in errors.
+Wait = Callable[[Callable[[], bool], str], None]
+
+
+class Gpu:
+    """A rank's GPU.
+
+    Args:
+        number: number of the GPU on this machine, from 0.
+
+    Attributes:
+        xp: its array library.
+        cuda: `cupy.cuda`, or that of a stand-in.
+        compute: the stream of all operations.
+        wait: how the host waits for the GPU; ranks that communicate watch each other meanwhile.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.xp: Any = gpu_namespace()
+        self.cuda = self.xp.cuda
+        self.cuda.Device(number).use()
+        self.compute = self.cuda.Stream(non_blocking=True)
+        # What other threads have put on the GPU before is complete for this rank.
+        self.cuda.Device(number).synchronize()
+        self.wait: Wait = _poll
+
+    @cached_property
+    def copies(self) -> Any:
+        """The stream of copies from host memory that run beside the computation."""
+        return self.cuda.Stream(non_blocking=True)
+
+    def home(self, array: Array, requires_grad: bool) -> Array:
+        """Return a new array of the rank on its GPU."""
+        return place(array, self.number)
+
+    def mark(self, stream: Any, *, timed: bool = False) -> Any:
+        """Return an event at the present end of a stream."""
+        event = self.cuda.Event(disable_timing=not timed)
+        event.record(stream)
+        return event
+
+    def order(self, first: Any, then: Any) -> None:
+        """Let what comes next on the stream `then` run after all that is on `first`."""
+        then.wait_event(self.mark(first))
+
+    def synchronize(self, what: str) -> None:
+        """Wait on the host for all operations of the compute stream; `what` says for what, in errors."""
+        event = self.mark(self.compute)
+        if not event.done:
+            self.wait(lambda: event.done, what)
+
+
+def gpu_of_rank(local_rank: int) -> Gpu:
+    """Return the GPU of a rank: number `local_rank` of its machine, modulo the GPUs that there are.
+
+    Raises:
+        InputError: there is no GPU that CuPy can use.
+    """
+    check_gpu_library()
+    return Gpu(local_rank % gpu_namespace().cuda.runtime.getDeviceCount())
+
+
+def _poll(is_done: Callable[[], bool], what: str) -> None:
+    while not is_done():
+        pass
+
+
+class _Current(threading.local):
+    gpu: Gpu | None = None
+
+
+_current = _Current()
+
+
+def current_gpu() -> Gpu | None:
+    """Return the GPU of the rank that runs in this thread; None if its arrays are in host memory."""
+    return _current.gpu
+
+
+@contextmanager
+def use_gpu(gpu: Gpu) -> Iterator[Gpu]:
+    """Make a GPU that of this thread's rank inside of the block, and compute on its stream."""
+    before, _current.gpu = _current.gpu, gpu
+    gate = set_reader_gate(lambda: gpu.synchronize("a value of the GPU"))
+    try:
+        with gpu.compute:
+            yield gpu
+    finally:
+        _current.gpu = before
+        set_reader_gate(gate)

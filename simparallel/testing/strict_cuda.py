@@ -1,0 +1,494 @@
+"""The stand-in for `cupy.cuda`: streams and events that find races, shared device memory, pools, NCCL.
+
+Operations compute at once, whatever stream they are started on, so a program that forgets to wait for a stream would
+get the right values here and wrong ones on a GPU. Therefore each stream has a vector clock (Fidge 1988, Mattern 1989):
+an operation that touches memory which another stream has written, or writes memory which another stream still reads,
+raises `StreamRaceError` unless events order the two. Events and streams of other processes have no clocks here.
+
+Names, arguments and results are those of CuPy 14.2. A test compares them with CuPy where it is installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+Clock = dict[int, int]
+_ids = itertools.count(1)
+
+
+class StreamRaceError(RuntimeError):
+    """Two streams use the same memory, one of them writes it, and no event orders them."""
+
+
+class _Thread(threading.local):
+    """The host's thread: its device and stream, and the operations that it knows to have ended."""
+
+    def __init__(self) -> None:
+        self.device = Device(0)
+        self.stream: Stream | None = None
+        self.known: Clock = {}
+
+
+class Device:
+    """A device; `with Device(1):` makes it the current one of this thread.
+
+    Args:
+        id: its number; None for the current device.
+    """
+
+    def __init__(self, id: int | None = None) -> None:
+        self.id: int = _thread.device.id if id is None else id
+        self._outer: list[Device] = []
+
+    def use(self) -> None:
+        _thread.device = self
+
+    def synchronize(self) -> None:
+        for stream in list(_streams.values()):
+            if stream.device_id == self.id and not stream.is_foreign():
+                stream.synchronize()
+
+    def __enter__(self) -> Device:
+        self._outer.append(_thread.device)
+        _thread.device = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _thread.device = self._outer.pop()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"<CUDA Device {self.id}>"
+
+
+def current_device() -> Device:
+    return _thread.device
+
+
+class Operation:
+    """An operation that ends later, such as a collective that waits for other ranks.
+
+    Attributes:
+        finish: tries to end it; returns whether it has ended.
+    """
+
+    def __init__(self, finish: Callable[[], bool]) -> None:
+        self.finish: Callable[[], bool] | None = finish
+
+    def is_done(self) -> bool:
+        if self.finish is not None and self.finish():
+            self.finish = None
+        return self.finish is None
+
+
+class Stream:
+    """A queue of operations. `with stream:` makes it the current one of this thread.
+
+    Attributes:
+        ptr: number of the stream, as the handle that CuPy passes to libraries.
+        clock: for each stream, how many of its operations have ended before the next operation of this one.
+    """
+
+    def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False) -> None:
+        self.ptr = next(_ids)
+        self.device_id, self.is_non_blocking = _thread.device.id if not null else 0, non_blocking
+        self.clock: Clock = {self.ptr: 0}
+        # Unfinished operations; the stream's next operation runs after them.
+        self.waits_for: list[Operation] = []
+        self._outer: list[Stream | None] = []
+        self._pid = os.getpid()
+        self.graph: Graph | None = None
+        _streams[self.ptr] = self
+
+    def is_foreign(self) -> bool:
+        """Return whether the stream was made in a process that this one was forked from."""
+        return self._pid != os.getpid()
+
+    def use(self) -> Stream:
+        _thread.stream = self
+        return self
+
+    def __enter__(self) -> Stream:
+        self._outer.append(_thread.stream)
+        _thread.stream = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _thread.stream = self._outer.pop()
+
+    def begin(self) -> Clock:
+        """Start an operation; return what it knows to have ended, and itself."""
+        _merge(self.clock, _thread.known)
+        self.clock[self.ptr] += 1
+        return self.clock
+
+    @property
+    def done(self) -> bool:
+        self.waits_for = [operation for operation in self.waits_for if not operation.is_done()]
+        return not self.waits_for
+
+    def synchronize(self) -> None:
+        finish_all(self)
+        _merge(_thread.known, self.clock)
+
+    def record(self, event: Event | None = None) -> Event:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        if self.graph is not None and event.graph is None:
+            raise RuntimeError("cudaErrorStreamCaptureIsolation: the event was recorded outside of the capture")
+        _merge(self.clock, event.clock)
+        self.waits_for += event.waits_for
+
+    def begin_capture(self, mode: int | None = None) -> None:
+        if self.ptr == Stream.null.ptr:
+            raise RuntimeError("cudaErrorStreamCaptureUnsupported: the default stream cannot be captured")
+        self.graph = Graph()
+
+    @property
+    def is_capturing(self) -> bool:
+        return self.graph is not None
+
+    def end_capture(self) -> Graph:
+        graph, self.graph = self.graph, None
+        if graph is None:
+            raise RuntimeError("cudaErrorIllegalState: the stream captures nothing")
+        return graph
+
+    null: Stream
+
+
+class Graph:
+    """The operations of a capture; `launch` repeats them on the same memory."""
+
+    def __init__(self) -> None:
+        self.operations: list[Callable[[], None]] = []
+
+    def launch(self, stream: Stream | None = None) -> None:
+        stream = get_current_stream() if stream is None else stream
+        with stream:
+            stream.begin()
+            for operation in self.operations:
+                operation()
+
+    def upload(self, stream: Stream | None = None) -> None:
+        pass
+
+
+class Event:
+    """A point of a stream. An event that was never recorded has passed."""
+
+    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
+        if interprocess and not disable_timing:
+            raise ValueError("cudaErrorInvalidValue: an event between processes needs disable_timing=True")
+        self.ptr, self.is_timed = next(_ids), not disable_timing
+        self.clock: Clock = {}
+        self.waits_for: list[Operation] = []
+        self.recorded_s: float | None = None
+        self.graph: Graph | None = None
+        _events[self.ptr] = self
+
+    def record(self, stream: Stream | None = None) -> None:
+        stream = get_current_stream() if stream is None else stream
+        stream.begin()
+        self.clock, self.recorded_s, self.graph = dict(stream.clock), time.perf_counter(), stream.graph
+        self.waits_for = list(stream.waits_for)
+
+    @property
+    def done(self) -> bool:
+        self.waits_for = [operation for operation in self.waits_for if not operation.is_done()]
+        if not self.waits_for:
+            # The host has seen the event, so what it starts from now on runs later.
+            _merge(_thread.known, self.clock)
+        return not self.waits_for
+
+    def synchronize(self) -> None:
+        finish_all(self)
+        _merge(_thread.known, self.clock)
+
+
+def get_current_stream(device_id: int | None = None) -> Stream:
+    return Stream.null if _thread.stream is None else _thread.stream
+
+
+def get_elapsed_time(start_event: Event, end_event: Event) -> float:
+    """Return the milliseconds between two events: here those of the host."""
+    if not (start_event.is_timed and end_event.is_timed):
+        raise RuntimeError("cudaErrorInvalidResourceHandle: an event has no time")
+    if start_event.recorded_s is None or end_event.recorded_s is None:
+        raise RuntimeError("cudaErrorInvalidResourceHandle: an event was not recorded")
+    return 1e3 * (end_event.recorded_s - start_event.recorded_s)
+
+
+def _merge(clock: Clock, other: Clock) -> None:
+    for stream, count in other.items():
+        if clock.get(stream, 0) < count:
+            clock[stream] = count
+
+
+# How a thread lets other ranks go on while it waits for an operation of theirs; see `letting_others_run`.
+_give_way: Callable[[], None] = lambda: time.sleep(0.001)  # noqa: E731
+LONGEST_WAIT_S = 60.0
+
+
+@contextmanager
+def letting_others_run(give_way: Callable[[], None]) -> Iterator[None]:
+    """Call `give_way` inside of the block wherever the GPU would wait for another rank."""
+    global _give_way
+    before, _give_way = _give_way, give_way
+    try:
+        yield
+    finally:
+        _give_way = before
+
+
+def finish_all(of: Stream | Event) -> None:
+    """Wait until all operations before this point have ended."""
+    until_s = time.monotonic() + LONGEST_WAIT_S
+    while not all(operation.is_done() for operation in of.waits_for):
+        if time.monotonic() > until_s:
+            raise RuntimeError("the stand-in's GPU has waited too long: a rank does not take part")
+        _give_way()
+    of.waits_for = []
+
+
+def catch_up() -> None:
+    """Wait for the operations that the next operation of the current stream runs after."""
+    stream = get_current_stream()
+    if stream.waits_for:
+        finish_all(stream)
+
+
+# --- races ---------------------------------------------------------------------------------------------------
+
+
+class _Memory:
+    """Who used a piece of memory last.
+
+    Attributes:
+        written: (stream, number of its operation) of the last write.
+        reads: stream -> number of its last operation that read it since.
+    """
+
+    __slots__ = ("reads", "written")
+
+    def __init__(self) -> None:
+        self.written: tuple[int, int] | None = None
+        self.reads: Clock = {}
+
+
+_memories: dict[int, _Memory] = {}
+
+
+def _memory_of(array: np.ndarray) -> _Memory:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    key = id(array)
+    found = _memories.get(key)
+    if found is None:
+        found = _memories[key] = _Memory()
+        weakref.finalize(array, _memories.pop, key, None)
+    return found
+
+
+def is_watching() -> bool:
+    """Return whether streams besides the default one exist, so that there can be races."""
+    return len(_streams) > 1
+
+
+def use(array: np.ndarray, *, is_written: bool, stream: Stream | None = None) -> None:
+    """Note that the next operation of a stream (by default the current one) reads or writes memory.
+
+    Raises:
+        StreamRaceError: another stream uses it, and no event orders the two.
+    """
+    stream = get_current_stream() if stream is None else stream
+    if stream.waits_for:
+        finish_all(stream)
+    clock, memory = stream.begin(), _memory_of(array)
+    others = [memory.written] if memory.written is not None else []
+    if is_written:
+        others += memory.reads.items()
+    for other, number in others:
+        if other != stream.ptr and clock.get(other, 0) < number:
+            other_wrote = (other, number) == memory.written
+            here, there = ("writes" if is_written else "reads"), ("writing" if other_wrote else "reading")
+            raise StreamRaceError(
+                f"stream {stream.ptr} {here} an array of shape {array.shape} that stream {other} may still be {there}; "
+                "record an event there and wait for it here."
+            )
+    if is_written:
+        memory.written, memory.reads = (stream.ptr, clock[stream.ptr]), {}
+    else:
+        memory.reads[stream.ptr] = clock[stream.ptr]
+
+
+# --- memory by address ---------------------------------------------------------------------------------------
+
+# Address -> the array that begins there: of `runtime.malloc`, or one whose pointer was asked for.
+_at_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_allocated: dict[int, tuple[np.ndarray, int, bool]] = {}  # address -> (bytes, descriptor, whether it is another's)
+
+
+class _Bytes(np.ndarray):
+    """Memory that can be referred to weakly, and that views of it have as their base."""
+
+
+def address_of(array: np.ndarray) -> int:
+    """Return the address of an array's first element, and remember the array by it."""
+    address = array.__array_interface__["data"][0]
+    _at_address[address] = array
+    return int(address)
+
+
+def bytes_at(address: int, size: int) -> np.ndarray:
+    """Return memory on the device as bytes, by its address; a view, so that it is known who uses it.
+
+    Raises:
+        RuntimeError: no array begins there, and no allocation has these bytes.
+    """
+    array = _at_address.get(address)
+    if array is not None and array.flags.c_contiguous and array.nbytes >= size:
+        return array.reshape(-1).view(np.uint8)[:size]
+    for start, (memory, _, _) in _allocated.items():
+        if start <= address and address + size <= start + memory.nbytes:
+            return memory[address - start : address - start + size]
+    raise RuntimeError(f"cudaErrorIllegalAddress: {size} bytes at {address:#x} are no device memory")
+
+
+class UnownedMemory:
+    """Memory at an address, which `owner` keeps alive."""
+
+    def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
+        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
+
+
+class MemoryPointer:
+    """An address inside of memory."""
+
+    def __init__(self, mem: UnownedMemory, offset: int) -> None:
+        self.mem, self.ptr = mem, mem.ptr + offset
+
+
+def _map(fd: int, size: int, is_foreign: bool) -> int:
+    memory = np.frombuffer(mmap.mmap(fd, size), np.uint8).view(_Bytes)
+    address = address_of(memory)
+    _allocated[address] = memory, fd, is_foreign
+    return address
+
+
+def _malloc(size: int) -> int:
+    fd = os.memfd_create("strict")
+    os.ftruncate(fd, size)
+    return _map(fd, size, is_foreign=False)
+
+
+def _free(ptr: int) -> None:
+    _, fd, is_foreign = _allocated.pop(ptr)
+    os.close(fd)
+    if is_foreign:
+        raise RuntimeError("cudaErrorInvalidValue: memory of another process is closed, not freed")
+
+
+def _ipc_get_memory(ptr: int) -> bytes:
+    memory, fd, _ = _allocated[ptr]
+    return f"{os.getpid()} {fd} {memory.nbytes}".encode().ljust(64, b"\0")
+
+
+def _ipc_open_memory(handle: bytes, flags: int = 1) -> int:
+    pid, fd, size = map(int, handle.rstrip(b"\0").split())
+    if pid == os.getpid():
+        raise RuntimeError("cudaErrorDeviceUninitialized: a process cannot open its own memory")
+    return _map(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR), size, is_foreign=True)
+
+
+def _ipc_close_memory(ptr: int) -> None:
+    _, fd, is_foreign = _allocated.pop(ptr)
+    os.close(fd)
+    if not is_foreign:
+        raise RuntimeError("cudaErrorInvalidValue: memory of this process is freed, not closed")
+
+
+def _create_event(flags: int) -> int:
+    event = Event(disable_timing=bool(flags & runtime.eventDisableTiming))
+    _kept_events[event.ptr] = event
+    return event.ptr
+
+
+def _open_event(handle: bytes) -> int:
+    # The other process has started all that comes before the event, and here operations end when they start.
+    event = Event(disable_timing=True)
+    _kept_events[event.ptr] = event
+    return event.ptr
+
+
+def _copy(dst: int, src: int, size: int, kind: int, stream: int = 0) -> None:
+    queue = _streams[stream] if stream else get_current_stream()
+    target, source = (
+        bytes_at(address, size) if is_device else _host_bytes(address, size)
+        for address, is_device in ((dst, kind in (1, 3)), (src, kind in (2, 3)))
+    )
+    if kind in (2, 3):
+        use(source, is_written=False, stream=queue)
+    if kind in (1, 3):
+        use(target, is_written=True, stream=queue)
+    target[...] = source
+
+
+def _host_bytes(address: int, size: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+num_devices = 1
+_streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+_events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
+_kept_events: dict[int, Event] = {}
+_thread = _Thread()
+Stream.null = Stream(null=True)
+
+runtime = SimpleNamespace(
+    eventDisableTiming=2,
+    eventInterprocess=4,
+    memcpyHostToDevice=1,
+    memcpyDeviceToHost=2,
+    memcpyDeviceToDevice=3,
+    getDevice=lambda: _thread.device.id,
+    getDeviceCount=lambda: num_devices,
+    deviceGetPCIBusId=lambda device: f"0000:{device:02x}:00.0",
+    deviceCanAccessPeer=lambda device, peer: int(device != peer),
+    malloc=_malloc,
+    free=_free,
+    memcpyAsync=_copy,
+    hostRegister=lambda ptr, size, flags: None,
+    hostUnregister=lambda ptr: None,
+    ipcGetMemHandle=_ipc_get_memory,
+    ipcOpenMemHandle=_ipc_open_memory,
+    ipcCloseMemHandle=_ipc_close_memory,
+    ipcGetEventHandle=lambda event: str(event).encode().ljust(64, b"\0"),
+    ipcOpenEventHandle=_open_event,
+    eventCreateWithFlags=_create_event,
+    eventDestroy=lambda event: _kept_events.pop(event),
+    eventRecord=lambda event, stream: _events[event].record(_streams[stream] if stream else None),
+    streamWaitEvent=lambda stream, event, flags=0: (_streams[stream] if stream else get_current_stream()).wait_event(
+        _events[event]
+    ),
+)
