@@ -13,6 +13,7 @@ from typing import Any
 
 import cloudpickle
 
+from simparallel.base import pickling
 from simparallel.base.callsite import cell_of, is_inside, place
 from simparallel.comm.diagnosis import unreceived
 from simparallel.comm.shm.segment import Segment
@@ -75,7 +76,7 @@ def failure_report(error: BaseException, *, keep: bool = False) -> dict[str, Any
     carried: Any = error
     if not keep:
         try:
-            carried = cloudpickle.dumps(error)
+            carried = pickling.dumps(error)
         except BaseException:
             # A user's class may fail here in any way; the text of the error is kept.
             carried = None

@@ -13,6 +13,7 @@ import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.backend import has_data
+from simparallel.base import pickling
 from simparallel.base.dry_arrays import DryArray, DryScalar, UnknownNumber, dried, empty, without_data
 from simparallel.comm.algorithms.direct import SmallAllReduce, given
 from simparallel.comm.algorithms.direct_adasum import SmallAdasum
@@ -117,7 +118,7 @@ def _without_data(result: Any) -> Any:
 # --- objects: as many bytes as in a real run, where an array has elements -------------------------------
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(pickling.Pickler):
     """A pickler that counts how many more bytes the real run's pickle would have, for numbers that are unknown here.
 
     Attributes:

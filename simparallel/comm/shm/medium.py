@@ -13,9 +13,9 @@ from simparallel.comm.views import Views
 
 
 def pack(value: Any) -> np.ndarray:
-    import cloudpickle  # costs a tenth of `import simparallel`, and few programs send objects
+    from simparallel.base import pickling  # costs a tenth of `import simparallel`, and few programs send objects
 
-    return np.frombuffer(cloudpickle.dumps(value), np.uint8)
+    return np.frombuffer(pickling.dumps(value), np.uint8)
 
 
 def unpack(data: np.ndarray) -> Any:

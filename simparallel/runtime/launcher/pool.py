@@ -26,6 +26,7 @@ from typing import Any
 
 import cloudpickle
 
+from simparallel.base import pickling
 from simparallel.base.blas import THREAD_VARIABLES, default_threads
 from simparallel.base.callsite import PACKAGE, cell_of
 from simparallel.base.system import missing_for_processes
@@ -57,7 +58,7 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """
     try:
         with _main_by_value():
-            payload = cloudpickle.dumps((function, args, kwargs))
+            payload = pickling.dumps((function, args, kwargs))
     except Exception as error:
         # A user's object may fail in any way.
         name = getattr(function, "__qualname__", repr(function))
@@ -295,7 +296,7 @@ class Pool:
             "array": array,
         }  # fmt: skip
         # Pickled once for all ranks.
-        message = cloudpickle.dumps({"payload": payload, "settings": settings, **_cells()})
+        message = pickling.dumps({"payload": payload, "settings": settings, **_cells()})
         run = Run(self, Tail(self.logs.rank_fds, console(echo), apart=apart), note, timeout_s)
         try:
             for rank, connection in enumerate(self.connections):

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import cloudpickle
 
-from simparallel.base import blas, callsite
+from simparallel.base import blas, callsite, pickling
 from simparallel.base.units import format_bytes
 from simparallel.comm import Communicator
 from simparallel.comm.faults.spec import faults_of
@@ -131,7 +131,7 @@ class ToLauncher:
                     channel.send(self._connection, message)
 
     def tell(self, note: dict[str, Any]) -> None:
-        self.send(cloudpickle.dumps(note))
+        self.send(pickling.dumps(note))
 
 
 def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) -> None:
@@ -196,17 +196,17 @@ def _packed(outcome: Outcome) -> tuple[bytes, bytes]:
     """Pickle the outcome and its value separately, since a user's value may fail to pickle or unpickle."""
     value, outcome.value = outcome.value, None
     try:
-        packed_value = cloudpickle.dumps(value)
+        packed_value = pickling.dumps(value)
     except BaseException as error:
         # A user's object may fail in any way.
-        packed_value = cloudpickle.dumps(None)
+        packed_value = pickling.dumps(None)
         outcome.report = failure_report(
             LaunchError(
                 f"rank {outcome.rank}: its result, a {type(value).__name__}, cannot be sent back: "
                 f"{type(error).__name__}: {error}. Return arrays, numbers, strings, and lists or dicts of them."
             )
         )
-    return cloudpickle.dumps({"kind": "outcome", "outcome": outcome}), packed_value
+    return pickling.dumps({"kind": "outcome", "outcome": outcome}), packed_value
 
 
 class LogFile(io.FileIO):
