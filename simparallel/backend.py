@@ -79,6 +79,11 @@ def is_array(value: Any) -> bool:
     return type(value) in _array_types or (cupy is not None and isinstance(value, cupy.ndarray))
 
 
+def is_on_gpu(value: Any) -> bool:
+    """Return whether a value is an array on a GPU: one of CuPy, or of a stand-in."""
+    return not isinstance(value, np.ndarray) and is_array(value)
+
+
 def has_data(array: Array) -> bool:
     """Return whether an array has elements; arrays of a dry run have none."""
     return type(array) not in DRY_TYPES

@@ -333,7 +333,7 @@ class Tensor(TensorMethods, TensorNumpy):
         """Return the only element as a Python number. Raise ShapeError for any other size."""
         if math.prod(self.shape) != 1:
             raise ShapeError(f"item() needs exactly one element, but this tensor has shape {self.shape}.")
-        return self._seen("item()").item()
+        return to_host(self._seen("item()")).item()
 
     @property
     def _is_whole(self) -> bool:

@@ -1,6 +1,7 @@
 """The collectives under their public names: for Tensors, NumPy and CuPy arrays.
 
-A Tensor is replaced by its data; `host_copy` copies GPU arrays to host memory and back. Signatures and docstrings are
+A Tensor is replaced by its data; `host_copy` copies GPU arrays to host memory and back, where `comm.gpu` does not
+exchange them on the GPUs. Signatures and docstrings are
 those of `Communicator`: every rank of the group makes the same calls in the same order.
 """
 
@@ -15,7 +16,16 @@ from typing import Any, Concatenate, ParamSpec
 import numpy as np
 
 from simparallel.backend import to_host
-from simparallel.collectives.host_copy import array_of, check_off_the_tape, filled, in_place, into, new, together
+from simparallel.collectives.host_copy import (
+    array_of,
+    check_off_the_tape,
+    filled,
+    in_place,
+    into,
+    new,
+    stays_on_gpu,
+    together,
+)
 from simparallel.comm import Communicator, Group, current
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.work import Work
@@ -30,20 +40,24 @@ def _public(
     """Return the public function of a collective; `of_list` runs it for a list of arrays."""
     name = method.__name__
     convert = in_place if COLLECTIVES[name].in_place else new
-    has_out = "out" in inspect.signature(method).parameters
+    signature = inspect.signature(method)
+    has_out = "out" in signature.parameters
 
     @wraps(method)
     def call(x: Any, *args: Any, **kwargs: Any) -> Any:
-        communicate = getattr(current(), name)
+        communicator = current()
+        communicate = getattr(communicator, name)
         # Plain arrays are the common call: it skips every conversion.
         if type(x) is np.ndarray and (not kwargs or type(kwargs.get("out")) in (NoneType, np.ndarray)):
             return communicate(x, *args, **kwargs)  # nothing to convert
         out = kwargs.pop("out", None) if has_out else None
         if of_list is not None and isinstance(x, (list, tuple)):
             return of_list(x, out, *args, **kwargs)
+        arguments = signature.bind(communicator, x, *args, **kwargs).arguments if communicator.gpu else {}
+        on_gpu = stays_on_gpu(name, arguments, x, out)
         if out is not None:
-            return into(name, x, out, lambda a, b: communicate(a, *args, out=b, **kwargs))
-        return convert(name, x, lambda a: communicate(a, *args, **kwargs))
+            return into(name, x, out, lambda a, b: communicate(a, *args, out=b, **kwargs), on_gpu=on_gpu)
+        return convert(name, x, lambda a: communicate(a, *args, **kwargs), on_gpu=on_gpu)
 
     return _named(call, name, method)
 

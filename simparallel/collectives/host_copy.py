@@ -5,14 +5,14 @@ In simulated time, a collective waits for arrays on another device of the rank, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.tape import grad_mode, mark_changed
-from simparallel.backend import Array, assign, has_data, is_array, to_device_like, to_host
+from simparallel.backend import Array, assign, get_namespace, has_data, is_array, is_on_gpu, to_device_like, to_host
 from simparallel.base.units import format_type_of
 from simparallel.comm import Group, Work, current
 from simparallel.comm.validate import check_array
@@ -57,15 +57,27 @@ def device_of(x: Any) -> Device:
     return x._device or FIRST if isinstance(x, Tensor) else FIRST
 
 
-def in_place(op: str, x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
-    """Communicate x in place, and return it."""
+def stays_on_gpu(op: str, arguments: Mapping[str, Any], *values: Any) -> bool:
+    """Return whether a collective with these arguments runs on GPUs: all its arrays are there, and the GPUs connect."""
+    gpu_calls = current().gpu
+    if gpu_calls is None or not all(value is None or is_on_gpu(_data_of(value)) for value in values):
+        return False
+    return gpu_calls.takes(op, arguments)
+
+
+def _data_of(x: Any) -> Any:
+    return x.data if isinstance(x, Tensor) else x
+
+
+def in_place(op: str, x: Any, communicate: Callable[[Array], Any], *, on_gpu: bool = False) -> Any:
+    """Communicate x in place, and return it. `on_gpu`: `communicate` takes arrays on a GPU."""
     if type(x) is np.ndarray:  # no conversion is needed
         return communicate(x)
     array = array_of(op, x)
     if isinstance(x, Tensor):
         # A backward that kept the old values becomes an error, as for every write in place.
         mark_changed((x,))
-    if isinstance(array, np.ndarray):
+    if isinstance(array, np.ndarray) or on_gpu:
         wait_for(device_of(x))
         result = communicate(array)
 
@@ -100,10 +112,18 @@ def check_off_the_tape(op: str, x: Any) -> None:
         )
 
 
-def into(op: str, x: Any, out: Any, communicate: Callable[[np.ndarray, Any], Any]) -> Any:
-    """Communicate x, which is only read, with the result in `out`."""
+def into(op: str, x: Any, out: Any, communicate: Callable[[Array, Any], Any], *, on_gpu: bool = False) -> Any:
+    """Communicate x, which is only read, with the result in `out`. `on_gpu`: as `in_place`."""
     array = array_of(op, x)
     wait_for(device_of(x))
+    if on_gpu:
+
+        def give(_: Any) -> Any:
+            go_on(device_of(out))
+            return out
+
+        result = communicate(array, array_of(f"{op}: out", out))
+        return result.then(give) if isinstance(result, Work) else give(None)
     return filled(op, out, lambda host: communicate(to_host(array), host))
 
 
@@ -158,12 +178,14 @@ def together(
     for device in devices:
         wait_for(device)
     # One vector takes one collective: the cost of a call is paid once for all arrays.
-    flat = np.concatenate([to_host(array).reshape(-1) for array in arrays])
+    arguments = {"op": op, "group": group, "algorithm": algorithm}
+    xp: Any = get_namespace(arrays[0]) if stays_on_gpu("all_reduce", arguments, *arrays) else np
+    flat = xp.concatenate([(array if xp is not np else to_host(array)).reshape(-1) for array in arrays])
     shapes, ends = [array.shape for array in arrays], np.cumsum([array.size for array in arrays])
     result = current().all_reduce_list(flat, shapes, op, group, async_op, algorithm)
 
     def copy_back(_: Any = None) -> Any:
-        for x, array, part in zip(xs, arrays, np.split(flat, ends[:-1]), strict=True):
+        for x, array, part in zip(xs, arrays, xp.split(flat, ends[:-1].tolist()), strict=True):
             array = assign(array, ..., to_device_like(part.reshape(array.shape), array))
             if isinstance(x, Tensor):
                 x._data = array
@@ -174,8 +196,8 @@ def together(
     return result.then(copy_back) if isinstance(result, Work) else copy_back()
 
 
-def new(op: str, x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
-    """Communicate x, which is only read; return a new result, on the GPU if x is there.
+def new(op: str, x: Any, communicate: Callable[[Array], Any], *, on_gpu: bool = False) -> Any:
+    """Communicate x, which is only read; return a new result, on the GPU if x is there. `on_gpu`: as `in_place`.
 
     Raises:
         AutogradError: x needs a gradient, which would be lost silently.
@@ -185,10 +207,12 @@ def new(op: str, x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
     check_off_the_tape(op, x)
     array = array_of(op, x)
     wait_for(device_of(x))
-    result = communicate(to_host(array))
+    result = communicate(array if on_gpu else to_host(array))
 
     def back(value: Any) -> Any:
         go_on(device_of(x))
+        if on_gpu:
+            return value
         if isinstance(value, list):
             return [to_device_like(part, array) for part in value]
         return None if value is None else to_device_like(value, array)

@@ -40,6 +40,8 @@ OP_CODES = {name: code for code, name in enumerate(OP_NAMES)}
 # An all_reduce with a reduction of its own.
 OP_CODES["adasum"] = OP_CODES["all_reduce"]
 ALGORITHMS = ("direct", "naive", "ring", "tree", "halving_doubling")
+# In the place of an algorithm: the ranks' arrays are on GPUs.
+ON_GPUS = len(ALGORITHMS)
 REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or", "adasum", "adasum of layers", "xor",
               "land", "lor", "lxor")  # fmt: skip
 REDUCE_CODES = {name: code for code, name in enumerate(REDUCE_OPS)}
@@ -176,7 +178,9 @@ def describe(words: Sequence[int]) -> str:
             text += f" dim {first - 1}, input_splits #{splits & (1 << 56) - 1:014x}"
         else:
             text += f" dim {' -> '.join(map(str, decode_dims(words[DIMS])))}"
-    if words[ALGORITHM]:
+    if words[ALGORITHM] == ON_GPUS:
+        text += " on GPUs"
+    elif words[ALGORITHM]:
         text += f" by {_name(ALGORITHMS, words[ALGORITHM])}"
     if words[ASKER] and words[OP] != OP_CODES["send"]:
         text += f" for {_asker(words)}"
@@ -243,8 +247,9 @@ def mismatch_error(
     if "dim" in differing and ops == {OP_CODES["reduce_scatter"]}:
         firsts = {words[DIMS] & 0xFF for words in headers.values()}
         differing[differing.index("dim")] = "dim" if len(firsts) > 1 else "input_splits"
-    if len(ops) == 1 and len({words[ALGORITHM] for words in headers.values()}) > 1:
-        differing.append("algorithm")
+    algorithms = {words[ALGORITHM] for words in headers.values()}
+    if len(ops) == 1 and len(algorithms) > 1:
+        differing.append("place of the arrays, host or GPU" if ON_GPUS in algorithms else "algorithm")
     told = [f"  {_ranks(ranks)} called {call}" for call, ranks in calls.items()]
     # The described calls look equal, so a word was overwritten: name it.
     if len(calls) == 1:

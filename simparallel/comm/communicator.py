@@ -17,8 +17,8 @@ import numpy as np
 
 import simparallel.comm.call_header as h
 import simparallel.comm.collective as c
+from simparallel.backend import is_on_gpu
 from simparallel.comm.algorithms.direct import into
-from simparallel.comm.blocks import run_blocks
 from simparallel.comm.call import Settings
 from simparallel.comm.collective import Collective
 from simparallel.comm.group import Algorithm, Group, Medium
@@ -65,6 +65,7 @@ class Communicator(Mailbox):
     Attributes:
         kept: objects that higher layers keep for this rank until its run ends, keyed by their class.
         groups: all groups made so far, the world first; also those without this rank.
+        gpu: the `gpu.calls.GpuCalls` of a rank whose arrays are on a GPU; None for other ranks.
         asker: name of the op or reducer that makes the collectives, see `asked_by`.
     """
 
@@ -78,6 +79,7 @@ class Communicator(Mailbox):
         super().__init__(transport, recorder)
         self.default_algorithm, self.asker = default_algorithm, ""
         self.kept: dict[type, Any] = {}
+        self.gpu: Any = None
         if transport.faults is not None:
             from simparallel.comm.faults.calls import FaultyCall
 
@@ -351,7 +353,8 @@ class Communicator(Mailbox):
         """
         if input_splits is not None:
             direct = self._only_direct("reduce_scatter", group, algorithm)
-            check_array("reduce_scatter", x)
+            if self.gpu is None or not is_on_gpu(x):
+                check_array("reduce_scatter", x)
             dim = check_dim("reduce_scatter", x, dim)
             input_splits = check_splits("reduce_scatter", x, dim, input_splits, direct.group.size)
             algorithm = "direct"
@@ -485,19 +488,18 @@ class Communicator(Mailbox):
 
     def all_gather_object(self, value: Any, group: Group | None = None) -> list[Any]:
         """Return every rank's value, in the order of the group. See `sp.all_gather_object`."""
-        return self._unpacked(self._run_object(c.ALL_GATHER, self._medium.pack(value), None, group))
+        return self._algorithm("all_gather_object", group, "direct").group.objects(
+            c.ALL_GATHER, value, None, self.asker
+        )
 
     def broadcast_object(self, value: Any = None, src: int = 0, group: Group | None = None) -> Any:
         """Return the value of rank `src` on every rank."""
-        is_source = self.rank == src
-        data = self._medium.pack(value) if is_source else np.empty(0, np.uint8)
-        found = self._run_object(c.BROADCAST, data, src, group)
-        return value if is_source else self._unpacked(found)[0]
+        found = self._algorithm("broadcast_object", group, "direct").group.objects(c.BROADCAST, value, src, self.asker)
+        return value if self.rank == src else found[0]
 
     def gather_object(self, value: Any, dst: int = 0, group: Group | None = None) -> list[Any] | None:
         """Return every rank's value on `dst`, in the order of the group; None elsewhere."""
-        found = self._run_object(c.GATHER, self._medium.pack(value), dst, group)
-        return self._unpacked(found) if found else None
+        return self._algorithm("gather_object", group, "direct").group.objects(c.GATHER, value, dst, self.asker) or None
 
     # --- from arguments to a plan ---------------------------------------------------------------------
 
@@ -522,6 +524,8 @@ class Communicator(Mailbox):
         else:
             chosen = self._algorithm(name, group, algorithm)
         if type(x) is not np.ndarray:
+            if self.gpu is not None and is_on_gpu(x):
+                return self.gpu.run(what, x, chosen.group, async_op, out, op, root, dims, sizes, listed)
             check_array(name, x)
         key: tuple[Any, ...] = name, op, root, dims, sizes, listed, x.dtype, x.shape, self.asker
         if dims or root is not None:  # 1, 1.0 and True are equal, but only one of them is a dim or a rank
@@ -556,15 +560,6 @@ class Communicator(Mailbox):
             what = "out" if out is not None else f"algorithm={algorithm!r}"
             raise InputError(f"{op}: {what} does not support parts of different sizes; leave it out.")
         return self._algorithm(op, group, "direct")
-
-    def _run_object(self, what: Collective, data: np.ndarray, root: int | None, group: Any) -> dict[int, np.ndarray]:
-        """Exchange bytes that carry objects; return the bytes that this rank receives, by position."""
-        return run_blocks(what, self._algorithm(f"{what.name}_object", group, "direct"), data, root, self.asker)
-
-    def _unpacked(self, found: dict[int, np.ndarray]) -> list[Any]:
-        """Decode the objects; the bytes of each are freed before the next one is decoded."""
-        unpack = self._medium.unpack
-        return [unpack(found.pop(position)) for position in list(found)]
 
     def _algorithm(self, op: str, group: Group | None, algorithm: str | None) -> Algorithm:
         """Return the algorithm by which the group runs this collective."""
@@ -625,10 +620,17 @@ class Communicator(Mailbox):
         super().forbid(why, memory=memory)
         self._usual = None
 
+    def finish(self) -> None:
+        super().finish()
+        if self.gpu is not None:
+            self.gpu.finish()
+
     def release(self) -> None:
-        """Return this run's staging memory to the arena. Only when all ranks have ended."""
+        """Free this run's staging memory. Only when all ranks have ended."""
         super().release()
         self._groups.release()
+        if self.gpu is not None:
+            self.gpu.release()
 
 
 # --- the communicator of a thread --------------------------------------------------------------------------

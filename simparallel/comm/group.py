@@ -15,8 +15,9 @@ import numpy as np
 import simparallel.comm.call_header as h
 from simparallel.base.adasum import check_dtype
 from simparallel.base.units import format_numbers
+from simparallel.comm.blocks import run_blocks
 from simparallel.comm.call import Call, CallPlan, Factory, Settings
-from simparallel.comm.collective import ADASUM, Collective
+from simparallel.comm.collective import ADASUM, ALL_GATHER, BROADCAST, Collective
 from simparallel.comm.fast_call import run_at_once
 from simparallel.comm.mailbox import Mailbox
 from simparallel.comm.reduction import reduction
@@ -105,6 +106,34 @@ class Group:
         call = self.medium.call(self, plan, x, out, is_apart)
         self.lane.submit(call)
         return call if async_op else call.wait()
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return every member's value, in the order of the group; collective, without an event.
+
+        It connects the members' GPUs, which takes no time of the program.
+        """
+        # Earlier calls have events.
+        self.lane.finish()
+        recorder, self.recorder = self.recorder, None
+        try:
+            return self.objects(ALL_GATHER, value, None, "the exchange of GPU arrays")
+        finally:
+            self.recorder = recorder
+
+    def objects(self, what: Collective, value: Any, root: int | None, asker: str) -> list[Any]:
+        """Run an all_gather, broadcast or gather of objects; return those that this rank receives, in order.
+
+        Args:
+            what: the collective.
+            value: this rank's object.
+            root: rank of the root, if the collective has one.
+            asker: as in headers.
+        """
+        is_given = what is not BROADCAST or self.transport.rank == root
+        data = self.medium.pack(value) if is_given else np.empty(0, np.uint8)
+        found, unpack = run_blocks(what, self.direct, data, root, asker), self.medium.unpack
+        # The bytes of each object are freed before the next one is decoded.
+        return [] if is_given and what is BROADCAST else [unpack(found.pop(position)) for position in list(found)]
 
     def header_error(self, parity: int) -> CollectiveMismatchError:
         """Build the error for headers that differ; it lists every rank's call and call site."""
@@ -204,7 +233,8 @@ class Algorithm:
     def plan_array(self, what: Collective, key: tuple[Any, ...], x: np.ndarray, asker: str) -> CallPlan:
         """Check the arguments that calls with this key share, and plan a collective of an array; see `Communicator`."""
         (name, op, root, dims, sizes, listed, *_), group = key, self.group
-        check_array(name, x)
+        if isinstance(x, np.ndarray):
+            check_array(name, x)
         position = position_of(name, group, root) if what.root else 0
         if dims:
             parts = group.size if what.divides and sizes is None else 1

@@ -121,6 +121,11 @@ def native(dtype: np.dtype) -> np.dtype:
 
 def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: np.dtype, name: str = "out") -> None:
     check_array(op, out, written=True, name=name)
+    check_form(op, out, shape, dtype, name)
+
+
+def check_form(op: str, out: Any, shape: tuple[int, ...], dtype: np.dtype, name: str = "out") -> None:
+    """Check shape and dtype of an array for a result."""
     if out.shape != shape:
         raise ShapeError(f"{op}: {name} has shape {out.shape}, but the result has {shape}.")
     if out.dtype != dtype:
@@ -190,9 +195,14 @@ def rows_of(out: Any) -> Sequence[np.ndarray]:
     return [out[i, ...] for i in range(len(out))] if isinstance(out, np.ndarray) else out
 
 
-def own_piece(x: np.ndarray, dim: int, group: Any, splits: Sequence[int] | None = None) -> tuple[slice, ...]:
-    """Return the index of this rank's part of x along a dim, by these sizes or equal ones; a non-member gets part 0."""
-    rank = group.rank or 0
+def own_piece(
+    x: np.ndarray, dim: int, group: Any, splits: Sequence[int] | None = None, position: int | None = None
+) -> tuple[slice, ...]:
+    """Return the index of a member's part of x along a dim, by these sizes or equal ones.
+
+    `position`: that of the member; by default this rank's, and for a non-member the first one's.
+    """
+    rank = (group.rank or 0) if position is None else position
     if splits is None:
         step = x.shape[dim] // group.size
         start, stop = rank * step, (rank + 1) * step

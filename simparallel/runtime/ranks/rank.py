@@ -17,7 +17,7 @@ from simparallel.comm.communicator import SHARED_MEMORY
 from simparallel.comm.group import Medium
 from simparallel.comm.shm.segment import DONE
 from simparallel.comm.transport import AbstractTransport
-from simparallel.gpu.device import gpu_of_rank, use_gpu
+from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.hardware.cluster import ClusterSpec
 from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.runtime.ranks.random_streams import seed_globals
@@ -88,6 +88,7 @@ def play_rank(
             if array != "numpy":
                 gpu = stack.enter_context(use_gpu(gpu_of_rank(recorder.local_rank)))
                 recorder.home = gpu.home
+                communicator.gpu = gpu_calls(communicator, gpu)
             with _ending_forks(), _normal_exit():
                 outcome.value = call()
             # A collective that `sys.exit` interrupted raises SystemExit again here.
@@ -107,6 +108,13 @@ def play_rank(
     outcome.cluster = recorder.cluster
     outcome.memory = recorder.memory_summary()
     return outcome, communicator
+
+
+def gpu_calls(communicator: Communicator, gpu: Gpu) -> Any:
+    """Return what runs the rank's collectives on its GPU."""
+    from simparallel.comm.gpu.calls import GpuCalls  # few runs have GPUs
+
+    return GpuCalls(communicator, gpu)
 
 
 @contextmanager

@@ -1,0 +1,226 @@
+"""`GpuCalls`: the collectives of a rank whose arrays are on a GPU, and the choice of how each group exchanges them.
+
+    NCCL                 every member has a GPU of its own, and CuPy has NCCL
+    shared GPU memory    the members are on one machine, and on one GPU or on GPUs that reach each other's memory
+    host memory          otherwise: the collectives on the host, with copies there and back
+
+The members tell each other where their GPUs are at the group's first such collective, and all choose alike. The choice
+is said once. SIMPARALLEL_GPU_LINK names one: nccl, ipc or host.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from simparallel.backend import Array
+from simparallel.comm.call_header import ON_GPUS
+from simparallel.comm.collective import Collective
+from simparallel.comm.gpu.ipc import IpcLink
+from simparallel.comm.gpu.link import ON_GPU, AbstractLink, GpuBody, GpuCall
+from simparallel.comm.gpu.nccl import NcclLink
+from simparallel.comm.group import Algorithm, Group
+from simparallel.comm.reduction import LOGICAL, truth
+from simparallel.comm.transport import Condition
+from simparallel.comm.validate import check_form, check_only_at
+from simparallel.errors import DeadlineError, InputError
+from simparallel.gpu.device import Gpu
+from simparallel.hardware.notes import note_once
+
+if TYPE_CHECKING:
+    from simparallel.comm.communicator import Communicator
+
+LINKS = {"nccl": NcclLink, "ipc": IpcLink, "host": None}
+VARIABLE = "SIMPARALLEL_GPU_LINK"
+
+
+class GpuCalls:
+    """The collectives of one rank on its GPU.
+
+    Args:
+        communicator: this rank's communicator; its headers, arrivals and errors serve the calls on the GPU, too.
+        gpu: the rank's GPU. From now on, a host that waits for it watches the other ranks.
+    """
+
+    def __init__(self, communicator: Communicator, gpu: Gpu) -> None:
+        self._communicator, self._gpu = communicator, gpu
+        # By number of the group; None where arrays are copied through host memory.
+        self._links: dict[int, AbstractLink | None] = {}
+        self._algorithms: dict[int, Algorithm] = {}
+        gpu.wait = self.wait
+
+    def takes(self, op: str, arguments: Mapping[str, Any]) -> bool:
+        """Return whether a collective with these arguments runs on GPUs, as `run`.
+
+        The first question for a group connects the GPUs of its members, so it is collective over them.
+        """
+        if op not in ON_GPU or arguments.get("uneven") or arguments.get("op") == "adasum":
+            return False
+        splits = arguments.get("output_splits"), arguments.get("input_splits")
+        if op == "all_to_all" and splits != (None, None):
+            return False
+        if (arguments.get("algorithm") or self._communicator.default_algorithm) != "direct":
+            return False
+        group = arguments.get("group") or self._communicator.world
+        return isinstance(group, Group) and group.rank is not None and self._link_of(op, group) is not None
+
+    def run(
+        self,
+        what: Collective,
+        x: Array,
+        group: Group,
+        async_op: bool,
+        out: Array | None,
+        op: str,
+        root: int | None,
+        dims: tuple[int, ...],
+        sizes: Sequence[int] | None,
+        listed: tuple[tuple[int, ...], ...],
+    ) -> Any:
+        """Run a collective that `takes` accepted; arguments and result as `Communicator._run`."""
+        link, algorithm, asker = self._links[group.slot], self._algorithms[group.slot], self._communicator.asker
+        assert link is not None
+        sizes = None if sizes is None else tuple(sizes)
+        key = what.name, op, root, dims, sizes, listed, x.dtype, x.shape, asker, type(root), *map(type, dims)
+        plan = algorithm.plans.get(key) or algorithm.plan_array(what, key, x, asker)
+        if out is not None:
+            settings = plan.body.settings
+            if what.root:
+                check_only_at(what.name, plan.root, group, out)
+            shape = what.result_shape(x, group.position, group.size, settings.dims, settings.sizes)
+            check_form(what.name, out, shape, x.dtype)
+        # A logical op reduces the truth of x, a new array; its result goes to x as it would to `out`.
+        if op in LOGICAL:
+            given, x = x, truth(op, x, what.name)
+            out = given if out is None and what.in_place else out
+        is_apart = out is not None and out is not x and bool(self._gpu.xp.may_share_memory(x, out))
+        link.reserve(x.nbytes)
+        call = _call_type(group)(group, plan, x, out, is_apart)
+        group.lane.submit(call)
+        return call if async_op else call.wait()
+
+    def wait(self, is_done: Callable[[], bool], what: str) -> None:
+        """Wait on the host until the GPU has done something, and watch the other ranks meanwhile.
+
+        Raises:
+            RankFailedError, CommError: a rank or NCCL has failed; what waits on the GPU for other ranks is aborted.
+            DeadlineError: it takes longer than `timeout_s`.
+        """
+        transport, start_s = self._communicator.transport, time.monotonic()
+        links = [link for link in self._links.values() if link is not None]
+        try:
+            while not is_done():
+                transport.looked(_NOTHING, lambda: what, 0.0)
+                for link in links:
+                    link.check()
+                if time.monotonic() - start_s > transport.timeout_s:
+                    raise DeadlineError(
+                        f"rank {transport.rank} waited {transport.timeout_s:g} s for its GPU, for {what}. Another rank "
+                        "may be late on its GPU, or the work takes longer: raise timeout_s (--timeout).",
+                        rank=transport.rank,
+                        missing=[],
+                        timeout_s=transport.timeout_s,
+                    )
+        except BaseException:
+            for link in links:
+                link.abort()
+            self._links = dict.fromkeys(self._links)
+            raise
+
+    def finish(self) -> None:
+        """Wait for the GPU, and close the links: collective over each group. Called at the end of a run."""
+        self._gpu.synchronize("the end of the run")
+        # In the same order on all ranks.
+        for slot, link in sorted(self._links.items()):
+            if link is not None:
+                link.close()
+            del self._links[slot]
+
+    def release(self) -> None:
+        """Free the memory of links that a failed run has left open. Only when all ranks have ended."""
+        for link in self._links.values():
+            if link is not None:
+                link.release()
+        self._links.clear()
+
+    # --- the choice -----------------------------------------------------------------------------------
+
+    def _link_of(self, op: str, group: Group) -> AbstractLink | None:
+        if group.slot not in self._links:
+            self._communicator.check_allowed(op)
+            link = self._links[group.slot] = self._connect(group)
+            if link is not None:
+                bodies = {name: partial(GpuBody, link) for name in ON_GPU}
+                self._algorithms[group.slot] = Algorithm(group, bodies, ON_GPUS)
+        return self._links[group.slot]
+
+    def _connect(self, group: Group) -> AbstractLink | None:
+        if group.size == 1:
+            return AbstractLink(group, self._gpu)
+        members = group.exchange(self._place())
+        kind, why = choose(members, shares_memory=group.views.is_shared)
+        note_once(f"collectives of GPU arrays in {group.name} use {_NAMES[kind]}: {why}.")
+        link_type = LINKS[kind]
+        return None if link_type is None else link_type(group, self._gpu)
+
+    def _place(self) -> dict[str, Any]:
+        """Describe where this rank's GPU is."""
+        runtime, number = self._gpu.cuda.runtime, self._gpu.number
+        buses = [runtime.deviceGetPCIBusId(i) for i in range(runtime.getDeviceCount())]
+        reached = [bus for i, bus in enumerate(buses) if i == number or runtime.deviceCanAccessPeer(number, i)]
+        nccl = getattr(self._gpu.cuda, "nccl", None)
+        return {
+            "host": platform.node(),
+            "bus": buses[number],
+            "reached": reached,
+            "nccl": bool(getattr(nccl, "available", False)),
+            "asked": os.environ.get(VARIABLE, ""),
+        }
+
+
+def choose(members: list[dict[str, Any]], *, shares_memory: bool) -> tuple[str, str]:
+    """Return how ranks on GPUs at these places exchange arrays, and why.
+
+    Args:
+        members: for each member the dict of its place.
+        shares_memory: whether the ranks are processes or threads on one machine.
+
+    Raises:
+        InputError: the environment variable names no link, or one that is not possible here, or differs by rank.
+    """
+    places = {(member["host"], member["bus"]) for member in members}
+    asked = {member["asked"] for member in members}
+    lacking = {
+        "nccl": "CuPy has no NCCL on some rank" * (not all(member["nccl"] for member in members))
+        or "ranks share a GPU" * (len(places) < len(members)),
+        "ipc": "the ranks are started by MPI" * (not shares_memory)
+        or "a rank does not reach the memory of another one's GPU"
+        * any(other["bus"] not in member["reached"] for member in members for other in members),
+        "host": "",
+    }
+    if asked != {""}:
+        kind = asked.pop()
+        if asked or kind not in LINKS or lacking[kind]:
+            why = "it differs by rank" if asked else lacking.get(kind, f"there are {', '.join(LINKS)}")
+            raise InputError(f"{VARIABLE}={kind!r} is not possible: {why}.")
+        return kind, f"{VARIABLE} asks for it"
+    kind = next(kind for kind, why in lacking.items() if not why)
+    if kind == "nccl":
+        return kind, "each rank has a GPU of its own"
+    return kind, "; ".join(why for name, why in lacking.items() if why)
+
+
+_NAMES = {"nccl": NcclLink.name, "ipc": IpcLink.name, "host": "host memory"}
+_NOTHING = Condition((), (), 0)
+
+
+def _call_type(group: Group) -> type[GpuCall]:
+    if group.transport.faults is None:
+        return GpuCall
+    from simparallel.comm.faults.gpu_calls import FaultyGpuCall
+
+    return FaultyGpuCall

@@ -1,0 +1,187 @@
+"""Exchange through GPU memory that processes share: CUDA's IPC handles; ranks that are threads share it anyway.
+
+Each rank has two rooms on its GPU, used alternately. A collective copies x into a room, and the members read it there.
+
+    1  copy x into the room, on the link's stream; record the event `shown`
+    2  wait, on the host, until all members have started their copies (a phase of the call)
+    3  let the stream wait for `shown` of all members; read the rooms; record the event `read`
+
+A room is used again two collectives later. Its owner has then seen all members arrive at the collective in between,
+so their `read` is recorded, and the stream waits for it. No host waits for a GPU, and no event is waited for before it
+is recorded: a dead rank blocks no stream.
+"""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from simparallel.backend import Array
+from simparallel.comm.gpu.link import AbstractLink, GpuCall, fold
+from simparallel.comm.transport import order
+from simparallel.comm.work import Steps
+from simparallel.gpu.device import Gpu
+
+if TYPE_CHECKING:
+    from simparallel.comm.group import Group
+
+# From this size on, more than two ranks reduce a part each, and copy the others' results.
+SHARED_WORK_BYTES = 1 << 20
+ROOMS = 2
+
+
+class Handles(NamedTuple):
+    """What a rank tells the others: its process, and addresses and handles of its rooms and events.
+
+    Attributes:
+        pid: number of the process.
+        rooms: for each room, its address in that process, and its handle for other processes.
+        shown, read: the same of the events for each room.
+    """
+
+    pid: int
+    rooms: list[tuple[int, bytes]]
+    shown: list[tuple[int, bytes]]
+    read: list[tuple[int, bytes]]
+
+
+class IpcLink(AbstractLink):
+    """The link of ranks that reach each other's GPU memory."""
+
+    name = "shared GPU memory"
+
+    def __init__(self, group: Group, gpu: Gpu) -> None:
+        super().__init__(group, gpu)
+        self.runtime = gpu.cuda.runtime
+        self.room_bytes = 0
+        self._own_rooms: list[int] = []
+        self._opened: list[int] = []
+        self._own_events = [[self._new_event() for _ in range(ROOMS)] for _ in range(2)]
+        # By room: addresses of all members' rooms, and their events.
+        self.rooms: list[list[int]] = []
+        self.shown: list[list[int]] = []
+        self.read: list[list[int]] = []
+        self.turn = 0
+
+    def _new_event(self) -> int:
+        flags = self.runtime.eventDisableTiming | self.runtime.eventInterprocess
+        return int(self.runtime.eventCreateWithFlags(flags))
+
+    # --- rooms ----------------------------------------------------------------------------------------
+
+    def reserve(self, size_bytes: int) -> None:
+        if size_bytes <= self.room_bytes:
+            return
+        self._disconnect()
+        self.room_bytes = max(1 << 20, 1 << (size_bytes - 1).bit_length())
+        runtime, me = self.runtime, os.getpid()
+        self._own_rooms = [int(runtime.malloc(self.room_bytes)) for _ in range(ROOMS)]
+        shown, read = ([(event, runtime.ipcGetEventHandle(event)) for event in events] for events in self._own_events)
+        rooms = [(room, runtime.ipcGetMemHandle(room)) for room in self._own_rooms]
+        members = [Handles(*member) for member in self.group.exchange(Handles(me, rooms, shown, read))]
+
+        def opened(pairs: list[tuple[int, bytes]], pid: int, open_handle: Any) -> list[int]:
+            # A process cannot open its own handles, and its threads share all addresses.
+            return [own if pid == me else int(open_handle(handle)) for own, handle in pairs]
+
+        of_members = [opened(member.rooms, member.pid, runtime.ipcOpenMemHandle) for member in members]
+        pids = [member.pid for member in members]
+        self._opened = [room for rooms, pid in zip(of_members, pids, strict=True) for room in rooms if pid != me]
+        open_event = runtime.ipcOpenEventHandle
+        self.rooms = by_room(of_members)
+        self.shown = by_room([opened(member.shown, member.pid, open_event) for member in members])
+        self.read = by_room([opened(member.read, member.pid, open_event) for member in members])
+
+    def _disconnect(self) -> None:
+        """Close the others' rooms, and free this rank's when all have closed it."""
+        event = self.gpu.mark(self.stream)
+        self.gpu.wait(lambda: event.done, f"collectives of {self.group.name}")
+        for address in self._opened:
+            self.runtime.ipcCloseMemHandle(address)
+        self._opened = []
+        if self._own_rooms:
+            self.group.exchange(None)
+        self._free()
+
+    def _free(self) -> None:
+        for room in self._own_rooms:
+            self.runtime.free(room)
+        self._own_rooms = []
+
+    def close(self) -> None:
+        self._disconnect()
+        super().close()
+
+    def release(self) -> None:
+        super().release()
+        for address in self._opened:
+            self.runtime.ipcCloseMemHandle(address)
+        self._free()
+        for event in (event for events in self._own_events for event in events):
+            self.runtime.eventDestroy(event)
+        self._opened, self._own_events = [], []
+
+    def room_of(self, position: int, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        """Return a member's room of the running collective as an array."""
+        cuda, size = self.gpu.cuda, prod(shape) * dtype.itemsize
+        memory = cuda.UnownedMemory(self.rooms[self.turn][position], size, self, self.gpu.number)
+        return self.xp.ndarray(shape, dtype, cuda.MemoryPointer(memory, 0))
+
+    # --- exchanges ------------------------------------------------------------------------------------
+
+    def gathered(self, call: GpuCall) -> Steps:
+        x = call.x
+        if not x.size:
+            return [x] * self.group.size
+        self.turn = (self.turn + 1) % ROOMS
+        turn, me, stream = self.turn, self.group.position, self.stream
+        for event in self.read[turn]:
+            self.runtime.streamWaitEvent(stream.ptr, event)
+        with stream:
+            self.room_of(me, x.shape, x.dtype)[...] = x
+        yield from self._show()
+        return [self.room_of(position, x.shape, x.dtype) for position in range(self.group.size)]
+
+    def _show(self) -> Steps:
+        """Show this rank's room to the others, and let the stream wait for theirs."""
+        shown = self.shown[self.turn]
+        self.runtime.eventRecord(shown[self.group.position], self.stream.ptr)
+        # Only now is every member's event recorded.
+        yield self.group.views.end_phase()
+        order()
+        for event in shown:
+            self.runtime.streamWaitEvent(self.stream.ptr, event)
+
+    def finish_reading(self) -> None:
+        """Record that this rank has read the rooms of the running collective."""
+        self.runtime.eventRecord(self.read[self.turn][self.group.position], self.stream.ptr)
+
+    # --- collectives ----------------------------------------------------------------------------------
+
+    def all_reduce(self, call: GpuCall) -> Steps:
+        rooms = yield from self.gathered(call)
+        group, views, x = self.group, self.group.views, call.x
+        if group.size == 2 or x.nbytes < SHARED_WORK_BYTES:
+            call.fold(rooms)
+            return
+        flats, parts = [room.reshape(-1) for room in rooms], [views.bounds(x.size, i) for i in range(group.size)]
+        mine = parts[group.position]
+        # Only this rank reads its own part of the rooms, so the result fits there.
+        with self.stream:
+            fold(self.xp, call.rule, [flat[mine] for flat in flats], flats[group.position][mine])
+        yield from self._show()
+        target = call.result_array
+        with self.stream:
+            whole = target.reshape(-1) if target.flags.c_contiguous else self.xp.empty(x.size, x.dtype)
+            for flat, part in zip(flats, parts, strict=True):
+                whole[part] = flat[part]
+            if not target.flags.c_contiguous:
+                target[...] = whole.reshape(target.shape)
+
+
+def by_room(of_members: list[list[int]]) -> list[list[int]]:
+    """Turn lists by member into lists by room."""
+    return [list(room) for room in zip(*of_members, strict=True)]

@@ -1,0 +1,216 @@
+"""`AbstractLink`: how the members of a group exchange arrays on their GPUs.
+
+Headers, arrivals and the watch over the other ranks are those of `comm.call`, on the host. Only the body of a call runs
+on the GPU, on a stream of the group: it begins behind what the rank had computed at the call, and the rank's compute
+stream waits for it where the program waits. The host waits for no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from simparallel.backend import Array
+from simparallel.comm.call import Body, Call, Settings
+from simparallel.comm.collective import COLLECTIVES
+from simparallel.comm.reduction import Reduction, reduction
+from simparallel.comm.validate import own_piece
+from simparallel.comm.work import Steps
+from simparallel.gpu.device import Gpu
+
+if TYPE_CHECKING:
+    from simparallel.comm.group import Group
+
+# The collectives that run on GPUs; the others copy through host memory.
+ON_GPU = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+
+
+class AbstractLink:
+    """The connection of one rank's GPU to the GPUs of a group.
+
+    Each collective is a method of its name, made of two exchanges: `gathered` and `exchanged`. A link overrides those
+    that it can do better. Reductions run in the order of the group: the bits of a run on the host.
+
+    Args:
+        group: the group.
+        gpu: this rank's GPU.
+
+    Attributes:
+        stream: the stream of the group's collectives.
+    """
+
+    name = "alone"
+
+    def __init__(self, group: Group, gpu: Gpu) -> None:
+        self.group, self.gpu, self.xp = group, gpu, gpu.xp
+        self.stream = gpu.cuda.Stream(non_blocking=True)
+        # (event, arrays): memory that the stream may still read or write.
+        self._in_use: list[tuple[Any, tuple[Array, ...]]] = []
+
+    def reserve(self, size_bytes: int) -> None:
+        """Prepare for payloads of this size. Every member calls it before each collective, with the same size."""
+
+    def hold(self, event: Any, *arrays: Array) -> None:
+        """Keep arrays alive until an event of the stream has passed."""
+        self._in_use = [entry for entry in self._in_use if not entry[0].done]
+        self._in_use.append((event, arrays))
+
+    def finish_reading(self) -> None:
+        """Mark the end of a collective on the stream: this rank reads no memory of another rank any more."""
+
+    def check(self) -> None:
+        """Raise CommError if the exchange has failed on the GPU."""
+
+    def abort(self) -> None:
+        """End what waits for other ranks on the GPU."""
+
+    def close(self) -> None:
+        """Disconnect: collective over the group, after the GPU has finished its collectives."""
+        self.release()
+
+    def release(self) -> None:
+        """Free the link's memory. Only when no member uses it any more."""
+        self._in_use.clear()
+
+    # --- exchanges ------------------------------------------------------------------------------------
+
+    def gathered(self, call: GpuCall) -> Steps:
+        """Return every member's x, in the order of the group, for reading on the stream."""
+        yield from ()
+        return [call.x]
+
+    def exchanged(self, call: GpuCall) -> Steps:
+        """Return every member's part of x for this rank; `call.piece(position)` is the part for a position."""
+        xs = yield from self.gathered(call)
+        return [x[call.piece(self.group.position)] for x in xs]
+
+    # --- collectives ----------------------------------------------------------------------------------
+
+    def all_reduce(self, call: GpuCall) -> Steps:
+        call.fold((yield from self.gathered(call)))
+
+    def reduce(self, call: GpuCall) -> Steps:
+        xs = yield from self.gathered(call)
+        if call.is_root:
+            call.fold(xs)
+
+    def broadcast(self, call: GpuCall) -> Steps:
+        xs = yield from self.gathered(call)
+        if not call.is_root:
+            with self.stream:
+                call.result_array[...] = xs[call.plan.root]
+
+    def all_gather(self, call: GpuCall) -> Steps:
+        call.join_parts((yield from self.gathered(call)))
+
+    def reduce_scatter(self, call: GpuCall) -> Steps:
+        call.fold((yield from self.exchanged(call)))
+
+    def all_to_all(self, call: GpuCall) -> Steps:
+        call.join_parts((yield from self.exchanged(call)))
+
+
+class GpuBody(Body):
+    """The body of a collective on GPUs: it runs the method of its name of the group's link."""
+
+    by_messages = copied = True
+    others: Sequence[Any] = []
+
+    def __init__(self, link: AbstractLink, group: Group, x: Array, settings: Settings) -> None:
+        super().__init__(group, x, settings)
+        self.link = link
+        self.rule = None if settings.op == "-" else reduction(settings.op, x.dtype)
+
+    def expose(self, call: Call) -> tuple[int, int]:
+        """Reserve memory for the result, and mark where the compute stream stands; expose nothing."""
+        assert isinstance(call, GpuCall)
+        gpu = self.link.gpu
+        if call.is_apart:
+            call.x = call.x.copy()
+        call.result_array = call.make_result()
+        # After the allocation: memory may come from arrays that the compute stream still uses.
+        call.issued = gpu.mark(gpu.compute)
+        return 0, call.plan.payload_bytes
+
+    def run(self, call: Call) -> Steps:
+        assert isinstance(call, GpuCall)
+        link = self.link
+        link.stream.wait_event(call.issued)
+        yield from getattr(link, call.plan.op)(call)
+        link.finish_reading()
+        call.ended = link.gpu.mark(link.stream)
+        link.hold(call.ended, call.x, call.result_array)
+        return call.result_array
+
+
+class GpuCall(Call):
+    """A collective on GPUs.
+
+    Attributes:
+        issued, ended: events of the compute stream at the call, and of the link's stream at its end.
+        result_array: the array that receives the result.
+    """
+
+    issued: Any = None
+    ended: Any = None
+    result_array: Array = None
+
+    @property
+    def gpu_body(self) -> GpuBody:
+        assert isinstance(self.plan.body, GpuBody)
+        return self.plan.body
+
+    @property
+    def rule(self) -> Reduction:
+        assert self.gpu_body.rule is not None
+        return self.gpu_body.rule
+
+    @property
+    def is_root(self) -> bool:
+        return self.group.position == self.plan.root
+
+    def make_result(self) -> Array:
+        """Return the array for the result: `out`, x for a collective in place, or a new one on the compute stream."""
+        what, settings, group = COLLECTIVES[self.plan.op], self.gpu_body.settings, self.group
+        if self.out is not None or what.in_place:
+            return self.target
+        shape = what.result_shape(self.x, group.position, group.size, settings.dims, settings.sizes)
+        return self.gpu_body.link.xp.empty(shape, self.x.dtype)
+
+    def piece(self, position: int) -> tuple[slice, ...]:
+        """Return the index of the part of x for a member."""
+        settings = self.gpu_body.settings
+        return own_piece(self.x, settings.dims[0], self.group, settings.sizes, position)
+
+    def fold(self, parts: Sequence[Array]) -> None:
+        """Reduce arrays of all members into the result, on the link's stream."""
+        with self.gpu_body.link.stream:
+            fold(self.gpu_body.link.xp, self.rule, parts, self.result_array)
+
+    def join_parts(self, parts: Sequence[Array]) -> None:
+        """Join the parts of all members along the last dim of the call into the result, on the link's stream."""
+        link, dim, start = self.gpu_body.link, self.gpu_body.settings.dims[-1], 0
+        with link.stream:
+            for part in parts:
+                stop = start + part.shape[dim]
+                self.result_array[(slice(None),) * dim + (slice(start, stop),)] = part
+                start = stop
+
+    def wait(self) -> Array:
+        """Finish the call on the host, and let the compute stream wait for its end."""
+        result = super().wait()
+        if self.ended is not None:
+            self.gpu_body.link.gpu.compute.wait_event(self.ended)
+            self.ended = None
+        return result
+
+
+def fold(xp: Any, rule: Reduction, parts: Sequence[Array], out: Array) -> None:
+    """Reduce arrays into `out`, which may be one of them, in their order, as `comm.reduction` does on the host."""
+    ufunc = getattr(xp, rule.ufunc.__name__)
+    total = parts[0].astype(rule.accumulate)  # a copy
+    for part in parts[1:]:
+        ufunc(total, part, out=total)
+    if rule.is_mean:
+        total /= len(parts)
+    out[...] = total
