@@ -488,9 +488,8 @@ class Communicator(Mailbox):
 
     def all_gather_object(self, value: Any, group: Group | None = None) -> list[Any]:
         """Return every rank's value, in the order of the group. See `sp.all_gather_object`."""
-        return self._algorithm("all_gather_object", group, "direct").group.objects(
-            c.ALL_GATHER, value, None, self.asker
-        )
+        direct = self._algorithm("all_gather_object", group, "direct")
+        return direct.group.objects(c.ALL_GATHER, value, None, self.asker)
 
     def broadcast_object(self, value: Any = None, src: int = 0, group: Group | None = None) -> Any:
         """Return the value of rank `src` on every rank."""
@@ -619,11 +618,6 @@ class Communicator(Mailbox):
     def forbid(self, why: str, *, memory: bool = False) -> None:
         super().forbid(why, memory=memory)
         self._usual = None
-
-    def finish(self) -> None:
-        super().finish()
-        if self.gpu is not None:
-            self.gpu.finish()
 
     def release(self) -> None:
         """Free this run's staging memory. Only when all ranks have ended."""

@@ -94,6 +94,8 @@ def play_rank(
             # A collective that `sys.exit` interrupted raises SystemExit again here.
             with _normal_exit():
                 communicator.finish()
+                if communicator.gpu is not None:
+                    communicator.gpu.finish()
             # Only after all collectives have ended: a rank that waits for one that is DONE raises.
             transport.set_state(DONE)
         except BaseException as error:
