@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from simparallel.backend import register_namespace
-from simparallel.testing import cupy_lacks, strict_cuda
+from simparallel.testing import cupy_lacks, strict_cuda, strict_nccl
 
 # Functions whose results have a size that depends on values.
 _SIZED_BY_VALUES = frozenset(("argwhere", "compress", "flatnonzero", "nonzero", "unique"))
@@ -422,5 +422,7 @@ def _give_operators() -> None:
 
 
 _give_operators()
+# `cupy.cuda.nccl`
+strict_cuda.nccl = strict_nccl  # type: ignore[attr-defined]
 xp: Any = StrictNamespace(np, cupy_lacks.NAMES, cupy_lacks.KEYWORDS)
 register_namespace(StrictArray, xp)

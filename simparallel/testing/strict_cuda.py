@@ -17,12 +17,14 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from simparallel.comm import current
+from simparallel.comm.transport import Condition
 
 Clock = dict[int, int]
 _ids = itertools.count(1)
@@ -245,20 +247,17 @@ def _merge(clock: Clock, other: Clock) -> None:
             clock[stream] = count
 
 
-# How a thread lets other ranks go on while it waits for an operation of theirs; see `letting_others_run`.
-_give_way: Callable[[], None] = lambda: time.sleep(0.001)  # noqa: E731
 LONGEST_WAIT_S = 60.0
 
 
-@contextmanager
-def letting_others_run(give_way: Callable[[], None]) -> Iterator[None]:
-    """Call `give_way` inside of the block wherever the GPU would wait for another rank."""
-    global _give_way
-    before, _give_way = _give_way, give_way
-    try:
-        yield
-    finally:
-        _give_way = before
+def _give_way() -> None:
+    """Let other ranks go on, while an operation of this one waits for theirs: a GPU would wait, not its host."""
+    current().transport.looked(Condition((), (), 0), lambda: "an operation on the GPU", 0.0)
+
+
+def stream_at(ptr: int) -> Stream:
+    """Return the stream with this handle; 0 is the default stream."""
+    return _streams[ptr] if ptr else Stream.null
 
 
 def finish_all(of: Stream | Event) -> None:
@@ -442,7 +441,7 @@ def _open_event(handle: bytes) -> int:
 
 
 def _copy(dst: int, src: int, size: int, kind: int, stream: int = 0) -> None:
-    queue = _streams[stream] if stream else get_current_stream()
+    queue = stream_at(stream)
     target, source = (
         bytes_at(address, size) if is_device else _host_bytes(address, size)
         for address, is_device in ((dst, kind in (1, 3)), (src, kind in (2, 3)))
@@ -487,8 +486,6 @@ runtime = SimpleNamespace(
     ipcOpenEventHandle=_open_event,
     eventCreateWithFlags=_create_event,
     eventDestroy=lambda event: _kept_events.pop(event),
-    eventRecord=lambda event, stream: _events[event].record(_streams[stream] if stream else None),
-    streamWaitEvent=lambda stream, event, flags=0: (_streams[stream] if stream else get_current_stream()).wait_event(
-        _events[event]
-    ),
+    eventRecord=lambda event, stream: _events[event].record(stream_at(stream)),
+    streamWaitEvent=lambda stream, event, flags=0: stream_at(stream).wait_event(_events[event]),
 )
