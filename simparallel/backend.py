@@ -9,10 +9,12 @@ is cut: any rank can compute any slice.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -24,6 +26,8 @@ from simparallel.errors import InputError
 Array = Any
 # The names of the libraries, for the setting `array` of a run.
 ARRAYS = "numpy", "cupy"
+# In the environment, for processes whose program imports no stand-in itself: "simparallel.testing.strict".
+STAND_IN = "SIMPARALLEL_STAND_IN"
 T = TypeVar("T")
 
 
@@ -234,6 +238,9 @@ def why_no_gpu() -> str:
 
 
 def _stand_ins() -> list[ModuleType]:
+    """Return the registered stand-ins for CuPy. The variable STAND_IN names a module that registers one."""
+    if module := os.environ.get(STAND_IN):
+        import_module(module)
     return [namespace for kind, namespace in _namespaces.items() if kind not in DRY_TYPES]
 
 

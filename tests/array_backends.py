@@ -16,7 +16,7 @@ import pytest
 
 from simparallel import backend
 from simparallel.backend import Array, to_host
-from simparallel.testing import strict
+from simparallel.testing import strict, strict_cuda
 
 # Largest difference from NumPy on a real GPU, relative to the largest element: sums in another order, fused
 # multiply-adds, and the GPU's own exp, log and tanh. Integers and bools are exact.
@@ -118,6 +118,21 @@ PLACES = [
     pytest.param(ArrayBackend("cupy"), "inline", id="cupy", marks=pytest.mark.gpu),
     pytest.param(ArrayBackend("cupy"), "shm", id="cupy-processes", marks=[pytest.mark.gpu, pytest.mark.process]),
 ]
+
+
+# How ranks exchange arrays on GPUs -> GPUs of the stand-in: with one each, NCCL.
+LINKS = {"nccl": 8, "ipc": 1, "host": 1}
+
+
+@contextmanager
+def linked(link: str) -> Iterator[None]:
+    """Let ranks on the stand-in exchange their arrays in this way, in threads and in processes."""
+    settings = {"SIMPARALLEL_GPU_LINK": link, "SIMPARALLEL_STAND_IN_DEVICES": str(LINKS[link])}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**settings, backend.STAND_IN: "simparallel.testing.strict"}.items():
+            patch.setenv(name, value)
+        patch.setattr(strict_cuda, "num_devices", LINKS[link])
+        yield
 
 
 @contextmanager

@@ -140,6 +140,7 @@ class StrictArray:
     def _wait(self, name: str) -> None:
         """Note that the host waits for the current stream, to read this array."""
         _note_wait(name)
+        strict_cuda.catch_up()
         if strict_cuda.is_watching():
             strict_cuda.use(self._data, is_written=False)
             strict_cuda.get_current_stream().synchronize()
@@ -167,7 +168,7 @@ class StrictArray:
         # All else is NumPy's, with device arrays going in and out. Private names are protocols that NumPy probes for.
         if name.startswith("_") or name in cupy_lacks.METHODS:
             raise AttributeError(f"a CuPy array has no attribute {name!r}")
-        value = getattr(self._data, name)
+        value = getattr(_unwrap(self), name)
         if not callable(value):
             return _wrap(value)
         return _guarded(value, name, cupy_lacks.KEYWORDS_OF_METHODS.get(name, frozenset()))
@@ -184,7 +185,7 @@ class StrictArray:
         plain = _unwrap(key)
         if any(isinstance(part, np.ndarray) and part.dtype == bool for part in _parts(plain)):
             _note_wait("mask")
-        result = self._data[plain]
+        result = _unwrap(self)[plain]
         _note_launch("getitem", result, self._data)
         return _wrap(result)
 

@@ -263,16 +263,19 @@ def stream_at(ptr: int) -> Stream:
 def finish_all(of: Stream | Event) -> None:
     """Wait until all operations before this point have ended."""
     until_s = time.monotonic() + LONGEST_WAIT_S
-    while not all(operation.is_done() for operation in of.waits_for):
+    # Each one is asked in each round: a send ends after the receive of a rank that waits for its own sends, too.
+    while of.waits_for:
+        of.waits_for = [operation for operation in of.waits_for if not operation.is_done()]
+        if not of.waits_for:
+            return
         if time.monotonic() > until_s:
             raise RuntimeError("the stand-in's GPU has waited too long: a rank does not take part")
         _give_way()
-    of.waits_for = []
 
 
-def catch_up() -> None:
-    """Wait for the operations that the next operation of the current stream runs after."""
-    stream = get_current_stream()
+def catch_up(stream: Stream | None = None) -> None:
+    """Wait for the operations that the next operation of a stream (by default the current one) runs after."""
+    stream = get_current_stream() if stream is None else stream
     if stream.waits_for:
         finish_all(stream)
 
@@ -321,8 +324,6 @@ def use(array: np.ndarray, *, is_written: bool, stream: Stream | None = None) ->
         StreamRaceError: another stream uses it, and no event orders the two.
     """
     stream = get_current_stream() if stream is None else stream
-    if stream.waits_for:
-        finish_all(stream)
     clock, memory = stream.begin(), _memory_of(array)
     others = [memory.written] if memory.written is not None else []
     if is_written:
@@ -457,7 +458,8 @@ def _host_bytes(address: int, size: int) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
-num_devices = 1
+# Devices of this machine, as many as the environment says.
+num_devices = int(os.environ.get("SIMPARALLEL_STAND_IN_DEVICES", "1"))
 _streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
 _kept_events: dict[int, Event] = {}

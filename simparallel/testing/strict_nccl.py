@@ -45,8 +45,9 @@ def get_version() -> int:
     return 22501
 
 
-# Operations between groupStart and groupEnd start together.
-_grouped: list[Callable[[], None]] | None = None
+# Operations between groupStart and groupEnd start together, on streams that have done what comes before them.
+_Begin = Callable[[strict_cuda.Stream], None]
+_grouped: list[tuple[_Begin, strict_cuda.Stream]] | None = None
 
 
 def groupStart() -> None:
@@ -57,8 +58,10 @@ def groupStart() -> None:
 def groupEnd() -> None:
     global _grouped
     started, _grouped = _grouped or [], None
-    for start in started:
-        start()
+    for _, queue in started:
+        strict_cuda.catch_up(queue)
+    for begin, queue in started:
+        begin(queue)
 
 
 class NcclCommunicator:
@@ -105,14 +108,15 @@ class NcclCommunicator:
 
     # --- operations -----------------------------------------------------------------------------------
 
-    def _start(self, begin: Callable[[strict_cuda.Stream], None], stream: int) -> None:
+    def _start(self, begin: _Begin, stream: int) -> None:
         if self._is_aborted:
             raise NcclError("NCCL_ERROR_INVALID_USAGE: the communicator was aborted")
         queue = strict_cuda.stream_at(stream)
         if _grouped is None:
+            strict_cuda.catch_up(queue)
             begin(queue)
         else:
-            _grouped.append(lambda: begin(queue))
+            _grouped.append((begin, queue))
 
     def _enqueue(self, queue: strict_cuda.Stream, is_ready: Callable[[], bool], end: Callable[[], None]) -> None:
         """Let a stream wait until the others have started, and then end the operation."""

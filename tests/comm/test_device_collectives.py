@@ -14,6 +14,7 @@ import simparallel as sp
 from simparallel import functions as F
 from simparallel.backend import is_array, to_host
 from simparallel.comm.collective import COLLECTIVES
+from simparallel.comm.gpu.link import ON_GPU
 
 SIZE = 3
 DTYPES = ("float32", "float16", "int64")
@@ -147,6 +148,15 @@ def check(arrays: Any, transport: str, function: Any, name: str) -> None:
 def test_collective_of_device_arrays(arrays: Any, transport: str, name: str) -> None:
     """The input after the call, too."""
     check(arrays, transport, program, name)
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+@pytest.mark.parametrize("link", array_backends.LINKS)
+def test_collective_over_each_link(link: str, name: str) -> None:
+    with array_backends.linked(link):
+        check(array_backends.ArrayBackend("strict"), "inline", program, name)
+        if name in ON_THE_TAPE:
+            check(array_backends.ArrayBackend("strict"), "inline", tape_program, name)
 
 
 @pytest.mark.parametrize("name", sorted(ON_THE_TAPE))

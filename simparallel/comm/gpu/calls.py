@@ -126,10 +126,14 @@ class GpuCalls:
                         timeout_s=transport.timeout_s,
                     )
         except BaseException:
-            for link in links:
-                link.abort()
-            self._links = dict.fromkeys(self._links)
+            self.abort()
             raise
+
+    def abort(self) -> None:
+        """End what waits on the GPU for other ranks. Called when this rank has failed."""
+        for link in self._links.values():
+            if link is not None:
+                link.abort()
 
     def finish(self) -> None:
         """Wait for the GPU, and close the links: collective over each group. Called at the end of a run."""
@@ -193,7 +197,7 @@ def choose(members: list[dict[str, Any]], *, shares_memory: bool) -> tuple[str, 
         InputError: the environment variable names no link, or one that is not possible here, or differs by rank.
     """
     places = {(member["host"], member["bus"]) for member in members}
-    asked = {member["asked"] for member in members}
+    asked = sorted({member["asked"] for member in members})
     lacking = {
         "nccl": "CuPy has no NCCL on some rank" * (not all(member["nccl"] for member in members))
         or "ranks share a GPU" * (len(places) < len(members)),
@@ -202,10 +206,10 @@ def choose(members: list[dict[str, Any]], *, shares_memory: bool) -> tuple[str, 
         * any(other["bus"] not in member["reached"] for member in members for other in members),
         "host": "",
     }
-    if asked != {""}:
-        kind = asked.pop()
-        if asked or kind not in LINKS or lacking[kind]:
-            why = "it differs by rank" if asked else lacking.get(kind, f"there are {', '.join(LINKS)}")
+    if len(asked) > 1:
+        raise InputError(f"{VARIABLE} differs by rank: {', '.join(map(repr, asked))}; set it on all of them.")
+    if kind := asked[0]:
+        if why := lacking.get(kind, f"there are {', '.join(LINKS)}"):
             raise InputError(f"{VARIABLE}={kind!r} is not possible: {why}.")
         return kind, f"{VARIABLE} asks for it"
     kind = next(kind for kind, why in lacking.items() if not why)

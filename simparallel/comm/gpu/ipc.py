@@ -73,7 +73,7 @@ class IpcLink(AbstractLink):
     # --- rooms ----------------------------------------------------------------------------------------
 
     def reserve(self, size_bytes: int) -> None:
-        if size_bytes <= self.room_bytes:
+        if self.rooms and size_bytes <= self.room_bytes:
             return
         self._disconnect()
         self.room_bytes = max(1 << 20, 1 << (size_bytes - 1).bit_length())

@@ -99,6 +99,8 @@ def play_rank(
             # Only after all collectives have ended: a rank that waits for one that is DONE raises.
             transport.set_state(DONE)
         except BaseException as error:
+            if communicator.gpu is not None:
+                communicator.gpu.abort()
             if is_process and isinstance(error, EOFError) and error.args == _END_OF_INPUT:
                 error.add_note("Ranks have no keyboard: pass values as arguments, or read them before the launch.")
             # Publish the failure at once, so that ranks that wait for this one raise.

@@ -1,0 +1,374 @@
+"""How ranks exchange arrays on GPUs: NCCL, shared GPU memory, host memory; on the stand-in, with its race detector."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import array_backends
+import numpy as np
+import pytest
+from array_backends import LINKS, linked
+from hypothesis import given, strategies as st
+from refusals import refused
+
+import simparallel as sp
+from simparallel.comm.gpu import calls, ipc
+from simparallel.errors import CollectiveMismatchError, DeadlineError, InputError, RankFailedError, RunFailedError
+from simparallel.testing import faults, strict, strict_cuda, strict_nccl
+
+SIZE = 3
+GPU = pytest.mark.parametrize("link", LINKS)
+
+
+def ours(size: int = 6, seed: int = 0) -> sp.Tensor:
+    """Return integers that differ by rank, on the rank's GPU."""
+    return sp.Tensor(np.random.default_rng([seed, sp.get_rank()]).integers(0, 9, size).astype("float32"))
+
+
+def run(function: Any, *args: Any, transport: str = "inline", size: int = SIZE, **settings: Any) -> list[Any]:
+    return list(sp.launch(function, args, world_size=size, transport=transport, array="cupy", **settings))
+
+
+# --- the choice ------------------------------------------------------------------------------------------------------
+
+
+def place(host: str, bus: str, reached: Any = None, nccl: bool = True, asked: str = "") -> dict[str, Any]:
+    return {"host": host, "bus": bus, "reached": [bus] if reached is None else reached, "nccl": nccl, "asked": asked}
+
+
+@pytest.mark.parametrize(
+    ("members", "shares_memory", "kind"),
+    [
+        ([place("a", "0"), place("a", "1")], True, "nccl"),
+        ([place("a", "0"), place("b", "0")], False, "nccl"),
+        ([place("a", "0"), place("a", "0")], True, "ipc"),
+        ([place("a", "0", "01", nccl=False), place("a", "1", "01", nccl=False)], True, "ipc"),
+        ([place("a", "0", nccl=False), place("a", "1", nccl=False)], True, "host"),
+        ([place("a", "0", "01", nccl=False), place("a", "1", nccl=False)], True, "host"),
+        ([place("a", "0"), place("a", "0")], False, "host"),
+        ([place("a", "0"), place("b", "0", nccl=False)], False, "host"),
+        ([place("a", "0", asked="host"), place("a", "1", asked="host")], True, "host"),
+        ([place("a", "0", asked="ipc"), place("a", "0", asked="ipc")], True, "ipc"),
+    ],
+)
+def test_choice(members: Any, shares_memory: bool, kind: str) -> None:
+    assert calls.choose(members, shares_memory=shares_memory)[0] == kind
+
+
+@pytest.mark.parametrize("asked", [("nccl", "nccl"), ("ipc", "host"), ("tcp", "tcp")])
+def test_impossible_request_is_refused(asked: tuple[str, str]) -> None:
+    with refused(InputError):
+        calls.choose([place("a", "0", asked=one) for one in asked], shares_memory=True)
+
+
+def reduced() -> list[float]:
+    return sp.all_reduce(ours()).tolist()
+
+
+@pytest.mark.parametrize(("devices", "link"), [(8, "nccl"), (1, "ipc"), (2, "ipc")])
+def test_choice_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], devices: int, link: str
+) -> None:
+    """Two of three ranks share a GPU where there are two."""
+    monkeypatch.setattr(strict_cuda, "num_devices", devices)
+    if devices == 2:
+        monkeypatch.setattr(strict_cuda.runtime, "deviceCanAccessPeer", lambda *numbers: 1)
+    run(lambda: [reduced(), reduced()])
+    notes = [line for line in capfd.readouterr().err.splitlines() if "note" in line]
+    assert len(notes) == 1
+    assert calls._NAMES[link] in notes[0]
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def several_groups() -> list[Any]:
+    """Use overlapping groups in an order of their own, and a group in reverse."""
+    first, second = sp.new_group([0, 1]), sp.new_group([2, 1])
+    reverse = sp.new_group([2, 1, 0])
+    x, results = ours(), []
+    works = [sp.all_reduce(x * 1, group=group, async_op=True) for group in (first, second) if group.rank is not None]
+    results += [work.wait().tolist() for work in works]
+    results.append(sp.all_gather(x, group=reverse).tolist())
+    return [*results, sp.reduce_scatter(x, group=reverse).tolist(), sp.broadcast(x, 1).tolist()]
+
+
+def growing() -> list[Any]:
+    """Sizes grow while earlier calls are in progress, and 0 and 1 elements are sizes, too."""
+    results = []
+    for size in (0, 1, 1 << 10, 1 << 19, 3, 1 << 20):
+        arrays = [ours(size, seed) for seed in range(3)]
+        works = [sp.all_reduce(x, async_op=True) for x in arrays]
+        results += [float(work.wait().sum().item()) for work in works]
+    return results
+
+
+def strided() -> list[Any]:
+    """Arrays that are not contiguous, as argument and as result; large enough to share the work."""
+    x = sp.Tensor(np.arange(1 << 19, dtype="float32").reshape(512, -1) % 7 + sp.get_rank()).data.T
+    y = sp.all_reduce(x, "max")
+    out = sp.Tensor(np.zeros((512, 1024), "float32")).data.T
+    return [float(a.sum()) for a in (y, sp.all_reduce(x, out=out), sp.broadcast(x, 2))]
+
+
+def own_results() -> list[Any]:
+    """Results in arrays that overlap the argument."""
+    x = ours(8).data
+    a = sp.all_reduce(x[:6], out=x[2:]).tolist()
+    y = ours(9).data
+    b = sp.all_gather(y[3 * sp.get_rank() :][:3], out=y).tolist()
+    z = ours(9).data
+    return [a, b, sp.reduce_scatter(z, out=z[:3]).tolist(), sp.all_to_all(z, out=z).tolist()]
+
+
+def reductions() -> list[Any]:
+    results = []
+    for dtype, op in product(("float32", "float16", "int64", "uint8", "int16", "bool"), calls_ops()):
+        x = sp.Tensor(ours().numpy().astype(dtype))
+        if not (dtype.startswith("float") and op in ("and", "xor", "lor")) and not (op == "mean" and dtype[0] != "f"):
+            results.append(sp.all_reduce(x, op).tolist())
+    return results
+
+
+def calls_ops() -> tuple[str, ...]:
+    return "sum", "mean", "prod", "max", "min", "and", "xor", "lor"
+
+
+PROGRAMS = several_groups, growing, strided, own_results, reductions
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@GPU
+def test_programs_over_each_link(link: str, program: Any) -> None:
+    """To NumPy's bits: sums of small integers are exact in any order."""
+    expected = list(sp.launch(program, world_size=SIZE, transport="inline"))
+    with linked(link):
+        assert run(program) == expected
+
+
+@pytest.mark.process
+@GPU
+def test_processes_over_each_link(link: str) -> None:
+    expected = list(sp.launch(several_groups, world_size=SIZE))
+    with linked(link):
+        assert run(several_groups, transport="shm") == expected
+
+
+@pytest.mark.process
+def test_shared_memory_gives_the_bits_of_the_host() -> None:
+    """Also where the order of a sum matters."""
+    expected = list(sp.launch(rounding, world_size=4))
+    with linked("ipc"):
+        assert run(rounding, transport="shm", size=4) == expected
+
+
+def rounding() -> bytes:
+    x = sp.Tensor(np.random.default_rng(sp.get_rank()).standard_normal(1 << 19).astype("float32"))
+    return bytes(sp.all_reduce(x).numpy().tobytes())
+
+
+@given(st.integers(1, 5), st.integers(0, 40), st.sampled_from(["sum", "mean", "max"]), st.data())
+def test_any_size_over_any_link(size: int, count: int, op: str, data: Any) -> None:
+    link = data.draw(st.sampled_from(sorted(LINKS)))
+    parts = [np.random.default_rng(rank).integers(-9, 9, (size, count)) * size for rank in range(size)]
+
+    def program() -> list[Any]:
+        x = sp.Tensor(parts[sp.get_rank()].astype("float32"))
+        return [
+            sp.reduce_scatter(x, 0, op).tolist(),
+            sp.all_to_all(x, 0, 1).tolist(),
+            sp.all_gather(x, 1).tolist(),
+            sp.reduce(x * 1, size - 1, op).tolist(),
+        ]
+
+    whole = np.stack(parts).astype("float32")
+    total = {"sum": whole.sum(0), "mean": whole.mean(0), "max": whole.max(0)}[op]
+    with linked(link):
+        found = run(program, size=size)
+    for rank, (scattered, exchanged, gathered, at_last) in enumerate(found):
+        np.testing.assert_array_equal(scattered, total[rank : rank + 1])
+        np.testing.assert_array_equal(exchanged, np.concatenate(whole[:, rank : rank + 1], 1))
+        np.testing.assert_array_equal(gathered, np.concatenate(whole, 1))
+        if rank == size - 1:
+            np.testing.assert_array_equal(at_last, total)
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+def early() -> None:
+    x = ours()
+    work = sp.all_reduce(x, async_op=True)
+    while not work.is_completed():
+        pass
+    (x.data + 1).sum()
+    work.wait()
+
+
+@pytest.mark.parametrize("link", ["nccl", "ipc"])
+def test_result_before_wait_is_a_race(link: str) -> None:
+    """The host is done long before the GPU; only `wait` orders the streams."""
+    with linked(link), pytest.raises(RunFailedError, match="StreamRaceError"):
+        run(early)
+
+
+def training_step() -> tuple[list[str], list[str]]:
+    waits = []
+    for wrap in (False, True):
+        model: Any = sp.nn.Sequential(sp.nn.Linear(6, 4), sp.nn.ReLU(), sp.nn.Linear(4, 2))
+        model = sp.parallel.DistributedDataParallel(model) if wrap else model
+        optimizer, x = sp.optim.Adam(model.parameters()), ours(12).reshape(2, 6)
+        for _ in range(2):
+            with strict.host_waits() as names:
+                loss = (model(x) ** 2).sum()
+                optimizer.zero_grad()
+                loss.backward(check_finite=False)
+                optimizer.step()
+        waits.append(names)
+    return waits[0], waits[1]
+
+
+@pytest.mark.parametrize("link", ["nccl", "ipc"])
+def test_step_of_ddp_waits_for_no_gpu(link: str) -> None:
+    with linked(link):
+        for alone, together in run(training_step):
+            assert alone == together == []
+
+
+def test_steps_through_the_host_wait() -> None:
+    """The red control."""
+    with linked("host"):
+        assert all(together for _, together in run(training_step))
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def one_on_the_host() -> None:
+    x = ours()
+    sp.all_reduce(x.numpy().copy() if sp.get_rank() == 1 else x)
+
+
+@pytest.mark.parametrize("link", ["nccl", "ipc"])
+def test_host_and_gpu_arrays_are_a_mismatch(link: str) -> None:
+    """At the first call, where GPUs connect, and at later ones."""
+
+    def later() -> None:
+        reduced()
+        one_on_the_host()
+
+    for program in (one_on_the_host, later):
+        with linked(link), pytest.raises(RunFailedError) as caught:
+            run(program)
+        assert isinstance(caught.value.__cause__, CollectiveMismatchError)
+
+
+def different_shapes() -> None:
+    reduced()
+    sp.all_reduce(ours(3 + sp.get_rank() // 2))
+
+
+@pytest.mark.parametrize("link", ["nccl", "ipc"])
+def test_mismatch_starts_nothing(link: str) -> None:
+    with linked(link), pytest.raises(RunFailedError) as caught:
+        run(different_shapes)
+    assert isinstance(caught.value.__cause__, CollectiveMismatchError)
+
+
+def bad_out(case: str) -> None:
+    x = ours()
+    arguments: dict[str, Any] = {
+        "shape": {"out": ours(5)},
+        "dtype": {"out": sp.Tensor(np.zeros(6, "float64"))},
+        "op": {"op": "median"},
+    }[case]
+    sp.all_reduce(x, **arguments)
+
+
+@pytest.mark.parametrize("case", ["shape", "dtype", "op"])
+def test_bad_arguments_are_refused(case: str) -> None:
+    with linked("ipc"), pytest.raises(RunFailedError) as caught:
+        run(bad_out, case)
+    assert isinstance(caught.value.__cause__, sp.errors.InputError | sp.errors.ShapeError | sp.errors.DTypeError)
+
+
+def repeated() -> None:
+    for _ in range(4):
+        reduced()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("phase", ["enter", "published", "reduce", "leave", "returned"])
+@pytest.mark.parametrize("link", ["nccl", "ipc"])
+def test_death_at_any_phase_is_told(link: str, phase: str) -> None:
+    """The others raise, and name the rank; the next run on fresh ranks works."""
+    with linked(link), sp.Cluster(SIZE, array="cupy", echo=False, timeout_s=30) as cluster:
+        fault = faults.inject(rank=1, op="all_reduce", seq=5, phase=phase, action="SIGKILL")
+        with fault, pytest.raises(RunFailedError) as caught:
+            cluster.run(repeated)
+        assert "rank 1" in str(caught.value)
+        assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
+        assert cluster.run(reduced)[0] == cluster.run(reduced)[1]
+
+
+def never_started() -> None:
+    """Let a GPU wait for a collective that the other ranks never start on theirs."""
+    x = ours()
+    sp.all_reduce(x * 1)
+    if sp.get_rank() == 0:
+        link = sp.comm.current().gpu._links[0]
+        link._comm.allReduce(x.data.data.ptr, x.data.data.ptr, 6, strict_nccl.NCCL_FLOAT32, 0, link.stream.ptr)
+        link.gpu.compute.wait_event(link.gpu.mark(link.stream))
+        x.numpy()
+
+
+def test_wait_for_a_gpu_has_a_limit() -> None:
+    with linked("nccl"), pytest.raises(RunFailedError) as caught:
+        run(never_started, timeout_s=0.5)
+    assert isinstance(caught.value.__cause__, DeadlineError | RankFailedError)
+
+
+class BrokenNccl(strict_nccl.NcclCommunicator):
+    def check_async_error(self) -> None:
+        raise strict_nccl.NcclError("NCCL_ERROR_REMOTE_ERROR: a peer has gone")
+
+
+def test_error_of_nccl_names_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict_nccl, "NcclCommunicator", BrokenNccl)
+    with linked("nccl"), pytest.raises(RunFailedError, match="NCCL failed in world"):
+        run(never_started)
+
+
+# --- nothing is left -------------------------------------------------------------------------------------------------
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("link", ["nccl", "ipc"])
+def test_warm_ranks_leave_nothing(link: str) -> None:
+    """Neither memory that is shared, nor what the stand-in's NCCL keeps for a communicator."""
+    folders = set(Path("/tmp").glob("strict-nccl-*"))
+    with linked(link), sp.Cluster(SIZE, array="cupy", echo=False) as cluster:
+        counts = []
+        for _ in range(4):
+            cluster.run(growing)
+            counts.append(list(cluster.run(open_files)))
+    assert counts[1] == counts[-1]
+    assert set(Path("/tmp").glob("strict-nccl-*")) == folders
+
+
+def test_rooms_are_two_and_shared_work_begins_at_a_size() -> None:
+    """The programs above reach both ways of an all_reduce."""
+    assert ipc.ROOMS == 2
+    assert 4 * (1 << 18) <= ipc.SHARED_WORK_BYTES < 4 << 19
+
+
+def test_all_backends_are_linked() -> None:
+    assert set(array_backends.LINKS) == set(calls.LINKS)
