@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import threading
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -235,6 +236,17 @@ def why_no_gpu() -> str:
         return "the NVIDIA driver finds no GPU"
     except Exception as error:  # CuPy's own errors, of an old driver for example
         return f"CuPy {cupy.__version__} cannot use the NVIDIA driver: {error}"
+
+
+def gpu_nccl() -> Any:
+    """Return the module of NCCL that belongs to `gpu_namespace()`; its `available` says whether there is a library."""
+    xp = gpu_namespace()
+    if xp is not sys.modules.get("cupy"):
+        return xp.cuda.nccl
+    # CuPy loads the library only with this import, and warns where there is none.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return import_module("cupy.cuda.nccl")
 
 
 def _stand_ins() -> list[ModuleType]:

@@ -65,6 +65,12 @@ def stays_on_gpu(op: str, arguments: Mapping[str, Any], *values: Any) -> bool:
     return gpu_calls.takes(op, arguments)
 
 
+def _host_copy(array: Array) -> np.ndarray:
+    """Return a copy of a GPU array on the host, in shared memory if possible; an array on the host is returned."""
+    gpu_calls = current().gpu
+    return to_host(array) if gpu_calls is None or not is_on_gpu(array) else gpu_calls.staging.copy_of(array)
+
+
 def _data_of(x: Any) -> Any:
     return x.data if isinstance(x, Tensor) else x
 
@@ -89,7 +95,7 @@ def in_place(op: str, x: Any, communicate: Callable[[Array], Any], *, on_gpu: bo
 
         return result.then(give) if isinstance(result, Work) else give(result)
     # GPU memory is communicated through a copy on the host.
-    host = to_host(array).copy()
+    host = _host_copy(array)
     result = communicate(host)
 
     def copy_back() -> Any:
@@ -207,7 +213,7 @@ def new(op: str, x: Any, communicate: Callable[[Array], Any], *, on_gpu: bool = 
     check_off_the_tape(op, x)
     array = array_of(op, x)
     wait_for(device_of(x))
-    result = communicate(array if on_gpu else to_host(array))
+    result = communicate(array if on_gpu else _host_copy(array))
 
     def back(value: Any) -> Any:
         go_on(device_of(x))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from simparallel.backend import Array, check_gpu_library, gpu_namespace, place, set_reader_gate
+from simparallel.backend import Array, check_gpu_library, gpu_namespace, gpu_nccl, place, set_reader_gate
 
 # Waits until the function returns True; the text says for what, in errors.
 Wait = Callable[[Callable[[], bool], str], None]
@@ -40,6 +40,11 @@ class Gpu:
         # What other threads have put on the GPU before is complete for this rank.
         self.cuda.Device(number).synchronize()
         self.wait: Wait = _poll
+
+    @cached_property
+    def nccl(self) -> Any:
+        """NCCL as CuPy has it; its `available` says whether there is a library."""
+        return gpu_nccl()
 
     @cached_property
     def copies(self) -> Any:

@@ -132,10 +132,15 @@ class StrictArray:
             self.base = StrictArray(data.base) if owner is None else owner
         _owners[id(data)] = self
 
-    def get(self) -> np.ndarray:
-        """Return a copy on the host."""
+    def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None) -> np.ndarray:
+        """Return a copy on the host, or `out` filled with it."""
         self._wait("get")
-        return self._data.copy()
+        if out is None:
+            return self._data.copy(order)
+        if not out.flags.c_contiguous or (out.shape, out.dtype) != (self._data.shape, self._data.dtype):
+            raise ValueError("get: out must be contiguous, with the shape and dtype of the array.")
+        out[...] = self._data
+        return out
 
     def _wait(self, name: str) -> None:
         """Note that the host waits for the current stream, to read this array."""

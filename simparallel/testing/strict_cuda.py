@@ -404,6 +404,7 @@ def _malloc(size: int) -> int:
 
 def _free(ptr: int) -> None:
     _, fd, is_foreign = _allocated.pop(ptr)
+    _at_address.pop(ptr, None)
     os.close(fd)
     if is_foreign:
         raise RuntimeError("cudaErrorInvalidValue: memory of another process is closed, not freed")
@@ -423,6 +424,7 @@ def _ipc_open_memory(handle: bytes, flags: int = 1) -> int:
 
 def _ipc_close_memory(ptr: int) -> None:
     _, fd, is_foreign = _allocated.pop(ptr)
+    _at_address.pop(ptr, None)
     os.close(fd)
     if not is_foreign:
         raise RuntimeError("cudaErrorInvalidValue: memory of this process is freed, not closed")

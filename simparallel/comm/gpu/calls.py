@@ -23,6 +23,7 @@ from simparallel.comm.collective import Collective
 from simparallel.comm.gpu.ipc import IpcLink
 from simparallel.comm.gpu.link import ON_GPU, AbstractLink, GpuBody, GpuCall
 from simparallel.comm.gpu.nccl import NcclLink
+from simparallel.comm.gpu.staging import Staging
 from simparallel.comm.group import Algorithm, Group
 from simparallel.comm.reduction import LOGICAL, truth
 from simparallel.comm.transport import Condition
@@ -44,6 +45,9 @@ class GpuCalls:
     Args:
         communicator: this rank's communicator; its headers, arrivals and errors serve the calls on the GPU, too.
         gpu: the rank's GPU. From now on, a host that waits for it watches the other ranks.
+
+    Attributes:
+        staging: copies on the host, for all that does not run on GPUs.
     """
 
     def __init__(self, communicator: Communicator, gpu: Gpu) -> None:
@@ -51,6 +55,7 @@ class GpuCalls:
         # By number of the group; None where arrays are copied through host memory.
         self._links: dict[int, AbstractLink | None] = {}
         self._algorithms: dict[int, Algorithm] = {}
+        self.staging = Staging(communicator.transport.arena, gpu)
         gpu.wait = self.wait
 
     def takes(self, op: str, arguments: Mapping[str, Any]) -> bool:
@@ -143,6 +148,7 @@ class GpuCalls:
             if link is not None:
                 link.close()
             del self._links[slot]
+        self.staging.release()
 
     def release(self) -> None:
         """Free the memory of links that a failed run has left open. Only when all ranks have ended."""
@@ -150,6 +156,7 @@ class GpuCalls:
             if link is not None:
                 link.release()
         self._links.clear()
+        self.staging.release()
 
     # --- the choice -----------------------------------------------------------------------------------
 
@@ -176,12 +183,11 @@ class GpuCalls:
         runtime, number = self._gpu.cuda.runtime, self._gpu.number
         buses = [runtime.deviceGetPCIBusId(i) for i in range(runtime.getDeviceCount())]
         reached = [bus for i, bus in enumerate(buses) if i == number or runtime.deviceCanAccessPeer(number, i)]
-        nccl = getattr(self._gpu.cuda, "nccl", None)
         return {
             "host": platform.node(),
             "bus": buses[number],
             "reached": reached,
-            "nccl": bool(getattr(nccl, "available", False)),
+            "nccl": bool(self._gpu.nccl.available),
             "asked": os.environ.get(VARIABLE, ""),
         }
 

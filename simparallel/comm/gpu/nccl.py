@@ -38,7 +38,7 @@ class NcclLink(AbstractLink):
 
     def __init__(self, group: Group, gpu: Gpu) -> None:
         super().__init__(group, gpu)
-        self.nccl = gpu.cuda.nccl
+        self.nccl = gpu.nccl
         # All connections are made with the communicator: later ones would block inside of a collective.
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         identifier = group.exchange(self.nccl.get_unique_id() if group.position == 0 else b"")[0]

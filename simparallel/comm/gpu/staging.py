@@ -1,0 +1,69 @@
+"""Copies of GPU arrays in the rank's shared memory, which collectives on the host read and write in place.
+
+One block is pinned, so that the GPU reads and writes it at full speed. A copy takes its memory from it if the block is
+free and large enough; other copies are in memory that is not pinned.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from simparallel.backend import Array
+from simparallel.comm.shm.arena import Arena
+from simparallel.errors import SharedMemoryError
+from simparallel.gpu.device import Gpu
+
+# Pinning takes milliseconds and memory that cannot be swapped out.
+LARGEST_BYTES = 256 << 20
+
+
+class Staging:
+    """The pinned block of a rank.
+
+    Args:
+        arena: the rank's shared memory.
+        gpu: the rank's GPU.
+    """
+
+    def __init__(self, arena: Arena, gpu: Gpu) -> None:
+        self._arena, self._gpu = arena, gpu
+        self._block: np.ndarray | None = None
+        self._taken: Any = lambda: None  # weak reference to the copy in the block
+
+    def copy_of(self, array: Array) -> np.ndarray:
+        """Return a copy of a GPU array on the host, which waits for it."""
+        host = self._take(array.shape, array.dtype)
+        self._gpu.synchronize("a copy to the host")
+        array.get(out=host)
+        return host
+
+    def _take(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        size = int(np.prod(shape)) * dtype.itemsize
+        if 0 < size <= LARGEST_BYTES and self._taken() is None:
+            if self._block is None or self._block.nbytes < size:
+                self.release()
+                self._pin(max(1 << 20, 1 << (size - 1).bit_length()))
+            if self._block is not None:
+                host = self._block[:size].view(dtype).reshape(shape)
+                self._taken = weakref.ref(host)
+                return host
+        try:
+            return self._arena.empty(shape, dtype)
+        except SharedMemoryError:
+            return np.empty(shape, dtype)
+
+    def _pin(self, size: int) -> None:
+        try:
+            self._block = self._arena.empty((size,), np.dtype(np.uint8))
+        except SharedMemoryError:
+            return
+        self._gpu.cuda.runtime.hostRegister(self._block.ctypes.data, size, 0)
+
+    def release(self) -> None:
+        """Unpin the block, and give its memory back."""
+        if self._block is not None:
+            self._gpu.cuda.runtime.hostUnregister(self._block.ctypes.data)
+            self._block = None
