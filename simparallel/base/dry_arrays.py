@@ -304,9 +304,14 @@ class UnknownNumber(float):
 
 
 class _Given(threading.local):
-    """The value that the caller of a dry run gives for unknown ones: a number, or a function that returns one."""
+    """The value that the caller of a dry run gives for unknown ones: a number, or a function that returns one.
+
+    Attributes:
+        asked: called when the program asks for a value: on a GPU, the host would wait.
+    """
 
     value: Any = None
+    asked: Callable[[], object] | None = None
 
 
 given = _Given()
@@ -314,10 +319,19 @@ given = _Given()
 
 def value_of(what: str) -> Any:
     """Return the value that the caller of the dry run gives for unknown ones, or an `UnknownNumber`."""
-    return UnknownNumber() if given.value is None else _given(what)
+    if given.value is not None:
+        return _given(what)
+    _note_asked()
+    return UnknownNumber()
+
+
+def _note_asked() -> None:
+    if given.asked is not None:
+        given.asked()
 
 
 def _given(what: str) -> Any:
+    _note_asked()
     if given.value is None:
         raise _unknown(what)
     return given.value() if callable(given.value) else given.value

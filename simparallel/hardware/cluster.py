@@ -24,13 +24,13 @@ from simparallel.hardware.device import PS_PER_S, Curve, DeviceSpec, picoseconds
 from simparallel.hardware.hostfile import read_host_file
 from simparallel.hardware.jitter import Jitter
 from simparallel.hardware.links import Link, LinkSpec, Segment, Tier
-from simparallel.hardware.presets import DEFAULT_DEVICE, PRESETS, Preset, this_host_file
+from simparallel.hardware.presets import DEFAULT_DEVICE, PRESETS, THIS_GPU, Preset, this_gpu_file, this_host_file
 from simparallel.hardware.spec import ClusterSpec, LinkUse, Traffic
 
 __all__ = [
     "DEFAULT_DEVICE", "PRESETS", "PS_PER_S", "ClusterSpec", "Curve", "DeviceSpec", "Jitter", "Link", "LinkSpec",
     "LinkUse", "Preset", "Segment", "Tier", "Traffic", "describe", "expected_busbw", "load_cluster", "picoseconds",
-    "read_host_file", "this_host_file", "with_device",
+    "read_host_file", "this_gpu_file", "this_host_file", "with_device",
 ]  # fmt: skip
 
 
@@ -48,6 +48,8 @@ def load_cluster(name: str | os.PathLike[str], world_size: int | None = None) ->
     if is_file_name(text):
         spec = ClusterSpec.load(text)
         return spec if world_size is None else spec.with_ranks(world_size)
+    if text == THIS_GPU:
+        return describe(world_size or 1, text)
     return describe(PRESETS[_known(text)].node_size or 1 if world_size is None else world_size, text)
 
 
@@ -81,7 +83,8 @@ def describe(
     Args:
         world_size: number of ranks.
         device: name of a preset, path of a .json file, a `DeviceSpec`, or a whole `ClusterSpec`; None assumes an a100.
-            "this-host" is what `simparallel calibrate` has measured, or a guess.
+            "this-host" is what `simparallel calibrate` has measured, or a guess; "this-gpu" is what
+            `simparallel calibrate --array cupy` has measured, for one rank.
         link: the links inside a node; by default the preset's. Required for several devices of your own.
         nodes: number of nodes, with equally many consecutive ranks on each; or the ranks of each node. With one node,
             ranks fill nodes of the preset's size; a file or a `ClusterSpec` keeps its own nodes.
@@ -92,13 +95,15 @@ def describe(
     Raises:
         ClusterError: unknown preset, bad file, `world_size` or `devices_per_rank` below 1, more ranks than a file
             describes or more on a node than the preset has, a number of nodes that does not divide `world_size`, nodes
-            that are not a partition of the ranks, or missing links.
+            that are not a partition of the ranks, missing links, or "this-gpu" without a calibration or for more ranks.
     """
     is_assumed = device is None and link is None and node_link is None
     device = DEFAULT_DEVICE if device is None else device
     if device == "this-host" and this_host_file().exists():
         # One machine, whatever number of ranks it runs.
         spec = replace(ClusterSpec.load(this_host_file()), world_size=world_size, nodes=(), tiers=(), device_ids=())
+    elif device == THIS_GPU:
+        spec = _this_gpu(world_size, devices_per_rank)
     elif isinstance(device, ClusterSpec) or (isinstance(device, str) and is_file_name(device)):
         spec = (device if isinstance(device, ClusterSpec) else ClusterSpec.load(device)).with_ranks(world_size)
     else:
@@ -108,6 +113,23 @@ def describe(
         "devices_per_rank": devices_per_rank,
     }  # fmt: skip
     return replace(spec, **{name: value for name, value in given.items() if value})  # type: ignore[arg-type]
+
+
+def _this_gpu(world_size: int, devices_per_rank: int | None) -> ClusterSpec:
+    """Return the calibration of this machine's GPU."""
+    if not this_gpu_file().exists():
+        raise ClusterError(
+            f"{THIS_GPU}: there is no calibration {this_gpu_file()}; run simparallel calibrate --array cupy on a "
+            "machine with a GPU, or use a preset.",
+            key="device",
+        )
+    if world_size != 1 or (devices_per_rank or 1) != 1:
+        raise ClusterError(
+            f"{THIS_GPU}: {world_size} ranks of {devices_per_rank or 1} devices, and the calibration covers one rank "
+            "with one device: nothing was measured between GPUs. Predict one rank, or use a preset.",
+            key="world_size",
+        )
+    return ClusterSpec.load(this_gpu_file())
 
 
 def _of_preset(

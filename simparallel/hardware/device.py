@@ -82,6 +82,8 @@ class Measured(NamedTuple):
     factor: float
 
 
+# What `DeviceSpec.host_costs` calls the reads of values and the copies of host arrays.
+READ, COPY = "read of a value", "copy to the device"
 # Number of nearest shapes that correct a price; weight of a shape at distance 0; weight of no correction.
 _NEAREST, _EXACT, _FAR = 4, 100.0, 0.5
 
@@ -157,6 +159,10 @@ class DeviceSpec:
         memory_efficiency: fraction of the memory bandwidth that an operation reaches, by the bytes it moves; None for
             all of it.
         op_costs: name of an operation, such as "Linear.backward" -> its measured cost, in place of the roofline.
+        host_costs: name of an operation -> the measured time that the interpreter takes to start it, on a device that
+            computes beside the interpreter; READ and COPY are reads of values, and copies of host arrays. Empty if
+            `op_costs` include the interpreter.
+        host_waits: names of the operations for which the interpreter waits until the device has done all before.
         sources: field -> where its numbers come from: "data sheet", "measured" or "assumed", and a text after a colon.
 
     Raises:
@@ -173,6 +179,8 @@ class DeviceSpec:
     matmul_efficiency: dict[int, Curve] = field(default_factory=dict)
     memory_efficiency: Curve | None = None
     op_costs: dict[str, OpCost] = field(default_factory=dict)
+    host_costs: dict[str, OpCost] = field(default_factory=dict)
+    host_waits: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -208,7 +216,8 @@ class DeviceSpec:
         """Return the time [ps] of one operation: launch cost plus max(flops / rate, bytes / bandwidth), a roofline.
 
         An operation without work, such as a reshape, is a view and takes no time: no kernel is launched. An operation
-        of `op_costs` takes what was measured.
+        of `op_costs` takes what was measured. Beside an interpreter (`host_costs`), the longer part counts: the
+        device's, or the interpreter's; `TwoClockRecorder` has a clock for each.
 
         Args:
             flops: floating-point operations.
@@ -219,15 +228,34 @@ class DeviceSpec:
             name: name of the operation.
             results: elements of its output, or tensors that an optimizer changes; for measured costs.
         """
+        host_s = self.host_s(name, flops, size_bytes, results)
+        device_s = self.device_s(flops, size_bytes, itemsize, is_product, name, results)
+        return picoseconds(max(host_s, device_s) * factor)
+
+    def host_s(self, name: str, flops: int = 0, size_bytes: int = 0, results: int = 0) -> float:
+        """Return the time [s] that the interpreter takes to start an operation; the arguments are those of `time_ps`.
+
+        0 for a device without `host_costs`, and `launch_s` for an operation that they lack.
+        """
+        if not self.host_costs:
+            return 0.0
+        cost = self.host_costs.get(name)
+        return self.launch_s if cost is None else cost.time_s(flops, size_bytes, results)
+
+    def device_s(
+        self, flops: int, size_bytes: int, itemsize: int, is_product: bool = False, name: str = "", results: int = 0
+    ) -> float:
+        """Return the time [s] of an operation on the device alone; the arguments are those of `time_ps`."""
         measured = self.op_costs.get(name)
         if measured is not None:
-            return picoseconds(measured.time_s(flops, size_bytes, results) * factor)
+            return measured.time_s(flops, size_bytes, results)
         if flops == 0 and size_bytes == 0:
-            return 0
+            return 0.0
         compute_s = flops / self.peak(itemsize, is_product)
         if is_product and self.matmul_efficiency and flops:
             compute_s /= self.matmul_efficiency[_entry(self.matmul_efficiency, itemsize)](flops)
         memory_s = size_bytes / self.memory_bandwidth_bytes_per_s
         if self.memory_efficiency is not None and size_bytes:
             memory_s /= self.memory_efficiency(size_bytes)
-        return picoseconds((self.launch_s + max(compute_s, memory_s)) * factor)
+        launch_s = 0.0 if self.host_costs else self.launch_s
+        return launch_s + max(compute_s, memory_s)

@@ -243,9 +243,25 @@ PRESETS: dict[str, Preset] = {
     "this-host": _this_host(),
 }
 DEFAULT_DEVICE = "a100"
+# The GPU of this machine, which has no numbers before it is calibrated.
+THIS_GPU = "this-gpu"
+
+
+def calibration_file(name: str) -> Path:
+    """Return the path of a calibration that `simparallel calibrate` writes on this machine.
+
+    Args:
+        name: "this-host" or "this-gpu".
+    """
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(folder) / "simparallel" / f"{name}.json"
 
 
 def this_host_file() -> Path:
-    """Return the path of this machine's calibration, which `simparallel calibrate` writes."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    return Path(folder) / "simparallel" / "this-host.json"
+    """Return the path of this machine's calibration."""
+    return calibration_file("this-host")
+
+
+def this_gpu_file() -> Path:
+    """Return the path of the calibration of this machine's GPU."""
+    return calibration_file(THIS_GPU)

@@ -238,7 +238,7 @@ def describe_host(
         sharing=fit_sharing(mean),
         measured=measured,
         calibration={
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "date": calibrated_at(),
             "machine": fingerprint(),
             "residuals": {
                 "operation": quantiles(op_errors(samples, costs)),
@@ -248,6 +248,11 @@ def describe_host(
             },
         },
     )
+
+
+def calibrated_at() -> str:
+    """Return the present time, for a calibration."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def fingerprint() -> dict[str, Any]:
@@ -382,10 +387,15 @@ def table(spec: ClusterSpec) -> str:
     lines = [
         f"{spec.name}, {told['date']}: " + ", ".join(f"{key} {value}" for key, value in told["machine"].items()),
         f"{len(spec.device.op_costs)} operations in {shapes} shapes; time of a rank that shares the cores: {sharing}",
-        "measured / predicted - 1, for data left out of the fit:",
-        *(
-            f"  {kind:12}" + "  ".join(f"{name} {exp(value) - 1:+7.1%}" for name, value in each.items())
-            for kind, each in told["residuals"].items()
-        ),
+        *residual_lines(spec),
     ]
     return "\n".join(lines)
+
+
+def residual_lines(spec: ClusterSpec) -> list[str]:
+    """Return the quantiles of a calibration's errors as lines; errors of nothing are left out."""
+    return ["measured / predicted - 1, for data left out of the fit:"] + [
+        f"  {kind:12}" + "  ".join(f"{name} {exp(value) - 1:+7.1%}" for name, value in each.items())
+        for kind, each in spec.calibration["residuals"].items()
+        if any(each.values())
+    ]

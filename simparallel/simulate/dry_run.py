@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from simparallel.backend import Array, random_state
+from simparallel.backend import Array, has_data, random_state
 from simparallel.base.dry_arrays import given, without_data
 from simparallel.base.system import without_huge_pages
 from simparallel.comm import current
@@ -17,6 +17,7 @@ from simparallel.hardware.cluster import ClusterSpec, describe
 from simparallel.hardware.memory import parse_bytes
 from simparallel.hardware.recorder import current_recorder
 from simparallel.hardware.recording import join
+from simparallel.hardware.two_clocks import TwoClockRecorder
 from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Cluster
 from simparallel.runtime.ranks.threads import run_threads
@@ -136,15 +137,20 @@ def _predicted(
 
 
 def _run(call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], **more: Any) -> list[Outcome]:
-    return run_threads(partial(_dry, call), spec, record="full", seed=random_state.seed, **settings, **more)
+    kept = {"recorder_type": TwoClockRecorder, **settings, **more}
+    return run_threads(partial(_dry, call), spec, record="full", seed=random_state.seed, **kept)
 
 
 def _dry(call: Callable[[], Any]) -> Any:
     """Run the program on this rank, with new tensors that have no data if they are trained."""
     recorder = current_recorder()
-    assert recorder is not None
-    recorder.home = _home
-    return call()
+    assert isinstance(recorder, TwoClockRecorder)
+    recorder.home = partial(_home, recorder)
+    before, given.asked = given.asked, recorder.read
+    try:
+        return call()
+    finally:
+        given.asked = before
 
 
 def _whole(
@@ -166,7 +172,9 @@ def _with_unknown(value: Any, call: Callable[[], Any]) -> Any:
     return call()
 
 
-def _home(array: Array, requires_grad: bool) -> Array:
+def _home(recorder: TwoClockRecorder, array: Array, requires_grad: bool) -> Array:
+    if has_data(array):
+        recorder.copy_in(array.nbytes)
     return without_data(array) if requires_grad else array
 
 

@@ -187,8 +187,8 @@ PROGRAMS = (
 )
 
 
-def training(program: Program, seed: int = 0) -> Step:
-    """Return a training step of the program."""
+def training(program: Program, seed: int = 0, read: Callable[[Tensor], object] | None = None) -> Step:
+    """Return a training step of the program; `read` reads its loss, by default `backward` does."""
     net = program.make()
     generator = np.random.default_rng(seed)
     if program.below:
@@ -203,7 +203,9 @@ def training(program: Program, seed: int = 0) -> Step:
         logits = net(inputs)
         loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels)
         optimizer.zero_grad()
-        loss.backward()
+        if read is not None:
+            read(loss)
+        loss.backward(check_finite=read is None)
         optimizer.step()
 
     return step

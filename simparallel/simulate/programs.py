@@ -8,7 +8,8 @@ from typing import Any
 
 from simparallel.errors import InputError
 from simparallel.hardware.cluster import PS_PER_S, ClusterSpec
-from simparallel.hardware.recorder import Event, Recorder
+from simparallel.hardware.recorder import Event
+from simparallel.hardware.two_clocks import TwoClockRecorder
 from simparallel.simulate.algebra import solve
 from simparallel.simulate.breakdown import critical_path
 from simparallel.simulate.events import Interference, simulate
@@ -16,7 +17,7 @@ from simparallel.simulate.program import COLLECTIVE, RECEIVE, SEND, Call, Progra
 from simparallel.simulate.task_graph import TaskGraph, task_graph
 
 
-class ProgramRecorder(Recorder):
+class ProgramRecorder(TwoClockRecorder):
     """A recorder that also notes the program of its rank: what is issued when, and what the program waits for.
 
     Attributes:
@@ -41,7 +42,7 @@ class ProgramRecorder(Recorder):
 
     def compute(self, name: str, *how: Any) -> None:
         if self.launcher is not None:
-            self.gap = "a rank has several devices"
+            self.gap = "the interpreter runs beside the device" if self.has_two_clocks else "a rank has several devices"
         start_ps = self.now_ps
         super().compute(name, *how)
         self._note(self.program.compute(self.now_ps - start_ps, name))
