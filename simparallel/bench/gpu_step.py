@@ -2,7 +2,8 @@
 
 Events on the device measure the time around all steps of a turn, so the host's part counts where the device waits for
 it. Products are computed in full float32, without TF32, by both. The floor is the predicted time of the same
-step on a device with the measured ceilings of this one, and no cost of a kernel's start.
+step on a device with the measured ceilings of this one, and no cost of a kernel's start. The prediction is that of a
+dry run with the calibration of this GPU, which has seen none of these steps.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from simparallel.backend import check_gpu_library, get_namespace, place
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.bench.contest import Result, measure, table
 from simparallel.bench.step import TURN_S, Step, Task, chosen_tasks, mlp, our_step, tokens, torch_step
-from simparallel.hardware.cluster import describe
+from simparallel.gpu.device import gpu_of_rank, use_gpu
+from simparallel.hardware.cluster import ClusterSpec, describe
 from simparallel.hardware.device import DeviceSpec
+from simparallel.simulate.gpu_calibration import calibrate_gpu, stored
+from simparallel.simulate.prediction import Prediction
 
 # Rows and columns of the matrices that are multiplied; the vectors that are copied have 16 times as many elements.
 CEILING_SIZE = 4096
@@ -105,11 +109,34 @@ def ceilings(xp: Any, repeats: int = 10) -> DeviceSpec:
 
 def floor_s(task: Task, device: DeviceSpec) -> float:
     """Return the predicted time [s] of a step on a device."""
+    return predicted(task, replace(describe(1), device=device), steps=1).makespan_s
+
+
+def predicted(task: Task, cluster: ClusterSpec, steps: int = 3) -> Prediction:
+    """Return the prediction of steps of a task on a cluster of one rank."""
 
     def program() -> None:
-        our_step(task.ours(), task.batch(task.batch_size, *task.shape))()
+        step = our_step(task.ours(), task.batch(task.batch_size, *task.shape))
+        for _ in range(steps):
+            step()
 
-    return float(sp.dry_run(program, cluster=replace(describe(1), device=device), unknown=0.0).makespan_s)
+    return sp.dry_run(program, cluster=cluster, unknown=0.0)
+
+
+def calibrated(anew: bool, tell: Callable[[str], object]) -> ClusterSpec:
+    """Return the calibration of the first GPU: the stored one if it fits, else a new one, which is stored.
+
+    Args:
+        anew: measure in any case.
+        tell: called with lines about the progress.
+    """
+    gpu = gpu_of_rank(0)
+    with use_gpu(gpu):
+        spec, why = stored(gpu)
+    if spec is not None and not anew:
+        return spec
+    tell(f"calibrating the GPU, two minutes or more: {why or 'asked for'}")
+    return calibrate_gpu(gpu=gpu, tell=tell)
 
 
 def on_gpu(task: Task) -> Step:
@@ -150,8 +177,16 @@ def reserved_bytes(who: str, xp: Any) -> int | None:
     return int(peak)
 
 
-def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = False) -> list[Result]:
+def main(
+    *, rounds: int = 7, names: list[str] | None = None, as_json: bool = False, calibrate: bool = False
+) -> list[Result]:
     """Measure, print a table or JSON, return the results.
+
+    Args:
+        rounds: turns of each contender.
+        names: measure only models with one of these in their titles.
+        as_json: print JSON, not tables.
+        calibrate: calibrate the GPU, even if the stored calibration fits.
 
     Raises:
         InputError: no GPU that CuPy can use, or no model has one of `names` in its title.
@@ -161,6 +196,7 @@ def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = Fal
     os.environ["CUPY_TF32"] = "0"
     tasks, results = chosen_tasks(names, TASKS), []
     xp = get_namespace(place(np.empty(0), 0))
+    cluster = calibrated(calibrate, partial(print, file=sys.stderr, flush=True))
     device = ceilings(xp)
     reserved_bytes("simparallel", xp)
     for task in tasks:
@@ -170,7 +206,7 @@ def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = Fal
         if theirs is not None:
             turns["PyTorch"] = partial(repeated, torch_clock(), theirs)
         result = measure(task.title, turns, rounds=rounds, turn_s=TURN_S)
-        result.extra = {"floor_s": floor_s(task, device)}
+        result.extra = {"floor_s": floor_s(task, device), "predicted_s": predicted(task, cluster).step_time_s}
         # Free the arrays of the steps first: then the next task begins with empty pools.
         del ours, theirs, turns
         memory = {f"peak_bytes {who}": reserved_bytes(who, xp) for who in result.times_s}
@@ -187,8 +223,10 @@ def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = Fal
 
 
 def told(result: Result) -> str:
-    """Return the floor and the memory of a result as a line."""
-    floor = float(str(result.extra["floor_s"]))
+    """Return the floor, the prediction with its error, and the memory of a result as a line."""
+    floor, prediction = (float(str(result.extra[name])) for name in ("floor_s", "predicted_s"))
+    median_s = result.median_s("simparallel")
     memory = [f"{n.split()[1]} {format_bytes(float(str(v)))}" for n, v in result.extra.items() if "peak" in n]
-    text = f"  {result.median_s('simparallel') / floor:.1f} times the floor of {format_seconds(floor)}"
+    text = f"  {median_s / floor:.1f} times the floor of {format_seconds(floor)}"
+    text += f"; predicted {format_seconds(prediction)} ({prediction / median_s - 1:+.0%})"
     return f"{text}; memory {', '.join(memory)}" if memory else text

@@ -5,12 +5,21 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
+from simparallel.backend import ARRAYS
 from simparallel.base.argparse_checks import at_least_one, numbers
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.cli.ranktable import warned
 from simparallel.errors import InputError
 from simparallel.hardware.busbw import CONVENTION, expected_busbw
-from simparallel.hardware.cluster import PRESETS, PS_PER_S, ClusterSpec, describe, load_cluster, this_host_file
+from simparallel.hardware.cluster import (
+    PRESETS,
+    PS_PER_S,
+    ClusterSpec,
+    describe,
+    load_cluster,
+    this_gpu_file,
+    this_host_file,
+)
 from simparallel.hardware.hostfile import read_host_file
 from simparallel.hardware.ranktable.reading import load
 
@@ -41,8 +50,13 @@ def add_busbw_arguments(command: argparse.ArgumentParser) -> None:
 
 def add_calibrate_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `simparallel calibrate`."""
-    command.add_argument("--out", metavar="FILE", help=f"where to write it (default {this_host_file()}: this-host)")
-    command.add_argument("--quick", action="store_true", help="in less than a minute, with larger errors")
+    command.add_argument(
+        "--out",
+        metavar="FILE",
+        help=f"where to write it (default {this_host_file()}: this-host; with --array cupy {this_gpu_file()}: this-gpu)",
+    )
+    command.add_argument("--quick", action="store_true", help="in less than a minute, with larger errors; not of a GPU")
+    command.add_argument("--array", choices=ARRAYS, default="numpy", help="cupy measures the first GPU (this-gpu)")
 
 
 def _add_places(command: argparse.ArgumentParser) -> None:
@@ -85,14 +99,23 @@ def main(options: argparse.Namespace) -> int:
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    """Measure this machine and write its description; return the exit code.
+    """Measure this machine or its GPU, and write the description; return the exit code.
 
     Raises:
+        InputError: there is no GPU that CuPy can use, or `--quick` for a GPU.
         OSError: it cannot be written.
     """
+    tell = partial(print, flush=True)
+    if options.array == "cupy":
+        from simparallel.simulate.gpu_calibration import calibrate_gpu
+
+        if options.quick:
+            raise InputError("calibrate: --quick is for the host; the measurements of a GPU are short. Leave it out.")
+        calibrate_gpu(options.out, tell=tell)
+        return 0
     from simparallel.simulate.calibration import calibrate as measure
 
-    measure(options.out, quick=options.quick, tell=partial(print, flush=True))
+    measure(options.out, quick=options.quick, tell=tell)
     return 0
 
 

@@ -100,6 +100,11 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--models", type=names, metavar="NAME,…", help="step, ddp: only models whose name contains one of these"
     )
+    bench.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="step --array cupy: calibrate the GPU for the predictions, even if the stored calibration fits",
+    )
     bench.add_argument("--array", choices=ARRAYS, help="step: cupy measures on a GPU, beside PyTorch on it")
     bench.add_argument("--peers", type=names, metavar="NAME,…", help="setup, collectives, adasum: only these")
     bench.add_argument(
@@ -327,6 +332,10 @@ def _bench(options: argparse.Namespace) -> int:
         # Only options that were given, so that the defaults are in one place, at each benchmark.
         settings |= {keyword: value for keyword, value in given.items() if value is not None}
         module = "gpu_step" if (options.what, options.array) == ("step", "cupy") else options.what
+        if module == "gpu_step":
+            settings["calibrate"] = options.calibrate
+        elif options.calibrate:
+            raise InputError("bench: --calibrate is for step --array cupy.")
         import_module(f"simparallel.bench.{module}").main(**settings)
     elif not options.setup:
         *most, last = BENCHES

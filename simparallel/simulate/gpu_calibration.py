@@ -44,7 +44,8 @@ def describe_gpu(
         THIS_GPU,
         # The rate of operations that were not measured, and the base of utilisations.
         {4: max(1.0, max(sample.flops / sample.time_s for sample in large))},
-        max(1.0, median(sample.size_bytes / sample.time_s for sample in large)),
+        # Products reach less, and outliers more.
+        max(1.0, float(np.quantile([sample.size_bytes / sample.time_s for sample in large], 0.9))),
         memory_bytes,
         median(sample.time_s for sample in host),
         op_costs=op_costs,

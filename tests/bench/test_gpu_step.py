@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,19 @@ from simparallel.bench.step import chosen_tasks, our_step
 from simparallel.cli.main import main
 from simparallel.errors import InputError
 from simparallel.hardware.device import DeviceSpec
+from simparallel.models import lenet5
+from simparallel.simulate import gpu_measuring
+from simparallel.simulate.measuring import Program
 from simparallel.testing.strict import StrictArray, launches
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(gpu_step, "CEILING_SIZE", 64)
+    monkeypatch.setattr(gpu_measuring, "HEAD_SIZE", 16)
+    monkeypatch.setattr(gpu_measuring, "STEPS", 2)
+    monkeypatch.setattr(gpu_measuring, "PROGRAMS", [Program(lenet5, (n, 1, 28, 28)) for n in (2, 4)])
 
 
 @pytest.mark.usefixtures("small")
@@ -29,6 +37,7 @@ def test_command_prints_steps_and_floors(capsys: pytest.CaptureFixture[str]) -> 
     (row,) = json.loads(capsys.readouterr().out)
     assert row["model"].startswith("LeNet-5")
     assert row["median_s"]["simparallel"] > 0 < row["floor_s"]
+    assert row["predicted_s"] > 0
 
 
 @pytest.mark.usefixtures("small")
@@ -37,7 +46,28 @@ def test_table_tells_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert "LeNet-5" in printed.out
     assert "floor " in printed.out
+    assert re.search(r"predicted [\d.]+ \ws \([+-]\d+%\)", printed.out)
     assert ("PyTorch" in result.times_s) is not ("no PyTorch with a GPU" in printed.err)
+
+
+@pytest.mark.usefixtures("small")
+def test_stored_calibration_is_used_if_it_fits() -> None:
+    told: list[str] = []
+    spec = gpu_step.calibrated(False, told.append)
+    assert any("there is no calibration" in line for line in told)
+    told.clear()
+    assert gpu_step.calibrated(False, told.append) == spec
+    assert not told
+    gpu_step.calibrated(True, told.append)
+    assert any("asked for" in line for line in told)
+
+
+@pytest.mark.parametrize("command", [["bench", "shard", "--calibrate"], ["calibrate", "--quick", "--array", "cupy"]])
+def test_options_of_the_other_kind_are_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"simparallel: {command[0]}: ")
+    assert not printed.out
 
 
 def test_step_runs_on_the_gpu() -> None:

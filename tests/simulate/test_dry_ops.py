@@ -10,8 +10,9 @@ from hypothesis import given, settings, strategies as st
 from op_records import op_calls
 
 from simparallel.autograd import Op, Tensor
+from simparallel.autograd.kernels.tiles import matrix_product
 from simparallel.backend import has_data
-from simparallel.base.dry_arrays import DryArray, dried
+from simparallel.base.dry_arrays import DryArray, dried, empty
 from simparallel.hardware.cluster import describe
 from simparallel.hardware.recorder import Recorder, use_recorder
 
@@ -62,3 +63,11 @@ def test_no_method_of_arrays_reads_elements() -> None:
     own = {name for name in vars(DryArray) if not name.startswith("__")}
     methods = {name for name in vars(np.ndarray) if not name.startswith("__")}
     assert methods - own - _VIEWS - _UFUNCS == set()
+
+
+@pytest.mark.parametrize("shape", [(64, 10, 2048), (32, 100, 512)])
+def test_products_in_tiles_are_dry(shape):
+    """A result in real memory would be computed from what happens to be there."""
+    rows, inner, columns = shape
+    a, b = empty((rows, inner), np.float32), empty((inner, columns), np.float32)
+    assert not has_data(matrix_product(a, b))

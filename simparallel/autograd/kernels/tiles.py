@@ -14,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from simparallel.backend import Array
+from simparallel.backend import Array, get_namespace
 from simparallel.base import blas
 
 # Multiplications in one tile: just below the limit of the small kernel.
@@ -88,7 +88,7 @@ def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) 
     if tile is None:
         return np.matmul(a, b, out=out)
     height, width = tile
-    y = np.empty((rows, columns), np.float32) if out is None else out
+    y = get_namespace(a).empty((rows, columns), np.float32) if out is None else out
     np.matmul(
         a.reshape(rows // height, 1, height, inner),
         b.reshape(inner, columns // width, width).transpose(1, 0, 2),
