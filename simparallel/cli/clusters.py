@@ -53,7 +53,7 @@ def add_calibrate_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--out",
         metavar="FILE",
-        help=f"where to write it (default {this_host_file()}: this-host; with --array cupy {this_gpu_file()}: this-gpu)",
+        help=f"where to write it (default {this_host_file()}: this-host; of a GPU {this_gpu_file()}: this-gpu)",
     )
     command.add_argument("--quick", action="store_true", help="in less than a minute, with larger errors; not of a GPU")
     command.add_argument("--array", choices=ARRAYS, default="numpy", help="cupy measures the first GPU (this-gpu)")
@@ -105,17 +105,9 @@ def calibrate(options: argparse.Namespace) -> int:
         InputError: there is no GPU that CuPy can use, or `--quick` for a GPU.
         OSError: it cannot be written.
     """
-    tell = partial(print, flush=True)
-    if options.array == "cupy":
-        from simparallel.simulate.gpu_calibration import calibrate_gpu
-
-        if options.quick:
-            raise InputError("calibrate: --quick is for the host; the measurements of a GPU are short. Leave it out.")
-        calibrate_gpu(options.out, tell=tell)
-        return 0
     from simparallel.simulate.calibration import calibrate as measure
 
-    measure(options.out, quick=options.quick, tell=tell)
+    measure(options.out, quick=options.quick, array=options.array, tell=partial(print, flush=True))
     return 0
 
 

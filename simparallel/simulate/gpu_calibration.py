@@ -1,7 +1,7 @@
 """The calibration of this machine's GPU: measured times become the `ClusterSpec` "this-gpu".
 
 `calibrate_gpu` measures (`gpu_measuring`) and writes; all fits are functions of the measured times alone, those of
-`calibration`. The interpreter's times and the GPU's are fitted apart.
+`fitting`. The interpreter's times and the GPU's are fitted apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec, this_gpu_file
 from simparallel.hardware.presets import THIS_GPU
 from simparallel.simulate import gpu_measuring
-from simparallel.simulate.calibration import calibrated_at, fingerprint, fit_ops, op_errors, quantiles, residual_lines
+from simparallel.simulate.fitting import calibrated_at, fingerprint, fit_ops, op_errors, quantiles, residual_lines
 from simparallel.simulate.gpu_measuring import READ, Measurement, Sample, Timed
 
 

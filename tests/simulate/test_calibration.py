@@ -17,16 +17,8 @@ from simparallel.hardware.cluster import ClusterSpec, Curve, LinkSpec, describe,
 from simparallel.hardware.device import DeviceSpec, OpCost
 from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.simulate import calibration, measuring
-from simparallel.simulate.calibration import (
-    describe_host,
-    fit_link,
-    fit_op,
-    fit_sharing,
-    op_errors,
-    program_errors,
-    quantiles,
-    summed_up,
-)
+from simparallel.simulate.calibration import describe_host, summed_up
+from simparallel.simulate.fitting import fit_link, fit_op, fit_sharing, op_errors, program_errors, quantiles
 from simparallel.simulate.measuring import Sample, Span
 
 BARE = DeviceSpec("bare", {4: 1e9}, 1e9, 1 << 30, 1e-6)

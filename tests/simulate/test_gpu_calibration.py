@@ -18,12 +18,13 @@ from simparallel.backend import has_data
 from simparallel.base.dry_arrays import without_data
 from simparallel.base.system import without_huge_pages
 from simparallel.bench.gpu_step import TASKS
-from simparallel.bench.step import our_step
+from simparallel.bench.step import our_step, tokens
 from simparallel.cli.main import main
-from simparallel.errors import ClusterError
+from simparallel.errors import ClusterError, InputError
 from simparallel.hardware.cluster import ClusterSpec, describe, load_cluster, this_gpu_file
 from simparallel.hardware.device import COPY, READ, DeviceSpec, OpCost
 from simparallel.simulate import gpu_calibration, gpu_measuring
+from simparallel.simulate.calibration import calibrate
 from simparallel.simulate.gpu_calibration import describe_gpu, gpu_fingerprint, program_errors, stored
 from simparallel.simulate.gpu_measuring import PROGRAMS, GpuStopwatch, Measurement, Timed, measured, step_s, timed
 from simparallel.simulate.measuring import Program, Sample, dense, training
@@ -134,8 +135,10 @@ def calibrated(few_steps: None) -> ClusterSpec:
 
 
 def program_of(task: Any) -> Program:
-    return Program(task.ours, (task.batch_size, *task.shape[:1]) if "GPT" in task.title else
-                   (task.batch_size, *task.shape), 256 if "GPT" in task.title else 0)  # fmt: skip
+    if task.batch is tokens:
+        length, vocabulary = task.shape
+        return Program(task.ours, (task.batch_size, length), vocabulary)
+    return Program(task.ours, (task.batch_size, *task.shape))
 
 
 def predicted_s(task: Any, cluster: ClusterSpec) -> float:
@@ -145,6 +148,13 @@ def predicted_s(task: Any, cluster: ClusterSpec) -> float:
             step()
 
     return float(sp.dry_run(program, cluster=cluster, unknown=0.0).step_time_s)
+
+
+def slower(cost: OpCost) -> OpCost:
+    """Return a cost of 1.5 times the time."""
+    return OpCost(
+        *(1.5 * part for part in (cost.launch_s, cost.s_per_flop, cost.s_per_byte, cost.s_per_result)), cost.shapes
+    )
 
 
 @pytest.fixture(scope="module")
@@ -157,12 +167,11 @@ def truths(few_steps: None) -> dict[str, float]:
 def test_steps_of_known_times_are_predicted(task: Any, calibrated: ClusterSpec, truths: dict[str, float]) -> None:
     truth = truths[task.title]
     assert predicted_s(task, calibrated) == pytest.approx(truth, rel=0.05)
-    # Red controls: an interpreter and a device with other times.
-    costs = {name: replace(cost, launch_s=2 * cost.launch_s) for name, cost in calibrated.device.host_costs.items()}
-    slow = {name: replace(cost, shapes=()) for name, cost in calibrated.device.op_costs.items()}
-    slow = {name: OpCost(3 * cost.launch_s, 3 * cost.s_per_flop, 3 * cost.s_per_byte) for name, cost in slow.items()}
-    other = replace(calibrated.device, host_costs=costs, op_costs=slow)
-    assert predicted_s(task, replace(calibrated, device=other)) > 1.3 * truth
+    # Red control: another interpreter and another device.
+    fields = "host_costs", "op_costs"
+    others = {name: {op: slower(cost) for op, cost in getattr(calibrated.device, name).items()} for name in fields}
+    slow = replace(calibrated, device=replace(calibrated.device, **others))
+    assert predicted_s(task, slow) == pytest.approx(1.5 * truth, rel=0.05)
 
 
 def test_one_clock_alone_is_wrong(calibrated: ClusterSpec, truths: dict[str, float]) -> None:
@@ -300,6 +309,11 @@ def test_command_calibrates_the_stand_in(capsys: pytest.CaptureFixture[str], mon
     prediction = sp.dry_run(program, cluster="this-gpu", unknown=0.0)
     assert prediction.step_time_s > 0
     assert prediction.interval_s is not None
+
+
+def test_unknown_arrays_are_refused() -> None:
+    with refused(InputError):
+        calibrate(array="torch")
 
 
 @pytest.mark.usefixtures("configured")
