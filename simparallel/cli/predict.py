@@ -42,6 +42,7 @@ def main(options: argparse.Namespace) -> int:
     """Predict the script, and print or write the requested output."""
     from simparallel.runtime.ranks.script import check_script, run_script
     from simparallel.simulate.dry_run import dry_run, predicted_launches
+    from simparallel.simulate.gpu_calibration import changed_since
 
     check_script(options.script, options.module)
     program = partial(run_script, options.script, options.arguments, is_module=options.module)
@@ -75,6 +76,9 @@ def main(options: argparse.Namespace) -> int:
         )
     for prediction in found:
         _tell(prediction, options)
+        why = changed_since(prediction.cluster)
+        if why:
+            print(f"predict: this machine has changed since it was calibrated, calibrate anew: {why}", file=sys.stderr)
     return 0
 
 

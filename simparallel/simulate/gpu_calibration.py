@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.backend import gpu_namespace
 from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec, this_gpu_file
 from simparallel.hardware.presets import THIS_GPU
@@ -131,10 +132,29 @@ def stored(gpu: Gpu, path: str | os.PathLike[str] | None = None) -> tuple[Cluste
     file = Path(this_gpu_file() if path is None else path)
     if not file.exists():
         return None, "there is no calibration"
-    spec, now = ClusterSpec.load(file), gpu_fingerprint(gpu)
+    spec = ClusterSpec.load(file)
+    why = changed(spec, gpu_fingerprint(gpu))
+    return (None, why) if why else (spec, "")
+
+
+def changed(spec: ClusterSpec, now: dict[str, Any]) -> str:
+    """Return which facts a calibration was measured with that are not those of `now`; "" if it fits."""
     then = spec.calibration.get("machine", {})
-    changed = [f"{name} was {then.get(name)}, is {value}" for name, value in now.items() if then.get(name) != value]
-    return (None, "; ".join(changed)) if changed else (spec, "")
+    return "; ".join(
+        f"{name} was {then.get(name)}, is {value}" for name, value in now.items() if then.get(name) != value
+    )
+
+
+def changed_since(spec: ClusterSpec) -> str:
+    """Return which facts of this machine have changed since it was calibrated; "" if none, or if `spec` is another one.
+
+    A machine without a GPU says nothing about the calibration of one.
+    """
+    if not spec.calibration.get("machine"):
+        return ""
+    if spec.name == THIS_GPU:
+        return changed(spec, gpu_fingerprint(gpu_of_rank(0))) if gpu_namespace() is not None else ""
+    return changed(spec, fingerprint()) if spec.name == "this-host" else ""
 
 
 def calibrate_gpu(

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +24,10 @@ from simparallel.cli.main import main
 from simparallel.errors import ClusterError, InputError
 from simparallel.hardware.cluster import ClusterSpec, describe, load_cluster, this_gpu_file
 from simparallel.hardware.device import COPY, READ, DeviceSpec, OpCost
+from simparallel.hardware.presets import calibration_file
 from simparallel.simulate import gpu_calibration, gpu_measuring
 from simparallel.simulate.calibration import calibrate
+from simparallel.simulate.fitting import fingerprint
 from simparallel.simulate.gpu_calibration import describe_gpu, gpu_fingerprint, program_errors, stored
 from simparallel.simulate.gpu_measuring import PROGRAMS, GpuStopwatch, Measurement, Timed, measured, step_s, timed
 from simparallel.simulate.measuring import Program, Sample, dense, training
@@ -309,6 +312,22 @@ def test_command_calibrates_the_stand_in(capsys: pytest.CaptureFixture[str], mon
     prediction = sp.dry_run(program, cluster="this-gpu", unknown=0.0)
     assert prediction.step_time_s > 0
     assert prediction.interval_s is not None
+
+
+@pytest.mark.parametrize("name", ["this-host", "this-gpu"])
+@pytest.mark.parametrize("is_stale", [True, False])
+@pytest.mark.usefixtures("configured")
+def test_predict_notes_a_stale_calibration(
+    name: str, is_stale: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = fingerprint() if name == "this-host" else gpu_fingerprint(sp.gpu.device.gpu_of_rank(0))
+    spec = replace(device(), name=name, calibration={"machine": machine | {"python": "2.7"} if is_stale else machine})
+    calibration_file(name).parent.mkdir()
+    spec.save(calibration_file(name))
+    script = tmp_path / "script.py"
+    script.write_text("import simparallel as sp\nsp.init()\nsp.Tensor([1.0]) + 1\n")
+    assert main(["predict", "-n", "1", "--cluster", name, str(script)]) == 0
+    assert ("python was 2.7" in capsys.readouterr().err) is is_stale
 
 
 def test_unknown_arrays_are_refused() -> None:
