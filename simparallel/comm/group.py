@@ -108,15 +108,12 @@ class Group:
         return call if async_op else call.wait()
 
     def exchange(self, value: Any) -> list[Any]:
-        """Return every member's value, in the order of the group; collective, without an event.
-
-        It connects the members' GPUs, which takes no time of the program.
-        """
+        """Return every member's value, in the order of the group: collective, without an event on the clocks."""
         # Earlier calls have events.
         self.lane.finish()
         recorder, self.recorder = self.recorder, None
         try:
-            return self.objects(ALL_GATHER, value, None, "the exchange of GPU arrays")
+            return self.objects(ALL_GATHER, value, None, "connecting GPUs")
         finally:
             self.recorder = recorder
 

@@ -47,9 +47,6 @@ class AbstractLink:
         # (event, arrays): memory that the stream may still read or write.
         self._in_use: list[tuple[Any, tuple[Array, ...]]] = []
 
-    def reserve(self, size_bytes: int) -> None:
-        """Prepare for payloads of this size. Every member calls it before each collective, with the same size."""
-
     def hold(self, event: Any, *arrays: Array) -> None:
         """Keep arrays alive until an event of the stream has passed."""
         self._in_use = [entry for entry in self._in_use if not entry[0].done]
