@@ -26,6 +26,7 @@ import numpy as np
 
 from simparallel.backend import register_namespace
 from simparallel.testing import cupy_lacks, strict_cuda
+from simparallel.testing.strict_memory import memory_of_array
 
 # Functions whose results have a size that depends on values.
 _SIZED_BY_VALUES = frozenset(("argwhere", "compress", "flatnonzero", "nonzero", "unique"))
@@ -114,7 +115,7 @@ class StrictArray:
     """An array "on the device": a NumPy array that does not mix with others."""
 
     # A memory account holds arrays by weak references.
-    __slots__ = ("__weakref__", "_data", "base")
+    __slots__ = ("__weakref__", "_data", "_memory", "base")
     # Makes NumPy defer np_array + x to x, which refuses it.
     __array_ufunc__ = None
 
@@ -130,6 +131,12 @@ class StrictArray:
         if isinstance(data.base, np.ndarray):
             owner = _owners.get(id(data.base))
             self.base = StrictArray(data.base) if owner is None else owner
+        # An array that an operation has written into comes back as its result.
+        same = _owners.get(id(data))
+        owns_memory = self.base is None and type(data) is np.ndarray
+        self._memory: Any = (
+            memory_of_array(data.nbytes) if same is None and owns_memory else getattr(same, "_memory", None)
+        )
         _owners[id(data)] = self
 
     def get(self) -> np.ndarray:

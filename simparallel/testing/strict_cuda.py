@@ -24,6 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.testing import strict_memory
+
+memory = strict_memory
+Memory, MemoryPool, using_allocator = memory.Memory, memory.MemoryPool, memory.using_allocator
 Clock = dict[int, int]
 _ids = itertools.count(1)
 

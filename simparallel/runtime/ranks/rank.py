@@ -81,6 +81,7 @@ def play_rank(
         # Threads share these streams; for them `Draws` seeds and switches them.
         seed_globals()
     outcome = Outcome(transport.rank)
+    gpu = None
     # A process is the rank as a whole: threads that the program starts belong to it, too.
     joined = use_communicator(communicator, of_process=is_process)
     with use_recorder(recorder), joined, _telling(tell), ExitStack() as stack:
@@ -88,6 +89,8 @@ def play_rank(
             if array != "numpy":
                 gpu = stack.enter_context(use_gpu(gpu_of_rank(recorder.local_rank)))
                 recorder.home = gpu.home
+                gpu.memory.account = recorder.memory
+                gpu.memory.limit_to(memory_bytes)
             with _ending_forks(), _normal_exit():
                 outcome.value = call()
             # A collective that `sys.exit` interrupted raises SystemExit again here.
@@ -101,11 +104,13 @@ def play_rank(
             # Publish the failure at once, so that ranks that wait for this one raise.
             outcome.report = failure_report(error, keep=not is_process)
             transport.fail(outcome.report, error)
+        outcome.memory = recorder.memory_summary()
+        if gpu is not None:
+            outcome.memory["measured"] = gpu.memory.summary()
     outcome.kept_letters = communicator.kept_letters()
     outcome.recorded = recorder.recorded()
     outcome.metrics = recorder.metrics
     outcome.cluster = recorder.cluster
-    outcome.memory = recorder.memory_summary()
     return outcome, communicator
 
 
