@@ -147,6 +147,9 @@ class Recorder:
         num_devices: number of devices of the rank; None if the program creates them by naming them.
     """
 
+    # The wall time [ns]. Not a method, because the steps of a run without a GPU shall not run more Python.
+    now_ns: Callable[[], int] = staticmethod(perf_counter_ns)
+
     def __init__(
         self, rank: int, cluster: ClusterSpec, *, record: bool | str = "summary", memory_bytes: int | None = None
     ) -> None:
@@ -465,7 +468,7 @@ class Recorder:
         if rows is not None:
             stream = RANGE if depth == 0 else f"{RANGE} {depth + 1}"
             rows.append((
-                self.rank, stream, name, RANGE, step, wall_start_ns, perf_counter_ns(), sim_start_ps, self.now_ps, 0, 0,
+                self.rank, stream, name, RANGE, step, wall_start_ns, self.now_ns(), sim_start_ps, self.now_ps, 0, 0,
                 0, (), -1, self._number, (), (),
             ))  # fmt: skip
 
@@ -591,7 +594,7 @@ class record_function(ContextDecorator):  # PyTorch's name
     def __enter__(self) -> record_function:
         recorder = self._recorder = current_recorder()
         if recorder is not None and recorder.is_recording:
-            self._begin = recorder.depth, recorder.step, perf_counter_ns(), recorder.now_ps
+            self._begin = recorder.depth, recorder.step, recorder.begin(self.name), recorder.now_ps
             recorder.depth += 1
         return self
 

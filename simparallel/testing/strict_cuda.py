@@ -477,6 +477,7 @@ runtime = SimpleNamespace(
     memcpyDeviceToDevice=3,
     getDevice=lambda: _thread.device.id,
     getDeviceCount=lambda: num_devices,
+    getDeviceProperties=lambda device: {"name": b"stand-in"},
     deviceGetPCIBusId=lambda device: f"0000:{device:02x}:00.0",
     deviceCanAccessPeer=lambda device, peer: int(device != peer),
     malloc=_malloc,

@@ -27,7 +27,7 @@ from simparallel.errors import InputError, LaunchError, RunFailedError
 from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec, describe
 from simparallel.hardware.memory import parse_bytes
 from simparallel.hardware.ranktable import RankTable
-from simparallel.hardware.recording import check_record, join
+from simparallel.hardware.recording import check_record, join, timer_of
 from simparallel.runtime.environment import places
 from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.pool import START_LIMIT_S, Pool, pack
@@ -59,8 +59,9 @@ class Results(list[Any]):
         super().__init__(outcome.value for outcome in outcomes)
         # The program may have replaced the device that the launcher assumed.
         cluster = next((outcome.cluster for outcome in outcomes if outcome.cluster is not None), cluster)
-        events, totals = join([outcome.recorded for outcome in outcomes])
-        self.trace = Trace(events, cluster, totals=totals)
+        recorded = [outcome.recorded for outcome in outcomes]
+        events, totals = join(recorded)
+        self.trace = Trace(events, cluster, totals=totals, timed_by=timer_of(recorded))
         self.metrics = {outcome.rank: outcome.metrics for outcome in outcomes}
         self.memory = {outcome.rank: outcome.memory for outcome in outcomes}
 

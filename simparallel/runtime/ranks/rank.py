@@ -19,6 +19,7 @@ from simparallel.comm.shm.segment import DONE
 from simparallel.comm.transport import AbstractTransport
 from simparallel.gpu.device import gpu_of_rank, use_gpu
 from simparallel.hardware.cluster import ClusterSpec
+from simparallel.hardware.gpu_recorder import GpuRecorder
 from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.runtime.ranks.random_streams import seed_globals
 from simparallel.runtime.reports import Outcome, failure_report
@@ -72,7 +73,8 @@ def play_rank(
         The outcome and the rank's communicator.
     """
     # The process may be warm: reset every setting that an earlier run may have changed.
-    recorder = recorder_type(transport.rank, cluster, record=record, memory_bytes=memory_bytes)
+    kind = recorder_type if array == "numpy" else GpuRecorder
+    recorder = kind(transport.rank, cluster, record=record, memory_bytes=memory_bytes)
     communicator = Communicator(transport, recorder, algorithm, medium)
     random_state.restore((seed, 0, 0, {}))
     grad_mode.enabled = True
@@ -86,9 +88,10 @@ def play_rank(
     joined = use_communicator(communicator, of_process=is_process)
     with use_recorder(recorder), joined, _telling(tell), ExitStack() as stack:
         try:
-            if array != "numpy":
+            if isinstance(recorder, GpuRecorder):
                 gpu = stack.enter_context(use_gpu(gpu_of_rank(recorder.local_rank)))
                 recorder.home = gpu.home
+                recorder.start(gpu)
                 gpu.memory.account = recorder.memory
                 gpu.memory.limit_to(memory_bytes)
             with _ending_forks(), _normal_exit():
@@ -96,6 +99,9 @@ def play_rank(
             # A collective that `sys.exit` interrupted raises SystemExit again here.
             with _normal_exit():
                 communicator.finish()
+            if gpu is not None:
+                # The times of its last operations, and arrays that other streams read after this one.
+                gpu.synchronize("the end of the program")
             # Only after all collectives have ended: a rank that waits for one that is DONE raises.
             transport.set_state(DONE)
         except BaseException as error:
