@@ -17,6 +17,7 @@ from simparallel.base.units import format_type_of
 from simparallel.comm import Group, Work, current
 from simparallel.comm.validate import check_array
 from simparallel.errors import AutogradError, DTypeError, InputError
+from simparallel.gpu.ranges import named_range
 from simparallel.hardware.devices import FIRST, Device
 from simparallel.hardware.recorder import current_recorder
 
@@ -77,8 +78,9 @@ def in_place(op: str, x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
 
         return result.then(give) if isinstance(result, Work) else give(result)
     # GPU memory is communicated through a copy on the host.
-    host = to_host(array).copy()
-    result = communicate(host)
+    with named_range(op):
+        host = to_host(array).copy()
+        result = communicate(host)
 
     def copy_back() -> Any:
         array[...] = to_device_like(host, array)
@@ -185,7 +187,11 @@ def new(op: str, x: Any, communicate: Callable[[np.ndarray], Any]) -> Any:
     check_off_the_tape(op, x)
     array = array_of(op, x)
     wait_for(device_of(x))
-    result = communicate(to_host(array))
+    if isinstance(array, np.ndarray):
+        result = communicate(array)
+    else:
+        with named_range(op):
+            result = communicate(to_host(array))
 
     def back(value: Any) -> Any:
         go_on(device_of(x))

@@ -31,9 +31,11 @@ class Gpu:
         compute: the stream of all operations.
         wait: how the host waits for the GPU; ranks that communicate watch each other meanwhile.
         memory: the pool of its arrays, inside of `use_gpu`.
+        nvtx: `cupy.cuda.nvtx` if operations are shown as ranges, see `ranges`; else None.
     """
 
     memory: GpuMemory
+    nvtx: Any = None
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from simparallel.backend import Array
 from simparallel.gpu.clock import GpuClock, Moment
 from simparallel.gpu.device import Gpu
+from simparallel.hardware.devices import Device
 from simparallel.hardware.recorder import Recorder
 from simparallel.hardware.recording import WALL_END, WALL_START, Recorded, Recording
 
 if TYPE_CHECKING:
-    from simparallel.autograd.op import Plan
+    from simparallel.autograd.op import Context, Op, Plan
 
 # Events that may wait to be read. A GPU's queue has room for about a thousand operations, so older ones have run.
 _MOST_UNREAD = 2048
@@ -66,9 +68,11 @@ class GpuRecorder(Recorder):
     """
 
     clock: GpuClock | None = None
+    _nvtx: Any = None
 
     def start(self, gpu: Gpu) -> None:
-        """Take times from a GPU, before the first operation."""
+        """Take times from a GPU, and show ranges on it if it has them, before the first operation."""
+        self._nvtx = gpu.nvtx
         if self.is_recording:
             self.clock = GpuClock(gpu)
             self._recording = GpuRecording(self._recording, self.clock)
@@ -81,7 +85,44 @@ class GpuRecorder(Recorder):
     def begin(self, name: str, plan: Plan | None = None) -> int:
         """Begin a computation, see `Recorder.begin`."""
         super().begin(name, plan)
+        if self._nvtx is not None:
+            self._nvtx.RangePush(name)
         return self.now_ns()
+
+    def _end_range(self) -> None:
+        if self._nvtx is not None:
+            self._nvtx.RangePop()
+
+    # What raises here or earlier ends the range by `abandon`.
+
+    def end_forward(self, op: Op, ctx: Context, y: Array, start_ns: int) -> None:
+        """Note the forward of an op, see `Recorder.end_forward`."""
+        super().end_forward(op, ctx, y, start_ns)
+        self._end_range()
+
+    def end_backward(self, op: Op, ctx: Context, start_ns: int) -> None:
+        """Note the backward of an op."""
+        super().end_backward(op, ctx, start_ns)
+        self._end_range()
+
+    def end_step(self, name: str, start_ns: int, work: dict[Device | None, list[int]]) -> None:
+        """Note a step of an optimizer, see `Recorder.end_step`."""
+        super().end_step(name, start_ns, work)
+        self._end_range()
+
+    def mark(self, name: str, depth: int, step: int, wall_start_ns: int, sim_start_ps: int) -> None:
+        """Record a mark that ends now, see `Recorder.mark`."""
+        super().mark(name, depth, step, wall_start_ns, sim_start_ps)
+        self._end_range()
+
+    def abandon(self) -> None:
+        """End a computation that has begun and failed."""
+        self._end_range()
+
+    @property
+    def takes_marks(self) -> bool:
+        """Whether marks are recorded, or shown as ranges."""
+        return self.is_recording or self._nvtx is not None
 
     def compute(
         self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""

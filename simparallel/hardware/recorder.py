@@ -115,6 +115,9 @@ class NullObserver:
     def end_step(self, name: str, start_ns: int, work: dict[Device | None, list[int]]) -> None:
         pass
 
+    def abandon(self) -> None:
+        pass
+
     def synchronize(self, device: Device) -> None:
         pass
 
@@ -364,6 +367,9 @@ class Recorder:
             self.memory.make_room(plan.output.size_bytes, name)
         return perf_counter_ns()
 
+    def abandon(self) -> None:
+        """End a computation that has begun and failed; there is no event of it."""
+
     def end_forward(self, op: Op, ctx: Context, y: Array, start_ns: int) -> None:
         """Note the forward of an op; count y, and the arrays that the op keeps for backward, until they are freed."""
         plan = ctx.plan
@@ -501,6 +507,11 @@ class Recorder:
         return self._rows is not None
 
     @property
+    def takes_marks(self) -> bool:
+        """Whether `record_function` marks are kept."""
+        return self._rows is not None
+
+    @property
     def events(self) -> list[Event]:
         """The kept events of all devices of the rank."""
         return [Event(*row) for row in self._recording.rows]
@@ -593,13 +604,13 @@ class record_function(ContextDecorator):  # PyTorch's name
 
     def __enter__(self) -> record_function:
         recorder = self._recorder = current_recorder()
-        if recorder is not None and recorder.is_recording:
+        if recorder is not None and recorder.takes_marks:
             self._begin = recorder.depth, recorder.step, recorder.begin(self.name), recorder.now_ps
             recorder.depth += 1
         return self
 
     def __exit__(self, *exc: object) -> None:
         recorder = self._recorder
-        if recorder is not None and recorder.is_recording:
+        if recorder is not None and recorder.takes_marks:
             recorder.depth = self._begin[0]
             recorder.mark(self.name, *self._begin)

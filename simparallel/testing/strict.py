@@ -54,6 +54,11 @@ def host_waits() -> AbstractContextManager[list[str]]:
     return _listing(_wait_listeners)
 
 
+def ranges() -> AbstractContextManager[list[str]]:
+    """List the NVTX ranges of all threads inside the block: "name" where one begins, "" where one ends."""
+    return _listing(strict_cuda.range_listeners)
+
+
 def launches() -> AbstractContextManager[list[str]]:
     """List the operations inside the block for which CuPy starts a kernel, or a copy to the GPU; some start more.
 

@@ -18,6 +18,7 @@ from simparallel.comm.group import Medium
 from simparallel.comm.shm.segment import DONE
 from simparallel.comm.transport import AbstractTransport
 from simparallel.gpu.device import gpu_of_rank, use_gpu
+from simparallel.gpu.ranges import nvtx_of
 from simparallel.hardware.cluster import ClusterSpec
 from simparallel.hardware.gpu_recorder import GpuRecorder
 from simparallel.hardware.recorder import Recorder, use_recorder
@@ -91,6 +92,7 @@ def play_rank(
             if isinstance(recorder, GpuRecorder):
                 gpu = stack.enter_context(use_gpu(gpu_of_rank(recorder.local_rank)))
                 recorder.home = gpu.home
+                gpu.nvtx = nvtx_of(gpu.cuda)
                 recorder.start(gpu)
                 gpu.memory.account = recorder.memory
                 gpu.memory.limit_to(memory_bytes)
