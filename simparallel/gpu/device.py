@@ -14,6 +14,7 @@ from typing import Any
 
 from simparallel.backend import Array, check_gpu_library, gpu_namespace, place, set_reader_gate
 from simparallel.gpu.memory import GpuMemory, use_memory
+from simparallel.gpu.uploads import Uploads
 
 # Waits until the function returns True; the text says for what, in errors.
 Wait = Callable[[Callable[[], bool], str], None]
@@ -51,6 +52,11 @@ class Gpu:
     def copies(self) -> Any:
         """The stream of copies from host memory that run beside the computation."""
         return self.cuda.Stream(non_blocking=True)
+
+    @cached_property
+    def uploads(self) -> Uploads:
+        """Copies of host arrays on the stream `copies`."""
+        return Uploads(self.xp, self.compute, self.copies)
 
     def home(self, array: Array, requires_grad: bool) -> Array:
         """Return a new array of the rank on its GPU."""

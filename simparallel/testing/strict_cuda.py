@@ -27,6 +27,7 @@ import numpy as np
 from simparallel.testing import strict_memory
 
 memory = strict_memory
+alloc_pinned_memory = memory.PinnedMemory
 Memory, MemoryPool, using_allocator = memory.Memory, memory.MemoryPool, memory.using_allocator
 Clock = dict[int, int]
 _ids = itertools.count(1)

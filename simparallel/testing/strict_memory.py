@@ -48,6 +48,10 @@ class _Block:
             pool._take_back(self.mem)
 
 
+class PinnedMemory(bytearray):
+    """Host memory that a GPU reads while the host goes on; as a buffer, its bytes."""
+
+
 class MemoryPool:
     """A pool that keeps the memory of freed arrays for others of the same size.
 
