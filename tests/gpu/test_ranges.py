@@ -65,7 +65,9 @@ def test_operations_are_shown_as_ranges(shown: Any, record: str) -> None:
     assert shown(step, record=record) == [expected]
 
 
-class Refuses(sp.ops.Op):
+class AbstractRefusal(sp.ops.Op):
+    """Named as an abstract op, so that it is not one of the library."""
+
     rule = "... -> ..."
 
     def __init__(self, fails_backward: bool = False) -> None:
@@ -83,9 +85,9 @@ class Refuses(sp.ops.Op):
 def failing_step() -> None:
     x = sp.Tensor(np.ones(3, np.float32), requires_grad=True)
     with pytest.raises(ShapeError):
-        Refuses()(x)
+        AbstractRefusal()(x)
     with pytest.raises(ShapeError):
-        Refuses(True)(x).sum().backward()
+        AbstractRefusal(True)(x).sum().backward()
     optimizer = sp.optim.SGD([x], lr=0.1)
     with pytest.raises(InputError):
         optimizer([])
@@ -106,7 +108,13 @@ def marked(x: sp.Tensor) -> None:
 
 def test_errors_leave_no_range_open(shown: Any) -> None:
     found = shown(failing_step)
-    assert found[:5] == [["Refuses"], ["Refuses"], ["Sum"], ["Sum.backward"], ["Refuses.backward"]]
+    assert found[:5] == [
+        ["AbstractRefusal"],
+        ["AbstractRefusal"],
+        ["Sum"],
+        ["Sum.backward"],
+        ["AbstractRefusal.backward"],
+    ]
     assert found[5:] == [["SGD"], ["Sum"], ["Sum.backward"], ["SGD"], ["mark", ["block", ["ReLU"]]]]
 
 
