@@ -144,6 +144,10 @@ class StrictArray:
         )
         _owners[id(data)] = self
 
+    def __reduce__(self) -> Any:
+        # Without its memory: where it arrives, it takes memory there.
+        return StrictArray, (self._data,)
+
     def get(self) -> np.ndarray:
         """Return a copy on the host."""
         self._wait("get")
