@@ -35,7 +35,7 @@ const members = new Map();
 for (let i = 0; i < count; i++) if (call[i] >= 0) members.get(call[i])?.push(i) ?? members.set(call[i], [i]);
 
 // The clocks: starts and ends in ticks after the first start, and the lanes of each row: events that do not overlap.
-const CLOCKS = { sim: { unit: 1e-12, told: "simulated time" }, wall: { unit: 1e-9, told: `wall time, ${data.measured}` } };
+const CLOCKS = { sim: { unit: 1e-12, told: "simulated time" }, wall: { unit: 1e-9, told: "wall time" } };
 for (const [which, clock] of Object.entries(CLOCKS)) {
   clock.start = sums(which + "_start");
   const span = column(which + "_span", Float64Array);
