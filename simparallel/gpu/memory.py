@@ -31,22 +31,24 @@ class GpuMemory:
 
     Attributes:
         peak_bytes: the most bytes that the pool has had from the GPU in this run: its arrays, and what it keeps.
-        limit_bytes: limit of these bytes; None for all of the GPU.
+        limit_bytes: limit of these bytes, by default that of CUPY_GPU_MEMORY_LIMIT; None for all of the GPU.
         account: what errors say about the arrays; None for nothing.
     """
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
         self._pool = cuda.MemoryPool(self._grow)
+        self._default_bytes = int(self._pool.get_limit())
         self._has_grown = False
         self.peak_bytes = 0
         self.limit_bytes: int | None = None
         self.account: Account | None = None
 
     def limit_to(self, limit_bytes: int | None) -> None:
-        """Set the limit; None for no limit."""
-        self._pool.set_limit(size=limit_bytes or 0)
-        self.limit_bytes = limit_bytes
+        """Set the limit; None for the default."""
+        size = self._default_bytes if limit_bytes is None else limit_bytes
+        self._pool.set_limit(size=size)
+        self.limit_bytes = size or None
 
     @property
     def taken_bytes(self) -> int:

@@ -14,6 +14,7 @@ from refusals import refused
 import simparallel as sp
 from simparallel.backend import get_namespace
 from simparallel.errors import DeviceOutOfMemoryError
+from simparallel.gpu import memory as gpu_memory
 from simparallel.gpu.device import current_gpu
 from simparallel.gpu.memory import use_memory
 from simparallel.testing import strict, strict_cuda, strict_memory
@@ -66,6 +67,16 @@ def test_array_beyond_the_limit_is_refused() -> None:
         strict.xp.zeros(1000)  # red control: there is room again
         assert memory.peak_bytes == 8192
         memory.limit_to(None)
+
+
+def test_limit_of_cupy_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUPY_GPU_MEMORY_LIMIT gives each new pool a limit."""
+    monkeypatch.setattr(strict_cuda.MemoryPool, "get_limit", lambda pool: 10_000)
+    monkeypatch.setattr(gpu_memory, "_idle", {})
+    with use_memory(strict_cuda, 0) as memory:
+        for limit_bytes, expected in ((None, 10_000), (2_000, 2_000), (None, 10_000)):
+            memory.limit_to(limit_bytes)
+            assert memory.limit_bytes == expected
 
 
 def test_pool_of_an_ended_run_is_used_again() -> None:

@@ -177,6 +177,27 @@ def test_trace_of_a_running_program() -> None:
     assert sp.launch(trace_so_far, **ON_GPU)[0] == [True] * 6
 
 
+def communicate() -> None:
+    recorder, gpu = current_recorder(), current_gpu()
+    assert recorder is not None
+    assert gpu is not None
+    stream, clock = gpu.cuda.Stream(non_blocking=True), recorder.clock  # type: ignore[attr-defined]
+    own = gpu.cuda.Event()
+    own.record(stream)
+    times = clock.at(own), clock.now(stream)
+    recorder.communicate("all_reduce", "collective", "comm world", *times, 0, 1, 8, 8, (0,), 0)
+    sp.functions.relu(sp.Tensor(np.ones(3, np.float32)))
+
+
+def test_communication_has_the_times_of_its_stream(numbered: list[Any]) -> None:
+    """A transport hands over moments, or events of its own."""
+    trace = sp.launch(communicate, **ON_GPU).trace
+    found = {event.name: event for event in trace.events}
+    first_ns = found["all_reduce"].wall_start_ns
+    assert found["all_reduce"].wall_end_ns - first_ns == 10**9
+    assert found["ReLU"].wall_start_ns - first_ns == 2 * 10**9
+
+
 @given(st.lists(st.floats(0, 5000), min_size=1, max_size=30))
 def test_long_times_keep_their_precision(gaps_ms: list[float]) -> None:
     """CUDA rounds each difference to float32."""
