@@ -155,7 +155,7 @@ class SharedMemoryError(SimParallelError, MemoryError):
 
 
 class DeviceOutOfMemoryError(_InLayer, MemoryError):
-    """A simulated device is out of memory. Facts: `needed_bytes`, `limit_bytes`, `live`, `layer`."""
+    """A device is out of memory. Facts: `needed_bytes`, `limit_bytes`, `live`, `layer`; of a real GPU `pool_bytes`."""
 
 
 class LaunchError(SimParallelError, RuntimeError):

@@ -325,16 +325,24 @@ class Op(Shardable, Reversible):
         """Run `forward` on the device of the inputs, whose observer records it."""
         observer = observer_of(ctx.device)
         start_ns = observer.begin(self.name, ctx.plan)
-        y = self.forward(ctx, *arrays)
-        observer.end_forward(self, ctx, y, start_ns)
+        try:
+            y = self.forward(ctx, *arrays)
+            observer.end_forward(self, ctx, y, start_ns)
+        except BaseException:
+            observer.abandon()
+            raise
         return y
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """Run `backward` on the device of the inputs, whose observer records it."""
         observer = observer_of(ctx.device)
         start_ns = observer.begin(self.backward_name)
-        grads = self.backward(ctx, dy)
-        observer.end_backward(self, ctx, start_ns)
+        try:
+            grads = self.backward(ctx, dy)
+            observer.end_backward(self, ctx, start_ns)
+        except BaseException:
+            observer.abandon()
+            raise
         return grads
 
     def _plan(self, arrays: list[Array]) -> Plan:

@@ -232,7 +232,11 @@ class Optimizer:
             DeviceOutOfMemoryError: no room for the state of the optimizer; no parameter was changed.
         """
         loss = None if closure is None else call_closure(closure)
-        self._step([param._grad for param in self._params()])
+        try:
+            self._step([param._grad for param in self._params()])
+        except BaseException:
+            observer_of(None).abandon()
+            raise
         return loss
 
     def __call__(self, grads: Sequence[Tensor | Array | None]) -> None:
@@ -241,7 +245,11 @@ class Optimizer:
         Raises:
             As `step`.
         """
-        self._step(list(grads))
+        try:
+            self._step(list(grads))
+        except BaseException:
+            observer_of(None).abandon()
+            raise
 
     def __repr__(self) -> str:
         text = f"{self._name} ("

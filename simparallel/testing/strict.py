@@ -26,6 +26,7 @@ import numpy as np
 
 from simparallel.backend import register_namespace
 from simparallel.testing import cupy_lacks, strict_cuda, strict_nccl
+from simparallel.testing.strict_memory import memory_of_array
 
 # Functions whose results have a size that depends on values.
 _SIZED_BY_VALUES = frozenset(("argwhere", "compress", "flatnonzero", "nonzero", "unique"))
@@ -51,6 +52,11 @@ def host_waits() -> AbstractContextManager[list[str]]:
     nonzero and other functions whose results have such a size.
     """
     return _listing(_wait_listeners)
+
+
+def ranges() -> AbstractContextManager[list[str]]:
+    """List the NVTX ranges of all threads inside the block: "name" where one begins, "" where one ends."""
+    return _listing(strict_cuda.range_listeners)
 
 
 def launches() -> AbstractContextManager[list[str]]:
@@ -114,7 +120,7 @@ class StrictArray:
     """An array "on the device": a NumPy array that does not mix with others."""
 
     # A memory account holds arrays by weak references.
-    __slots__ = ("__weakref__", "_data", "base")
+    __slots__ = ("__weakref__", "_data", "_memory", "base")
     # Makes NumPy defer np_array + x to x, which refuses it.
     __array_ufunc__ = None
 
@@ -130,7 +136,17 @@ class StrictArray:
         if isinstance(data.base, np.ndarray):
             owner = _owners.get(id(data.base))
             self.base = StrictArray(data.base) if owner is None else owner
+        # An array that an operation has written into comes back as its result.
+        same = _owners.get(id(data))
+        owns_memory = self.base is None and type(data) is np.ndarray
+        self._memory: Any = (
+            memory_of_array(data.nbytes) if same is None and owns_memory else getattr(same, "_memory", None)
+        )
         _owners[id(data)] = self
+
+    def __reduce__(self) -> Any:
+        # Without its memory: where it arrives, it takes memory there.
+        return StrictArray, (self._data,)
 
     def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None) -> np.ndarray:
         """Return a copy on the host, or `out` filled with it."""

@@ -25,7 +25,11 @@ import numpy as np
 
 from simparallel.comm import current
 from simparallel.comm.transport import Condition
+from simparallel.testing import strict_memory
 
+memory = strict_memory
+alloc_pinned_memory = memory.PinnedMemory
+Memory, MemoryPool, using_allocator = memory.Memory, memory.MemoryPool, memory.using_allocator
 Clock = dict[int, int]
 _ids = itertools.count(1)
 
@@ -460,6 +464,17 @@ def _host_bytes(address: int, size: int) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
+# --- ranges of a profiler --------------------------------------------------------------------------------------
+
+range_listeners: list[Callable[[str], None]] = []
+
+
+def _push(message: str, id_color: int = -1) -> None:
+    for note in range_listeners:
+        note(message)
+
+
+nvtx = SimpleNamespace(available=True, RangePush=_push, RangePop=lambda: _push(""))
 # Devices of this machine, as many as the environment says.
 num_devices = int(os.environ.get("SIMPARALLEL_STAND_IN_DEVICES", "1"))
 _streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
@@ -476,6 +491,7 @@ runtime = SimpleNamespace(
     memcpyDeviceToDevice=3,
     getDevice=lambda: _thread.device.id,
     getDeviceCount=lambda: num_devices,
+    getDeviceProperties=lambda device: {"name": b"stand-in"},
     deviceGetPCIBusId=lambda device: f"0000:{device:02x}:00.0",
     deviceCanAccessPeer=lambda device, peer: int(device != peer),
     malloc=_malloc,

@@ -30,6 +30,7 @@ from simparallel.comm.transport import Condition
 from simparallel.comm.validate import check_form, check_only_at
 from simparallel.errors import DeadlineError, InputError
 from simparallel.gpu.device import Gpu
+from simparallel.gpu.ranges import named_range
 from simparallel.hardware.notes import note_once
 
 if TYPE_CHECKING:
@@ -102,9 +103,10 @@ class GpuCalls:
             given, x = x, truth(op, x, what.name)
             out = given if out is None and what.in_place else out
         is_apart = out is not None and out is not x and bool(self._gpu.xp.may_share_memory(x, out))
-        call = _call_type(group)(group, plan, x, out, is_apart)
-        group.lane.submit(call)
-        return call if async_op else call.wait()
+        with named_range(what.name):
+            call = _call_type(group)(group, plan, x, out, is_apart)
+            group.lane.submit(call)
+            return call if async_op else call.wait()
 
     def wait(self, is_done: Callable[[], bool], what: str) -> None:
         """Wait on the host until the GPU has done something, and watch the other ranks meanwhile.

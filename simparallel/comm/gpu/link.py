@@ -133,8 +133,12 @@ class GpuBody(Body):
         assert isinstance(call, GpuCall)
         link = self.link
         link.stream.wait_event(call.issued)
+        clock = getattr(self.group.recorder, "clock", None)
+        start_ns = clock.now(link.stream) if clock is not None else 0
         yield from getattr(link, call.plan.op)(call)
         link.finish_reading()
+        if clock is not None:
+            call.wall_ns = start_ns, clock.now(link.stream)
         call.ended = link.gpu.mark(link.stream)
         link.hold(call.ended, call.x, call.result_array)
         return call.result_array
