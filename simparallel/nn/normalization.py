@@ -105,9 +105,8 @@ class AbstractBatchNorm(Affine):
         if share is None:
             share = 1.0 / float(self.num_batches_tracked.data)
         # The op reports the biased variance; count / (count - 1) is Bessel's correction.
-        for running, batch in ((self.running_mean, mean), (self.running_var, var * (count / (count - 1)))):
-            running.data *= 1 - share
-            running.data += (share * batch).astype(running.dtype, copy=False)
+        move = fused(get_namespace(mean), _move, dtype=self.running_mean.dtype)
+        move(self.running_mean.data, self.running_var.data, mean, var, count / (count - 1), 1 - share, share)
 
     def _batch_op(self) -> BatchNorm:
         """Return the op that normalises with batch statistics and reports them to this module."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from simparallel.autograd.kernels.sums import wider
 from simparallel.backend import Array, get_namespace
@@ -16,11 +17,8 @@ def widened(x: Array) -> Array:
     return x.astype(wider(x.dtype)) if x.dtype.itemsize < 4 else x
 
 
-def decayed(p: Array, grad: Array, weight_decay: float, out: Array) -> Array:
-    """Return the gradient with an L2 penalty: grad + weight_decay p, in `out`; `grad` itself for weight_decay 0."""
-    if not weight_decay:
-        return grad
-    xp = get_namespace(p)
+def decayed(xp: Any, p: Array, grad: Array, weight_decay: float, out: Array | None) -> Array:
+    """Return the gradient with an L2 penalty, grad + weight_decay p, in `out`."""
     return xp.add(xp.multiply(p, weight_decay, out=out), grad, out=out)
 
 

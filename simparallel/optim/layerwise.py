@@ -131,7 +131,7 @@ class LAMB(Adam):
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         xp, p, (beta1, beta2) = get_namespace(param.data), widened(param.data), group["betas"]
         (m, v), t = self._moments(param, group)
-        advance_moments(xp, m, v, widened(grad), group["betas"], self._temporary(param))
+        advance_moments(xp, m, v, widened(grad), 1 - beta1, beta2, 1 - beta2, self._temporary(param))
         # r = m' / (sqrt(v') + eps), with both bias corrections as scalars.
         r = xp.sqrt(v, out=self._temporary(param))
         r /= math.sqrt(1 - beta2**t)

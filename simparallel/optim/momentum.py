@@ -33,8 +33,6 @@ class Momentum(SGD):
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
 
-    is_elementwise = True
-
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[Mapping[str, Any]],

@@ -7,7 +7,8 @@
 
 Differences from NumPy, as in CuPy ("Differences between CuPy and NumPy" in its user guide): 0-d results stay arrays,
 ufuncs accept no lists, only `get()` converts to NumPy. Names, keywords and dtypes that CuPy lacks are refused, see
-`cupy_lacks`. An assignment that writes one element twice, undefined in CuPy, is an error here.
+`cupy_lacks`. An assignment that writes one element twice, undefined in CuPy, is an error here. `xp.fuse` computes a
+function as it is, and refuses all that one kernel of CuPy cannot do.
 
 Importing this file registers the type, so that Tensors and ops accept it.
 """
@@ -15,6 +16,7 @@ Importing this file registers the type, so that Tensors and ops accept it.
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
@@ -35,6 +37,20 @@ _JOINING = frozenset(("concatenate", "stack", "hstack", "vstack"))
 _IN_PLACE = frozenset(("copyto", "fill", "partition", "put", "sort"))
 # Functions that copy host arrays to the device.
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
+
+
+# All that a fused function can do, besides operators and ufuncs.
+_FUSIBLE = frozenset(("where", "clip"))
+_FUSIBLE_METHODS = frozenset(("astype", "copy", "dtype", "ndim"))
+
+
+class _Fusing(threading.local):
+    """Whether this thread is inside a fused function."""
+
+    is_on = False
+
+
+_fusing = _Fusing()
 
 
 # The device of all arrays.
@@ -80,7 +96,7 @@ def _note_wait(name: str) -> None:
 
 def _note_launch(name: str, result: Any, *sources: Any) -> None:
     """Note an operation, unless its result is no array, is empty, or shares the memory of a source."""
-    if not _launch_listeners:
+    if not _launch_listeners or _fusing.is_on:
         return
     results = result if isinstance(result, (tuple, list)) else (result,)
     for array in results:
@@ -137,6 +153,7 @@ class StrictArray:
         # All else is NumPy's, with device arrays going in and out. Private names are protocols that NumPy probes for.
         if name.startswith("_") or name in cupy_lacks.METHODS:
             raise AttributeError(f"a CuPy array has no attribute {name!r}")
+        _refuse_in_kernel(name, name in _FUSIBLE_METHODS)
         value = getattr(self._data, name)
         if not callable(value):
             return _wrap(value)
@@ -151,6 +168,7 @@ class StrictArray:
         return self._data.tolist()
 
     def __getitem__(self, key: Any) -> StrictArray:
+        _refuse_in_kernel("x[…]")
         plain = _unwrap(key)
         if any(isinstance(part, np.ndarray) and part.dtype == bool for part in _parts(plain)):
             _note_wait("mask")
@@ -159,6 +177,7 @@ class StrictArray:
         return _wrap(result)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        _refuse_in_kernel("x[…] = y", key is Ellipsis)
         plain = _unwrap(key)
         _refuse_repeats(self._data, plain)
         # x[...] += y ends with x[...] = x[...], for which CuPy starts nothing.
@@ -168,6 +187,7 @@ class StrictArray:
         self._data[plain] = plain_value
 
     def __len__(self) -> int:
+        _refuse_in_kernel("len(x)")
         return len(self._data)
 
     def __bool__(self) -> bool:
@@ -189,6 +209,49 @@ class StrictArray:
     __hash__ = None  # type: ignore[assignment]
 
 
+class _KernelNumber:
+    """A number inside a fused function: it has no value yet, so it combines with arrays only."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __bool__(self) -> bool:
+        raise TypeError("a fused function cannot decide by a number; make it a setting.")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("a fused function cannot compare a number; make it a setting.")
+
+
+def _refuse_in_kernel(name: str, is_fusible: bool = False) -> None:
+    if _fusing.is_on and not is_fusible:
+        raise TypeError(f"cupy.fuse cannot compute {name} in one kernel; compute it before or after.")
+
+
+def _fused(function: Callable[..., Any], kernel_name: str) -> Callable[..., Any]:
+    """Return `function` as CuPy's `fuse` does: arrays, numbers and None in, one kernel, new arrays or nothing out."""
+
+    def kernel(*args: Any) -> Any:
+        for arg in args:
+            if not isinstance(arg, (StrictArray, int, float, type(None))):
+                raise TypeError(f"{kernel_name}: a fused function takes arrays and numbers, got {arg!r}.")
+        shape = np.broadcast_shapes(*(arg._data.shape for arg in args if isinstance(arg, StrictArray)))
+        _fusing.is_on = True
+        try:
+            result = function(*(_KernelNumber(arg) if isinstance(arg, (int, float)) else arg for arg in args))
+        finally:
+            _fusing.is_on = False
+        for array in result if isinstance(result, tuple) else () if result is None else (result,):
+            # CuPy would copy an argument, and repeat the elements of a smaller array.
+            if any(array is arg for arg in args) or array._data.shape != shape:
+                raise TypeError(f"{kernel_name}: a fused function returns new arrays of shape {shape}.")
+        _note_launch(kernel_name, np.empty(shape, bool))
+        return result
+
+    return kernel
+
+
 def _wrap(value: Any) -> Any:
     """Convert NumPy arrays and scalars to device arrays; leave everything else unchanged."""
     # NumPy returns a scalar for a 0-d result, CuPy an array.
@@ -203,6 +266,8 @@ def _unwrap(value: Any) -> Any:
     """Convert device arrays to NumPy; refuse NumPy arrays, accept numbers and NumPy scalars."""
     if isinstance(value, StrictArray):
         return value._data
+    if isinstance(value, _KernelNumber):
+        return value.value
     if isinstance(value, np.ndarray):
         raise TypeError(f"a NumPy array of shape {value.shape} was mixed with device arrays; move it with xp.asarray.")
     if isinstance(value, (tuple, list)):
@@ -259,6 +324,8 @@ def _guarded(
     def call(*args: Any, **kwargs: Any) -> Any:
         if unknown := sorted(lacks & kwargs.keys()):
             raise TypeError(f"CuPy's {name}() takes no {', '.join(unknown)}.")
+        is_fusible = isinstance(function, np.ufunc) and kwargs.keys() <= {"out"}
+        _refuse_in_kernel(name, is_fusible or name in _FUSIBLE or name in _FUSIBLE_METHODS)
         if name in _SIZED_BY_VALUES:
             _note_wait(name)
         if not from_host:
@@ -321,6 +388,9 @@ class StrictNamespace:
     def __init__(self, module: ModuleType, missing: frozenset[str], keywords: Mapping[str, frozenset[str]]) -> None:
         self._module, self._missing, self._keywords = module, missing, keywords
 
+    def fuse(self, *, kernel_name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return lambda function: _fused(function, kernel_name)
+
     def __getattr__(self, name: str) -> Any:
         if name in self._missing:
             raise AttributeError(f"CuPy 14 has no {name!r}; find another way to compute it.")
@@ -349,8 +419,9 @@ def _give_operators() -> None:
         def method(self: StrictArray, other: Any) -> Any:
             if isinstance(other, (list, tuple)):
                 raise TypeError(f"a device array was mixed with {other!r}; use xp.asarray.")
-            if not isinstance(other, (StrictArray, np.ndarray, np.generic, int, float, complex)):
+            if not isinstance(other, (StrictArray, _KernelNumber, np.ndarray, np.generic, int, float, complex)):
                 return NotImplemented
+            _refuse_in_kernel("@", function is not operator.matmul)
             plain = _unwrap(other)
             result = function(plain, self._data) if swapped else function(self._data, plain)
             _note_launch(function.__name__, result)
