@@ -126,25 +126,27 @@ def to_device_like(host: np.ndarray, like: Array) -> Array:
 
 
 @cache
-def fused(xp: Any, compute: Callable[..., T], **settings: Any) -> Callable[..., T]:
+def fused(xp: Any, compute: Callable[..., T], kernel_name: str = "", **settings: Any) -> Callable[..., T]:
     """Return `compute(xp, …, **settings)` as a function that a GPU computes in one kernel, and NumPy as it is.
 
-    It takes arrays, then numbers, and None for arrays that are not there. It changes arrays in place, or returns new
-    ones of their broadcast shape. In a kernel there are only: operators and ufuncs, with `out`; `where` and `clip`;
-    `astype`; `x[...] = y`. Numbers combine with arrays, not with each other. Decisions depend on `settings`, which
-    give kernels of their own. With None for `out`, an intermediate result takes no memory of a GPU.
+    It takes arrays, then Python numbers, and None for arrays that are not there. It changes arrays in place, or returns
+    new ones of their broadcast shape. In a kernel there are only: operators and ufuncs, with `out`; `where` and `clip`;
+    `astype` and `copy`; `x[...] = y`. Numbers combine with arrays, not with each other: CuPy would compute that in
+    float64. Decisions depend on `settings`, dtypes, and on which arrays are None; each case has a kernel of its own.
+    With None for `out`, an intermediate result takes no memory of a GPU.
 
     Args:
         xp: numpy, cupy or a registered namespace.
-        compute: a function of a module; its name becomes the kernel's.
+        compute: a function of a module.
+        kernel_name: the name of the kernel in profiles; by default the name of `compute`.
         settings: hashable.
     """
     bound = partial(compute, xp, **settings)
     fuse = getattr(xp, "fuse", None)
-    return bound if fuse is None else fuse(kernel_name=compute.__name__.strip("_"))(bound)
+    return bound if fuse is None else fuse(kernel_name=(kernel_name or compute.__name__).strip("_"))(bound)
 
 
-def scratch(array: Array) -> Array | None:
+def reusable(array: Array) -> Array | None:
     """Return an array whose memory may be reused for `out`; None on a GPU, where `fused` needs no memory for it."""
     return array if isinstance(array, np.ndarray) else None
 

@@ -22,7 +22,7 @@ from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError
 from simparallel.hardware.devices import Device
 from simparallel.hardware.memory import OPTIMIZER
 from simparallel.hardware.recorder import Recorder, observer_of
-from simparallel.optim.blocks import PIECE_BYTES, converted
+from simparallel.optim.blocks import PIECE_BYTES, converted, in_one_kernel
 from simparallel.optim.schedules import Rate, as_schedule
 from simparallel.optim.state_dict import EXTRAS, Group, checked_state_dict
 
@@ -428,6 +428,10 @@ class Optimizer:
                 state[name] = xp.zeros_like(param.data, dtype=wider(param.dtype), order="C")
         return state
 
+    def _gradient_factor(self, group: Group) -> float:
+        """Return the factor of the gradients: -1 to maximize the loss."""
+        return -1.0 if group["maximize"] else 1.0
+
     def _apply(
         self,
         compute: Callable[..., None],
@@ -436,7 +440,7 @@ class Optimizer:
         state: Sequence[Array | None],
         numbers: Sequence[float],
         num_scratch: int,
-        negated: bool = False,
+        factor: float = 1.0,
         **settings: Any,
     ) -> None:
         """Call `compute(xp, p, g, *state, *numbers, *scratch, **settings)`, which changes p and the state in place.
@@ -452,23 +456,27 @@ class Optimizer:
             state: arrays in the dtype to compute in; None for those that are not there.
             numbers: those that may change from step to step.
             num_scratch: number of work arrays, for `out`.
-            negated: give minus the gradient.
+            factor: of the gradient.
             settings: as for `fused`.
         """
-        p = param._data
-        xp = get_namespace(p)
+        p, name = param._data, compute.__name__
+        xp, dtype = get_namespace(p), wider(p.dtype)
+        # Rates of a schedule may be NumPy's numbers, which would change the dtype of the arithmetic.
+        numbers = [float(number) for number in numbers]
+        if not isinstance(p, np.ndarray):
+            update = fused(xp, in_one_kernel, name, update=compute, dtype=dtype, scaled=factor != 1, **settings)
+            update(p, grad, factor, *state, *numbers)
+            return
         compute = fused(xp, compute, **settings)
-        dtype, arrays, num_copies = p.dtype, [p, grad, *state], 0
-        if negated or dtype.itemsize < 4:
-            dtype, num_copies = wider(dtype), 2
-        is_on_gpu, num_arrays = not isinstance(p, np.ndarray), len(arrays)
-        if is_on_gpu or not all(array is None or array.flags.c_contiguous for array in arrays):
-            num_scratch = num_copies if is_on_gpu else num_scratch + num_copies
+        arrays, num_copies = [p, grad, *state], 0
+        if factor != 1 or dtype != p.dtype:
+            num_copies = 2
+        num_arrays, num_scratch = len(arrays), num_scratch + num_copies
+        if not all(array is None or array.flags.c_contiguous for array in arrays):
             wholes = [[*arrays, *(xp.empty_like(p, dtype=dtype) for _ in range(num_scratch))]]
-            for pieces in converted(wholes[0], negated) if num_copies else wholes:
+            for pieces in converted(wholes[0], factor) if num_copies else wholes:
                 compute(*pieces[:num_arrays], *numbers, *pieces[num_arrays:])
             return
-        num_scratch += num_copies
         length = min(PIECE_BYTES // dtype.itemsize, max(p.size, 1))
         scratch = self._pieces_scratch.get((dtype, num_scratch))
         if scratch is None or len(scratch[0]) < length:
@@ -480,11 +488,16 @@ class Optimizer:
             stop = min(start + length, p.size)
             part = [None if a is None else a[start:stop] for a in flat]
             part += [a[: stop - start] for a in scratch]
-            for pieces in converted(part, negated) if num_copies else (part,):
+            for pieces in converted(part, factor) if num_copies else (part,):
                 compute(*pieces[:num_arrays], *numbers, *pieces[num_arrays:])
 
-    def _temporary(self, param: Tensor, number: int = 0) -> Array:
-        """Return a work array of the parameter's shape, the same one in every step; float32 for float16."""
+    def _temporary(self, param: Tensor, number: int = 0) -> Array | None:
+        """Return a work array of the parameter's shape, the same one in every step; float32 for float16.
+
+        None on a GPU, where `fused` needs no memory for intermediate results.
+        """
+        if not isinstance(param._data, np.ndarray):
+            return None
         arrays = self._scratch.setdefault(param, [])
         while len(arrays) <= number:
             arrays.append(get_namespace(param.data).empty_like(param.data, dtype=wider(param.dtype)))

@@ -19,6 +19,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import prod
 from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -39,9 +40,10 @@ _IN_PLACE = frozenset(("copyto", "fill", "partition", "put", "sort"))
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
 
 
-# All that a fused function can do, besides operators and ufuncs.
-_FUSIBLE = frozenset(("where", "clip"))
+# What a fused function can do, besides operators and ufuncs; operators that CuPy lacks there.
+_FUSIBLE = frozenset(("where", "clip", "copy"))
 _FUSIBLE_METHODS = frozenset(("astype", "copy", "dtype", "ndim"))
+_NOT_FUSIBLE = frozenset(("matmul", "abs", "pos"))
 
 
 class _Fusing(threading.local):
@@ -59,6 +61,7 @@ _DEVICE: AbstractContextManager[None] = nullcontext()
 _Listeners = list[Callable[[str], None]]
 _wait_listeners: _Listeners = []
 _launch_listeners: _Listeners = []
+_operation_listeners: _Listeners = []
 
 
 def host_waits() -> AbstractContextManager[list[str]]:
@@ -74,9 +77,15 @@ def launches() -> AbstractContextManager[list[str]]:
     """List the operations inside the block for which CuPy starts a kernel, or a copy to the GPU; some start more.
 
     They have the names of the functions and operators: matmul, add, iadd, setitem. A view of memory starts nothing. A
-    product of broadcast stacks of matrices, for example, is listed once, and starts about ten small kernels.
+    product of broadcast stacks of matrices, for example, is listed once, and starts about ten small kernels. A fused
+    function has its own name, and starts one kernel.
     """
     return _listing(_launch_listeners)
+
+
+def operations() -> AbstractContextManager[list[str]]:
+    """List the same operations, but those of a fused function one by one."""
+    return _listing(_operation_listeners)
 
 
 @contextmanager
@@ -96,13 +105,14 @@ def _note_wait(name: str) -> None:
 
 def _note_launch(name: str, result: Any, *sources: Any) -> None:
     """Note an operation, unless its result is no array, is empty, or shares the memory of a source."""
-    if not _launch_listeners or _fusing.is_on:
+    listeners = [*_operation_listeners, *(() if _fusing.is_on else _launch_listeners)]
+    if not listeners:
         return
     results = result if isinstance(result, (tuple, list)) else (result,)
     for array in results:
         is_filled = isinstance(array, (np.ndarray, np.generic)) and array.size > 0
         if is_filled and not any(isinstance(s, np.ndarray) and np.may_share_memory(array, s) for s in sources):
-            for note in _launch_listeners:
+            for note in listeners:
                 note(name)
             return
 
@@ -191,14 +201,17 @@ class StrictArray:
         return len(self._data)
 
     def __bool__(self) -> bool:
+        _refuse_in_kernel("bool(x)")
         _note_wait("bool")
         return bool(self._data)
 
     def __int__(self) -> int:
+        _refuse_in_kernel("int(x)")
         _note_wait("int")
         return int(self._data)
 
     def __float__(self) -> float:
+        _refuse_in_kernel("float(x)")
         _note_wait("float")
         return float(self._data)
 
@@ -229,13 +242,28 @@ def _refuse_in_kernel(name: str, is_fusible: bool = False) -> None:
         raise TypeError(f"cupy.fuse cannot compute {name} in one kernel; compute it before or after.")
 
 
+def _check_fusible(function: Any, name: str, args: Any, kwargs: Any) -> None:
+    """Refuse a call that CuPy cannot compute inside of a fused function, or computes in another dtype than NumPy."""
+    owner = getattr(function, "__self__", None)
+    is_method, is_ufunc = isinstance(owner, np.ndarray), isinstance(function, np.ufunc)
+    known = _FUSIBLE_METHODS if is_method else _FUSIBLE
+    keywords = {"copy"} if name == "astype" else {"out"} if is_ufunc or name == "clip" else set()
+    is_known = (is_ufunc or name in known) and name not in _NOT_FUSIBLE
+    _refuse_in_kernel(name, is_known and kwargs.keys() <= keywords)
+    if not is_method and not any(isinstance(arg, StrictArray) for arg in args):
+        raise TypeError(f"{name} of numbers alone is float64 inside of a fused function; compute it before.")
+    if any(isinstance(arg, np.generic) for arg in args):
+        raise TypeError(f"{name} got a NumPy number inside of a fused function; use float(…).")
+
+
 def _fused(function: Callable[..., Any], kernel_name: str) -> Callable[..., Any]:
     """Return `function` as CuPy's `fuse` does: arrays, numbers and None in, one kernel, new arrays or nothing out."""
 
     def kernel(*args: Any) -> Any:
         for arg in args:
-            if not isinstance(arg, (StrictArray, int, float, type(None))):
-                raise TypeError(f"{kernel_name}: a fused function takes arrays and numbers, got {arg!r}.")
+            # CuPy takes NumPy's numbers, too, but their dtype would change the arithmetic.
+            if type(arg) not in (StrictArray, int, float, type(None)):
+                raise TypeError(f"{kernel_name}: a fused function takes arrays and Python numbers, got {arg!r}.")
         shape = np.broadcast_shapes(*(arg._data.shape for arg in args if isinstance(arg, StrictArray)))
         _fusing.is_on = True
         try:
@@ -244,9 +272,10 @@ def _fused(function: Callable[..., Any], kernel_name: str) -> Callable[..., Any]
             _fusing.is_on = False
         for array in result if isinstance(result, tuple) else () if result is None else (result,):
             # CuPy would copy an argument, and repeat the elements of a smaller array.
-            if any(array is arg for arg in args) or array._data.shape != shape:
+            if type(array) is not StrictArray or any(array is arg for arg in args) or array._data.shape != shape:
                 raise TypeError(f"{kernel_name}: a fused function returns new arrays of shape {shape}.")
-        _note_launch(kernel_name, np.empty(shape, bool))
+        for note in _launch_listeners if prod(shape) else ():
+            note(kernel_name)
         return result
 
     return kernel
@@ -324,8 +353,8 @@ def _guarded(
     def call(*args: Any, **kwargs: Any) -> Any:
         if unknown := sorted(lacks & kwargs.keys()):
             raise TypeError(f"CuPy's {name}() takes no {', '.join(unknown)}.")
-        is_fusible = isinstance(function, np.ufunc) and kwargs.keys() <= {"out"}
-        _refuse_in_kernel(name, is_fusible or name in _FUSIBLE or name in _FUSIBLE_METHODS)
+        if _fusing.is_on:
+            _check_fusible(function, name, args, kwargs)
         if name in _SIZED_BY_VALUES:
             _note_wait(name)
         if not from_host:
@@ -415,13 +444,15 @@ _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rsh
 def _give_operators() -> None:
     """Add Python's operators: both operands on the device, or one of them a number."""
 
-    def binary(function: Callable[..., Any], swapped: bool) -> Callable[..., Any]:
+    def binary(name: str, swapped: bool) -> Callable[..., Any]:
+        function = getattr(operator, f"__{name}__")
+
         def method(self: StrictArray, other: Any) -> Any:
             if isinstance(other, (list, tuple)):
                 raise TypeError(f"a device array was mixed with {other!r}; use xp.asarray.")
             if not isinstance(other, (StrictArray, _KernelNumber, np.ndarray, np.generic, int, float, complex)):
                 return NotImplemented
-            _refuse_in_kernel("@", function is not operator.matmul)
+            _refuse_in_kernel(name, name not in _NOT_FUSIBLE and not isinstance(other, np.generic))
             plain = _unwrap(other)
             result = function(plain, self._data) if swapped else function(self._data, plain)
             _note_launch(function.__name__, result)
@@ -437,8 +468,11 @@ def _give_operators() -> None:
 
         return method
 
-    def unary(function: Callable[..., Any]) -> Callable[..., Any]:
+    def unary(name: str) -> Callable[..., Any]:
+        function = getattr(operator, f"__{name}__")
+
         def method(self: StrictArray) -> StrictArray:
+            _refuse_in_kernel(f"{name}(x)", name not in _NOT_FUSIBLE)
             result = function(self._data)
             _note_launch(function.__name__, result)
             return _wrap(result)
@@ -446,16 +480,15 @@ def _give_operators() -> None:
         return method
 
     for name in _ARITHMETIC.split():
-        function = getattr(operator, f"__{name}__")
-        setattr(StrictArray, f"__{name}__", binary(function, swapped=False))
-        setattr(StrictArray, f"__r{name}__", binary(function, swapped=True))
+        setattr(StrictArray, f"__{name}__", binary(name, swapped=False))
+        setattr(StrictArray, f"__r{name}__", binary(name, swapped=True))
         # CuPy has no @=.
         if name != "matmul":
             setattr(StrictArray, f"__i{name}__", in_place(getattr(operator, f"__i{name}__")))
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-        setattr(StrictArray, f"__{name}__", binary(getattr(operator, f"__{name}__"), swapped=False))
+        setattr(StrictArray, f"__{name}__", binary(name, swapped=False))
     for name in ("neg", "pos", "abs", "invert"):
-        setattr(StrictArray, f"__{name}__", unary(getattr(operator, f"__{name}__")))
+        setattr(StrictArray, f"__{name}__", unary(name))
 
 
 _give_operators()

@@ -106,7 +106,7 @@ def test_flops_are_the_operations(name: str) -> None:
         gradient = strict.xp.ones((3, 4))
         # The first steps of RAdam have no denominator.
         for _ in range(7):
-            with strict.launches() as operations:
+            with strict.operations() as operations:
                 optimizer([gradient])
         assert optimizer.work(optimizer.param_groups[0])[0] == len(operations), settings
 

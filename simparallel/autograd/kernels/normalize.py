@@ -1,4 +1,7 @@
-"""The steps of normalisations, for `backend.fused`: each is one kernel on a GPU."""
+"""The steps of normalisations, for `backend.fused`: each is one kernel on a GPU.
+
+Arrays of sums broadcast to x, so NumPy computes with them at their own size.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from types import ModuleType
 from simparallel.backend import Array
 
 
-def centered(xp: ModuleType, x: Array, mean: Array) -> tuple[Array, Array]:
-    """Return x - mean and its square: the variance of centred values keeps its digits where the mean is far from 0."""
-    difference = x - mean
+def centered(xp: ModuleType, x: Array, sums: Array, count: int) -> tuple[Array, Array]:
+    """Return x - sums / count, and its square."""
+    # Two passes: the variance of centred values keeps its digits where the mean is far from 0.
+    difference = x - sums / count
     return difference, difference * difference
 
 
@@ -39,13 +43,44 @@ def scale(xp: ModuleType, y: Array, x: Array, factor: Array, w: Array | None, b:
         y += b
 
 
-def input_gradient(
-    xp: ModuleType, dy: Array, x: Array, r: Array, w: Array | None, mean: Array | None, of_x: Array, work: Array | None
-) -> Array:
-    """Return r (dy w - mean - x of_x)."""
+def row_gradient(
+    xp: ModuleType, dy: Array, x_hat: Array, r: Array, w: Array | None, sums: Array, sums_x: Array, count: int,
+    work: Array | None,
+) -> Array:  # fmt: skip
+    """Return r (dy w - sums / count - x_hat sums_x / count)."""
     dx = dy.copy() if w is None else dy * w
-    dx -= xp.multiply(x, of_x, out=work)
-    if mean is not None:
-        dx -= mean
+    dx -= xp.multiply(x_hat, sums_x / count, out=work)
+    dx -= sums / count
     dx *= r
     return dx
+
+
+def root_gradient(
+    xp: ModuleType, dy: Array, x: Array, r: Array, w: Array | None, sums_x: Array, count: int, work: Array | None
+) -> Array:
+    """Return r (dy w - x r² sums_x / count)."""
+    dx = dy.copy() if w is None else dy * w
+    dx -= xp.multiply(x, sums_x / count * (r * r), out=work)
+    dx *= r
+    return dx
+
+
+def channel_gradient(
+    xp: ModuleType, dy: Array, x: Array, factor: Array, r: Array, sums: Array, sums_x: Array, count: int,
+    work: Array | None,
+) -> Array:  # fmt: skip
+    """Return factor (dy - sums / count - x r sums_x / count)."""
+    dx = dy * factor
+    work = xp.multiply(x, factor * r * (sums_x / count), out=work)
+    work += factor * (sums / count)
+    dx -= work
+    return dx
+
+
+def move_running(
+    xp: ModuleType, mean: Array, var: Array, new_mean: Array, new_var: Array, correction: float, kept: float, new: float
+) -> None:
+    """Move running statistics towards the statistics of a batch; `correction` is Bessel's."""
+    for running, batch in ((mean, new_mean), (var, new_var * correction)):
+        running *= kept
+        running += (new * batch).astype(running.dtype, copy=False)

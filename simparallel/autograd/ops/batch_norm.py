@@ -13,7 +13,7 @@ from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, instance
 from simparallel.autograd.ops.channels import along_channels, channel_sums
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, fused, scratch
+from simparallel.backend import Array, fused, reusable
 from simparallel.errors import DTypeError, InputError, ShapeError
 from simparallel.layout.rule import dim_names
 
@@ -79,12 +79,11 @@ class BatchNorm(Op):
         count = ctx.count = ctx.sizes(dims, self.group_size)
         if count < 2:
             raise ShapeError(f"{self!r}: a single element per channel has no variance; x has shape {x.shape}.")
-        mean = sums / count
-        ctx.centered, y = fused(xp, normalize.centered)(x, along_channels(mean, x.ndim))
+        ctx.centered, y = fused(xp, normalize.centered)(x, along_channels(sums, x.ndim), count)
         squares = ctx.sum_over(dims, channel_sums(xp, y), self.group_size)
         var, ctx.r = fused(xp, normalize.spread)(squares, count, self.eps)
         if self._observe is not None:
-            self._observe(*self._mean_over_groups(ctx, mean, var), count)
+            self._observe(*self._mean_over_groups(ctx, sums / count, var), count)
         ctx.scale = ctx.r if w is None else (ctx.r * w).astype(dtype, copy=False)
         factor, shift = (v if v is None else along_channels(v, x.ndim) for v in (ctx.scale, b))
         fused(xp, normalize.scale)(y, ctx.centered, factor, None, shift)
@@ -106,11 +105,9 @@ class BatchNorm(Op):
         sums = xp.stack([channel_sums(xp, dy), channel_sums(xp, work) * r])
         dx = None
         if ctx.needs[0]:
-            mean_dy, mean_dy_x = ctx.sum_over(ctx.dims, sums.copy(), self.group_size) / ctx.count
-            # dx = scale (dy - mean_dy - centered r mean_dy_x)
-            of_channels = (along_channels(v, dy.ndim) for v in (scale, mean_dy, r * mean_dy_x))
-            factor, mean, of_x = of_channels
-            dx = fused(xp, normalize.input_gradient)(dy, centered, factor, None, mean, of_x, scratch(work))
+            totals = ctx.sum_over(ctx.dims, sums.copy(), self.group_size)
+            of_channels = (along_channels(v, dy.ndim) for v in (scale, r, *totals))
+            dx = fused(xp, normalize.channel_gradient)(dy, centered, *of_channels, ctx.count, reusable(work))
         grads = [ctx.gradient(i, sums.dtype) for i in range(1, len(ctx.needs))]
         # In reverse: dw first, then db.
         for grad, values in zip(grads, sums[::-1], strict=False):

@@ -368,7 +368,7 @@ def cross_entropy(
     """
     op = reducing(CrossEntropy, reduction, ignore_index, label_smoothing)
     x, target = as_tensor(logits), as_tensor(labels)
-    if target._data.dtype.kind == "f" and x.ndim > 1 and target.shape == x.shape:
+    if target.dtype.kind == "f" and x.ndim > 1 and target.shape == x.shape:
         return _probability_loss(x, target, op, weight)
     return _label_loss(op, x, target, weight)
 

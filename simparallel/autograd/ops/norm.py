@@ -15,7 +15,7 @@ from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.ops.batch_norm import check_channels, infer_like_x, present
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, fused, scratch
+from simparallel.backend import Array, fused, reusable
 from simparallel.errors import InputError, ShapeError
 from simparallel.layout.rule import dim_names
 
@@ -92,9 +92,9 @@ class LayerNorm(AbstractRowNorm):
         x_RE = self._rows(ctx, x)
         ones = xp.ones(x_RE.shape[1], x_RE.dtype)
         # A product with ones is the fastest sum.
-        mean = ctx.sum_over(ctx.dims, x_RE @ ones) / ctx.count
+        sums = ctx.sum_over(ctx.dims, x_RE @ ones)
         # y is first the squares, then the result.
-        ctx.x_hat, y = fused(xp, normalize.centered)(x_RE, mean[:, None])
+        ctx.x_hat, y = fused(xp, normalize.centered)(x_RE, sums[:, None], ctx.count)
         _, r = fused(xp, normalize.spread)(ctx.sum_over(ctx.dims, y @ ones), ctx.count, self.eps)
         ctx.r = r[:, None]
         ctx.w, b = (v if v is None else v.reshape(-1).astype(y.dtype, copy=False) for v in (w, b))
@@ -114,9 +114,9 @@ class LayerNorm(AbstractRowNorm):
             sum_rows(xp, dy_RE, out=db.reshape(-1))
         if ctx.needs[0]:
             w = xp.ones(x_hat.shape[1], x_hat.dtype) if ctx.w is None else ctx.w
-            means = ctx.sum_over(ctx.dims, xp.stack([dy_RE @ w, work @ w])) / ctx.count
-            mean, of_x = means[0][:, None], means[1][:, None]
-            dx = fused(xp, normalize.input_gradient)(dy_RE, x_hat, ctx.r, ctx.w, mean, of_x, scratch(work))
+            sums = ctx.sum_over(ctx.dims, xp.stack([dy_RE @ w, work @ w]))[..., None]
+            gradient = fused(xp, normalize.row_gradient)
+            dx = gradient(dy_RE, x_hat, ctx.r, ctx.w, *sums, ctx.count, reusable(work))
             dx = dx.reshape(dy.shape)
         return (dx, dw, db)[: len(ctx.needs)]
 
@@ -165,9 +165,8 @@ class RMSNorm(AbstractRowNorm):
             xp.matmul(r[:, 0], work, out=dw.reshape(-1))
         if ctx.needs[0]:
             w = xp.ones(x_RE.shape[1], x_RE.dtype) if ctx.w is None else ctx.w
-            mean = ctx.sum_over(ctx.dims, work @ w) / ctx.count
-            of_x = mean[:, None] * (r * r)
-            dx = fused(xp, normalize.input_gradient)(dy_RE, x_RE, r, ctx.w, None, of_x, scratch(work))
+            sums = ctx.sum_over(ctx.dims, work @ w)[:, None]
+            dx = fused(xp, normalize.root_gradient)(dy_RE, x_RE, r, ctx.w, sums, ctx.count, reusable(work))
             dx = dx.reshape(dy.shape)
         return (dx, dw)[: len(ctx.needs)]
 
@@ -228,8 +227,8 @@ class GroupNorm(Op):
         def per_group(values: Array) -> Array:
             return values.reshape(*shape[:2], 1, 1)
 
-        mean = ctx.sum_over(ctx.dims, x_NGKS.reshape(rows, inner) @ ones) / ctx.count
-        ctx.x_hat, y = fused(xp, normalize.centered)(x_NGKS, per_group(mean))
+        sums = ctx.sum_over(ctx.dims, x_NGKS.reshape(rows, inner) @ ones)
+        ctx.x_hat, y = fused(xp, normalize.centered)(x_NGKS, per_group(sums), ctx.count)
         squares = ctx.sum_over(ctx.dims, y.reshape(rows, inner) @ ones)
         _, r = fused(xp, normalize.spread)(squares, ctx.count, self.eps)
         ctx.r = per_group(r)
@@ -246,10 +245,9 @@ class GroupNorm(Op):
         if ctx.needs[0]:
             weighted = sums_NGK if ctx.w is None else sums_NGK * ctx.w[..., 0]
             num_groups = x_hat.shape[0] * x_hat.shape[1]
-            means = ctx.sum_over(ctx.dims, weighted.sum(axis=3).reshape(2, num_groups)) / ctx.count
-            mean, of_x = (values.reshape(ctx.r.shape) for values in means)
-            dx = fused(xp, normalize.input_gradient)(dy_NGKS, x_hat, ctx.r, ctx.w, mean, of_x, scratch(work))
-            dx = dx.reshape(dy.shape)
+            sums = ctx.sum_over(ctx.dims, weighted.sum(axis=3).reshape(2, num_groups)).reshape(2, *ctx.r.shape)
+            gradient = fused(xp, normalize.row_gradient)
+            dx = gradient(dy_NGKS, x_hat, ctx.r, ctx.w, *sums, ctx.count, reusable(work)).reshape(dy.shape)
         sums_NC = sums_NGK.reshape(2, *dy.shape[:2])
         affine_grads = [sum_rows(xp, sums_NC[2 - i], ctx.gradient(i, sums_NC.dtype)) for i in range(1, len(ctx.needs))]
         return (dx, *affine_grads)
