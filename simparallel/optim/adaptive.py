@@ -63,8 +63,8 @@ class Adagrad(Optimizer):
             state["sum"].fill(group["initial_accumulator_value"])
         lr = group["lr"] / (1 + state["step"] * group["lr_decay"])
         state["step"] += 1
-        numbers = weight_decay, group["eps"], lr
-        self._apply(_adagrad, param, grad, [state["sum"]], numbers, 2, self._gradient_factor(group), decays=bool(weight_decay))
+        numbers, decays = (weight_decay, group["eps"], lr), bool(weight_decay)
+        self._apply(_adagrad, param, grad, [state["sum"]], numbers, 2, self._gradient_factor(group), decays=decays)
 
     def work(self, group: Group) -> tuple[int, int]:
         # s 2, root, eps, quotient, update 2; read grad, read and write p and s

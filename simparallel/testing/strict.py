@@ -256,29 +256,25 @@ def _check_fusible(function: Any, name: str, args: Any, kwargs: Any) -> None:
         raise TypeError(f"{name} got a NumPy number inside of a fused function; use float(…).")
 
 
-def _fused(function: Callable[..., Any], kernel_name: str) -> Callable[..., Any]:
-    """Return `function` as CuPy's `fuse` does: arrays, numbers and None in, one kernel, new arrays or nothing out."""
-
-    def kernel(*args: Any) -> Any:
-        for arg in args:
-            # CuPy takes NumPy's numbers, too, but their dtype would change the arithmetic.
-            if type(arg) not in (StrictArray, int, float, type(None)):
-                raise TypeError(f"{kernel_name}: a fused function takes arrays and Python numbers, got {arg!r}.")
-        shape = np.broadcast_shapes(*(arg._data.shape for arg in args if isinstance(arg, StrictArray)))
-        _fusing.is_on = True
-        try:
-            result = function(*(_KernelNumber(arg) if isinstance(arg, (int, float)) else arg for arg in args))
-        finally:
-            _fusing.is_on = False
-        for array in result if isinstance(result, tuple) else () if result is None else (result,):
-            # CuPy would copy an argument, and repeat the elements of a smaller array.
-            if type(array) is not StrictArray or any(array is arg for arg in args) or array._data.shape != shape:
-                raise TypeError(f"{kernel_name}: a fused function returns new arrays of shape {shape}.")
-        for note in _launch_listeners if prod(shape) else ():
-            note(kernel_name)
-        return result
-
-    return kernel
+def _run_fused(function: Callable[..., Any], kernel_name: str, args: tuple[Any, ...]) -> Any:
+    """Call `function` as CuPy's `fuse` does: arrays, numbers and None in, one kernel, new arrays or nothing out."""
+    for arg in args:
+        # CuPy takes NumPy's numbers, too, but their dtype would change the arithmetic.
+        if type(arg) not in (StrictArray, int, float, type(None)):
+            raise TypeError(f"{kernel_name}: a fused function takes arrays and Python numbers, got {arg!r}.")
+    shape = np.broadcast_shapes(*(arg._data.shape for arg in args if isinstance(arg, StrictArray)))
+    _fusing.is_on = True
+    try:
+        result = function(*(_KernelNumber(arg) if isinstance(arg, (int, float)) else arg for arg in args))
+    finally:
+        _fusing.is_on = False
+    for array in result if isinstance(result, tuple) else () if result is None else (result,):
+        # CuPy would copy an argument, and repeat the elements of a smaller array.
+        if type(array) is not StrictArray or any(array is arg for arg in args) or array._data.shape != shape:
+            raise TypeError(f"{kernel_name}: a fused function returns new arrays of shape {shape}.")
+    for note in _launch_listeners if prod(shape) else ():
+        note(kernel_name)
+    return result
 
 
 def _wrap(value: Any) -> Any:
@@ -418,7 +414,7 @@ class StrictNamespace:
         self._module, self._missing, self._keywords = module, missing, keywords
 
     def fuse(self, *, kernel_name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return lambda function: _fused(function, kernel_name)
+        return lambda function: lambda *args: _run_fused(function, kernel_name, args)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._missing:
