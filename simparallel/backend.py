@@ -133,7 +133,8 @@ def fused(xp: Any, compute: Callable[..., T], kernel_name: str = "", **settings:
     new ones of their broadcast shape. In a kernel there are only: operators and ufuncs, with `out`; `where` and `clip`;
     `astype` and `copy`; `x[...] = y`. Numbers combine with arrays, not with each other: CuPy would compute that in
     float64. Decisions depend on `settings`, dtypes, and on which arrays are None; each case has a kernel of its own.
-    With None for `out`, an intermediate result takes no memory of a GPU.
+    With None for `out`, an intermediate result takes no memory of a GPU. New arrays have the memory order of the first
+    array.
 
     Args:
         xp: numpy, cupy or a registered namespace.
@@ -143,7 +144,27 @@ def fused(xp: Any, compute: Callable[..., T], kernel_name: str = "", **settings:
     """
     bound = partial(compute, xp, **settings)
     fuse = getattr(xp, "fuse", None)
-    return bound if fuse is None else fuse(kernel_name=(kernel_name or compute.__name__).strip("_"))(bound)
+    if fuse is None:
+        return bound
+    return partial(_in_memory_order, fuse(kernel_name=(kernel_name or compute.__name__).strip("_"))(bound))
+
+
+def _in_memory_order(kernel: Callable[..., Any], *args: Any) -> Any:
+    """Call a kernel with views whose first array is in C order: CuPy's kernels give new arrays that order."""
+    first = next(arg for arg in args if is_array(arg))
+    if first.flags.c_contiguous:
+        return kernel(*args)
+    axes = sorted(range(first.ndim), key=lambda axis: -first.strides[axis])
+
+    def moved(arg: Any) -> Any:
+        if not is_array(arg) or arg.ndim == 0:
+            return arg
+        return arg.reshape((1,) * (first.ndim - arg.ndim) + arg.shape).transpose(axes)
+
+    result, back = kernel(*map(moved, args)), [axes.index(axis) for axis in range(first.ndim)]
+    if isinstance(result, tuple):
+        return tuple(array.transpose(back) for array in result)
+    return None if result is None else result.transpose(back)
 
 
 def reusable(array: Array) -> Array | None:

@@ -272,6 +272,8 @@ def _run_fused(function: Callable[..., Any], kernel_name: str, args: tuple[Any, 
         # CuPy would copy an argument, and repeat the elements of a smaller array.
         if type(array) is not StrictArray or any(array is arg for arg in args) or array._data.shape != shape:
             raise TypeError(f"{kernel_name}: a fused function returns new arrays of shape {shape}.")
+        # The order of CuPy's new arrays.
+        array._data = np.ascontiguousarray(array._data).reshape(shape)
     for note in _launch_listeners if prod(shape) else ():
         note(kernel_name)
     return result
