@@ -159,7 +159,7 @@ def _in_memory_order(kernel: Callable[..., Any], *args: Any) -> Any:
     def moved(arg: Any) -> Any:
         if not is_array(arg) or arg.ndim == 0:
             return arg
-        return arg.reshape((1,) * (first.ndim - arg.ndim) + arg.shape).transpose(axes)
+        return arg[(None,) * (first.ndim - arg.ndim)].transpose(axes)
 
     result, back = kernel(*map(moved, args)), [axes.index(axis) for axis in range(first.ndim)]
     if isinstance(result, tuple):

@@ -23,6 +23,24 @@ def spread(xp: ModuleType, squares: Array, count: int, eps: float) -> tuple[Arra
     return var, 1 / xp.sqrt(var + eps)
 
 
+def channel_statistics(
+    xp: ModuleType, sums: Array, squares: Array, w: Array | None, count: int, eps: float
+) -> tuple[Array, ...]:
+    """Return mean, variance, r = 1 / sqrt(variance + eps), and with weights r w."""
+    var, r = spread(xp, squares, count, eps)
+    statistics = sums / count, var, r
+    return statistics if w is None else (*statistics, (r * w).astype(r.dtype, copy=False))
+
+
+def affine_gradients(xp: ModuleType, sums: Array, sums_x: Array, r: Array, dw: Array | None, db: Array | None) -> None:
+    """Multiply `sums_x`, of the centred x, by r, and write the sums to dw and db."""
+    sums_x *= r
+    if dw is not None:
+        dw[...] = sums_x
+    if db is not None:
+        db[...] = sums
+
+
 def normalize(xp: ModuleType, y: Array, x_hat: Array, r: Array, w: Array | None, b: Array | None) -> None:
     """Multiply the centred `x_hat` by r in place, then write x_hat * w + b to y."""
     x_hat *= r

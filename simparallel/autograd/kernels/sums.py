@@ -103,8 +103,8 @@ def masked(xp: ModuleType, x: Array, keep: Array, out: Array | None = None) -> A
         out: of x's shape and dtype, floating point.
     """
     bits = _BITS.get(x.dtype)
-    if bits is None:
-        return xp.where(keep, x, xp.zeros_like(x))
+    if bits is None or (out is None and not isinstance(x, np.ndarray)):
+        return xp.where(keep, x, xp.zeros((), x.dtype))
     if out is None:
         out = xp.empty_like(x)
     xp.multiply(x.view(bits), keep, out=out.view(bits))

@@ -233,9 +233,13 @@ def pad_rows(xp: ModuleType, x: Array, at: Windows, rows: Pair, name: str, value
     low, high = min(max(first - top, 0), height), min(max(last - top, 0), height)
     shape = (*x.shape[:axis], last - first, at.padded[1], *x.shape[axis + 2 :])
     padded = scratch.get(xp, name, shape, x)
-    # Scratch has arbitrary content: fill the border only, and copy the image once.
     begin, end = (low + top - first, high + top - first) if low < high else (0, 0)
     before = (slice(None),) * axis
+    if not isinstance(x, np.ndarray):  # two kernels instead of one for each border
+        padded.fill(value)
+        padded[(*before, slice(begin, end), slice(left, left + width))] = x[(*before, slice(low, high))]
+        return padded
+    # Scratch has arbitrary content: fill the border only, and copy the image once.
     padded[(*before, slice(None, begin))] = value
     padded[(*before, slice(end, None))] = value
     inner = (*before, slice(begin, end))

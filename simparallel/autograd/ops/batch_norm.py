@@ -81,10 +81,10 @@ class BatchNorm(Op):
             raise ShapeError(f"{self!r}: a single element per channel has no variance; x has shape {x.shape}.")
         ctx.centered, y = fused(xp, normalize.centered)(x, along_channels(sums, x.ndim), count)
         squares = ctx.sum_over(dims, channel_sums(xp, y), self.group_size)
-        var, ctx.r = fused(xp, normalize.spread)(squares, count, self.eps)
+        mean, var, ctx.r, *weighted = fused(xp, normalize.channel_statistics)(sums, squares, w, count, self.eps)
         if self._observe is not None:
-            self._observe(*self._mean_over_groups(ctx, sums / count, var), count)
-        ctx.scale = ctx.r if w is None else (ctx.r * w).astype(dtype, copy=False)
+            self._observe(*self._mean_over_groups(ctx, mean, var), count)
+        ctx.scale = weighted[0] if weighted else ctx.r
         factor, shift = (v if v is None else along_channels(v, x.ndim) for v in (ctx.scale, b))
         fused(xp, normalize.scale)(y, ctx.centered, factor, None, shift)
         return y.astype(ctx.plan.output.dtype, copy=False)
@@ -101,17 +101,17 @@ class BatchNorm(Op):
         xp, centered, r, scale = ctx.xp, ctx.centered, ctx.r, ctx.scale
         dy = dy.astype(centered.dtype, copy=False)
         work = dy * centered
-        # Sums of dy (db) and of dy x̂ (dw), stacked for a single exchange.
-        sums = xp.stack([channel_sums(xp, dy), channel_sums(xp, work) * r])
+        # Sums of dy (db) and of dy x̂ (dw), together for a single exchange.
+        sums = xp.empty((2, dy.shape[1]), dy.dtype)
+        channel_sums(xp, dy, sums[0])
+        channel_sums(xp, work, sums[1])
+        grads = [ctx.gradient(i, sums.dtype) for i in range(1, len(ctx.needs))]
+        fused(xp, normalize.affine_gradients)(*sums, r, *(*grads, None, None)[:2])
         dx = None
         if ctx.needs[0]:
-            totals = ctx.sum_over(ctx.dims, sums.copy(), self.group_size)
+            totals = ctx.sum_over(ctx.dims, sums, self.group_size)
             of_channels = (along_channels(v, dy.ndim) for v in (scale, r, *totals))
             dx = fused(xp, normalize.channel_gradient)(dy, centered, *of_channels, ctx.count, reusable(work))
-        grads = [ctx.gradient(i, sums.dtype) for i in range(1, len(ctx.needs))]
-        # In reverse: dw first, then db.
-        for grad, values in zip(grads, sums[::-1], strict=False):
-            grad[...] = values
         return (dx, *grads)
 
     def exchanges(self, plan: Plan) -> Exchanges:

@@ -114,7 +114,10 @@ class LayerNorm(AbstractRowNorm):
             sum_rows(xp, dy_RE, out=db.reshape(-1))
         if ctx.needs[0]:
             w = xp.ones(x_hat.shape[1], x_hat.dtype) if ctx.w is None else ctx.w
-            sums = ctx.sum_over(ctx.dims, xp.stack([dy_RE @ w, work @ w]))[..., None]
+            sums = xp.empty((2, len(work)), work.dtype)
+            xp.matmul(dy_RE, w, out=sums[0])
+            xp.matmul(work, w, out=sums[1])
+            sums = ctx.sum_over(ctx.dims, sums)[..., None]
             gradient = fused(xp, normalize.row_gradient)
             dx = gradient(dy_RE, x_hat, ctx.r, ctx.w, *sums, ctx.count, reusable(work))
             dx = dx.reshape(dy.shape)
