@@ -16,6 +16,7 @@ from optimizers import every_optimizer, make
 
 import simparallel as sp
 from simparallel import backend
+from simparallel.autograd import functions as F
 from simparallel.backend import fused
 from simparallel.testing.strict import launches, operations, xp
 
@@ -39,8 +40,8 @@ def fused_functions() -> set[str]:
                 callee = getattr(call.func, "id", getattr(call.func, "attr", ""))
                 position = positions.get(callee, len(call.args))
                 names |= {getattr(arg, "id", getattr(arg, "attr", "")) for arg in call.args[position : position + 1]}
-    # Those that `_apply` passes on.
-    return names - {"compute", "in_one_kernel"}
+    # Those that `_apply` and the smooth functions pass on.
+    return names - {"compute", "in_one_kernel", "_gradient"}
 
 
 def polynomial(xp: Any, x: Any, y: Any, factor: float, out: Any = None, *, squared: bool) -> Any:
@@ -146,13 +147,44 @@ def normalize_all(dtype: str) -> None:
             (norm(3, elementwise_affine=affine).to("cuda:0")(x.to("cuda:0")) ** 2).sum().backward()
 
 
+def compute_all(dtype: str) -> None:
+    """Take forward and backward of all other functions."""
+
+    def leaf(*shape: int) -> sp.Tensor:
+        return sp.Tensor(xp.ones(shape, dtype), requires_grad=True)
+
+    labels, tanh = sp.Tensor(xp.zeros(4, "int64")), partial(F.gelu, approximate="tanh")
+    sums = partial(F.softmax, dim=1), partial(F.log_softmax, dim=1)
+    gates = F.gelu, tanh, F.silu, F.sigmoid, F.relu, F.leaky_relu, F.dropout
+    for function in (*sums, *gates, F.tanh, F.sqrt, F.log, F.cos, F.asin):
+        (function(leaf(4, 6) * 0.5) ** 2).sum().backward()
+    for settings in ({}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "weight": leaf(6).detach()}):
+        F.cross_entropy(leaf(4, 6), labels, **settings).backward()
+    for mask in (None, leaf(4, 4).detach()):
+        (F.scaled_dot_product_attention(*(leaf(2, 4, 3) for _ in range(3)), attn_mask=mask) ** 2).sum().backward()
+    for stride in (1, 2):
+        (F.max_pool2d(leaf(2, 2, 4, 4), 2, stride) ** 2).sum().backward()
+
+
 @needs_cupy_alone
-def test_cupy_fuses_every_function() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cupy_fuses_every_function(dtype: str) -> None:
     """In one kernel, in NumPy's dtypes; NVRTC compiles it. No function of the package is left out."""
     names: set[str] = set()
     with shown_to_cupy(names) as found:
-        for dtype in DTYPES:
-            update_all(dtype)
-            normalize_all(dtype)
+        update_all(dtype)
+        normalize_all(dtype)
+        compute_all(dtype)
     assert found == []
-    assert names == fused_functions()
+    assert names - {"<lambda>"} == fused_functions()
+
+
+@given(st.permutations(range(3)), st.booleans())
+def test_new_arrays_keep_the_memory_order(axes: list[int], has_y: bool) -> None:
+    """CuPy's kernels alone would return C order."""
+    x, y = xp.asarray(np.arange(24.0)).reshape(2, 3, 4).transpose(axes), xp.asarray(np.ones(1))
+    found = fused(xp, polynomial, squared=True)(x, y if has_y else None, 0.5)
+    expected = fused(np, polynomial, squared=True)(x.get(), y.get() if has_y else None, 0.5)
+    np.testing.assert_array_equal(found.get(), expected, strict=True)
+    assert found.strides == x.strides

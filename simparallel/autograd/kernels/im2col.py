@@ -16,7 +16,6 @@ M = p Q N; b pieces of M with L elements each (see `tiles`).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from math import prod
 from types import ModuleType
@@ -24,11 +23,11 @@ from types import ModuleType
 import numpy as np
 
 from simparallel.autograd.kernels.tiles import pieces
-from simparallel.autograd.kernels.windows import Pair, Windows, pad_rows, scratch
+from simparallel.autograd.kernels.windows import Pair, Windows, chunk_on_gpu_bytes, pad_rows, scratch
 from simparallel.backend import Array, each
 
-# Size of the gathered matrix of one chunk, in host memory and on a GPU, where it is at most 1 / 16 of `device_memory`.
-GATHERED_BYTES, GATHERED_ON_GPU_BYTES = 4 << 20, 256 << 20
+# Size of the gathered matrix of one chunk in host memory.
+GATHERED_BYTES = 4 << 20
 # From this many rows on, a product in pieces is faster with its left operand in column-major order.
 ENOUGH_ROWS = 12
 
@@ -38,9 +37,7 @@ def _chunks(x: Array, at: Windows, row_bytes: int, weight_bytes: int) -> Sequenc
 
     Chunks of an array without data are alike, so there is one.
     """
-    limit_bytes = GATHERED_BYTES
-    if not isinstance(x, np.ndarray):
-        limit_bytes = min(GATHERED_ON_GPU_BYTES, (scratch.limit_bytes or sys.maxsize) // 16)
+    limit_bytes = GATHERED_BYTES if isinstance(x, np.ndarray) else chunk_on_gpu_bytes()
     count = max(1, max(limit_bytes, 2 * weight_bytes) // max(row_bytes, 1))
     return each([(first, min(first + count, at.out[0])) for first in range(0, at.out[0], count)], x)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.autograd.kernels.windows import ones
 from simparallel.backend import Array
 
 _HALF = np.dtype(np.float16)
@@ -40,12 +41,12 @@ def sum_rows(xp: ModuleType, x: Array, out: Array | None = None) -> Array:
     if num_rows < FEW_ROWS:
         return x.sum(axis=0, out=out)
     if num_rows < 2 * ROWS:
-        return xp.matmul(xp.ones(num_rows, x.dtype), x, out=out)
+        return xp.matmul(ones(xp, num_rows, x), x, out=out)
     blocks, rest = divmod(num_rows, ROWS)
-    parts = xp.matmul(xp.ones(ROWS, x.dtype), x[: num_rows - rest].reshape(blocks, ROWS, num_columns))
+    parts = xp.matmul(ones(xp, ROWS, x), x[: num_rows - rest].reshape(blocks, ROWS, num_columns))
     total = sum_rows(xp, parts, out)
     if rest:
-        total += xp.matmul(xp.ones(rest, x.dtype), x[num_rows - rest :])
+        total += xp.matmul(ones(xp, rest, x), x[num_rows - rest :])
     return total
 
 

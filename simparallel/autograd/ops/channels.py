@@ -6,6 +6,7 @@ from math import prod
 from types import ModuleType
 
 from simparallel.autograd.kernels.sums import sum_rows
+from simparallel.autograd.kernels.windows import ones
 from simparallel.backend import Array
 
 
@@ -20,7 +21,7 @@ def channel_sums(xp: ModuleType, x: Array, out: Array | None = None) -> Array:
     if x.flags.c_contiguous:
         if num_inner == 1:
             return sum_rows(xp, x.reshape(num_rows, num_channels), out)
-        rows = x.reshape(num_rows * num_channels, num_inner) @ xp.ones(num_inner, x.dtype)
+        rows = x.reshape(num_rows * num_channels, num_inner) @ ones(xp, num_inner, x)
         return sum_rows(xp, rows.reshape(num_rows, num_channels), out)
     last = x.transpose((0, *range(2, x.ndim), 1))
     if last.flags.c_contiguous:

@@ -11,6 +11,7 @@ import numpy as np
 from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.autograd.kernels import normalize
 from simparallel.autograd.kernels.sums import sum_rows, wider
+from simparallel.autograd.kernels.windows import ones
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.ops.batch_norm import check_channels, infer_like_x, present
@@ -90,12 +91,12 @@ class LayerNorm(AbstractRowNorm):
     def forward(self, ctx: Context, x: Array, w: Array | None = None, b: Array | None = None) -> Array:
         xp = ctx.xp
         x_RE = self._rows(ctx, x)
-        ones = xp.ones(x_RE.shape[1], x_RE.dtype)
+        one_E = ones(xp, x_RE.shape[1], x_RE)
         # A product with ones is the fastest sum.
-        sums = ctx.sum_over(ctx.dims, x_RE @ ones)
+        sums = ctx.sum_over(ctx.dims, x_RE @ one_E)
         # y is first the squares, then the result.
         ctx.x_hat, y = fused(xp, normalize.centered)(x_RE, sums[:, None], ctx.count)
-        _, r = fused(xp, normalize.spread)(ctx.sum_over(ctx.dims, y @ ones), ctx.count, self.eps)
+        _, r = fused(xp, normalize.spread)(ctx.sum_over(ctx.dims, y @ one_E), ctx.count, self.eps)
         ctx.r = r[:, None]
         ctx.w, b = (v if v is None else v.reshape(-1).astype(y.dtype, copy=False) for v in (w, b))
         fused(xp, normalize.normalize)(y, ctx.x_hat, ctx.r, ctx.w, b)
@@ -113,7 +114,7 @@ class LayerNorm(AbstractRowNorm):
             db = ctx.gradient(2, dy_RE.dtype)
             sum_rows(xp, dy_RE, out=db.reshape(-1))
         if ctx.needs[0]:
-            w = xp.ones(x_hat.shape[1], x_hat.dtype) if ctx.w is None else ctx.w
+            w = ones(xp, x_hat.shape[1], x_hat) if ctx.w is None else ctx.w
             sums = xp.empty((2, len(work)), work.dtype)
             xp.matmul(dy_RE, w, out=sums[0])
             xp.matmul(work, w, out=sums[1])
@@ -151,7 +152,7 @@ class RMSNorm(AbstractRowNorm):
         ctx.x_RE = x_RE = self._rows(ctx, x)
         eps = float(np.finfo(x.dtype).eps) if self.eps is None else self.eps
         y = x_RE * x_RE
-        squares = ctx.sum_over(ctx.dims, y @ xp.ones(x_RE.shape[1], x_RE.dtype))
+        squares = ctx.sum_over(ctx.dims, y @ ones(xp, x_RE.shape[1], x_RE))
         _, r = fused(xp, normalize.spread)(squares, ctx.count, eps)
         ctx.r = r[:, None]
         ctx.w = None if w is None else w.reshape(-1).astype(y.dtype, copy=False)
@@ -167,7 +168,7 @@ class RMSNorm(AbstractRowNorm):
             dw = ctx.gradient(1, work.dtype)
             xp.matmul(r[:, 0], work, out=dw.reshape(-1))
         if ctx.needs[0]:
-            w = xp.ones(x_RE.shape[1], x_RE.dtype) if ctx.w is None else ctx.w
+            w = ones(xp, x_RE.shape[1], x_RE) if ctx.w is None else ctx.w
             sums = ctx.sum_over(ctx.dims, work @ w)[:, None]
             dx = fused(xp, normalize.root_gradient)(dy_RE, x_RE, r, ctx.w, sums, ctx.count, reusable(work))
             dx = dx.reshape(dy.shape)
@@ -225,14 +226,15 @@ class GroupNorm(Op):
         rows, inner = num_rows * (num_channels // size), size * num_inner
         # Samples, groups, channels of a group, pixels.
         shape = num_rows, num_channels // size, size, num_inner
-        x_NGKS, ones = x.astype(dtype, copy=False).reshape(shape), xp.ones(inner, dtype)
+        x_NGKS = x.astype(dtype, copy=False).reshape(shape)
+        one_I = ones(xp, inner, x_NGKS)
 
         def per_group(values: Array) -> Array:
             return values.reshape(*shape[:2], 1, 1)
 
-        sums = ctx.sum_over(ctx.dims, x_NGKS.reshape(rows, inner) @ ones)
+        sums = ctx.sum_over(ctx.dims, x_NGKS.reshape(rows, inner) @ one_I)
         ctx.x_hat, y = fused(xp, normalize.centered)(x_NGKS, per_group(sums), ctx.count)
-        squares = ctx.sum_over(ctx.dims, y.reshape(rows, inner) @ ones)
+        squares = ctx.sum_over(ctx.dims, y.reshape(rows, inner) @ one_I)
         _, r = fused(xp, normalize.spread)(squares, ctx.count, self.eps)
         ctx.r = per_group(r)
         ctx.w, b = (v if v is None else v.astype(dtype, copy=False).reshape(*shape[1:3], 1) for v in (w, b))
