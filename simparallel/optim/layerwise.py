@@ -15,16 +15,32 @@ from simparallel.optim.norms import norm
 from simparallel.optim.optimizer import Group, Optimizer
 
 
-def _rate(lr: float, step: Array, above: Any, below: Any, *norms: Any) -> Any:
-    """Return lr * above / below, or lr where a norm is 0; for norms on a GPU a 0-d array, and nothing waits for it."""
-    if is_array(above):
-        return fused(get_namespace(step), _rate_on_gpu, dtype=step.dtype)(above, below, *norms, lr)
-    return lr * (above / below if all(norm > 0 for norm in norms) else 1.0)
+def _rate(
+    lr: float,
+    step: Array,
+    p_norm: Any,
+    other: Any,
+    coefficient: float = 1.0,
+    weight_decay: float = 0.0,
+    eps: float = 0.0,
+) -> Any:
+    """Return lr factor |p| / (other + weight_decay |p| + eps), or lr where a norm is 0.
+
+    For norms on a GPU it is a 0-d array, and nothing waits for it.
+    """
+    numbers = map(float, (lr, factor, weight_decay, eps))
+    if is_array(p_norm):
+        return fused(get_namespace(step), _rate_on_gpu, dtype=step.dtype)(p_norm, other, *numbers)
+    if not (p_norm > 0 and other > 0):
+        return lr
+    return lr * (factor * p_norm / (other + weight_decay * p_norm + eps))
 
 
-def _rate_on_gpu(xp: Any, above: Array, below: Array, first: Array, second: Array, lr: float, *, dtype: Any) -> Array:
-    is_on = (first > 0) & (second > 0)
-    return (lr * xp.where(is_on, above / xp.where(is_on, below, 1.0), 1.0)).astype(dtype)
+def _rate_on_gpu(
+    xp: Any, p_norm: Array, other: Array, lr: float, factor: float, weight_decay: float, eps: float, *, dtype: Any
+) -> Array:
+    is_on, below = (p_norm > 0) & (other > 0), other + weight_decay * p_norm + eps
+    return (lr * xp.where(is_on, factor * p_norm / xp.where(is_on, below, 1.0), 1.0)).astype(dtype)
 
 
 class LARS(Optimizer):
@@ -78,8 +94,7 @@ class LARS(Optimizer):
         step = fused(xp, decayed)(p, grad, weight_decay, self._temporary(param))
         if group["adapt"]:
             p_norm, g_norm = norm(p, param), norm(grad, param)
-            below = g_norm + weight_decay * p_norm + group["eps"]
-            rate = _rate(rate, step, group["coefficient"] * p_norm, below, p_norm, g_norm)
+            rate = _rate(rate, step, p_norm, g_norm, group["coefficient"], weight_decay, group["eps"])
         fused(xp, _lars, is_first=is_first)(param.data, v, step, rate, float(group["momentum"]))
 
     def work(self, group: Group) -> tuple[int, int]:
@@ -140,8 +155,7 @@ class LAMB(Adam):
         others = self._temporary(param), self._temporary(param, 1) if decays else None
         r = fused(xp, _lamb, decays=decays)(p, widened(grad), m, v, *map(float, settings), *others)
         if group["adapt"]:
-            p_norm, r_norm = norm(p, param), norm(r, param)
-            rate = _rate(rate, r, p_norm, r_norm, p_norm, r_norm)
+            rate = _rate(rate, r, norm(p, param), norm(r, param))
         fused(xp, _lamb_step)(param.data, r, rate)
 
     def work(self, group: Group) -> tuple[int, int]:
