@@ -16,13 +16,7 @@ from simparallel.optim.optimizer import Group, Optimizer
 
 
 def _rate(
-    lr: float,
-    step: Array,
-    p_norm: Any,
-    other: Any,
-    coefficient: float = 1.0,
-    weight_decay: float = 0.0,
-    eps: float = 0.0,
+    lr: float, step: Array, p_norm: Any, other: Any, factor: float = 1.0, weight_decay: float = 0.0, eps: float = 0.0
 ) -> Any:
     """Return lr factor |p| / (other + weight_decay |p| + eps), or lr where a norm is 0.
 
