@@ -9,6 +9,7 @@ is cut: any rank can compute any slice.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import zlib
@@ -263,6 +264,44 @@ def home_on_gpu(local_rank: int) -> Callable[[Array, bool], Array]:
 
         cupy.cuda.Device(gpu).use()
     return lambda array, requires_grad: place(array, gpu)
+
+
+# The names of PyTorch -> what CuPy calls the arithmetic of float32 products.
+_PRECISIONS = {"highest": "COMPUTE_TYPE_DEFAULT", "high": "COMPUTE_TYPE_TF32"}
+# CuPy reads the variable at its first product.
+_matmul_precision = "high" if os.environ.get("CUPY_TF32", "0") not in ("", "0") else "highest"
+
+
+def get_float32_matmul_precision() -> str:
+    """Return how a GPU multiplies float32 matrices, see `set_float32_matmul_precision`."""
+    return _matmul_precision
+
+
+def set_float32_matmul_precision(precision: str) -> None:
+    """Choose how a GPU multiplies float32 matrices, by the names of `torch.set_float32_matmul_precision`.
+
+    "highest", the default, multiplies in float32. "high" lets cuBLAS use TF32, which rounds the factors to 10 bits
+    after the point, on NVIDIA's A100 and newer; CuPy 14 does so for products of two matrices, and not for stacks of
+    them. In host memory nothing changes: NumPy has no TF32. The setting is the process's; a run starts with that of
+    the process that launches it. Simulated time does not depend on it.
+
+    Args:
+        precision: "highest" or "high".
+
+    Raises:
+        InputError: another precision.
+    """
+    global _matmul_precision
+    if precision not in _PRECISIONS:
+        raise InputError(
+            f"set_float32_matmul_precision: precision={precision!r}, choose from {', '.join(_PRECISIONS)}."
+        )
+    # Without CuPy, or a GPU, there is nothing to tell; and CuPy begins with float32.
+    cupy = _usable_cupy() if precision != "highest" or "cupy" in sys.modules else None
+    if cupy is not None:
+        products = cupy._core._routines_linalg
+        products.set_compute_type(np.float32, getattr(products, _PRECISIONS[precision]))
+    _matmul_precision = precision
 
 
 def _stand_ins() -> list[ModuleType]:

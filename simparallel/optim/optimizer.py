@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, ClassVar, Self
 
@@ -462,12 +463,13 @@ class Optimizer:
         p, name = param._data, compute.__name__
         xp, dtype = get_namespace(p), wider(p.dtype)
         # Rates of a schedule may be NumPy's numbers, which would change the dtype of the arithmetic.
-        numbers = [float(number) for number in numbers]
+        numbers = [number if type(number) is float else float(number) for number in numbers]
         if not isinstance(p, np.ndarray):
             update = fused(xp, in_one_kernel, name, update=compute, dtype=dtype, scaled=factor != 1, **settings)
             update(p, grad, factor, *state, *numbers)
             return
-        compute = fused(xp, compute, **settings)
+        # As `fused` gives it in host memory, without a search in its cache.
+        compute = partial(compute, xp, **settings)
         arrays, num_copies = [p, grad, *state], 0
         if factor != 1 or dtype != p.dtype:
             num_copies = 2
