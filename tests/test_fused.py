@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_backends import ArrayBackend
 from cupy_checks import compiled, kernel_of, shown_to_cupy, why_no_compiler
 from hypothesis import given, strategies as st
 from optimizers import every_optimizer, make
 
 import simparallel as sp
-from simparallel import backend
+from simparallel import backend, optim
 from simparallel.autograd import functions as F
 from simparallel.backend import fused
 from simparallel.testing.strict import launches, operations, xp
@@ -188,3 +189,55 @@ def test_new_arrays_keep_the_memory_order(axes: list[int], has_y: bool) -> None:
     expected = fused(np, polynomial, squared=True)(x.get(), y.get() if has_y else None, 0.5)
     np.testing.assert_array_equal(found.get(), expected, strict=True)
     assert found.strides == x.strides
+
+
+def small_gpt() -> sp.nn.Module:
+    return sp.models.gpt(16, 8, num_layers=1, num_heads=2, width=8)
+
+
+# Model, inputs, labels.
+STEPS: dict[str, tuple[Any, Any, Any]] = {
+    "LeNet-5": (sp.models.lenet5, np.ones((4, 1, 28, 28), np.float32), np.arange(4)),
+    "GPT": (small_gpt, np.arange(16).reshape(2, 8), np.arange(16)),
+}
+
+
+def take_step(name: str, level: str, to_device: Any) -> list[np.ndarray]:
+    """Return the loss and the parameters after two steps in mixed precision, of which the second is scaled anew."""
+    sp.manual_seed(0)
+    make, x, labels = STEPS[name]
+    model = sp.nn.auto_mixed_precision(make(), level)
+    if to_device is not None:
+        model = model.to("cuda:0")
+        x, labels = to_device(x), to_device(labels)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    scaler = optim.GradScaler(init_scale=1024.0, growth_interval=1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scores = model(sp.Tensor(x))
+        loss = F.cross_entropy(scores.reshape(-1, scores.shape[-1]), sp.Tensor(labels))
+        scaler.scale(loss).backward(check_finite=False)
+        scaler.step(optimizer)
+        scaler.update()
+    return [loss.numpy(), *(p.numpy() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("name", STEPS)
+def test_mixed_precision_on_device_is_numpys(arrays: Any, name: str, level: str) -> None:
+    """Within rounding: a GPU multiplies larger matrices at once."""
+    found, expected = take_step(name, level, arrays.on_device), take_step(name, level, None)
+    ArrayBackend(arrays.name, 5, is_exact=False).assert_all_equal(found, expected)
+
+
+@needs_cupy_alone
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["O0", "O2"])
+@pytest.mark.parametrize("name", STEPS)
+def test_cupy_takes_every_call_of_a_step(name: str, level: str) -> None:
+    """As far as CuPy looks at arguments; the fused functions of the step compile."""
+    names: set[str] = set()
+    with shown_to_cupy(names) as found:
+        take_step(name, level, xp.asarray)
+    assert found == []
+    assert "_sgd" in names
