@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import Any, ClassVar, Self
 
@@ -468,30 +467,34 @@ class Optimizer:
             update = fused(xp, in_one_kernel, name, update=compute, dtype=dtype, scaled=factor != 1, **settings)
             update(p, grad, factor, *state, *numbers)
             return
-        # As `fused` gives it in host memory, without a search in its cache.
-        compute = partial(compute, xp, **settings)
-        arrays, num_copies = [p, grad, *state], 0
-        if factor != 1 or dtype != p.dtype:
-            num_copies = 2
+        # Called without `fused`, which would only return it.
+        arrays, num_copies = [p, grad, *state], 2 if factor != 1 or dtype != p.dtype else 0
         num_arrays, num_scratch = len(arrays), num_scratch + num_copies
         if not all(array is None or array.flags.c_contiguous for array in arrays):
-            wholes = [[*arrays, *(xp.empty_like(p, dtype=dtype) for _ in range(num_scratch))]]
-            for pieces in converted(wholes[0], factor) if num_copies else wholes:
-                compute(*pieces[:num_arrays], *numbers, *pieces[num_arrays:])
-            return
-        length = min(PIECE_BYTES // dtype.itemsize, max(p.size, 1))
+            parts = [[*arrays, *(xp.empty_like(p, dtype=dtype) for _ in range(num_scratch))]]
+        else:
+            parts = self._pieces(arrays, dtype, num_scratch)
+        for part in parts:
+            for pieces in converted(part, factor) if num_copies else (part,):
+                compute(xp, *pieces[:num_arrays], *numbers, *pieces[num_arrays:], **settings)
+
+    def _pieces(self, arrays: list[Any], dtype: Any, num_scratch: int) -> Iterable[list[Any]]:
+        """Yield pieces of contiguous arrays (or None) that fit the cache, and of as many work arrays of `dtype`."""
+        p, size = arrays[0], arrays[0].size
+        length = min(PIECE_BYTES // dtype.itemsize, max(size, 1))
         scratch = self._pieces_scratch.get((dtype, num_scratch))
         if scratch is None or len(scratch[0]) < length:
-            scratch = self._pieces_scratch[dtype, num_scratch] = [xp.empty(length, dtype) for _ in range(num_scratch)]
+            make = get_namespace(p).empty
+            scratch = self._pieces_scratch[dtype, num_scratch] = [make(length, dtype) for _ in range(num_scratch)]
         flat = [None if array is None else array.reshape(-1) for array in arrays]
-        starts = range(0, p.size, length)
+        if size == length:
+            yield [*flat, *(a[:size] for a in scratch)]
+            return
+        starts = range(0, size, length)
         # Pieces of an array without data are alike.
         for start in starts[:1] if type(p) in DRY_TYPES else starts:
-            stop = min(start + length, p.size)
-            part = [None if a is None else a[start:stop] for a in flat]
-            part += [a[: stop - start] for a in scratch]
-            for pieces in converted(part, factor) if num_copies else (part,):
-                compute(*pieces[:num_arrays], *numbers, *pieces[num_arrays:])
+            stop = min(start + length, size)
+            yield [*(None if a is None else a[start:stop] for a in flat), *(a[: stop - start] for a in scratch)]
 
     def _temporary(self, param: Tensor, number: int = 0) -> Array | None:
         """Return a work array of the parameter's shape, the same one in every step; float32 for float16.

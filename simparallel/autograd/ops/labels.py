@@ -47,6 +47,14 @@ class Picked(NamedTuple):
         found[self.rows] = values[where]
         return found
 
+    def rows_of(self, ctx: Context, values: Array) -> Array:
+        """Return `values` (n,); 0 for rows whose labels are in other slices."""
+        if self.rows.shape == values.shape:
+            return values
+        found = ctx.xp.zeros_like(values)
+        found[self.rows] = values[self.rows]
+        return found
+
 
 def pick(ctx: Context, labels: Array, num_local: int, ignore_index: int | None, who: str) -> Picked:
     """Find the labels in this rank's slice of dim "v", which has `num_local` classes.

@@ -154,7 +154,7 @@ class CrossEntropy(AbstractLabelLoss):
         # weight; with smoothing, the sum of all (weighted) logits and the sum of all weights.
         sums = xp.empty((2 + (weight is not None) + 2 * (smoothing > 0), num_rows), dtype=dtype)
         ctx.exps.sum(axis=1, out=sums[0])
-        of_labels = (picked.of(ctx, a, num_rows) for a in (logits, xp.broadcast_to(largest, logits.shape)))
+        of_labels = picked.of(ctx, logits, num_rows), picked.rows_of(ctx, largest[:, 0])
         fused(xp, _write_difference)(sums[1], *of_labels)
         if weight is not None:
             ctx.weight = weight = weight.astype(dtype, copy=False)
