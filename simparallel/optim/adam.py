@@ -82,7 +82,7 @@ class Adam(Optimizer):
         state = arrays if len(arrays) > 2 else [*arrays, None]
         # Only decay of the gradient needs a second work array: `grad` itself must not change.
         num_scratch = 1 + (decay == "gradient")
-        self._apply(_adam, param, grad, state, numbers, num_scratch, self._gradient_factor(group), decay=decay)
+        self._apply(_adam, param, grad, state, numbers, num_scratch, self._plans[id(group)].factor, decay=decay)
 
     def _moments(self, param: Tensor, group: Group) -> tuple[list[Array], int]:
         """Return m, v (and the largest v so far), which start as zeros, and the number of this step, incremented."""
@@ -182,7 +182,7 @@ class Adamax(Adam):
         arrays, t = self._moments(param, group)
         (beta1, beta2), weight_decay = group["betas"], group["weight_decay"]
         numbers = weight_decay, 1 - beta1, beta2, group["eps"], group["lr"] / (1 - beta1**t)
-        self._apply(_adamax, param, grad, arrays, numbers, 2, self._gradient_factor(group), decays=bool(weight_decay))
+        self._apply(_adamax, param, grad, arrays, numbers, 2, self._plans[id(group)].factor, decays=bool(weight_decay))
 
     def work(self, group: Group) -> tuple[int, int]:
         # m 3, u 4, quotient and update 3; read grad, read and write p, m and u
@@ -222,7 +222,7 @@ class AbstractMomentAdam(Adam):
         of_step = self._factors(param, group, t)
         numbers = factor, 1 - betas[0], betas[1], 1 - betas[1], *of_step
         settings = {"decay": decay, "divides": of_step[2] != 0}
-        self._apply(_moment_adam, param, grad, [m, v], numbers, 2, self._gradient_factor(group), **settings)
+        self._apply(_moment_adam, param, grad, [m, v], numbers, 2, self._plans[id(group)].factor, **settings)
 
     def _factors(self, param: Tensor, group: Group, t: int) -> tuple[float, float, float, float]:
         """Return a, b, c and e of the step (a g + b m) / (c sqrt(v) + e); c = 0 means no denominator."""

@@ -64,7 +64,7 @@ class Adagrad(Optimizer):
         lr = group["lr"] / (1 + state["step"] * group["lr_decay"])
         state["step"] += 1
         numbers, decays = (weight_decay, group["eps"], lr), bool(weight_decay)
-        self._apply(_adagrad, param, grad, [state["sum"]], numbers, 2, self._gradient_factor(group), decays=decays)
+        self._apply(_adagrad, param, grad, [state["sum"]], numbers, 2, self._plans[id(group)].factor, decays=decays)
 
     def work(self, group: Group) -> tuple[int, int]:
         # s 2, root, eps, quotient, update 2; read grad, read and write p and s
@@ -129,7 +129,9 @@ class Adadelta(Optimizer):
         state["step"] += 1
         arrays = [state[name] for name in self.state_names]
         numbers = weight_decay, rho, 1 - rho, group["eps"], group["lr"]
-        self._apply(_adadelta, param, grad, arrays, numbers, 3, self._gradient_factor(group), decays=bool(weight_decay))
+        self._apply(
+            _adadelta, param, grad, arrays, numbers, 3, self._plans[id(group)].factor, decays=bool(weight_decay)
+        )
 
     def work(self, group: Group) -> tuple[int, int]:
         # v and u 4 each, two roots of sums, d 2, update 2; read grad, read and write p, v and u
@@ -217,7 +219,7 @@ class RMSprop(Optimizer):
         v, a, b = (state[name] if name in names else None for name in (*self.state_names, *self.state_options))
         numbers = weight_decay, alpha, 1 - alpha, group["eps"], momentum, lr
         decays = bool(weight_decay)
-        self._apply(_rmsprop, param, grad, [v, a, b], numbers, 1 + decays, self._gradient_factor(group), decays=decays)
+        self._apply(_rmsprop, param, grad, [v, a, b], numbers, 1 + decays, self._plans[id(group)].factor, decays=decays)
 
     def work(self, group: Group) -> tuple[int, int]:
         centered, has_momentum = bool(group["centered"]), bool(group["momentum"])

@@ -91,7 +91,7 @@ class Momentum(SGD):
             grads = [grad_of[param] for param in self._params()]
         super().__call__(grads)
 
-    def _gradient_factor(self, group: Group) -> float:
+    def _factor(self, group: Group) -> float:
         return 1.0 / self.loss_scale
 
     def work(self, group: Group) -> tuple[int, int]:

@@ -60,12 +60,14 @@ class _GroupPlan:
     Attributes:
         settings: the settings, checked.
         names: names of the arrays in the state of each parameter.
+        factor: of the gradients, -1 to maximize.
         flops: floating-point operations for each element of a parameter.
         moved_bytes: item size of a parameter in bytes -> bytes moved in memory for each element.
     """
 
     settings: list[Any]
     names: tuple[str, ...]
+    factor: float
     flops: int
     moved_bytes: dict[int, int]
 
@@ -290,7 +292,7 @@ class Optimizer:
             names, (flops, accesses) = self.remembers(group), self.work(group)
             # The state of a float16 parameter is float32.
             moved_bytes = {size: accesses * size + 2 * len(names) * max(4 - size, 0) for size in (2, 4, 8, 16)}
-            plan = self._plans[id(group)] = _GroupPlan(settings, names, flops, moved_bytes)
+            plan = self._plans[id(group)] = _GroupPlan(settings, names, self._factor(group), flops, moved_bytes)
         return plan
 
     def element_work(self, param: Tensor) -> tuple[int, int, int, int] | None:
@@ -428,9 +430,9 @@ class Optimizer:
                 state[name] = xp.zeros_like(param.data, dtype=wider(param.dtype), order="C")
         return state
 
-    def _gradient_factor(self, group: Group) -> float:
-        """Return the factor of the gradients: -1 to maximize the loss."""
-        return -1.0 if group["maximize"] else 1.0
+    def _factor(self, group: Group) -> float:
+        """Return the factor of the gradients."""
+        return -1.0 if group.get("maximize") else 1.0
 
     def _apply(
         self,
@@ -460,41 +462,38 @@ class Optimizer:
             settings: as for `fused`.
         """
         p, name = param._data, compute.__name__
-        xp, dtype = get_namespace(p), wider(p.dtype)
+        xp, dtype = get_namespace(p), p.dtype if p.dtype.itemsize >= 4 else wider(p.dtype)
         # Rates of a schedule may be NumPy's numbers, which would change the dtype of the arithmetic.
-        numbers = [number if type(number) is float else float(number) for number in numbers]
+        numbers = [*map(float, numbers)]
         if not isinstance(p, np.ndarray):
             update = fused(xp, in_one_kernel, name, update=compute, dtype=dtype, scaled=factor != 1, **settings)
             update(p, grad, factor, *state, *numbers)
             return
-        # Called without `fused`, which would only return it.
-        arrays, num_copies = [p, grad, *state], 2 if factor != 1 or dtype != p.dtype else 0
-        num_arrays, num_scratch = len(arrays), num_scratch + num_copies
-        if not all(array is None or array.flags.c_contiguous for array in arrays):
-            parts = [[*arrays, *(xp.empty_like(p, dtype=dtype) for _ in range(num_scratch))]]
+        # Called without `fused`, which would only return it; in loops, because each comprehension would be a call.
+        arrays, num_copies, is_flat = [p, grad, *state], 2 if factor != 1 or dtype != p.dtype else 0, True
+        for array in arrays:
+            is_flat &= array is None or array.flags.c_contiguous
+        num_arrays, num_scratch, size = len(arrays), num_scratch + num_copies, p.size
+        length = min(PIECE_BYTES // dtype.itemsize, max(size, 1)) if is_flat else max(size, 1)
+        if is_flat:
+            arrays = [None if array is None else array.reshape(-1) for array in arrays]
+            scratch = self._pieces_scratch.get((dtype, num_scratch))
+            if scratch is None or len(scratch[0]) < length:
+                scratch = [xp.empty(length, dtype) for _ in range(num_scratch)]
+                self._pieces_scratch[dtype, num_scratch] = scratch
         else:
-            parts = self._pieces(arrays, dtype, num_scratch)
-        for part in parts:
-            for pieces in converted(part, factor) if num_copies else (part,):
-                compute(xp, *pieces[:num_arrays], *numbers, *pieces[num_arrays:], **settings)
-
-    def _pieces(self, arrays: list[Any], dtype: Any, num_scratch: int) -> Iterable[list[Any]]:
-        """Yield pieces of contiguous arrays (or None) that fit the cache, and of as many work arrays of `dtype`."""
-        p, size = arrays[0], arrays[0].size
-        length = min(PIECE_BYTES // dtype.itemsize, max(size, 1))
-        scratch = self._pieces_scratch.get((dtype, num_scratch))
-        if scratch is None or len(scratch[0]) < length:
-            make = get_namespace(p).empty
-            scratch = self._pieces_scratch[dtype, num_scratch] = [make(length, dtype) for _ in range(num_scratch)]
-        flat = [None if array is None else array.reshape(-1) for array in arrays]
-        if size == length:
-            yield [*flat, *(a[:size] for a in scratch)]
-            return
+            scratch = [xp.empty_like(p, dtype=dtype) for _ in range(num_scratch)]
         starts = range(0, size, length)
         # Pieces of an array without data are alike.
         for start in starts[:1] if type(p) in DRY_TYPES else starts:
-            stop = min(start + length, size)
-            yield [*(None if a is None else a[start:stop] for a in flat), *(a[: stop - start] for a in scratch)]
+            part = [*arrays, *scratch]
+            if is_flat:
+                stop = min(start + length, size)
+                for i, array in enumerate(part):
+                    if array is not None:
+                        part[i] = array[start:stop] if i < num_arrays else array[: stop - start]
+            for pieces in converted(part, factor) if num_copies else (part,):
+                compute(xp, *pieces[:num_arrays], *numbers, *pieces[num_arrays:], **settings)
 
     def _temporary(self, param: Tensor, number: int = 0) -> Array | None:
         """Return a work array of the parameter's shape, the same one in every step; float32 for float16.

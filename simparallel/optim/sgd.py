@@ -77,7 +77,7 @@ class SGD(Optimizer):
         decays, is_damped = bool(weight_decay), undamped != 1
         num_scratch = 1 + (bool(momentum) and (nesterov or is_damped))
         settings = {"decays": decays, "is_first": is_first, "is_damped": is_damped, "nesterov": nesterov}
-        self._apply(_sgd, param, grad, [b], numbers, num_scratch, self._gradient_factor(group), **settings)
+        self._apply(_sgd, param, grad, [b], numbers, num_scratch, self._plans[id(group)].factor, **settings)
 
     def work(self, group: Group) -> tuple[int, int]:
         has_momentum = bool(group["momentum"])

@@ -76,6 +76,14 @@ def extreme(xp: ModuleType, x: Array, axis: int | tuple[int, ...], op: str = "ma
     return xp.full(shape, lowest(x.dtype) if op == "max" else highest(x.dtype), x.dtype)
 
 
+def exponentials(xp: ModuleType, x: Array, largest: Array, *, dtype: Any, keeps_shifted: bool) -> tuple[Array, ...]:
+    """Return [x - largest,] e ** (x - largest), for `backend.fused`."""
+    shifted = x.astype(dtype, copy=False) - largest.astype(dtype, copy=False)
+    if keeps_shifted:
+        return shifted, xp.exp(shifted)
+    return (xp.exp(shifted, out=shifted),)
+
+
 def lowest(dtype: np.dtype) -> Any:
     """Return the smallest value of a dtype (-infinity for floating point), the identity of max."""
     return -np.inf if dtype.kind == "f" else False if dtype.kind == "b" else np.iinfo(dtype).min

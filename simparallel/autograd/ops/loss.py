@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from types import ModuleType
 from typing import Any
 
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import extreme, wider
+from simparallel.autograd.kernels.sums import exponentials, extreme, wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.ops.embedding import one_hot
 from simparallel.autograd.ops.labels import Picked, pick
-from simparallel.autograd.ops.softmax import exponentials
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused
 from simparallel.errors import DTypeError, InputError, ShapeError
@@ -142,7 +140,8 @@ class CrossEntropy(AbstractLabelLoss):
         self.label_smoothing = label_smoothing
 
     def forward(self, ctx: Context, logits: Array, labels: Array, weight: Array | None = None) -> Array:
-        xp, dtype, smoothing = ctx.xp, wider(logits.dtype), self.label_smoothing
+        xp, smoothing = ctx.xp, self.label_smoothing
+        dtype = xp.promote_types(logits.dtype, "float32")
         num_rows, num_local = logits.shape
         picked = ctx.picked = pick(ctx, labels, num_local, self.ignore_index, self.name)
         largest = ctx.max_over("v", extreme(xp, logits, 1))  # (n, 1)
@@ -154,8 +153,10 @@ class CrossEntropy(AbstractLabelLoss):
         # weight; with smoothing, the sum of all (weighted) logits and the sum of all weights.
         sums = xp.empty((2 + (weight is not None) + 2 * (smoothing > 0), num_rows), dtype=dtype)
         ctx.exps.sum(axis=1, out=sums[0])
-        of_labels = picked.of(ctx, logits, num_rows), picked.rows_of(ctx, largest[:, 0])
-        fused(xp, _write_difference)(sums[1], *of_labels)
+        sums[1] = picked.of(ctx, logits, num_rows)
+        is_whole = picked.rows.shape[0] == num_rows
+        # Only of the rows whose labels are in this slice.
+        sums[1] -= largest[:, 0] if is_whole else picked.of(ctx, xp.broadcast_to(largest, logits.shape), num_rows)
         if weight is not None:
             ctx.weight = weight = weight.astype(dtype, copy=False)
             sums[2] = picked.of(ctx, weight, num_rows)
@@ -165,11 +166,15 @@ class CrossEntropy(AbstractLabelLoss):
         sums = ctx.sum_over("v", sums)
 
         ctx.total = sums[0]
+        log_total = xp.log(sums[0])
+        losses = log_total - sums[1]
         row_weight = None if weight is None else sums[2]
-        of_all = (sums[-2], sums[-1]) if smoothing else (None, None)
-        ctx.all_weights = of_all[1]
-        numbers = 1 - smoothing, smoothing / max(ctx.size("v"), 1)
-        losses = fused(xp, _row_losses)(sums[0], sums[1], row_weight, *of_all, *numbers)
+        if row_weight is not None:
+            losses *= row_weight
+        if smoothing:
+            losses *= 1 - smoothing
+            losses += (smoothing / ctx.size("v")) * (sums[-1] * log_total - sums[-2])
+            ctx.all_weights = sums[-1]
         return self._reduce(ctx, losses, picked.kept, row_weight)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
@@ -184,9 +189,9 @@ class CrossEntropy(AbstractLabelLoss):
             if picked.kept is not None:
                 each = each * picked.kept
             everywhere = at_label + each * ctx.all_weights
-        each = each[:, None] if smoothing else None
-        weight = ctx.weight if smoothing and len(ctx.needs) == 3 else None
-        dlogits = fused(ctx.xp, _everywhere)(exps, everywhere[:, None], ctx.total[:, None], each, weight)
+        dlogits = exps * (everywhere / ctx.total)[:, None]
+        if smoothing:
+            dlogits -= each[:, None] if len(ctx.needs) == 2 else each[:, None] * ctx.weight
         _subtract_at(ctx, dlogits, picked, at_label)
         return (dlogits, None, None)[: len(ctx.needs)]
 
@@ -202,35 +207,6 @@ class CrossEntropy(AbstractLabelLoss):
 
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         return Work(work.flops // 14 * 2, work.size_bytes // 2)
-
-
-def _write_difference(xp: ModuleType, out: Array, a: Array, b: Array) -> None:
-    out[...] = a.astype(out.dtype, copy=False) - b.astype(out.dtype, copy=False)
-
-
-def _row_losses(
-    xp: ModuleType, total: Array, of_label: Array, row_weight: Array | None, of_all: Array | None,
-    all_weights: Array | None, at_label: float, each: float,
-) -> Array:  # fmt: skip
-    """Return the loss of each row, from its sums; with `of_all`, smoothed: `at_label` is 1 - e, `each` is e / v."""
-    log_total = xp.log(total)
-    losses = log_total - of_label
-    if row_weight is not None:
-        losses *= row_weight
-    if of_all is not None:
-        losses *= at_label
-        losses += each * (all_weights * log_total - of_all)
-    return losses
-
-
-def _everywhere(
-    xp: ModuleType, exps: Array, share: Array, total: Array, each: Array | None, weight: Array | None
-) -> Array:
-    """Return exps * (share / total) - each * weight."""
-    dlogits = exps * (share / total)
-    if each is not None:
-        dlogits -= each if weight is None else each * weight
-    return dlogits
 
 
 class NLL(AbstractLabelLoss):
@@ -397,7 +373,7 @@ def cross_entropy(
     """
     op = reducing(CrossEntropy, reduction, ignore_index, label_smoothing)
     x, target = as_tensor(logits), as_tensor(labels)
-    if target.dtype.kind == "f" and x.ndim > 1 and target.shape == x.shape:
+    if target._data.dtype.kind == "f" and x.ndim > 1 and target.shape == x.shape:
         return _probability_loss(x, target, op, weight)
     return _label_loss(op, x, target, weight)
 

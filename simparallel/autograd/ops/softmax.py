@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import extreme, wider
+from simparallel.autograd.kernels.sums import exponentials, extreme, wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, instance, normalize_dims
 from simparallel.autograd.ops.promotion import at_least_1d
@@ -105,14 +105,6 @@ class LogSoftmax(AbstractSoftmax):
         axis = self._axis(dy.ndim)
         total = ctx.sum_over(f"d{axis}", dy.sum(axis=axis, keepdims=True, dtype=ctx.exps.dtype))
         return (fused(ctx.xp, _log_softmax_gradient)(dy, ctx.exps, total, ctx.total),)
-
-
-def exponentials(xp: ModuleType, x: Array, largest: Array, *, dtype: Any, keeps_shifted: bool) -> tuple[Array, ...]:
-    """Return [x - largest,] e ** (x - largest), for `backend.fused`."""
-    shifted = x.astype(dtype, copy=False) - largest.astype(dtype, copy=False)
-    if keeps_shifted:
-        return shifted, xp.exp(shifted)
-    return (xp.exp(shifted, out=shifted),)
 
 
 def _softmax_gradient(xp: ModuleType, dy: Array, y: Array, total: Array, work: Array | None) -> Array:
