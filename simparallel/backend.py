@@ -134,8 +134,8 @@ def fused(xp: Any, compute: Callable[..., T], kernel_name: str = "", **settings:
     new ones of their broadcast shape. In a kernel there are only: operators and ufuncs, with `out`; `where` and `clip`;
     `astype` and `copy`; `x[...] = y`. Numbers combine with arrays, not with each other: CuPy would compute that in
     float64. Decisions depend on `settings`, dtypes, and on which arrays are None; each case has a kernel of its own.
-    With None for `out`, an intermediate result takes no memory of a GPU. New arrays have the memory order of the first
-    array.
+    With None for `out`, an intermediate result takes no memory of a GPU. New arrays have the memory order of all arrays
+    of their shape, or C order where these differ, as in NumPy.
 
     Args:
         xp: numpy, cupy or a registered namespace.
@@ -151,9 +151,10 @@ def fused(xp: Any, compute: Callable[..., T], kernel_name: str = "", **settings:
 
 
 def _in_memory_order(kernel: Callable[..., Any], *args: Any) -> Any:
-    """Call a kernel with views whose first array is in C order: CuPy's kernels give new arrays that order."""
+    """Call a kernel with views that are in C order, which CuPy's kernels give to new arrays."""
     first = next(arg for arg in args if is_array(arg))
-    if first.flags.c_contiguous:
+    # Where orders differ, C order wins, as in NumPy.
+    if any(is_array(arg) and arg.shape == first.shape and arg.flags.c_contiguous for arg in args):
         return kernel(*args)
     axes = sorted(range(first.ndim), key=lambda axis: -first.strides[axis])
 

@@ -226,7 +226,7 @@ class GroupNorm(Op):
         rows, inner = num_rows * (num_channels // size), size * num_inner
         # Samples, groups, channels of a group, pixels.
         shape = num_rows, num_channels // size, size, num_inner
-        x_NGKS = x.astype(dtype, copy=False).reshape(shape)
+        x_NGKS = xp.ascontiguousarray(x, dtype=dtype).reshape(shape)
         one_I = ones(xp, inner, x_NGKS)
 
         def per_group(values: Array) -> Array:
