@@ -8,7 +8,6 @@ step on a device with the measured ceilings of this one, and no cost of a kernel
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import numpy as np
 import simparallel as sp
 from simparallel import models
 from simparallel.autograd.kernels.windows import scratch
-from simparallel.backend import check_gpu_library, get_namespace, place
+from simparallel.backend import check_gpu_library, get_namespace, place, set_float32_matmul_precision
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.bench.contest import Result, measure, table
 from simparallel.bench.step import TURN_S, Step, Task, chosen_tasks, mlp, our_step, tokens, torch_step
@@ -157,8 +156,7 @@ def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = Fal
         InputError: no GPU that CuPy can use, or no model has one of `names` in its title.
     """
     check_gpu_library()
-    # CuPy reads it at the first product.
-    os.environ["CUPY_TF32"] = "0"
+    set_float32_matmul_precision("highest")
     tasks, results = chosen_tasks(names, TASKS), []
     xp = get_namespace(place(np.empty(0), 0))
     device = ceilings(xp)

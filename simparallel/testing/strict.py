@@ -7,17 +7,19 @@
 
 Differences from NumPy, as in CuPy ("Differences between CuPy and NumPy" in its user guide): 0-d results stay arrays,
 ufuncs accept no lists, only `get()` converts to NumPy. Names, keywords and dtypes that CuPy lacks are refused, see
-`cupy_lacks`. An assignment that writes one element twice, undefined in CuPy, is an error here.
+`cupy_lacks`. An assignment that writes one element twice, undefined in CuPy, is an error here. `xp.fuse` computes a
+function as it is, and refuses all that one kernel of CuPy cannot do.
 
 Importing this file registers the type, so that Tensors and ops accept it.
 """
 
 from __future__ import annotations
 
-import math
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from math import prod
 from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -39,10 +41,26 @@ _IN_PLACE = frozenset(("copyto", "fill", "partition", "put", "sort"))
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
 
 
+# What a fused function can do, besides operators and ufuncs; operators that CuPy lacks there.
+_FUSIBLE = frozenset(("where", "clip", "copy"))
+_FUSIBLE_METHODS = frozenset(("astype", "copy", "dtype", "ndim"))
+_NOT_FUSIBLE = frozenset(("matmul", "abs", "pos"))
+
+
+class _Fusing(threading.local):
+    """Whether this thread is inside a fused function."""
+
+    is_on = False
+
+
+_fusing = _Fusing()
+
+
 # A function for each open block of `host_waits` and of `launches`.
 _Listeners = list[Callable[[str], None]]
 _wait_listeners: _Listeners = []
 _launch_listeners: _Listeners = []
+_operation_listeners: _Listeners = []
 
 
 def host_waits() -> AbstractContextManager[list[str]]:
@@ -63,9 +81,15 @@ def launches() -> AbstractContextManager[list[str]]:
     """List the operations inside the block for which CuPy starts a kernel, or a copy to the GPU; some start more.
 
     They have the names of the functions and operators: matmul, add, iadd, setitem. A view of memory starts nothing. A
-    product of broadcast stacks of matrices, for example, is listed once, and starts about ten small kernels.
+    product of broadcast stacks of matrices, for example, is listed once, and starts about ten small kernels. A fused
+    function has its own name, and starts one kernel.
     """
     return _listing(_launch_listeners)
+
+
+def operations() -> AbstractContextManager[list[str]]:
+    """List the same operations, but those of a fused function one by one."""
+    return _listing(_operation_listeners)
 
 
 @contextmanager
@@ -88,14 +112,15 @@ def _note_launch(name: str, result: Any, *sources: Any, reads: Sequence[Any] = (
 
     It reads the sources, and `reads`, which may share memory with the result.
     """
+    listeners = [*_operation_listeners, *(() if _fusing.is_on else _launch_listeners)]
     is_watching = strict_cuda.is_watching()
-    if not (_launch_listeners or is_watching):
+    if not (listeners or is_watching):
         return
     results = result if isinstance(result, (tuple, list)) else (result,)
     for array in results:
         is_filled = isinstance(array, (np.ndarray, np.generic)) and array.size > 0
         if is_filled and not any(isinstance(s, np.ndarray) and np.may_share_memory(array, s) for s in sources):
-            for note in _launch_listeners:
+            for note in listeners:
                 note(name)
             if is_watching:
                 _note_use(array, (*sources, *reads))
@@ -126,7 +151,7 @@ class StrictArray:
 
     def __init__(self, data: Any, dtype: Any = None, memptr: Any = None) -> None:
         if memptr is not None:
-            size = math.prod(data) * np.dtype(dtype).itemsize
+            size = prod(data) * np.dtype(dtype).itemsize
             data = strict_cuda.bytes_at(memptr.ptr, size).view(dtype).reshape(data)
         if data.dtype.char not in cupy_lacks.DTYPES:
             raise ValueError(f"CuPy has no arrays of dtype {data.dtype}.")
@@ -189,6 +214,7 @@ class StrictArray:
         # All else is NumPy's, with device arrays going in and out. Private names are protocols that NumPy probes for.
         if name.startswith("_") or name in cupy_lacks.METHODS:
             raise AttributeError(f"a CuPy array has no attribute {name!r}")
+        _refuse_in_kernel(name, name in _FUSIBLE_METHODS)
         value = getattr(_unwrap(self), name)
         if not callable(value):
             return _wrap(value)
@@ -203,6 +229,7 @@ class StrictArray:
         return self._data.tolist()
 
     def __getitem__(self, key: Any) -> StrictArray:
+        _refuse_in_kernel("x[…]")
         plain = _unwrap(key)
         if any(isinstance(part, np.ndarray) and part.dtype == bool for part in _parts(plain)):
             _note_wait("mask")
@@ -211,6 +238,7 @@ class StrictArray:
         return _wrap(result)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        _refuse_in_kernel("x[…] = y", key is Ellipsis)
         plain = _unwrap(key)
         _refuse_repeats(self._data, plain)
         # x[...] += y ends with x[...] = x[...], for which CuPy starts nothing.
@@ -220,17 +248,21 @@ class StrictArray:
         self._data[plain] = plain_value
 
     def __len__(self) -> int:
+        _refuse_in_kernel("len(x)")
         return len(self._data)
 
     def __bool__(self) -> bool:
+        _refuse_in_kernel("bool(x)")
         self._wait("bool")
         return bool(self._data)
 
     def __int__(self) -> int:
+        _refuse_in_kernel("int(x)")
         self._wait("int")
         return int(self._data)
 
     def __float__(self) -> float:
+        _refuse_in_kernel("float(x)")
         self._wait("float")
         return float(self._data)
 
@@ -239,6 +271,63 @@ class StrictArray:
 
     # Unhashable, like any array: == compares elements.
     __hash__ = None  # type: ignore[assignment]
+
+
+class _KernelNumber:
+    """A number inside a fused function: it has no value yet, so it combines with arrays only."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __bool__(self) -> bool:
+        raise TypeError("a fused function cannot decide by a number; make it a setting.")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("a fused function cannot compare a number; make it a setting.")
+
+
+def _refuse_in_kernel(name: str, is_fusible: bool = False) -> None:
+    if _fusing.is_on and not is_fusible:
+        raise TypeError(f"cupy.fuse cannot compute {name} in one kernel; compute it before or after.")
+
+
+def _check_fusible(function: Any, name: str, args: Any, kwargs: Any) -> None:
+    """Refuse a call that CuPy cannot compute inside of a fused function, or computes in another dtype than NumPy."""
+    owner = getattr(function, "__self__", None)
+    is_method, is_ufunc = isinstance(owner, np.ndarray), isinstance(function, np.ufunc)
+    known = _FUSIBLE_METHODS if is_method else _FUSIBLE
+    keywords = {"copy"} if name == "astype" else {"out"} if is_ufunc or name == "clip" else set()
+    is_known = (is_ufunc or name in known) and name not in _NOT_FUSIBLE
+    _refuse_in_kernel(name, is_known and kwargs.keys() <= keywords)
+    if not is_method and not any(isinstance(arg, StrictArray) for arg in args):
+        raise TypeError(f"{name} of numbers alone is float64 inside of a fused function; compute it before.")
+    if any(isinstance(arg, np.generic) for arg in args):
+        raise TypeError(f"{name} got a NumPy number inside of a fused function; use float(…).")
+
+
+def _run_fused(function: Callable[..., Any], kernel_name: str, args: tuple[Any, ...]) -> Any:
+    """Call `function` as CuPy's `fuse` does: arrays, numbers and None in, one kernel, new arrays or nothing out."""
+    for arg in args:
+        # CuPy takes NumPy's numbers, too, but their dtype would change the arithmetic.
+        if type(arg) not in (StrictArray, int, float, type(None)):
+            raise TypeError(f"{kernel_name}: a fused function takes arrays and Python numbers, got {arg!r}.")
+    shape = np.broadcast_shapes(*(arg._data.shape for arg in args if isinstance(arg, StrictArray)))
+    _fusing.is_on = True
+    try:
+        result = function(*(_KernelNumber(arg) if isinstance(arg, (int, float)) else arg for arg in args))
+    finally:
+        _fusing.is_on = False
+    for array in result if isinstance(result, tuple) else () if result is None else (result,):
+        # CuPy would copy an argument, and repeat the elements of a smaller array.
+        if type(array) is not StrictArray or any(array is arg for arg in args) or array._data.shape != shape:
+            raise TypeError(f"{kernel_name}: a fused function returns new arrays of shape {shape}.")
+        # The order of CuPy's new arrays.
+        array._data = np.ascontiguousarray(array._data).reshape(shape)
+    for note in _launch_listeners if prod(shape) else ():
+        note(kernel_name)
+    return result
 
 
 def _wrap(value: Any) -> Any:
@@ -256,6 +345,8 @@ def _unwrap(value: Any) -> Any:
     if isinstance(value, StrictArray):
         strict_cuda.catch_up()
         return value._data
+    if isinstance(value, _KernelNumber):
+        return value.value
     if isinstance(value, np.ndarray):
         raise TypeError(f"a NumPy array of shape {value.shape} was mixed with device arrays; move it with xp.asarray.")
     if isinstance(value, (tuple, list)):
@@ -312,6 +403,8 @@ def _guarded(
     def call(*args: Any, **kwargs: Any) -> Any:
         if unknown := sorted(lacks & kwargs.keys()):
             raise TypeError(f"CuPy's {name}() takes no {', '.join(unknown)}.")
+        if _fusing.is_on:
+            _check_fusible(function, name, args, kwargs)
         if name in _SIZED_BY_VALUES:
             _note_wait(name)
         if not from_host:
@@ -374,6 +467,9 @@ class StrictNamespace:
     def __init__(self, module: ModuleType, missing: frozenset[str], keywords: Mapping[str, frozenset[str]]) -> None:
         self._module, self._missing, self._keywords = module, missing, keywords
 
+    def fuse(self, *, kernel_name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return lambda function: lambda *args: _run_fused(function, kernel_name, args)
+
     def __getattr__(self, name: str) -> Any:
         if name == "cuda" and self._module is np:
             return strict_cuda
@@ -400,12 +496,15 @@ _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rsh
 def _give_operators() -> None:
     """Add Python's operators: both operands on the device, or one of them a number."""
 
-    def binary(function: Callable[..., Any], swapped: bool) -> Callable[..., Any]:
+    def binary(name: str, swapped: bool) -> Callable[..., Any]:
+        function = getattr(operator, f"__{name}__")
+
         def method(self: StrictArray, other: Any) -> Any:
             if isinstance(other, (list, tuple)):
                 raise TypeError(f"a device array was mixed with {other!r}; use xp.asarray.")
-            if not isinstance(other, (StrictArray, np.ndarray, np.generic, int, float, complex)):
+            if not isinstance(other, (StrictArray, _KernelNumber, np.ndarray, np.generic, int, float, complex)):
                 return NotImplemented
+            _refuse_in_kernel(name, name not in _NOT_FUSIBLE and not isinstance(other, np.generic))
             plain, own = _unwrap(other), _unwrap(self)
             result = function(plain, own) if swapped else function(own, plain)
             _note_launch(function.__name__, result, reads=(plain, own))
@@ -422,8 +521,11 @@ def _give_operators() -> None:
 
         return method
 
-    def unary(function: Callable[..., Any]) -> Callable[..., Any]:
+    def unary(name: str) -> Callable[..., Any]:
+        function = getattr(operator, f"__{name}__")
+
         def method(self: StrictArray) -> StrictArray:
+            _refuse_in_kernel(f"{name}(x)", name not in _NOT_FUSIBLE)
             result = function(_unwrap(self))
             _note_launch(function.__name__, result, reads=(self._data,))
             return _wrap(result)
@@ -431,16 +533,15 @@ def _give_operators() -> None:
         return method
 
     for name in _ARITHMETIC.split():
-        function = getattr(operator, f"__{name}__")
-        setattr(StrictArray, f"__{name}__", binary(function, swapped=False))
-        setattr(StrictArray, f"__r{name}__", binary(function, swapped=True))
+        setattr(StrictArray, f"__{name}__", binary(name, swapped=False))
+        setattr(StrictArray, f"__r{name}__", binary(name, swapped=True))
         # CuPy has no @=.
         if name != "matmul":
             setattr(StrictArray, f"__i{name}__", in_place(getattr(operator, f"__i{name}__")))
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-        setattr(StrictArray, f"__{name}__", binary(getattr(operator, f"__{name}__"), swapped=False))
+        setattr(StrictArray, f"__{name}__", binary(name, swapped=False))
     for name in ("neg", "pos", "abs", "invert"):
-        setattr(StrictArray, f"__{name}__", unary(getattr(operator, f"__{name}__")))
+        setattr(StrictArray, f"__{name}__", unary(name))
 
 
 _give_operators()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, Part, filled, random_bits, random_state, to_device_like
+from simparallel.backend import Array, Part, filled, fused, random_bits, random_state, to_device_like
 from simparallel.errors import DTypeError, InputError
 from simparallel.layout.rule import dim_names
 
@@ -70,11 +71,8 @@ class Dropout(Op):
         return self._apply(ctx, dy), None
 
     def _apply(self, ctx: Context, x: Array) -> Array:
-        y = x * ctx.keep
         kept = _LEVELS - _threshold(self.p)
-        if 0 < kept < _LEVELS:
-            y *= _LEVELS / kept
-        return y
+        return fused(ctx.xp, _drop, scales=0 < kept < _LEVELS)(x, ctx.keep, _LEVELS / max(kept, 1))
 
     def work(self, x: Spec, call: Spec) -> Work:
         # A random number counts 10 by convention.
@@ -82,6 +80,13 @@ class Dropout(Op):
 
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         return Work(work.flops // 6, work.size_bytes)
+
+
+def _drop(xp: ModuleType, x: Array, keep: Array, factor: float, *, scales: bool) -> Array:
+    y = x * keep
+    if scales:
+        y *= factor
+    return y
 
 
 def _threshold(p: float) -> int:

@@ -54,10 +54,10 @@ def pick(ctx: Context, labels: Array, num_local: int, ignore_index: int | None, 
     Raises:
         LabelError: a label is outside of all classes and is not `ignore_index`.
     """
-    xp = ctx.xp
-    check_labels(labels, ctx.size("v"), ignore_index, who)
+    xp, num_classes = ctx.xp, ctx.size("v")
+    check_labels(labels, num_classes, ignore_index, who)
     rows = xp.arange(labels.shape[0])
-    if num_local == ctx.size("v") and ignore_index is None:
+    if num_local == num_classes and ignore_index is None:
         return Picked(rows, labels, None)
     local = labels.astype("int64", copy=False) - ctx.offset("v")
     inside = (local >= 0) & (local < num_local)

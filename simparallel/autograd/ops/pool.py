@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.ops.promotion import hashable
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array
+from simparallel.backend import Array, fused
 from simparallel.errors import InputError, ShapeError
 
 # The batch and the channels, taken whole.
@@ -95,9 +96,12 @@ class MaxPool2d(AbstractPool):
         xp, at = ctx.xp, ctx.windows
         padded = _pad(xp, x, at, lowest(x.dtype))
         first, *others = (padded[(*_ALL, *at.slices(i, j))] for i, j in at.taps())
-        y = first.copy(order="K")
-        for other in others:
-            xp.maximum(y, other, out=y)
+        if isinstance(x, np.ndarray):
+            y = first.copy(order="K")
+            for other in others:
+                xp.maximum(y, other, out=y)
+        else:
+            y = fused(xp, _largest)(first, *others)
         ctx.x, ctx.y = x, y
         return y
 
@@ -112,10 +116,14 @@ class MaxPool2d(AbstractPool):
         dx = (xp.empty_like if is_tiled else xp.zeros_like)(padded)
         # Windows with no maximum found yet.
         is_free = xp.ones_like(y, dtype=bool)
+        places = [(*_ALL, *at.slices(i, j)) for i, j in at.taps()]
+        if not isinstance(x, np.ndarray):
+            for place in places:
+                fused(xp, _give_to_first, is_apart=is_apart)(dy, y, padded[place], is_free, dx[place])
+            return (_crop(xp, dx, at),)
         is_first = xp.empty_like(is_free)
         part = xp.empty_like(y)
-        for i, j in at.taps():
-            place = (*_ALL, *at.slices(i, j))
+        for place in places:
             xp.equal(padded[place], y, out=is_first)
             is_first &= is_free
             is_free ^= is_first
@@ -124,6 +132,24 @@ class MaxPool2d(AbstractPool):
             else:
                 dx[place] += masked(xp, dy, is_first, out=part)
         return (_crop(xp, dx, at),)
+
+
+def _largest(xp: ModuleType, first: Array, *others: Array) -> Array:
+    y = first.copy()
+    for other in others:
+        y = xp.maximum(y, other)
+    return y
+
+
+def _give_to_first(xp: ModuleType, dy: Array, y: Array, x: Array, is_free: Array, dx: Array, *, is_apart: bool) -> None:
+    """Give dy to one pixel of each window, dx, where its x is the first maximum."""
+    is_first = (x == y) & is_free
+    is_free ^= is_first
+    part = xp.where(is_first, dy, 0)
+    if is_apart:
+        dx[...] = part
+    else:
+        dx += part
 
 
 class AvgPool2d(AbstractPool):

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from simparallel.backend import random_state
+from simparallel.backend import get_float32_matmul_precision, random_state
 from simparallel.base.callsite import user_level
 from simparallel.base.files import write_atomically
 from simparallel.base.html import table
@@ -288,6 +288,7 @@ class Cluster:
         # This raises for a wrong SIMPARALLEL_DISABLE before anything starts.
         disabled()
         settings = {**self._run_settings, "faults": faults, "seed": random_state.seed}
+        settings["matmul_precision"] = get_float32_matmul_precision()
         notes = Notes(self.log_dir)
         try:
             if is_inline:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from simparallel.autograd.tape import grad_mode
-from simparallel.backend import random_state
+from simparallel.backend import random_state, set_float32_matmul_precision
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.communicator import SHARED_MEMORY
 from simparallel.comm.group import Medium
@@ -47,6 +47,7 @@ def play_rank(
     medium: Medium = SHARED_MEMORY,
     is_process: bool = False,
     seed: int = 0,
+    matmul_precision: str = "highest",
     array: str = "numpy",
     recorder_type: type[Recorder] = Recorder,
 ) -> tuple[Outcome, Communicator]:
@@ -65,6 +66,7 @@ def play_rank(
         medium: how the payloads of collectives travel.
         is_process: the whole process is the rank, not only the calling thread.
         seed: seed of its random numbers.
+        matmul_precision: see `set_float32_matmul_precision`.
         array: see `Cluster`.
         recorder_type: class of its recorder.
 
@@ -76,6 +78,7 @@ def play_rank(
     recorder = kind(transport.rank, cluster, record=record, memory_bytes=memory_bytes)
     communicator = Communicator(transport, recorder, algorithm, medium)
     random_state.restore((seed, 0, 0, {}))
+    set_float32_matmul_precision(matmul_precision)
     grad_mode.enabled = True
     forget_settings()
     if is_process:
