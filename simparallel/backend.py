@@ -244,9 +244,9 @@ def place(array: Array, gpu: int | None) -> Array:
     xp = gpu_namespace()
     count = 0 if xp is None else xp.cuda.runtime.getDeviceCount()
     if not 0 <= gpu < count:
+        found = device_count()
         raise InputError(
-            f"cuda:{gpu} does not exist: CuPy finds {device_count()} GPUs here. The simulated devices are sim:0, sim:1, "
-            "…"
+            f"cuda:{gpu} does not exist: CuPy finds {found} GPUs here. The simulated devices are sim:0, sim:1, …"
         )
     with xp.cuda.Device(gpu):
         return xp.asarray(array)
