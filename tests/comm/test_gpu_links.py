@@ -16,6 +16,7 @@ from hypothesis import given, strategies as st
 from refusals import refused
 
 import simparallel as sp
+from simparallel import backend
 from simparallel.comm.gpu import calls, ipc
 from simparallel.errors import CollectiveMismatchError, DeadlineError, InputError, RankFailedError, RunFailedError
 from simparallel.testing import faults, strict, strict_cuda, strict_nccl
@@ -161,9 +162,11 @@ def test_programs_over_each_link(link: str, program: Any) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("transport", ["inline", "shm"])
-@pytest.mark.parametrize("link", ["ipc", "host"])
+@pytest.mark.parametrize("link", LINKS)
 def test_programs_on_a_gpu(monkeypatch: pytest.MonkeyPatch, link: str, transport: str, program: Any) -> None:
-    """All ranks share one GPU, or reach each other's."""
+    """With NCCL where there are enough GPUs; else all ranks share one, or reach each other's."""
+    if link == "nccl" and (backend.device_count() < SIZE or not backend.gpu_nccl().available):
+        pytest.skip(f"needs {SIZE} GPUs and a CuPy with NCCL")
     monkeypatch.setenv(calls.VARIABLE, link)
     settings = array_backends.ArrayBackend("cupy").run_settings
     found = list(sp.launch(program, world_size=SIZE, transport=transport, **settings))
