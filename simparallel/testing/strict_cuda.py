@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 
 Clock = dict[int, int]
+# Called with the name of each operation that starts, see `strict.launches`.
+launch_listeners: list[Callable[[str], None]] = []
 _ids = itertools.count(1)
 
 
@@ -39,6 +41,7 @@ class _Thread(threading.local):
         self.device = Device(0)
         self.stream: Stream | None = None
         self.known: Clock = {}
+        self.allocator: Any = None
 
 
 class Device:
@@ -56,6 +59,7 @@ class Device:
         _thread.device = self
 
     def synchronize(self) -> None:
+        refuse_in_capture("synchronize()")
         for stream in list(_streams.values()):
             if stream.device_id == self.id and not stream.is_foreign():
                 stream.synchronize()
@@ -141,10 +145,12 @@ class Stream:
 
     @property
     def done(self) -> bool:
+        refuse_in_capture("done", self)
         self.waits_for = [operation for operation in self.waits_for if not operation.is_done()]
         return not self.waits_for
 
     def synchronize(self) -> None:
+        refuse_in_capture("synchronize()", self)
         finish_all(self)
         _merge(_thread.known, self.clock)
 
@@ -154,44 +160,91 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        if self.graph is not None and event.graph is None:
-            raise RuntimeError("cudaErrorStreamCaptureIsolation: the event was recorded outside of the capture")
+        if event.graph is not None and self.graph is None:
+            # The stream joins the capture, until a stream of the capture waits for it.
+            self.graph = event.graph
+            self.graph.forks.add(self.ptr)
+        elif self.graph is not event.graph:
+            raise self.graph.failure("Isolation", "the event was recorded outside of the capture")  # type: ignore[union-attr]
+        if self.graph is not None:
+            self.graph.forks.discard(event.stream)
+            return
         _merge(self.clock, event.clock)
         self.waits_for += event.waits_for
 
     def begin_capture(self, mode: int | None = None) -> None:
         if self.ptr == Stream.null.ptr:
-            raise RuntimeError("cudaErrorStreamCaptureUnsupported: the default stream cannot be captured")
-        self.graph = Graph()
+            raise RuntimeError("cannot capture on the default (legacy) stream")
+        if self.graph is not None:
+            raise self.graph.failure("Unsupported", "the stream is capturing already")
+        self.graph = Graph(self.ptr)
 
-    @property
     def is_capturing(self) -> bool:
         return self.graph is not None
 
     def end_capture(self) -> Graph:
-        graph, self.graph = self.graph, None
+        graph = self.graph
         if graph is None:
             raise RuntimeError("cudaErrorIllegalState: the stream captures nothing")
+        if graph.origin != self.ptr:
+            raise graph.failure("Unmatched", "another stream began the capture")
+        for stream in list(_streams.values()):
+            if stream.graph is graph:
+                stream.graph = None
+        if graph.is_invalid:
+            raise graph.failure("Invalidated", "an earlier call was not allowed in a capture")
+        if graph.forks:
+            raise graph.failure("Unjoined", "another stream takes part, and the first one does not wait for it")
         return graph
 
     null: Stream
 
 
 class Graph:
-    """The operations of a capture; `launch` repeats them on the same memory."""
+    """The operations of a capture; `launch` repeats them on the same memory.
 
-    def __init__(self) -> None:
-        self.operations: list[Callable[[], None]] = []
+    Attributes:
+        origin: the stream that began the capture.
+        forks: streams that have joined it, and that no other one has waited for since.
+    """
+
+    def __init__(self, origin: int) -> None:
+        self.origin = origin
+        self.forks: set[int] = set()
+        self.is_invalid = False
+        self._operations: list[Callable[[], None]] = []
+
+    def add(self, operation: Callable[[], None]) -> None:
+        self._operations.append(operation)
+
+    def failure(self, name: str, why: str) -> RuntimeError:
+        """Return the error of a call that ends the capture."""
+        self.is_invalid = True
+        return RuntimeError(f"cudaErrorStreamCapture{name}: {why}")
 
     def launch(self, stream: Stream | None = None) -> None:
         stream = get_current_stream() if stream is None else stream
+        for note in launch_listeners:
+            note("graph")
         with stream:
             stream.begin()
-            for operation in self.operations:
+            for operation in self._operations:
                 operation()
 
     def upload(self, stream: Stream | None = None) -> None:
         pass
+
+
+def captured_graph() -> Graph | None:
+    """Return the graph that the current stream captures; None if it runs its operations."""
+    return None if _thread.stream is None else _thread.stream.graph
+
+
+def refuse_in_capture(what: str, stream: Stream | None = None) -> None:
+    """Raise RuntimeError if a stream, by default the current one, captures: CUDA lets the host wait for none."""
+    graph = captured_graph() if stream is None else stream.graph
+    if graph is not None:
+        raise graph.failure("Unsupported", f"{what} waits for a stream that is capturing")
 
 
 class Event:
@@ -204,17 +257,23 @@ class Event:
         self.clock: Clock = {}
         self.waits_for: list[Operation] = []
         self.recorded_s: float | None = None
+        # The capture in which it was recorded, and by which stream.
         self.graph: Graph | None = None
+        self.stream = 0
         _events[self.ptr] = self
 
     def record(self, stream: Stream | None = None) -> None:
         stream = get_current_stream() if stream is None else stream
+        self.graph, self.stream = stream.graph, stream.ptr
+        if stream.graph is not None:
+            return
         stream.begin()
-        self.clock, self.recorded_s, self.graph = dict(stream.clock), time.perf_counter(), stream.graph
+        self.clock, self.recorded_s = dict(stream.clock), time.perf_counter()
         self.waits_for = list(stream.waits_for)
 
     @property
     def done(self) -> bool:
+        self._check_not_captured()
         self.waits_for = [operation for operation in self.waits_for if not operation.is_done()]
         if not self.waits_for:
             # The host has seen the event, so what it starts from now on runs later.
@@ -222,8 +281,13 @@ class Event:
         return not self.waits_for
 
     def synchronize(self) -> None:
+        self._check_not_captured()
         finish_all(self)
         _merge(_thread.known, self.clock)
+
+    def _check_not_captured(self) -> None:
+        if self.graph is not None:
+            raise self.graph.failure("Unsupported", "an event of a capture has no time")
 
 
 def get_current_stream(device_id: int | None = None) -> Stream:
@@ -342,6 +406,32 @@ def use(array: np.ndarray, *, is_written: bool, stream: Stream | None = None) ->
         memory.reads[stream.ptr] = clock[stream.ptr]
 
 
+# --- memory pools ---------------------------------------------------------------------------------------------
+
+
+class MemoryPool:
+    """A pool of device memory. Arrays of the stand-in are NumPy's, so it only says who would allocate them."""
+
+    def __init__(self, allocator: Any = None) -> None:
+        pass
+
+    def malloc(self, size: int) -> Any:
+        raise RuntimeError("the stand-in's arrays allocate their own memory")
+
+
+@contextmanager
+def using_allocator(allocator: Any = None) -> Iterator[None]:
+    before, _thread.allocator = _thread.allocator, allocator
+    try:
+        yield
+    finally:
+        _thread.allocator = before
+
+
+def get_allocator() -> Any:
+    return _thread.allocator
+
+
 # --- memory by address ---------------------------------------------------------------------------------------
 
 # Address -> the array that begins there: of `runtime.malloc`, or one whose pointer was asked for.
@@ -358,6 +448,23 @@ def address_of(array: np.ndarray) -> int:
     address = array.__array_interface__["data"][0]
     _at_address[address] = array
     return int(address)
+
+
+def array_at(address: int) -> np.ndarray:
+    """Return the array whose pointer was asked for."""
+    return _at_address[address]
+
+
+def stream_at(ptr: int) -> Stream:
+    return _streams[ptr]
+
+
+def load_library(name: str) -> Any:
+    """Return a library of CUDA: here the stand-in for cuBLAS. CuPy has no such function, `ctypes` loads it."""
+    from simparallel.testing import strict_cublas
+
+    assert name.startswith("libcublas.so.")
+    return strict_cublas
 
 
 def bytes_at(address: int, size: int) -> np.ndarray:
@@ -465,6 +572,7 @@ _kept_events: dict[int, Event] = {}
 _thread = _Thread()
 Stream.null = Stream(null=True)
 
+device = SimpleNamespace(get_cublas_handle=lambda: 1 + threading.get_ident())
 runtime = SimpleNamespace(
     eventDisableTiming=2,
     eventInterprocess=4,
@@ -473,6 +581,7 @@ runtime = SimpleNamespace(
     memcpyDeviceToDevice=3,
     getDevice=lambda: _thread.device.id,
     getDeviceCount=lambda: num_devices,
+    runtimeGetVersion=lambda: 12090,
     deviceGetPCIBusId=lambda device: f"0000:{device:02x}:00.0",
     deviceCanAccessPeer=lambda device, peer: int(device != peer),
     malloc=_malloc,
