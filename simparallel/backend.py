@@ -144,6 +144,18 @@ def set_reader_gate(gate: Callable[[], None]) -> Callable[[], None]:
     return before
 
 
+def number_on(xp: Any, value: Any, dtype: Any) -> Array:
+    """Return a number as an array without dims; a kernel writes it on a GPU, where a copy from the host takes longer.
+
+    Raises:
+        OverflowError: the dtype does not hold it.
+    """
+    if hasattr(xp, "cuda"):
+        host = np.asarray(value, dtype=dtype)
+        return xp.full((), host.item(), host.dtype)
+    return xp.asarray(value, dtype=dtype)
+
+
 def set_upload(upload: Callable[[np.ndarray], Array] | None) -> Callable[[np.ndarray], Array] | None:
     """Copy host arrays to a GPU by `upload`, in this thread; return the function so far. None stands for CuPy's own.
 

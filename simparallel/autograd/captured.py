@@ -28,12 +28,13 @@ from simparallel.autograd.tensor import Tensor
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import Array, gpu_of, is_array, place, random_state, to_device_like
 from simparallel.errors import CaptureError
-from simparallel.gpu.capture import Capture, captured_step, refuse
+from simparallel.gpu.capture import Capture, captured_step, refuse, running
 from simparallel.gpu.device import Gpu, current_gpu
 from simparallel.hardware.recorder import Recorder, current_recorder
 
 # Kinds of numbers and texts that a step reads from the variables around it, and that its graphs depend on.
 _CONSTANTS = (bool, int, float, str, type(None))
+COPIED = "a graph works on a copy of its arguments"
 
 
 def captured(step: Callable[..., Any] | None = None, *, warmups: int = 2, max_graphs: int = 8) -> Any:
@@ -108,9 +109,9 @@ class _Captured:
         return len(self._graphs)
 
     @property
-    def _graphs(self) -> OrderedDict[int, _Graph]:
+    def _graphs(self) -> OrderedDict[Any, _Graph]:
         if not hasattr(self._mine, "graphs"):
-            self._mine.graphs, self._mine.calls = OrderedDict(), {}
+            self._mine.graphs, self._mine.kinds = OrderedDict(), {}
         return self._mine.graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -121,25 +122,30 @@ class _Captured:
                 return _detached(self.step(*args, **kwargs))
             inputs: list[Array] = []
             change_each(arguments, lambda item: _add_input(item, inputs))
-            key = self._key(arguments)
-            graph = next((g for g in self._graphs.values() if g.key == key and g.fits()), None)
-            if graph is not None:
-                self._graphs.move_to_end(id(graph))
-                return graph.launch(inputs)
-            calls = self._mine.calls
-            calls[key] = calls.get(key, 0) + 1
-            on_gpu = [place(array, gpu.number) for array in inputs]
-            if calls[key] <= self.warmups:
-                args, kwargs = _with_arrays(arguments, on_gpu)
-                return _detached(self.step(*args, **kwargs))
-            # A graph for another state outside of the step begins with warm-up calls, too.
-            calls[key] = 0
-            graph = _Graph(key, gpu)
-            result = graph.capture(self.step, arguments, on_gpu)
-            self._graphs[id(graph)] = graph
-            if len(self._graphs) > self.max_graphs:
-                self._graphs.popitem(last=False)
-            return result
+            return self._run(gpu, self._key(arguments), arguments, inputs)
+
+    def _run(self, gpu: Gpu, key: Any, arguments: Any, inputs: list[Array]) -> Any:
+        """Launch the graph that fits, or run the step itself, or capture it."""
+        graphs, kind = self._graphs, self._mine.kinds.setdefault(key, _Kind())
+        graph = graphs.get((key, kind.state()))
+        if graph is not None and graph.fits():
+            graphs.move_to_end((key, kind.state()))
+            return graph.launch(inputs)
+        on_gpu = [place(array, gpu.number) for array in inputs]
+        seen = _Observer()
+        if kind.calls.get(kind.state(), 0) < self.warmups:
+            args, kwargs = _with_arrays(arguments, on_gpu)
+            with seen.watching():
+                result = self.step(*args, **kwargs)
+            kind.note(seen)
+            return _detached(result)
+        graph = _Graph(gpu, seen)
+        result = graph.capture(self.step, arguments, on_gpu)
+        # Another graph of this state uses other memory than there is now.
+        graphs[key, kind.note(seen)] = graph
+        if len(graphs) > self.max_graphs:
+            graphs.popitem(last=False)
+        return result
 
     def _check_host(self, arguments: Any) -> None:
         """Refuse arrays of a GPU outside of a run: their stream cannot be captured."""
@@ -160,14 +166,17 @@ class _Captured:
         try:
             hash(key)
         except TypeError:
-            refuse("has an argument that is no array and cannot be hashed", "Pass Tensors, arrays and constants.")
+            why = "each constant has a graph of its own"
+            refuse("has an argument that cannot be hashed", "Pass Tensors, arrays and constants.", why)
         return (*key, tuple(_constants_of(self.step)))
 
 
 def _add_input(item: Any, inputs: list[Array]) -> None:
     if isinstance(item, Tensor):
         if item.requires_grad:
-            refuse("has an argument that requires a gradient", "Use it as a variable of the step, or detach it.")
+            refuse(
+                "has an argument that requires a gradient", "Use it as a variable of the step, or detach it.", COPIED
+            )
         inputs.append(item.data)
     elif is_array(item):
         inputs.append(item)
@@ -218,7 +227,7 @@ def _detached(result: Any) -> Any:
             return item
         if item._node is not None and item._node.ctx is not None:
             refuse(
-                "returns a Tensor that is still on the tape, and a later backward",
+                "returns a Tensor that is still on the tape, for a later backward",
                 "Call backward inside of the step, without retain_graph, or return detach() of it.",
             )
         return item.detach()
@@ -226,26 +235,79 @@ def _detached(result: Any) -> Any:
     return change_each(result, change)
 
 
-class _Observer(AbstractInterpreter):
-    """Notes the tensors that ops read during a capture; the ops run as usual.
+class _Kind:
+    """Calls with equal keys: the leaves and modules that their operations depend on.
 
     Attributes:
-        leaves: id of a tensor that requires a gradient -> the tensor and its gradient when an op first read it.
+        calls: state -> number of calls that began in it and ran the step itself since the last capture.
+    """
+
+    def __init__(self) -> None:
+        self._leaves: dict[int, Tensor] = {}
+        self._modules: list[Any] = []
+        self.calls: dict[Any, int] = {}
+
+    def state(self, before: _Observer | None = None) -> Any:
+        """Return which leaves have gradients, and which modules train: now, or as an observer first saw them."""
+        gradients = {} if before is None else {id(leaf): gradient for leaf, gradient in before.leaves()}
+        modules = {} if before is None else before.modules
+        return (
+            tuple(gradients.get(i, leaf._grad) is None for i, leaf in self._leaves.items()),
+            tuple(modules.get(module, module.training) for module in self._modules),
+        )
+
+    def note(self, seen: _Observer) -> Any:
+        """Count a call, and return the state in which it began."""
+        self._leaves |= {id(leaf): leaf for leaf, _ in seen.leaves()}
+        self._modules += [module for module in seen.modules if module not in self._modules]
+        state = self.state(seen)
+        self.calls[state] = self.calls.get(state, 0) + 1
+        return state
+
+
+class _Observer(AbstractInterpreter):
+    """Notes what a call of the step depends on; the ops run as usual.
+
+    Attributes:
+        modules: the modules that were called, with the value of `training` of each.
         others: weak references to other tensors.
         arrays: weak references to the arrays of all.
     """
 
     def __init__(self) -> None:
-        self.leaves: dict[int, tuple[Tensor, Tensor | None]] = {}
+        # The leaves that require a gradient, by id, and their gradients when an op first read them.
+        self._leaves: dict[int, tuple[weakref.ref[Tensor], Tensor | None]] = {}
+        self.modules: dict[Any, bool] = {}
         self.others: list[weakref.ref[Tensor]] = []
         self.arrays: list[weakref.ref[Any]] = []
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note the calls inside of the block, and then the parameters and buffers of the modules."""
+        before, grad_mode.interpreter = grad_mode.interpreter, self
+        running.modules = self.modules
+        try:
+            yield
+        finally:
+            grad_mode.interpreter, running.modules = before, None
+        for module in self.modules:
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None:
+                    self.note(tensor)
+
     def note(self, tensor: Tensor) -> None:
         if tensor._requires_grad:
-            self.leaves.setdefault(id(tensor), (tensor, tensor._grad))
+            if id(tensor) not in self._leaves or self._leaves[id(tensor)][0]() is None:
+                self._leaves[id(tensor)] = weakref.ref(tensor), tensor._grad
         else:
             self.others.append(weakref.ref(tensor))
         self.arrays.append(weakref.ref(tensor._data))
+
+    def leaves(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Return the leaves that exist after the call, with their gradients before it."""
+        found = [(ref(), gradient) for ref, gradient in self._leaves.values()]
+        # A part that is recomputed begins with leaves for the time of its backward.
+        return [(leaf, gradient) for leaf, gradient in found if leaf is not None and leaf._node is None]
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
         for tensor in inputs:
@@ -254,20 +316,17 @@ class _Observer(AbstractInterpreter):
         interpreter = next((tensor.interpreter for tensor in inputs if tensor.interpreter is not None), None)
         return None if interpreter is None else interpreter.run(op, inputs)
 
-    def run_part(self, part: Callable[..., Tensor], inputs: tuple[Any, ...], is_optional: bool) -> Tensor | None:
-        return None
-
 
 class _Graph:
     """A captured step: its graph, its memory, and what depends on it outside.
 
     Args:
-        key: what the step depended on.
         gpu: the GPU of the rank.
+        seen: notes what the step depends on.
     """
 
-    def __init__(self, key: Any, gpu: Gpu) -> None:
-        self.key = key
+    def __init__(self, gpu: Gpu, seen: _Observer) -> None:
+        self._seen = seen
         self._capture = Capture(gpu)
         self._recorder = current_recorder()
         self._notes: list[Callable[[], None]] = []
@@ -276,21 +335,17 @@ class _Graph:
         """Capture the step with arguments in memory of the graph, launch it, and return the result."""
         self._inputs = [array.copy() for array in arrays]
         args, kwargs = _with_arrays(arguments, self._inputs)
-        observer, state, began = _Observer(), random_state.snapshot(), next(grad_mode.numbers)
+        state, began = random_state.snapshot(), next(grad_mode.numbers)
         try:
-            with self._capture.recording(), scratch.apart(), _observed_by(observer), self._noted_events():
+            with self._capture.recording(), scratch.apart(), self._seen.watching(), self._noted_events():
                 result = step(*args, **kwargs)
-                for module in self._capture.modules:
-                    for tensor in (*module._parameters.values(), *module._buffers.values()):
-                        if tensor is not None:
-                            observer.note(tensor)
             self._result = _detached(result)
+            self._keep(began)
         except BaseException:
             random_state.restore(state)
-            for leaf, gradient in observer.leaves.values():
+            for leaf, gradient in self._seen.leaves():
                 leaf._grad = gradient
             raise
-        self._keep(observer, began)
         after = random_state.snapshot()
         self._drawn = after[1] - state[1], after[2] - state[2]
         self._calls = {s: count - state[3].get(s, 0) for s, count in after[3].items() if count != state[3].get(s, 0)}
@@ -301,24 +356,23 @@ class _Graph:
         self._check()
         return self._results()
 
-    def _keep(self, observer: _Observer, began: int) -> None:
+    def _keep(self, began: int) -> None:
         """Keep what the graph reads and writes, so that its memory is not freed, and find what it changes."""
-        arrays = [array for ref in observer.arrays if (array := ref()) is not None]
+        arrays = [array for ref in self._seen.arrays if (array := ref()) is not None]
         self._leaves = [
-            (leaf, leaf._data, _data_of(before), _data_of(leaf._grad)) for leaf, before in observer.leaves.values()
+            (leaf, leaf._data, _data_of(before), _data_of(leaf._grad)) for leaf, before in self._seen.leaves()
         ]
-        self._tensors = [(tensor, tensor._data) for ref in observer.others if (tensor := ref()) is not None]
+        self._tensors = [(tensor, tensor._data) for ref in self._seen.others if (tensor := ref()) is not None]
         if written_since(self._inputs, began):
-            refuse("writes into an argument", "Write into a copy of it.")
+            refuse("writes into an argument", "Write into a copy of it.", COPIED)
         changed = {id(array): array for array in written_since(arrays, began)}
         given = [gradient for _, _, before, gradient in self._leaves if before is None and gradient is not None]
         self._changed = [Tensor._result(array) for array in (*changed.values(), *given)]
 
     def fits(self) -> bool:
-        """Return whether everything that the graph reads and writes is as it was before the capture."""
+        """Return whether the memory that the graph reads and writes is that of its capture."""
         return (
             self._recorder is current_recorder()
-            and all(module.training == training for module, training in self._capture.modules.items())
             and all(tensor._data is array for tensor, array in self._tensors)
             and all(
                 leaf._data is data and leaf._requires_grad and not leaf._hooks and _data_of(leaf._grad) is before
@@ -408,12 +462,3 @@ class _Graph:
 
 def _data_of(gradient: Tensor | None) -> Array | None:
     return None if gradient is None else gradient._data
-
-
-@contextmanager
-def _observed_by(observer: _Observer) -> Iterator[None]:
-    before, grad_mode.interpreter = grad_mode.interpreter, observer
-    try:
-        yield
-    finally:
-        grad_mode.interpreter = before

@@ -8,13 +8,16 @@ call is either refused while a captured step runs (`refuse`), or registered with
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
 from simparallel.backend import Array, random_state, set_reader_gate, set_upload, to_device_like
+from simparallel.base.callsite import is_inside, place
 from simparallel.errors import CaptureError, SimParallelError
 from simparallel.gpu.device import Gpu
 from simparallel.gpu.products import capture_products
@@ -25,10 +28,12 @@ class _Running(threading.local):
 
     Attributes:
         step: the name of the captured step, in a call of any kind; "" outside of one.
+        modules: the modules that the step has called, with the value of `training` of each; None where none is noted.
         capture: the capture that is going on, or None.
     """
 
     step = ""
+    modules: dict[Any, bool] | None = None
     capture: Capture | None = None
 
 
@@ -39,7 +44,6 @@ class Capture:
     """A graph, and what the host does for each of its launches.
 
     Attributes:
-        modules: the modules that were called, with the value of `training` of each.
         checks: functions to call after each launch; they read values, and raise.
     """
 
@@ -48,7 +52,6 @@ class Capture:
         # The arrays of the graph are allocated here, so nothing else gets their memory while the graph exists.
         self._pool = gpu.cuda.MemoryPool()
         self._graph: Any = None
-        self.modules: dict[Any, bool] = {}
         self.checks: list[Callable[[], None]] = []
         self._inputs: list[tuple[Array, Callable[[], np.ndarray]]] = []
         self._first_calls = dict(random_state.calls)
@@ -79,8 +82,8 @@ class Capture:
                 if not _is_of_capture(error):
                     raise
                 raise CaptureError(
-                    f"{running.step}: the step does something that a GPU cannot capture, in {_place_of(error)}: "
-                    f"{type(error).__name__}: {error}. {READ}",
+                    f"{running.step}: a GPU cannot capture {_line_of(error)}, which raised {type(error).__name__}: "
+                    f"{error}. {READ}",
                     step=running.step,
                 ) from error
             self._graph = stream.end_capture()
@@ -131,11 +134,9 @@ def captured_step(name: str) -> Iterator[None]:
         running.step = before
 
 
-def refuse(what: str, way_out: str) -> NoReturn:
+def refuse(what: str, way_out: str, why: str = "a graph repeats nothing but operations of the GPU") -> NoReturn:
     """Raise CaptureError: the captured step that runs in this thread does `what`."""
-    raise CaptureError(
-        f"{running.step}: the step {what}, which a captured graph does not repeat. {way_out}", step=running.step
-    )
+    raise CaptureError(f"{running.step}: the captured step {what}, and {why}. {way_out}", step=running.step)
 
 
 def from_host(make: Callable[[], np.ndarray], like: Array) -> Array:
@@ -160,15 +161,9 @@ def _is_of_capture(error: BaseException) -> bool:
     return is_of_library and any(part in str(error) for part in ("StreamCapture", "capturing", "stream capture"))
 
 
-def _place_of(error: BaseException) -> str:
-    """Return the file and line of the user's code, or else of ours, from which an error comes."""
-    frames = []
-    trace = error.__traceback__
-    while trace is not None:
-        frames.append(
-            (trace.tb_frame.f_globals.get("__name__", ""), trace.tb_frame.f_code.co_filename, trace.tb_lineno)
-        )
-        trace = trace.tb_next
-    own = [frame for frame in frames if not frame[0].startswith(("simparallel.gpu", "simparallel.testing", "cupy"))]
-    name, file, line = (own or frames)[-1]
-    return f"{name or file}, line {line}"
+def _line_of(error: BaseException) -> str:
+    """Return the user's line in which an error was raised, with the base name of the file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not is_inside(frame.filename) and "cupy" not in Path(frame.filename).parts]
+    frame = (own or frames)[-1]
+    return Path(place(frame.filename, frame.lineno or 0)).name

@@ -58,8 +58,8 @@ class Module(ModuleTree):
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         outer, CALLED.layer = CALLED.layer, self._path
-        if running.capture is not None:
-            running.capture.modules[self] = self.training
+        if running.modules is not None:
+            running.modules[self] = self.training
         try:
             if self._hooks is not None:
                 return self._hooks.call(self, inputs, kwargs)

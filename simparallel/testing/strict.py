@@ -243,7 +243,8 @@ class StrictArray:
         if any(isinstance(part, np.ndarray) and part.dtype == bool for part in _parts(plain)):
             _note_wait("mask")
         if (graph := strict_cuda.captured_graph()) is not None:
-            return _wrap(_capture(graph, "getitem", lambda: self._data[plain], None, (self._data, plain)))
+            read = lambda: self._data[_wrapped(self._data, plain)]  # noqa: E731
+            return _wrap(_capture(graph, "getitem", read, None, (self._data, plain)))
         result = self._data[plain]
         _note_launch("getitem", result, self._data)
         return _wrap(result)
@@ -251,18 +252,19 @@ class StrictArray:
     def __setitem__(self, key: Any, value: Any) -> None:
         plain, plain_value = _unwrap(key), _unwrap(value)
 
-        def write() -> None:
-            _refuse_repeats(self._data, plain)
-            self._data[plain] = plain_value
+        def write(key: Any) -> None:
+            _refuse_repeats(self._data, key)
+            self._data[key] = plain_value
 
         if (graph := strict_cuda.captured_graph()) is not None:
-            _capture(graph, "setitem", write, self._data, (plain, plain_value))
+            launch = lambda: write(_wrapped(self._data, plain))  # noqa: E731
+            _capture(graph, "setitem", launch, self._data, (plain, plain_value))
             return
         # x[...] += y ends with x[...] = x[...], for which CuPy starts nothing.
         part = self._data[plain]
         if not (isinstance(plain_value, np.ndarray) and _is_same(part, plain_value)):
             _note_launch("setitem", part, reads=(plain_value,))
-        write()
+        write(plain)
 
     def __len__(self) -> int:
         return len(self._data)
@@ -335,6 +337,18 @@ def _refuse_repeats(data: np.ndarray, key: Any) -> None:
     np.add.at(touched, key, 1)
     if touched.size and touched.max() > 1:
         raise IndexError("x[indices] = … writes an element more than once; use xp.add.at.")
+
+
+def _wrapped(data: np.ndarray, key: Any) -> Any:
+    """Return a key whose arrays of indices are inside, as CuPy wraps them: captured programs check them later."""
+    parts = _parts(key)
+    if any(part is None or part is ... for part in parts):
+        return key
+    inside = [
+        part % data.shape[i] if isinstance(part, np.ndarray) and part.dtype.kind in "iu" and data.shape[i] else part
+        for i, part in enumerate(parts)
+    ]
+    return tuple(inside) if isinstance(key, tuple) else inside[0]
 
 
 class _Flags:

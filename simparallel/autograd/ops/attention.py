@@ -16,7 +16,7 @@ from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.ops.dropout import dropout
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array, get_namespace, number_on
 from simparallel.errors import DTypeError, ShapeError
 from simparallel.layout.rule import broadcast
 
@@ -73,7 +73,7 @@ class ScaledDotProductAttention(Op):
             scores_ST += _causal_mask(xp, scores_ST, ctx.offset("t"))
         if mask is not None:
             if mask.dtype == "bool":
-                mask = xp.where(mask, xp.asarray(0, dtype), xp.asarray(-math.inf, dtype))
+                mask = xp.where(mask, number_on(xp, 0, dtype), number_on(xp, -math.inf, dtype))
             scores_ST = _add(scores_ST, mask.swapaxes(-1, -2))
         largest = _column_maximum(xp, scores_ST)
         # A query that sees no key has scores of -inf; without the bound, -inf - -inf would give NaN.
@@ -170,7 +170,7 @@ def _causal_mask(xp: ModuleType, scores_ST: Array, first: int) -> Array:
 
     def make() -> Array:
         seen = xp.arange(num_keys)[:, None] <= xp.arange(first, first + num_queries)
-        return xp.where(seen, xp.asarray(0, dtype), xp.asarray(-math.inf, dtype))
+        return xp.where(seen, number_on(xp, 0, dtype), number_on(xp, -math.inf, dtype))
 
     what = (num_keys, num_queries, first)
     return scratch.made("attention.causal", what, num_keys * num_queries, scores_ST, make)
