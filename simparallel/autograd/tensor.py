@@ -565,24 +565,6 @@ def common_device(who: str, inputs: Sequence[Tensor]) -> Device | None:
     return devices[0] if devices else None
 
 
-def check_one_library(who: str, inputs: Sequence[Tensor]) -> None:
-    """Raise DeviceMismatchError if some inputs are in host memory and others on a GPU."""
-    gpus = [gpu_of(tensor._data) for tensor in inputs]
-    if None not in gpus or gpus == [None] * len(gpus):
-        return
-    told = ", ".join(
-        f"input {i} {x.shape} {'in host memory' if gpu is None else f'on cuda:{gpu}'}"
-        for i, (x, gpu) in enumerate(zip(inputs, gpus, strict=True))
-    )
-    on_gpu = next(f"cuda:{gpu}" for gpu in gpus if gpu is not None)
-    raise DeviceMismatchError(
-        f"{who}: the tensors are on different devices: {told}. Nothing was computed. Bring them together first, for "
-        f"example with .to('{on_gpu}').",
-        op=who,
-        devices=list(dict.fromkeys("host" if gpu is None else f"cuda:{gpu}" for gpu in gpus)),
-    )
-
-
 _NOT_SCALED = (1.0, None)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
 from functools import cache
 from math import prod
 from typing import Any
@@ -123,8 +122,8 @@ def _check(status: int) -> None:
 
 def _cublas(xp: Any) -> Any:
     """Return the library that CuPy has loaded, or that of a stand-in."""
-    load: Callable[[str], Any] = getattr(xp.cuda, "load_library", _loaded)
-    return load(f"libcublas.so.{xp.cuda.runtime.runtimeGetVersion() // 1000}")
+    name = f"libcublas.so.{xp.cuda.runtime.runtimeGetVersion() // 1000}"
+    return getattr(xp.cuda, "libraries", {}).get(name) or _loaded(name)
 
 
 @cache

@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from simparallel.backend import register_namespace
-from simparallel.testing import cupy_lacks, strict_cuda
+from simparallel.testing import cupy_lacks, strict_cublas, strict_cuda
 
 # Functions whose results have a size that depends on values.
 _SIZED_BY_VALUES = frozenset(("argwhere", "compress", "flatnonzero", "nonzero", "unique"))
@@ -523,3 +523,4 @@ def _give_operators() -> None:
 _give_operators()
 xp: Any = StrictNamespace(np, cupy_lacks.NAMES, cupy_lacks.KEYWORDS)
 register_namespace(StrictArray, xp)
+strict_cuda.libraries["libcublas.so.12"] = strict_cublas
