@@ -27,13 +27,16 @@ from simparallel.autograd.tape import mark_changed, written_since
 from simparallel.autograd.tensor import Tensor
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import Array, gpu_of, is_array, place, random_state, to_device_like
-from simparallel.errors import CaptureError
+from simparallel.base.checks import check_integer
+from simparallel.errors import CaptureError, InputError
 from simparallel.gpu.capture import Capture, captured_step, refuse, running
 from simparallel.gpu.device import Gpu, current_gpu
 from simparallel.hardware.recorder import Recorder, current_recorder
 
 # Kinds of numbers and texts that a step reads from the variables around it, and that its graphs depend on.
 _CONSTANTS = (bool, int, float, str, type(None))
+# Kinds of calls that are remembered; a step with other constants in each call has no end of them.
+_MAX_KINDS = 256
 COPIED = "a graph works on a copy of its arguments"
 
 
@@ -68,6 +71,7 @@ def captured(step: Callable[..., Any] | None = None, *, warmups: int = 2, max_gr
         Its attribute `num_graphs` is the number of graphs. Without a step, a decorator.
 
     Raises:
+        InputError: `step` is no function, or a number is too small.
         CaptureError: in a call: the step does what a graph cannot repeat.
 
     Example:
@@ -94,8 +98,13 @@ class _Captured:
     """See `captured`."""
 
     def __init__(self, step: Callable[..., Any], warmups: int, max_graphs: int) -> None:
-        self.step, self.warmups, self.max_graphs = step, warmups, max_graphs
-        update_wrapper(self, step)
+        if not callable(step):
+            raise InputError(f"captured: {step!r:.100} is not a function.")
+        self.step = step
+        self.warmups = check_integer("captured", "warmups", warmups)
+        self.max_graphs = check_integer("captured", "max_graphs", max_graphs, 1)
+        # Names and docstring only: a step may be an object with attributes of its own.
+        update_wrapper(self, step, updated=())
         self.name = getattr(step, "__qualname__", type(step).__name__)
         # Ranks that are threads call one object, and each has its own graphs.
         self._mine = threading.local()
@@ -115,25 +124,32 @@ class _Captured:
         return self._mine.graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        gpu, arguments = current_gpu(), (args, kwargs)
+        gpu, arguments, is_part = current_gpu(), (args, kwargs), bool(running.step)
         with captured_step(self.name):
-            if gpu is None:
+            # A captured step that another one calls is a part of that one's graph.
+            if gpu is None or is_part:
                 self._check_host(arguments)
                 return _detached(self.step(*args, **kwargs))
             inputs: list[Array] = []
             change_each(arguments, lambda item: _add_input(item, inputs))
-            return self._run(gpu, self._key(arguments), arguments, inputs)
+            # The program may be on a stream of its own, whose operations would not be part of the graph.
+            with gpu.compute:
+                return self._run(gpu, self._key(arguments), arguments, inputs)
 
     def _run(self, gpu: Gpu, key: Any, arguments: Any, inputs: list[Array]) -> Any:
         """Launch the graph that fits, or run the step itself, or capture it."""
-        graphs, kind = self._graphs, self._mine.kinds.setdefault(key, _Kind())
-        graph = graphs.get((key, kind.state()))
+        graphs, kinds = self._graphs, self._mine.kinds
+        kind = kinds.setdefault(key, _Kind())
+        if len(kinds) > _MAX_KINDS:
+            del kinds[next(iter(kinds))]
+        state = kind.state()
+        graph = graphs.get((key, state))
         if graph is not None and graph.fits():
-            graphs.move_to_end((key, kind.state()))
+            graphs.move_to_end((key, state))
             return graph.launch(inputs)
         on_gpu = [place(array, gpu.number) for array in inputs]
         seen = _Observer()
-        if kind.calls.get(kind.state(), 0) < self.warmups:
+        if kind.calls.get(state, 0) < self.warmups:
             args, kwargs = _with_arrays(arguments, on_gpu)
             with seen.watching():
                 result = self.step(*args, **kwargs)
@@ -141,8 +157,9 @@ class _Captured:
             return _detached(result)
         graph = _Graph(gpu, seen)
         result = graph.capture(self.step, arguments, on_gpu)
-        # Another graph of this state uses other memory than there is now.
-        graphs[key, kind.note(seen)] = graph
+        # It replaces a graph that uses other memory than there is now.
+        state = kind.note(seen)
+        graphs[key, state], kind.calls[state] = graph, 0
         if len(graphs) > self.max_graphs:
             graphs.popitem(last=False)
         return result
@@ -151,7 +168,7 @@ class _Captured:
         """Refuse arrays of a GPU outside of a run: their stream cannot be captured."""
         inputs: list[Array] = []
         change_each(arguments, lambda item: _add_input(item, inputs))
-        if any(gpu_of(array) is not None for array in inputs):
+        if current_gpu() is None and any(gpu_of(array) is not None for array in inputs):
             raise CaptureError(
                 f"{self.name}: the arrays are on a GPU, and no rank runs here, so its stream cannot be captured. Run "
                 "the program with sp.launch(..., array='cupy') or simparallel run --array cupy.",
@@ -196,7 +213,7 @@ def _with_arrays(arguments: Any, arrays: list[Array]) -> Any:
 
 def _described(item: Any) -> Any:
     if isinstance(item, Tensor) or is_array(item):
-        return type(item).__name__, item.shape, str(item.dtype)
+        return isinstance(item, Tensor), item.shape, str(item.dtype)
     # True and 1 are equal, and are not the same.
     return type(item), item
 
@@ -341,19 +358,19 @@ class _Graph:
                 result = step(*args, **kwargs)
             self._result = _detached(result)
             self._keep(began)
+            after = random_state.snapshot()
+            self._drawn = after[1] - state[1], after[2] - state[2]
+            self._calls = {name: count - state[3].get(name, 0) for name, count in after[3].items()}
+            # Masks are those of this call: the counters are as before it.
+            random_state.restore(state)
+            self._capture.launch()
+            self._count_draws()
+            self._check()
         except BaseException:
             random_state.restore(state)
             for leaf, gradient in self._seen.leaves():
                 leaf._grad = gradient
             raise
-        after = random_state.snapshot()
-        self._drawn = after[1] - state[1], after[2] - state[2]
-        self._calls = {s: count - state[3].get(s, 0) for s, count in after[3].items() if count != state[3].get(s, 0)}
-        # Masks are those of this call: the counters are as before it.
-        random_state.restore(state)
-        self._capture.launch()
-        self._count_draws()
-        self._check()
         return self._results()
 
     def _keep(self, began: int) -> None:

@@ -348,7 +348,7 @@ def test_bad_values_are_found_after_a_launch() -> None:
             return loss
 
         good, names = (np.ones((2, 2), np.float32), np.array([0, 2])), []
-        for x, y in (good, (good[0], np.array([0, 3])), (good[0] * np.inf, good[1]), good):
+        for x, y in ((good[0], np.array([0, 3])), good, (good[0], np.array([0, 3])), (good[0] * np.inf, good[1]), good):
             model.zero_grad()
             try:
                 names.append(type(step(x, y)).__name__)
@@ -357,7 +357,7 @@ def test_bad_values_are_found_after_a_launch() -> None:
                 assert model.weight.grad is None
         return names
 
-    assert on_a_gpu(program) == ["Tensor", "LabelError", "NonFiniteLossError", "Tensor"]
+    assert on_a_gpu(program) == ["LabelError", "Tensor", "LabelError", "NonFiniteLossError", "Tensor"]
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {}
@@ -493,6 +493,49 @@ def test_arguments_are_checked() -> None:
             negate({1, 2})
 
     on_a_gpu(program)
+
+
+@pytest.mark.parametrize("settings", [{"warmups": -1}, {"max_graphs": 0}, {"step": 3}])
+def test_settings_are_checked(settings: dict[str, Any]) -> None:
+    with refused(sp.errors.InputError):
+        sp.captured(**{"step": print, **settings})
+
+
+def test_step_may_call_another_one() -> None:
+    def program() -> Any:
+        add = sp.captured(lambda x: x + 1, warmups=0)
+        twice = sp.captured(lambda x: add(add(x)), warmups=0)
+        found = [twice(sp.Tensor(np.full(2, i, np.float32))).tolist() for i in range(3)]
+        return found, add.num_graphs, twice.num_graphs
+
+    assert on_a_gpu(program) == ([[2.0, 2.0], [3.0, 3.0], [4.0, 4.0]], 0, 1)
+
+
+def test_stream_of_the_program_is_left() -> None:
+    """Operations on another stream would not be part of the graph."""
+
+    def program() -> list[float]:
+        run, found = sp.captured(lambda x: x + 1, warmups=0), []
+        other = xp.cuda.Stream(non_blocking=True)
+        for i in range(3):
+            x = sp.Tensor(np.full(1, i, np.float32))
+            with other:
+                y = run(x)
+            found += y.tolist()
+        return found
+
+    assert on_a_gpu(program) == [1.0, 2.0, 3.0]
+
+
+def test_number_of_kinds_is_bounded() -> None:
+    def program() -> int:
+        run = sp.captured(lambda x, factor: x * factor, warmups=1)
+        x = sp.Tensor(np.ones(2, np.float32))
+        for i in range(600):
+            assert run(x, i).tolist() == [i, i]
+        return len(run._mine.kinds)
+
+    assert on_a_gpu(program) <= 256
 
 
 def test_captured_step_can_be_sent_to_ranks() -> None:
