@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from simparallel import errors, functions, ops
-from simparallel.autograd import Function, Tensor, enable_grad, no_grad, value_and_grad
+from simparallel.autograd import Function, Tensor, captured, enable_grad, no_grad, value_and_grad
 from simparallel.backend import (
     device_count,
     get_float32_matmul_precision,
@@ -126,7 +126,8 @@ __all__ = [
     "EarlyStopping", "Function", "GRAPH_MODE", "Group", "Layout", "LearningRateScheduler", "Ledger", "LinkSpec",
     "LossMonitor", "Mesh", "Model", "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Plan",
     "Prediction", "Results", "Tensor", "TimeMonitor", "Trace", "Work", "adasum", "all_gather", "all_gather_object",
-    "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object", "cluster", "data", "device", "device_count",
+    "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object", "captured", "cluster", "data",
+    "device", "device_count",
     "distribute_module", "distribute_tensor", "dry_run", "empty", "enable_grad", "errors", "exercises", "exscan",
     "from_local", "functions", "gather", "gather_object", "get_auto_parallel_context", "get_float32_matmul_precision",
     "get_group_size", "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes",

@@ -129,7 +129,10 @@ def to_host(array: Array) -> np.ndarray:
 
 
 class _Reader(threading.local):
-    """How this thread's rank waits for its GPU before the host reads a value; by default CuPy waits by itself."""
+    """How this thread's rank waits for its GPU before the host reads a value; by default CuPy waits by itself.
+
+    Likewise, how it copies arrays of the host to its GPU.
+    """
 
     @staticmethod
     def _open() -> None:
@@ -137,6 +140,7 @@ class _Reader(threading.local):
 
     def __init__(self) -> None:
         self.gate: Callable[[], None] = self._open
+        self.upload: Callable[[np.ndarray], Array] | None = None
 
 
 _reader = _Reader()
@@ -151,12 +155,33 @@ def set_reader_gate(gate: Callable[[], None]) -> Callable[[], None]:
     return before
 
 
+def number_on(xp: Any, value: Any, dtype: Any) -> Array:
+    """Return a number as an array without dims; a kernel writes it on a GPU, where a copy from the host takes longer.
+
+    Raises:
+        OverflowError: the dtype does not hold it.
+    """
+    if hasattr(xp, "cuda"):
+        host = np.asarray(value, dtype=dtype)
+        return xp.full((), host.item(), host.dtype)
+    return xp.asarray(value, dtype=dtype)
+
+
+def set_upload(upload: Callable[[np.ndarray], Array] | None) -> Callable[[np.ndarray], Array] | None:
+    """Copy host arrays to a GPU by `upload`, in this thread; return the function so far. None stands for CuPy's own.
+
+    A stream that captures would copy what CuPy's staging memory holds at the launch.
+    """
+    before, _reader.upload = _reader.upload, upload
+    return before
+
+
 def to_device_like(host: np.ndarray, like: Array) -> Array:
     """Return `host` as an array of the type and on the device of `like` (no copy for NumPy)."""
     if isinstance(like, np.ndarray):
         return host
     with like.device:
-        return get_namespace(like).asarray(host)
+        return (_reader.upload or get_namespace(like).asarray)(host)
 
 
 @cache
@@ -249,7 +274,7 @@ def place(array: Array, gpu: int | None) -> Array:
             f"cuda:{gpu} does not exist: CuPy finds {found} GPUs here. The simulated devices are sim:0, sim:1, …"
         )
     with xp.cuda.Device(gpu):
-        return xp.asarray(array)
+        return (_reader.upload or xp.asarray)(array)
 
 
 def gpu_namespace() -> Any:

@@ -2,7 +2,8 @@
 
 Events on the device measure the time around all steps of a turn, so the host's part counts where the device waits for
 it. Products are computed in full float32, without TF32, by both. The floor is the predicted time of the same
-step on a device with the measured ceilings of this one, and no cost of a kernel's start.
+step on a device with the measured ceilings of this one, and no cost of a kernel's start. The captured step starts its
+forward and backward as one graph, see `captured`; it is measured after the others.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from simparallel.autograd.kernels.windows import scratch
 from simparallel.backend import check_gpu_library, get_namespace, place, set_float32_matmul_precision
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.bench.contest import Result, measure, table
-from simparallel.bench.step import TURN_S, Step, Task, chosen_tasks, mlp, our_step, tokens, torch_step
+from simparallel.bench.step import LEARNING_RATE, TURN_S, Step, Task, chosen_tasks, mlp, our_step, tokens, torch_step
+from simparallel.gpu.device import Gpu, use_gpu
 from simparallel.hardware.cluster import describe
 from simparallel.hardware.device import DeviceSpec
 
 # Rows and columns of the matrices that are multiplied; the vectors that are copied have 16 times as many elements.
 CEILING_SIZE = 4096
+CAPTURED = "simparallel, captured"
 GPT = {"num_layers": 12, "num_heads": 12, "width": 768}
 TASKS = (
     Task("MLP 784-512-512-10, batch 256", mlp, "mlp", 256, (784,)),
@@ -111,10 +114,38 @@ def floor_s(task: Task, device: DeviceSpec) -> float:
     return float(sp.dry_run(program, cluster=replace(describe(1), device=device), unknown=0.0).makespan_s)
 
 
-def on_gpu(task: Task) -> Step:
-    """Return our step of a task on the GPU."""
+def on_gpu(task: Task, *, is_captured: bool = False) -> Step:
+    """Return our step of a task on the GPU; captured, forward and backward are one launch of a graph."""
     batch = tuple(place(np.ascontiguousarray(array), 0) for array in task.batch(task.batch_size, *task.shape))
-    return our_step(task.ours().to("cuda:0"), batch)
+    net = task.ours().to("cuda:0")
+    if not is_captured:
+        return our_step(net, batch)
+    optimizer = sp.optim.SGD(net.parameters(), lr=LEARNING_RATE)
+    inputs, labels = batch[0], batch[1].reshape(-1)
+
+    @sp.captured
+    def loss_of(inputs: Any, labels: Any) -> Any:
+        logits = net(sp.Tensor(inputs))
+        loss = sp.functions.cross_entropy(logits.reshape(-1, logits.shape[-1]), sp.Tensor(labels))
+        loss.backward()
+        return loss
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(inputs, labels)
+        optimizer.step()
+
+    return step
+
+
+def captured_s(task: Task, xp: Any, rounds: int) -> list[float]:
+    """Return the seconds of a captured step in each round; by itself, so that only one of our models uses memory."""
+    with use_gpu(Gpu(0)):
+        turn = partial(repeated, clock_of(xp), on_gpu(task, is_captured=True))
+        times_s = measure(task.title, {CAPTURED: turn}, rounds=rounds, turn_s=TURN_S).times_s[CAPTURED]
+        del turn
+        reserved_bytes("simparallel", xp)
+    return times_s
 
 
 def torch_on_gpu(task: Task) -> Step | None:
@@ -173,6 +204,7 @@ def main(*, rounds: int = 7, names: list[str] | None = None, as_json: bool = Fal
         del ours, theirs, turns
         memory = {f"peak_bytes {who}": reserved_bytes(who, xp) for who in result.times_s}
         result.extra |= {name: value for name, value in memory.items() if value is not None}
+        result.times_s[CAPTURED] = captured_s(task, xp, rounds)
         results.append(result)
         if not as_json:
             print(table([result], "simparallel"), told(result), sep="\n", flush=True)

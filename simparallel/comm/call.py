@@ -282,6 +282,7 @@ class Body:
         others: parts of the payload that peers read; None for all of it, [] for no part.
         has_note: the root's note describes its arrays to the other ranks.
         by_messages: the payload travels in messages; peers read no memory.
+        call_type: class of its calls; None for the medium's.
 
     Args:
         group: the group.
@@ -293,6 +294,7 @@ class Body:
     others: Sequence[Any] | None = None
     has_note = False
     by_messages = False
+    call_type: type[Call] | None = None
 
     def __init__(self, group: Group, x: np.ndarray | None, settings: Settings) -> None:
         self.group, self.position, self.settings = group, group.position, settings

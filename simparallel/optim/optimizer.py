@@ -19,6 +19,7 @@ from simparallel.autograd.tensor import common_device
 from simparallel.backend import DRY_TYPES, Array, fused, get_namespace, is_array, to_host
 from simparallel.base.checks import check_number
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError
+from simparallel.gpu.capture import refuse, running
 from simparallel.hardware.devices import Device
 from simparallel.hardware.memory import OPTIMIZER
 from simparallel.hardware.recorder import Recorder, observer_of
@@ -204,6 +205,8 @@ class Optimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set the gradients to None, or with False to zeros in place."""
+        if running.step:
+            refuse("calls zero_grad", "Call it before the captured step.")
         for param in self._params():
             if set_to_none:
                 param._grad = None
@@ -329,6 +332,8 @@ class Optimizer:
             raise InputError(f"{self._name}: params[{i}] is listed twice; it would be updated twice per step.")
 
     def _step(self, grads: list[Any]) -> None:
+        if running.step:
+            refuse(f"calls a step of {self._name}, with numbers of the host", "Call it after the captured step.")
         observer = observer_of(None)
         start_ns = observer.begin(self._name)
         params = self._params()

@@ -19,6 +19,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from simparallel.backend import register_namespace
-from simparallel.testing import cupy_lacks, strict_cuda, strict_nccl
+from simparallel.testing import cupy_lacks, strict_cublas, strict_cuda, strict_nccl
 from simparallel.testing.strict_memory import memory_of_array
 
 # Functions whose results have a size that depends on values.
@@ -37,6 +38,8 @@ _NOT_FILLED = frozenset(("empty", "empty_like"))
 # Functions that copy array by array, unless there are many small ones.
 _JOINING = frozenset(("concatenate", "stack", "hstack", "vstack"))
 _IN_PLACE = frozenset(("copyto", "fill", "partition", "put", "sort"))
+# Functions that CuPy computes by cuBLAS, which it refuses in a capture. Its einsum asks `cupy.matmul`.
+_PRODUCTS = frozenset(("matmul", "dot", "inner", "tensordot", "vdot"))
 # Functions that copy host arrays to the device.
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
 
@@ -59,7 +62,7 @@ _fusing = _Fusing()
 # A function for each open block of `host_waits` and of `launches`.
 _Listeners = list[Callable[[str], None]]
 _wait_listeners: _Listeners = []
-_launch_listeners: _Listeners = []
+_launch_listeners = strict_cuda.launch_listeners
 _operation_listeners: _Listeners = []
 
 
@@ -82,7 +85,7 @@ def launches() -> AbstractContextManager[list[str]]:
 
     They have the names of the functions and operators: matmul, add, iadd, setitem. A view of memory starts nothing. A
     product of broadcast stacks of matrices, for example, is listed once, and starts about ten small kernels. A fused
-    function has its own name, and starts one kernel.
+    function has its own name, and starts one kernel. The launch of a graph is listed as graph, whatever it repeats.
     """
     return _listing(_launch_listeners)
 
@@ -103,6 +106,7 @@ def _listing(listeners: _Listeners) -> Iterator[list[str]]:
 
 
 def _note_wait(name: str) -> None:
+    strict_cuda.refuse_in_capture(name)
     for note in _wait_listeners:
         note(name)
 
@@ -119,7 +123,7 @@ def _note_launch(name: str, result: Any, *sources: Any, reads: Sequence[Any] = (
     results = result if isinstance(result, (tuple, list)) else (result,)
     for array in results:
         is_filled = isinstance(array, (np.ndarray, np.generic)) and array.size > 0
-        if is_filled and not any(isinstance(s, np.ndarray) and np.may_share_memory(array, s) for s in sources):
+        if is_filled and not _shares(array, sources):
             for note in listeners:
                 note(name)
             if is_watching:
@@ -135,6 +139,59 @@ def _note_use(result: Any, sources: Sequence[Any]) -> None:
             _note_use(None, source)
     if isinstance(result, np.ndarray):
         strict_cuda.use(result, is_written=True)
+
+
+def _capture(
+    graph: strict_cuda.Graph, name: str, compute: Callable[[], Any], target: Any, sources: Sequence[Any]
+) -> Any:
+    """Add an operation to a graph, and return its result, whose values are arbitrary until the graph is launched.
+
+    Args:
+        graph: the graph.
+        name: of the operation.
+        compute: computes it with NumPy.
+        target: the array that it writes to; None for a new one.
+        sources: what it reads.
+    """
+    if name in _PRODUCTS:
+        raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+    if target is not None:
+
+        def write() -> None:
+            if strict_cuda.is_watching():
+                _note_use(target, sources)
+            compute()
+
+        graph.add(write)
+        return target
+    # NumPy computes once, with whatever values there are, to say what shape and dtype the result has.
+    with np.errstate(all="ignore"):
+        found = compute()
+    results = [np.asarray(x) if isinstance(x, np.generic) else x for x in (found if type(found) is tuple else (found,))]
+
+    def is_new(array: Any) -> bool:
+        return isinstance(array, np.ndarray) and array.size > 0 and not _shares(array, sources)
+
+    new = [array if name not in _NOT_FILLED and is_new(array) else None for array in results]
+
+    def repeat() -> None:
+        values = compute()
+        for array, value in zip(new, values if type(values) is tuple else (values,), strict=True):
+            if array is not None:
+                if strict_cuda.is_watching():
+                    _note_use(array, sources)
+                array[...] = value
+
+    if any(array is not None for array in new):
+        graph.add(repeat)
+    for array in new:
+        if array is not None:
+            array.fill(np.nan if array.dtype.kind == "f" else 0)
+    return tuple(results) if type(found) is tuple else results[0]
+
+
+def _shares(array: np.ndarray, sources: Sequence[Any]) -> bool:
+    return any(isinstance(source, np.ndarray) and np.may_share_memory(array, source) for source in sources)
 
 
 # The device array of each NumPy array; an array lives at least as long as its device array, so no id is used twice.
@@ -233,19 +290,30 @@ class StrictArray:
         plain = _unwrap(key)
         if any(isinstance(part, np.ndarray) and part.dtype == bool for part in _parts(plain)):
             _note_wait("mask")
+        if (graph := strict_cuda.captured_graph()) is not None:
+            read = lambda: self._data[_wrapped(self._data, plain)]  # noqa: E731
+            return _wrap(_capture(graph, "getitem", read, None, (self._data, plain)))
         result = _unwrap(self)[plain]
         _note_launch("getitem", result, self._data)
         return _wrap(result)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         _refuse_in_kernel("x[…] = y", key is Ellipsis)
-        plain = _unwrap(key)
-        _refuse_repeats(self._data, plain)
+        plain, plain_value = _unwrap(key), _unwrap(value)
+
+        def write(key: Any) -> None:
+            _refuse_repeats(self._data, key)
+            self._data[key] = plain_value
+
+        if (graph := strict_cuda.captured_graph()) is not None:
+            launch = lambda: write(_wrapped(self._data, plain))  # noqa: E731
+            _capture(graph, "setitem", launch, self._data, (plain, plain_value))
+            return
         # x[...] += y ends with x[...] = x[...], for which CuPy starts nothing.
-        part, plain_value = self._data[plain], _unwrap(value)
+        part = self._data[plain]
         if not (isinstance(plain_value, np.ndarray) and _is_same(part, plain_value)):
             _note_launch("setitem", part, reads=(plain_value,))
-        self._data[plain] = plain_value
+        write(plain)
 
     def __len__(self) -> int:
         _refuse_in_kernel("len(x)")
@@ -317,14 +385,16 @@ def _run_fused(function: Callable[..., Any], kernel_name: str, args: tuple[Any, 
     _fusing.is_on = True
     try:
         result = function(*(_KernelNumber(arg) if isinstance(arg, (int, float)) else arg for arg in args))
+        for array in result if isinstance(result, tuple) else () if result is None else (result,):
+            # CuPy would copy an argument, and repeat the elements of a smaller array.
+            if type(array) is not StrictArray or any(array is arg for arg in args) or array._data.shape != shape:
+                raise TypeError(f"{kernel_name}: a fused function returns new arrays of shape {shape}.")
+            # The order of CuPy's new arrays.
+            if not array._data.flags.c_contiguous:
+                in_order = partial(np.array, array._data, order="C")
+                array._data = _operated("copy", in_order, array._data)._data
     finally:
         _fusing.is_on = False
-    for array in result if isinstance(result, tuple) else () if result is None else (result,):
-        # CuPy would copy an argument, and repeat the elements of a smaller array.
-        if type(array) is not StrictArray or any(array is arg for arg in args) or array._data.shape != shape:
-            raise TypeError(f"{kernel_name}: a fused function returns new arrays of shape {shape}.")
-        # The order of CuPy's new arrays.
-        array._data = np.ascontiguousarray(array._data).reshape(shape)
     for note in _launch_listeners if prod(shape) else ():
         note(kernel_name)
     return result
@@ -383,6 +453,18 @@ def _refuse_repeats(data: np.ndarray, key: Any) -> None:
         raise IndexError("x[indices] = … writes an element more than once; use xp.add.at.")
 
 
+def _wrapped(data: np.ndarray, key: Any) -> Any:
+    """Return a key whose arrays of indices are inside, as CuPy wraps them: captured programs check them later."""
+    parts = _parts(key)
+    if any(part is None or part is ... for part in parts):
+        return key
+    inside = [
+        part % data.shape[i] if isinstance(part, np.ndarray) and part.dtype.kind in "iu" and data.shape[i] else part
+        for i, part in enumerate(parts)
+    ]
+    return tuple(inside) if isinstance(key, tuple) else inside[0]
+
+
 class _Flags:
     """The flags of an array: CuPy's have no `writeable`."""
 
@@ -412,11 +494,20 @@ def _guarded(
         # `xp.asarray` and the other functions of _FROM_HOST accept both sides; NumPy arrays are copied, as to a GPU.
         elif isinstance(args[0], StrictArray):
             args = (args[0]._data, *args[1:])
+        elif (graph := strict_cuda.captured_graph()) is not None:
+            raise graph.failure("Unsupported", f"{name} copies from the host, and would do so only now")
         elif isinstance(args[0], np.ndarray):
             args = (args[0].copy(), *args[1:])
             _note_launch(name, args[0])
-        result = function(*args, **kwargs)
         owner = getattr(function, "__self__", None)  # of a method of an array: the array
+        if (graph := strict_cuda.captured_graph()) is not None:
+            target = kwargs.get("out")
+            if name in _IN_PLACE or name.endswith(".at"):
+                target = owner if isinstance(owner, np.ndarray) else args[0]
+            compute = partial(function, *args, **kwargs)
+            result = _capture(graph, name, compute, target, (*args, *kwargs.values(), owner))
+            return _wrap(result) if target is None or kwargs.get("out") is target else None
+        result = function(*args, **kwargs)
         if kwargs.get("out") is not None:
             _note_launch(name, kwargs["out"], reads=args)
         elif name in _IN_PLACE or name.endswith(".at"):
@@ -490,6 +581,15 @@ class StrictNamespace:
         return value
 
 
+def _operated(name: str, compute: Callable[[], Any], *reads: Any) -> Any:
+    """Return the result of an operator, a new array."""
+    if (graph := strict_cuda.captured_graph()) is not None:
+        return _wrap(_capture(graph, name, compute, None, reads))
+    result = compute()
+    _note_launch(name, result, reads=reads)
+    return _wrap(result)
+
+
 _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 
 
@@ -506,15 +606,17 @@ def _give_operators() -> None:
                 return NotImplemented
             _refuse_in_kernel(name, name not in _NOT_FUSIBLE and not isinstance(other, np.generic))
             plain, own = _unwrap(other), _unwrap(self)
-            result = function(plain, own) if swapped else function(own, plain)
-            _note_launch(function.__name__, result, reads=(plain, own))
-            return _wrap(result)
+            compute = partial(function, plain, own) if swapped else partial(function, own, plain)
+            return _operated(function.__name__, compute, plain, own)
 
         return method
 
     def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
         def method(self: StrictArray, other: Any) -> StrictArray:
             plain = _unwrap(other)
+            if (graph := strict_cuda.captured_graph()) is not None:
+                _capture(graph, function.__name__, partial(function, self._data, plain), self._data, (plain,))
+                return self
             self._data = function(_unwrap(self), plain)
             _note_launch(function.__name__, self._data, reads=(plain,))
             return self
@@ -526,9 +628,7 @@ def _give_operators() -> None:
 
         def method(self: StrictArray) -> StrictArray:
             _refuse_in_kernel(f"{name}(x)", name not in _NOT_FUSIBLE)
-            result = function(_unwrap(self))
-            _note_launch(function.__name__, result, reads=(self._data,))
-            return _wrap(result)
+            return _operated(function.__name__, partial(function, _unwrap(self)), self._data)
 
         return method
 
@@ -549,3 +649,4 @@ _give_operators()
 strict_cuda.nccl = strict_nccl  # type: ignore[attr-defined]
 xp: Any = StrictNamespace(np, cupy_lacks.NAMES, cupy_lacks.KEYWORDS)
 register_namespace(StrictArray, xp)
+strict_cuda.libraries["libcublas.so.12"] = strict_cublas

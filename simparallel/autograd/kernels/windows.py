@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from types import ModuleType
@@ -198,6 +199,18 @@ class Scratch(threading.local):
     def clear(self) -> None:
         """Free the scratch arrays of this thread's device."""
         self._mine()[1].clear()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Make new scratch arrays inside of the block, and free them at its end: those outside may grow and move."""
+        _, arrays = self._mine()
+        before = dict(arrays)
+        arrays.clear()
+        try:
+            yield
+        finally:
+            arrays.clear()
+            arrays.update(before)
 
     def _mine(self) -> tuple[MemoryAccount | None, dict[Any, Array]]:
         """Return the memory account of this thread's device (None outside of a run) and its scratch arrays."""

@@ -16,7 +16,7 @@ from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.ops.dropout import dropout
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, fused, get_namespace
+from simparallel.backend import Array, fused, get_namespace, number_on
 from simparallel.errors import DTypeError, ShapeError
 from simparallel.layout.rule import broadcast
 
@@ -106,7 +106,7 @@ class ScaledDotProductAttention(Op):
             scores_ST += _causal_mask(xp, scores_ST, ctx.offset("t") + start, len(ctx.blocks) == 1)
         if mask is not None:
             if mask.dtype == "bool":
-                mask = xp.where(mask, xp.zeros((), dtype), -math.inf)
+                mask = xp.where(mask, number_on(xp, 0, dtype), -math.inf)
             scores_ST = _add(scores_ST, mask.swapaxes(-1, -2))
         largest = _column_maximum(xp, scores_ST)
         # A query that sees no key has scores of -inf; without the bound, -inf - -inf would give NaN.
@@ -236,7 +236,7 @@ def _causal_mask(xp: ModuleType, scores_ST: Array, first: int, is_shared: bool) 
 
     def make() -> Array:
         seen = xp.arange(num_keys)[:, None] <= xp.arange(first, first + num_queries)
-        return xp.where(seen, xp.zeros((), dtype), -math.inf)
+        return xp.where(seen, number_on(xp, 0, dtype), -math.inf)
 
     if not is_shared:
         return make()

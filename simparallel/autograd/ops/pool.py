@@ -18,6 +18,7 @@ from simparallel.autograd.ops.promotion import hashable
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused
 from simparallel.errors import InputError, ShapeError
+from simparallel.gpu.capture import from_host
 
 # The batch and the channels, taken whole.
 _ALL = (slice(None), slice(None))
@@ -178,7 +179,7 @@ class AvgPool2d(AbstractPool):
     def infer(self, x: Spec) -> Spec:
         return Spec(super().infer(x).shape, _mean_dtype(x.dtype))
 
-    def _scale(self, ctx: Context, at: Windows, dtype: np.dtype) -> Any:
+    def _scale(self, at: Windows, like: Array, dtype: np.dtype) -> Any:
         """Return 1 / number of pixels: one number for all windows, or an array (P, Q)."""
         if at.padded == at.image or (self.count_include_pad and (not self.ceil_mode or self.padding == "same")):
             return 1.0 / prod(at.kernel)
@@ -190,7 +191,7 @@ class AvgPool2d(AbstractPool):
             [min(p * s - b + k, size + pad) - max(p * s - b, -pad) for p in range(out)]
             for size, k, s, b, out, pad in zip(at.image, at.kernel, at.stride, at.before, at.out, pads, strict=True)
         ]
-        counts = ctx.xp.asarray(sizes[0])[:, None] * ctx.xp.asarray(sizes[1])
+        counts = from_host(lambda: np.multiply.outer(*sizes), like)
         return (1.0 / counts).astype(dtype)
 
     def forward(self, ctx: Context, x: Array) -> Array:
@@ -200,13 +201,13 @@ class AvgPool2d(AbstractPool):
         y = first.copy(order="K")
         for other in others:
             y += other
-        y *= self._scale(ctx, at, y.dtype)
+        y *= self._scale(at, x, y.dtype)
         return y.astype(dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, at = ctx.xp, ctx.windows
         dy = dy.astype(_wide(dy.dtype), order="K", copy=False)
-        dy = dy * self._scale(ctx, at, dy.dtype)
+        dy = dy * self._scale(at, dy, dy.dtype)
         dx = _zeros_padded(xp, dy, at)
         for i, j in at.taps():
             dx[(*_ALL, *at.slices(i, j))] += dy

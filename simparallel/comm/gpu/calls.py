@@ -104,9 +104,7 @@ class GpuCalls:
             out = given if out is None and what.in_place else out
         is_apart = out is not None and out is not x and bool(self._gpu.xp.may_share_memory(x, out))
         with named_range(what.name):
-            call = _call_type(group)(group, plan, x, out, is_apart)
-            group.lane.submit(call)
-            return call if async_op else call.wait()
+            return group.run(plan, x, async_op, out, is_apart=is_apart)
 
     def wait(self, is_done: Callable[[], bool], what: str) -> None:
         """Wait on the host until the GPU has done something, and watch the other ranks meanwhile.
@@ -166,7 +164,12 @@ class GpuCalls:
             return
         link = self._links[group.slot] = self._link_of(group)
         if link is not None:
-            bodies = {name: partial(GpuBody, link) for name in ON_GPU}
+            call_type = GpuCall
+            if group.transport.faults is not None:
+                from simparallel.comm.faults.gpu_calls import FaultyGpuCall
+
+                call_type = FaultyGpuCall
+            bodies = {name: partial(GpuBody, link, call_type) for name in ON_GPU}
             self._algorithms[group.slot] = Algorithm(group, bodies, ON_GPUS)
 
     def _link_of(self, group: Group) -> AbstractLink | None:
@@ -226,11 +229,3 @@ def choose(members: list[dict[str, Any]], *, shares_memory: bool) -> tuple[str, 
 
 _NAMES = {"nccl": NcclLink.name, "ipc": IpcLink.name, "host": "host memory"}
 _NOTHING = Condition((), (), 0)
-
-
-def _call_type(group: Group) -> type[GpuCall]:
-    if group.transport.faults is None:
-        return GpuCall
-    from simparallel.comm.faults.gpu_calls import FaultyGpuCall
-
-    return FaultyGpuCall

@@ -113,9 +113,11 @@ class GpuBody(Body):
     by_messages = copied = True
     others: Sequence[Any] = []
 
-    def __init__(self, link: AbstractLink, group: Group, x: Array, settings: Settings) -> None:
+    def __init__(
+        self, link: AbstractLink, call_type: type[GpuCall], group: Group, x: Array, settings: Settings
+    ) -> None:
         super().__init__(group, x, settings)
-        self.link = link
+        self.link, self.call_type = link, call_type
         self.rule = None if settings.op == "-" else reduction(settings.op, x.dtype)
 
     def expose(self, call: Call) -> tuple[int, int]:
