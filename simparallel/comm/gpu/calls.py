@@ -164,7 +164,7 @@ class GpuCalls:
             return
         link = self._links[group.slot] = self._link_of(group)
         if link is not None:
-            call_type = GpuCall
+            call_type: type[GpuCall] = GpuCall
             if group.transport.faults is not None:
                 from simparallel.comm.faults.gpu_calls import FaultyGpuCall
 
