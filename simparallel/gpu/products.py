@@ -8,13 +8,12 @@ Support" in its documentation). So there `x @ y` and `matmul` call cuBLAS from h
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from functools import cache
 from math import prod
 from typing import Any
 
-from simparallel.backend import Array
+from simparallel.backend import Array, get_float32_matmul_precision
 
 # dtype -> cudaDataType, cublasComputeType and the C type of the factors; float16 is summed in float32.
 _FLOAT32 = 0, 68, ctypes.c_float
@@ -97,7 +96,9 @@ def _leading(x: Array) -> tuple[int, int] | None:
 
 def _call(xp: Any, a: Array, b: Array, c: Array, m: int, n: int, k: int) -> None:
     kind, compute, number = _TYPES[c.dtype.name]
-    if kind == _FLOAT32[0] and os.environ.get("CUPY_TF32") == "1":
+    count = c.size // (m * n)
+    # As CuPy, which allows TF32 for products of two matrices only.
+    if c.dtype == "float32" and count == 1 and get_float32_matmul_precision() == "high":
         compute = _TF32
     (op_a, lead_a), (op_b, lead_b) = _leading(a), _leading(b)  # type: ignore[misc]
     step_a, step_b = (0 if len(x) == 1 else x.strides[0] // x.itemsize for x in (a, b))
@@ -110,7 +111,7 @@ def _call(xp: Any, a: Array, b: Array, c: Array, m: int, n: int, k: int) -> None
             ctypes.c_void_p(b.data.ptr), kind, lead_b, ctypes.c_longlong(step_b),
             ctypes.c_void_p(a.data.ptr), kind, lead_a, ctypes.c_longlong(step_a),
             ctypes.byref(number(0)), ctypes.c_void_p(c.data.ptr), kind, n, ctypes.c_longlong(m * n),
-            c.size // (m * n), compute, _DEFAULT_ALGORITHM,
+            count, compute, _DEFAULT_ALGORITHM,
         )
     )  # fmt: skip
 
