@@ -387,7 +387,7 @@ def test_warm_ranks_leave_nothing(link: str) -> None:
     assert set(Path("/tmp").glob("strict-nccl-*")) == folders
 
 
-def test_rooms_are_two_and_shared_work_begins_at_a_size() -> None:
+def test_programs_reach_both_ways_of_all_reduce() -> None:
     """The programs above reach both ways of an all_reduce."""
     assert ipc.ROOMS == 2
     assert 4 * (1 << 18) <= ipc.SHARED_WORK_BYTES < 4 << 19

@@ -79,7 +79,8 @@ def test_limit_of_cupy_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
             assert memory.limit_bytes == expected
 
 
-def test_pool_of_an_ended_run_is_used_again() -> None:
+def test_pool_of_an_ended_run_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_memory, "_idle", {})
     with use_memory(strict_cuda, 0) as first:
         strict.xp.zeros(1000)
         assert first.peak_bytes == 8192

@@ -57,7 +57,7 @@ def test_copy_waits_until_its_memory_was_read(monkeypatch: pytest.MonkeyPatch) -
             gpu.uploads.copy(np.ones(3))
 
 
-def test_pinned_memory_is_not_written_before_its_copy_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_memory_waits_for_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a GPU that is late, every copy has memory of its own; later they are used again."""
     gpu, is_done = Gpu(0), [False]
     monkeypatch.setattr(strict_cuda.Event, "done", property(lambda event: is_done[0]))
