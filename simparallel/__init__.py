@@ -11,8 +11,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from simparallel import errors, functions, ops
-from simparallel.autograd import Function, Tensor, enable_grad, no_grad, value_and_grad
-from simparallel.backend import device_count, get_namespace, manual_seed, manual_seed as set_seed
+from simparallel.autograd import Function, Tensor, captured, enable_grad, no_grad, value_and_grad
+from simparallel.backend import (
+    device_count,
+    get_float32_matmul_precision,
+    get_namespace,
+    manual_seed,
+    manual_seed as set_seed,
+    set_float32_matmul_precision,
+)
 from simparallel.base.adasum import adasum
 from simparallel.base.hints import NoAttributeError
 from simparallel.collectives import (
@@ -119,16 +126,18 @@ __all__ = [
     "EarlyStopping", "Function", "GRAPH_MODE", "Group", "Layout", "LearningRateScheduler", "Ledger", "LinkSpec",
     "LossMonitor", "Mesh", "Model", "ModelCheckpoint", "PYNATIVE_MODE", "ParallelMode", "Parameter", "Plan",
     "Prediction", "Results", "Tensor", "TimeMonitor", "Trace", "Work", "adasum", "all_gather", "all_gather_object",
-    "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object", "cluster", "data", "device",
-    "device_count", "distribute_module", "distribute_tensor", "dry_run", "empty", "enable_grad", "errors",
-    "exercises", "exscan", "from_local", "functions", "gather", "gather_object", "get_auto_parallel_context",
+    "all_reduce", "all_to_all", "barrier", "broadcast", "broadcast_object", "captured", "cluster", "data",
+    "device", "device_count",
+    "distribute_module", "distribute_tensor", "dry_run", "empty", "enable_grad", "errors", "exercises", "exscan",
+    "from_local", "functions", "gather", "gather_object", "get_auto_parallel_context", "get_float32_matmul_precision",
     "get_group_size", "get_local_rank", "get_local_world_size", "get_namespace", "get_node_rank", "get_num_nodes",
     "get_rank", "get_world_size", "init", "iprobe", "irecv", "isend", "isendrecv", "issend", "launch", "load",
-    "load_checkpoint", "load_param_into_net", "log", "manual_seed", "models", "monitored_barrier", "new_group",
-    "nn", "no_grad", "no_init_parameters", "node_group", "ops", "optim", "parallel", "pipeline_schedule", "probe",
-    "progress", "record_function", "recv", "reduce", "reduce_scatter", "reset_auto_parallel_context", "save",
-    "save_checkpoint", "scan", "scatter", "search_schedule", "send", "sendrecv", "set_auto_parallel_context",
-    "set_context", "set_memory", "set_seed", "shard", "ssend", "testing", "train", "value_and_grad", "view", "zoo",
+    "load_checkpoint", "load_param_into_net", "log", "manual_seed", "models", "monitored_barrier", "new_group", "nn",
+    "no_grad", "no_init_parameters", "node_group", "ops", "optim", "parallel", "pipeline_schedule", "probe", "progress",
+    "record_function", "recv", "reduce", "reduce_scatter", "reset_auto_parallel_context", "save", "save_checkpoint",
+    "scan", "scatter", "search_schedule", "send", "sendrecv", "set_auto_parallel_context", "set_context",
+    "set_float32_matmul_precision", "set_memory", "set_seed", "shard", "ssend", "testing", "train", "value_and_grad",
+    "view", "zoo",
 ]  # fmt: skip
 
 logging.getLogger("simparallel").addHandler(logging.NullHandler())

@@ -15,6 +15,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, TypeVar
@@ -128,7 +129,10 @@ def to_host(array: Array) -> np.ndarray:
 
 
 class _Reader(threading.local):
-    """How this thread's rank waits for its GPU before the host reads a value; by default CuPy waits by itself."""
+    """How this thread's rank waits for its GPU before the host reads a value; by default CuPy waits by itself.
+
+    Likewise, how it copies arrays of the host to its GPU.
+    """
 
     @staticmethod
     def _open() -> None:
@@ -136,6 +140,7 @@ class _Reader(threading.local):
 
     def __init__(self) -> None:
         self.gate: Callable[[], None] = self._open
+        self.upload: Callable[[np.ndarray], Array] | None = None
 
 
 _reader = _Reader()
@@ -150,12 +155,81 @@ def set_reader_gate(gate: Callable[[], None]) -> Callable[[], None]:
     return before
 
 
+def number_on(xp: Any, value: Any, dtype: Any) -> Array:
+    """Return a number as an array without dims; a kernel writes it on a GPU, where a copy from the host takes longer.
+
+    Raises:
+        OverflowError: the dtype does not hold it.
+    """
+    if hasattr(xp, "cuda"):
+        host = np.asarray(value, dtype=dtype)
+        return xp.full((), host.item(), host.dtype)
+    return xp.asarray(value, dtype=dtype)
+
+
+def set_upload(upload: Callable[[np.ndarray], Array] | None) -> Callable[[np.ndarray], Array] | None:
+    """Copy host arrays to a GPU by `upload`, in this thread; return the function so far. None stands for CuPy's own.
+
+    A stream that captures would copy what CuPy's staging memory holds at the launch.
+    """
+    before, _reader.upload = _reader.upload, upload
+    return before
+
+
 def to_device_like(host: np.ndarray, like: Array) -> Array:
     """Return `host` as an array of the type and on the device of `like` (no copy for NumPy)."""
     if isinstance(like, np.ndarray):
         return host
     with like.device:
-        return get_namespace(like).asarray(host)
+        return (_reader.upload or get_namespace(like).asarray)(host)
+
+
+@cache
+def fused(xp: Any, compute: Callable[..., T], kernel_name: str = "", **settings: Any) -> Callable[..., T]:
+    """Return `compute(xp, …, **settings)` as a function that a GPU computes in one kernel, and NumPy as it is.
+
+    It takes arrays, then Python numbers, and None for arrays that are not there. It changes arrays in place, or returns
+    new ones of their broadcast shape. In a kernel there are only: operators and ufuncs, with `out`; `where` and `clip`;
+    `astype` and `copy`; `x[...] = y`. Numbers combine with arrays, not with each other: CuPy would compute that in
+    float64. Decisions depend on `settings`, dtypes, and on which arrays are None; each case has a kernel of its own.
+    With None for `out`, an intermediate result takes no memory of a GPU. New arrays have the memory order of all arrays
+    of their shape, or C order where these differ, as in NumPy.
+
+    Args:
+        xp: numpy, cupy or a registered namespace.
+        compute: a function of a module.
+        kernel_name: the name of the kernel in profiles; by default the name of `compute`.
+        settings: hashable.
+    """
+    bound = partial(compute, xp, **settings)
+    fuse = getattr(xp, "fuse", None)
+    if fuse is None:
+        return bound
+    return partial(_in_memory_order, fuse(kernel_name=(kernel_name or compute.__name__).strip("_"))(bound))
+
+
+def _in_memory_order(kernel: Callable[..., Any], *args: Any) -> Any:
+    """Call a kernel with views that are in C order, which CuPy's kernels give to new arrays."""
+    first = next(arg for arg in args if is_array(arg))
+    # Where orders differ, C order wins, as in NumPy.
+    if any(is_array(arg) and arg.shape == first.shape and arg.flags.c_contiguous for arg in args):
+        return kernel(*args)
+    axes = sorted(range(first.ndim), key=lambda axis: -first.strides[axis])
+
+    def moved(arg: Any) -> Any:
+        if not is_array(arg) or arg.ndim == 0:
+            return arg
+        return arg[(None,) * (first.ndim - arg.ndim)].transpose(axes)
+
+    result, back = kernel(*map(moved, args)), [axes.index(axis) for axis in range(first.ndim)]
+    if isinstance(result, tuple):
+        return tuple(array.transpose(back) for array in result)
+    return None if result is None else result.transpose(back)
+
+
+def reusable(array: Array) -> Array | None:
+    """Return an array whose memory may be reused for `out`; None on a GPU, where `fused` needs no memory for it."""
+    return array if isinstance(array, np.ndarray) else None
 
 
 def read_numbers(values: Iterable[Any]) -> list[Any]:
@@ -195,11 +269,12 @@ def place(array: Array, gpu: int | None) -> Array:
     xp = gpu_namespace()
     count = 0 if xp is None else xp.cuda.runtime.getDeviceCount()
     if not 0 <= gpu < count:
+        found = device_count()
         raise InputError(
-            f"cuda:{gpu} does not exist: CuPy finds {count} GPUs here. The simulated devices are sim:0, sim:1, …"
+            f"cuda:{gpu} does not exist: CuPy finds {found} GPUs here. The simulated devices are sim:0, sim:1, …"
         )
     with xp.cuda.Device(gpu):
-        return xp.asarray(array)
+        return (_reader.upload or xp.asarray)(array)
 
 
 def gpu_namespace() -> Any:
@@ -247,6 +322,44 @@ def gpu_nccl() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return import_module("cupy.cuda.nccl")
+
+
+# The names of PyTorch -> what CuPy calls the arithmetic of float32 products.
+_PRECISIONS = {"highest": "COMPUTE_TYPE_DEFAULT", "high": "COMPUTE_TYPE_TF32"}
+# CuPy reads the variable at its first product.
+_matmul_precision = "high" if os.environ.get("CUPY_TF32", "0") not in ("", "0") else "highest"
+
+
+def get_float32_matmul_precision() -> str:
+    """Return how a GPU multiplies float32 matrices, see `set_float32_matmul_precision`."""
+    return _matmul_precision
+
+
+def set_float32_matmul_precision(precision: str) -> None:
+    """Choose how a GPU multiplies float32 matrices, by the names of `torch.set_float32_matmul_precision`.
+
+    "highest", the default, multiplies in float32. "high" lets cuBLAS use TF32, which rounds the factors to 10 bits
+    after the point, on NVIDIA's A100 and newer; CuPy 14 does so for products of two matrices, and not for stacks of
+    them. In host memory nothing changes: NumPy has no TF32. The setting is the process's; a run starts with that of
+    the process that launches it. Simulated time does not depend on it.
+
+    Args:
+        precision: "highest" or "high".
+
+    Raises:
+        InputError: another precision.
+    """
+    global _matmul_precision
+    if precision not in _PRECISIONS:
+        raise InputError(
+            f"set_float32_matmul_precision: precision={precision!r}, choose from {', '.join(_PRECISIONS)}."
+        )
+    # Without CuPy, or a GPU, there is nothing to tell; and CuPy begins with float32.
+    cupy = _usable_cupy() if precision != "highest" or "cupy" in sys.modules else None
+    if cupy is not None:
+        products = cupy._core._routines_linalg
+        products.set_compute_type(np.float32, getattr(products, _PRECISIONS[precision]))
+    _matmul_precision = precision
 
 
 def _stand_ins() -> list[ModuleType]:

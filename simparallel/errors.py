@@ -107,6 +107,10 @@ class AutogradError(SimParallelError, RuntimeError):
     """Autograd cannot compute a gradient: no gradient path, graph already consumed, ..."""
 
 
+class CaptureError(SimParallelError, RuntimeError):
+    """A captured step does what a CUDA graph cannot repeat. Fact: `step`, its name."""
+
+
 class DeviceMismatchError(SimParallelError, RuntimeError):
     """Tensors of one operation are on different devices. Facts: `op`, `devices`."""
 
@@ -155,7 +159,7 @@ class SharedMemoryError(SimParallelError, MemoryError):
 
 
 class DeviceOutOfMemoryError(_InLayer, MemoryError):
-    """A simulated device is out of memory. Facts: `needed_bytes`, `limit_bytes`, `live`, `layer`."""
+    """A device is out of memory. Facts: `needed_bytes`, `limit_bytes`, `live`, `layer`; of a real GPU `pool_bytes`."""
 
 
 class LaunchError(SimParallelError, RuntimeError):

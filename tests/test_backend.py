@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from refusals import refused
 
+import simparallel as sp
 from simparallel import backend
 from simparallel.backend import manual_seed, random_state
 from simparallel.errors import InputError
@@ -114,3 +118,77 @@ def test_host_arrays():
     assert backend.to_host(x) is x
     assert backend.to_device_like(x, np.zeros(1)) is x
     np.testing.assert_array_equal(backend.to_host([1, 2]), np.array([1, 2]))
+
+
+@pytest.fixture
+def _restored_precision():
+    before = sp.get_float32_matmul_precision()
+    yield
+    sp.set_float32_matmul_precision(before)
+
+
+class FakeProducts:
+    """CuPy's module of products: it notes what it is told."""
+
+    COMPUTE_TYPE_DEFAULT, COMPUTE_TYPE_TF32 = "float32", "TF32"
+
+    def __init__(self):
+        self.chosen = []
+
+    def set_compute_type(self, dtype, compute_type):
+        self.chosen.append((np.dtype(dtype).name, compute_type))
+
+
+@pytest.mark.usefixtures("_restored_precision")
+def test_precision_is_told_to_cupy(monkeypatch):
+    products = FakeProducts()
+    cupy = SimpleNamespace(_core=SimpleNamespace(_routines_linalg=products))
+    monkeypatch.setattr(backend, "_usable_cupy", lambda: cupy)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=type(None)))
+    for precision in ("high", "highest"):
+        sp.set_float32_matmul_precision(precision)
+        assert sp.get_float32_matmul_precision() == precision
+    assert products.chosen == [("float32", "TF32"), ("float32", "float32")]
+
+
+@pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed; its settings need no GPU")
+@pytest.mark.usefixtures("_restored_precision")
+def test_cupy_has_the_precisions(monkeypatch):
+    """It sets float32 without a GPU, and for TF32 it asks whether the GPU has it."""
+    cupy, has_gpu = pytest.importorskip("cupy"), not backend.why_no_gpu()
+    monkeypatch.setattr(backend, "_usable_cupy", lambda: cupy)
+    products = cupy._core._routines_linalg
+    sp.set_float32_matmul_precision("highest")
+    assert products.get_compute_type(np.float32) == products.COMPUTE_TYPE_DEFAULT
+    if not has_gpu:
+        with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):
+            sp.set_float32_matmul_precision("high")
+    else:
+        sp.set_float32_matmul_precision("high")
+        assert products.get_compute_type(np.float32) == products.COMPUTE_TYPE_TF32
+
+
+@pytest.mark.usefixtures("_restored_precision")
+def test_precision_leaves_numpys_values():
+    a = np.random.default_rng(0).standard_normal((50, 50)).astype(np.float32)
+    products = []
+    for precision in ("highest", "high"):
+        sp.set_float32_matmul_precision(precision)
+        products.append((sp.Tensor(a) @ sp.Tensor(a)).numpy())
+    np.testing.assert_array_equal(*products)
+
+
+@pytest.mark.usefixtures("_restored_precision")
+@pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=pytest.mark.process)])
+def test_run_starts_with_the_precision_of_its_launcher(transport):
+    """A warm process, too, takes that of the next run."""
+    with sp.Cluster(2, transport=transport) as cluster:
+        for precision in ("high", "highest"):
+            sp.set_float32_matmul_precision(precision)
+            assert list(cluster.run(sp.get_float32_matmul_precision)) == [precision] * 2
+
+
+@pytest.mark.parametrize("precision", ["medium", "tf32", None, True])
+def test_other_precisions_are_refused(precision):
+    with refused(InputError):
+        sp.set_float32_matmul_precision(precision)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from simparallel.autograd.tape import Node, Reversible
 from simparallel.backend import Array
+from simparallel.gpu.capture import HOOKS, refuse, running
 
 if TYPE_CHECKING:
     from simparallel.autograd.tensor import Tensor
@@ -56,6 +57,8 @@ class RemovableHandle:
 
 def changed_by(hooks: Sequence[Hook] | None, tensor: Tensor, gradient: Array) -> Array:
     """Return the gradient of a tensor after running the hooks that may change it."""
+    if hooks and running.step:
+        refuse("calls a hook of a Tensor", HOOKS)
     for hook in tuple(hooks or ()):
         if hook.may_change:
             found = hook.function(tensor._gradient(gradient.copy()))  # a copy: the hook may keep it or write to it

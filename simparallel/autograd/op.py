@@ -29,9 +29,9 @@ from simparallel.autograd.exchanges import Exchanges
 from simparallel.autograd.kernels.windows import Windows
 from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
-from simparallel.autograd.tensor import Tensor, as_tensor, check_one_library, common_device
-from simparallel.backend import Array, get_namespace
-from simparallel.errors import InputError, ShapeError, SimParallelError
+from simparallel.autograd.tensor import Tensor, as_tensor, common_device
+from simparallel.backend import Array, get_namespace, gpu_of
+from simparallel.errors import DeviceMismatchError, InputError, ShapeError, SimParallelError
 from simparallel.hardware.devices import FIRST, Device, current_device
 from simparallel.hardware.recorder import observer_of
 from simparallel.layout.rule import bind, output_shape
@@ -315,7 +315,7 @@ class Op(Shardable, Reversible):
         try:
             y = self.run_forward(ctx, arrays)
         except TypeError:
-            check_one_library(self.name, inputs)  # clearer than CuPy's own error
+            _check_one_library(self.name, inputs)  # clearer than CuPy's own error
             raise
         # Without an input that needs a gradient there is nothing to walk back to.
         node = Node(self, ctx, inputs) if True in needs else None
@@ -325,16 +325,24 @@ class Op(Shardable, Reversible):
         """Run `forward` on the device of the inputs, whose observer records it."""
         observer = observer_of(ctx.device)
         start_ns = observer.begin(self.name, ctx.plan)
-        y = self.forward(ctx, *arrays)
-        observer.end_forward(self, ctx, y, start_ns)
+        try:
+            y = self.forward(ctx, *arrays)
+            observer.end_forward(self, ctx, y, start_ns)
+        except BaseException:
+            observer.abandon()
+            raise
         return y
 
     def run_backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         """Run `backward` on the device of the inputs, whose observer records it."""
         observer = observer_of(ctx.device)
         start_ns = observer.begin(self.backward_name)
-        grads = self.backward(ctx, dy)
-        observer.end_backward(self, ctx, start_ns)
+        try:
+            grads = self.backward(ctx, dy)
+            observer.end_backward(self, ctx, start_ns)
+        except BaseException:
+            observer.abandon()
+            raise
         return grads
 
     def _plan(self, arrays: list[Array]) -> Plan:
@@ -394,6 +402,24 @@ def _inputs_of(op: type[Op]) -> tuple[int, float, str]:
     more = [f"*{p.name}" for p in parameters if p.kind is p.VAR_POSITIONAL]
     least = sum(p.default is p.empty for p in named)
     return max(least, 1), inf if more else len(named), ", ".join([*(p.name for p in named), *more])
+
+
+def _check_one_library(who: str, inputs: Sequence[Tensor]) -> None:
+    """Raise DeviceMismatchError if some inputs are in host memory and others on a GPU."""
+    gpus = [gpu_of(tensor._data) for tensor in inputs]
+    if None not in gpus or gpus == [None] * len(gpus):
+        return
+    told = ", ".join(
+        f"input {i} {x.shape} {'in host memory' if gpu is None else f'on cuda:{gpu}'}"
+        for i, (x, gpu) in enumerate(zip(inputs, gpus, strict=True))
+    )
+    on_gpu = next(f"cuda:{gpu}" for gpu in gpus if gpu is not None)
+    raise DeviceMismatchError(
+        f"{who}: the tensors are on different devices: {told}. Nothing was computed. Bring them together first, for "
+        f"example with .to('{on_gpu}').",
+        op=who,
+        devices=list(dict.fromkeys("host" if gpu is None else f"cuda:{gpu}" for gpu in gpus)),
+    )
 
 
 class AbstractConstant(Op):

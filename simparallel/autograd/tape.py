@@ -306,6 +306,11 @@ def mark_changed(tensors: Iterable[Tensor]) -> None:
         memory.parts[part if part in memory.parts or len(memory.parts) < _MAX_PARTS else None] = _newest = now
 
 
+def written_since(arrays: Iterable[Array], when: int) -> list[Array]:
+    """Return those of the arrays that own memory which was written after the time `when`."""
+    return [array for array in arrays if array.base is None and is_written_since(array, when)]
+
+
 def is_written_since(array: Array, when: int) -> bool:
     """Return whether any of the array's memory was written after the time `when`."""
     memory = _memories.get(id(owner_of(array)))

@@ -27,6 +27,7 @@ from simparallel.errors import (
     NonFiniteLossError,
     ShapeError,
 )
+from simparallel.gpu.capture import HOOKS, READ, refuse, running
 from simparallel.hardware.devices import FIRST, SIM, Device, current_device
 from simparallel.hardware.memory import GRADIENTS, TENSORS
 from simparallel.hardware.recorder import current_recorder, observer_of
@@ -352,6 +353,8 @@ class Tensor(TensorMethods, TensorNumpy):
 
     def _seen(self, what: str) -> Array:
         """Return the data, after waiting for the device in simulated time. Raise LayoutError for a slice."""
+        if running.step and what != "backward":
+            refuse(f"reads a value on the host ({what})", READ)
         if self.placement is not None:
             self._check_whole(what)
         if self._device is not None:
@@ -562,24 +565,6 @@ def common_device(who: str, inputs: Sequence[Tensor]) -> Device | None:
     return devices[0] if devices else None
 
 
-def check_one_library(who: str, inputs: Sequence[Tensor]) -> None:
-    """Raise DeviceMismatchError if some inputs are in host memory and others on a GPU."""
-    gpus = [gpu_of(tensor._data) for tensor in inputs]
-    if None not in gpus or gpus == [None] * len(gpus):
-        return
-    told = ", ".join(
-        f"input {i} {x.shape} {'in host memory' if gpu is None else f'on cuda:{gpu}'}"
-        for i, (x, gpu) in enumerate(zip(inputs, gpus, strict=True))
-    )
-    on_gpu = next(f"cuda:{gpu}" for gpu in gpus if gpu is not None)
-    raise DeviceMismatchError(
-        f"{who}: the tensors are on different devices: {told}. Nothing was computed. Bring them together first, for "
-        f"example with .to('{on_gpu}').",
-        op=who,
-        devices=list(dict.fromkeys("host" if gpu is None else f"cuda:{gpu}" for gpu in gpus)),
-    )
-
-
 _NOT_SCALED = (1.0, None)
 
 
@@ -591,6 +576,8 @@ def scale_loss(loss: Tensor, scale: float, may_overflow: bool = False) -> Tensor
         scale: above 0.
         may_overflow: the caller checks the gradients for infinities, so the scaled loss may be infinite.
     """
+    if running.step:
+        refuse("scales its loss by a number of the host", "Leave the step uncaptured.")
     # The product may overflow on purpose: the loss scale is then lowered.
     with np.errstate(over="ignore"):
         scaled = loss * scale
@@ -619,9 +606,20 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
     # Only the loss itself has to be finite.
     if unscaled is not None:
         root, scale = unscaled, 1.0
+    if running.capture is not None:
+        if check_finite:
+            running.capture.checks.append(lambda: _check_finite(root, root._data.item(), scale))
+        return xp.ones(data.shape, dtype=data.dtype)
     # Reading the value waits for the device, and refuses a slice.
     value = root._seen("backward").item() if check_finite or root.placement is not None else 0.0
     if check_finite and type(data) not in DRY_TYPES and not math.isfinite(abs(value)):
+        _check_finite(root, value, scale)
+    return xp.ones(data.shape, dtype=data.dtype)
+
+
+def _check_finite(root: Tensor, value: float, scale: float) -> None:
+    """Raise NonFiniteLossError if the value of a loss is NaN or infinite."""
+    if not math.isfinite(abs(value)):
         recorder = current_recorder()
         rank, step = (recorder.rank, recorder.step) if recorder else (0, -1)
         where = f"rank {rank}, step {step}" if recorder else "outside of a run"
@@ -634,7 +632,6 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
             step=step,
             value=str(value),
         )
-    return xp.ones(data.shape, dtype=data.dtype)
 
 
 _MAY_CHANGE = attrgetter("may_change")
@@ -642,6 +639,8 @@ _MAY_CHANGE = attrgetter("may_change")
 
 def _accumulate(leaf: Tensor, gradient: Array) -> None:
     hooks = leaf._hooks
+    if hooks and running.step:
+        refuse(f"calls a hook of {leaf.name or 'a leaf'}", HOOKS)
     if hooks and any(map(_MAY_CHANGE, hooks)):
         gradient = changed_by(hooks, leaf, gradient)
     if leaf._grad is None:

@@ -3,13 +3,13 @@
 Events on the device measure the time around all steps of a turn, so the host's part counts where the device waits for
 it. Products are computed in full float32, without TF32, by both. The floor is the predicted time of the same
 step on a device with the measured ceilings of this one, and no cost of a kernel's start. The prediction is that of a
-dry run with the calibration of this GPU, which has seen none of these steps.
+dry run with the calibration of this GPU, which has seen none of these steps. The captured step starts its forward and
+backward as one graph, see `captured`; it is measured after the others, and not predicted.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -22,11 +22,11 @@ import numpy as np
 import simparallel as sp
 from simparallel import models
 from simparallel.autograd.kernels.windows import scratch
-from simparallel.backend import check_gpu_library, get_namespace, place
+from simparallel.backend import check_gpu_library, get_namespace, place, set_float32_matmul_precision
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.bench.contest import Result, measure, table
-from simparallel.bench.step import TURN_S, Step, Task, chosen_tasks, mlp, our_step, tokens, torch_step
-from simparallel.gpu.device import gpu_of_rank, use_gpu
+from simparallel.bench.step import LEARNING_RATE, TURN_S, Step, Task, chosen_tasks, mlp, our_step, tokens, torch_step
+from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.hardware.cluster import ClusterSpec, describe
 from simparallel.hardware.device import DeviceSpec
 from simparallel.simulate.gpu_calibration import calibrate_gpu, stored
@@ -34,6 +34,7 @@ from simparallel.simulate.prediction import Prediction
 
 # Rows and columns of the matrices that are multiplied; the vectors that are copied have 16 times as many elements.
 CEILING_SIZE = 4096
+CAPTURED = "simparallel, captured"
 GPT = {"num_layers": 12, "num_heads": 12, "width": 768}
 TASKS = (
     Task("MLP 784-512-512-10, batch 256", mlp, "mlp", 256, (784,)),
@@ -139,10 +140,38 @@ def calibrated(anew: bool, tell: Callable[[str], object]) -> ClusterSpec:
     return calibrate_gpu(gpu=gpu, tell=tell)
 
 
-def on_gpu(task: Task) -> Step:
-    """Return our step of a task on the GPU."""
+def on_gpu(task: Task, *, is_captured: bool = False) -> Step:
+    """Return our step of a task on the GPU; captured, forward and backward are one launch of a graph."""
     batch = tuple(place(np.ascontiguousarray(array), 0) for array in task.batch(task.batch_size, *task.shape))
-    return our_step(task.ours().to("cuda:0"), batch)
+    net = task.ours().to("cuda:0")
+    if not is_captured:
+        return our_step(net, batch)
+    optimizer = sp.optim.SGD(net.parameters(), lr=LEARNING_RATE)
+    inputs, labels = batch[0], batch[1].reshape(-1)
+
+    @sp.captured
+    def loss_of(inputs: Any, labels: Any) -> Any:
+        logits = net(sp.Tensor(inputs))
+        loss = sp.functions.cross_entropy(logits.reshape(-1, logits.shape[-1]), sp.Tensor(labels))
+        loss.backward()
+        return loss
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(inputs, labels)
+        optimizer.step()
+
+    return step
+
+
+def captured_s(task: Task, xp: Any, rounds: int) -> list[float]:
+    """Return the seconds of a captured step in each round; by itself, so that only one of our models uses memory."""
+    with use_gpu(Gpu(0)):
+        turn = partial(repeated, clock_of(xp), on_gpu(task, is_captured=True))
+        times_s = measure(task.title, {CAPTURED: turn}, rounds=rounds, turn_s=TURN_S).times_s[CAPTURED]
+        del turn
+        reserved_bytes("simparallel", xp)
+    return times_s
 
 
 def torch_on_gpu(task: Task) -> Step | None:
@@ -192,8 +221,7 @@ def main(
         InputError: no GPU that CuPy can use, or no model has one of `names` in its title.
     """
     check_gpu_library()
-    # CuPy reads it at the first product.
-    os.environ["CUPY_TF32"] = "0"
+    set_float32_matmul_precision("highest")
     tasks, results = chosen_tasks(names, TASKS), []
     xp = get_namespace(place(np.empty(0), 0))
     cluster = calibrated(calibrate, partial(print, file=sys.stderr, flush=True))
@@ -211,6 +239,7 @@ def main(
         del ours, theirs, turns
         memory = {f"peak_bytes {who}": reserved_bytes(who, xp) for who in result.times_s}
         result.extra |= {name: value for name, value in memory.items() if value is not None}
+        result.times_s[CAPTURED] = captured_s(task, xp, rounds)
         results.append(result)
         if not as_json:
             print(table([result], "simparallel"), told(result), sep="\n", flush=True)

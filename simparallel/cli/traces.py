@@ -36,8 +36,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--png", help="write the timeline to this picture")
     command.add_argument(
         "--clock",
-        choices=("sim", "wall"),
-        help="of the picture: simulated time (default), or as measured on this machine",
+        choices=("sim", "wall", "both"),
+        help="of the picture: simulated time (default), as measured, or one above the other",
     )
     command.add_argument(
         "--profiler", metavar="DIR", help="write a file for each rank as torch.profiler does, for tools that read those"

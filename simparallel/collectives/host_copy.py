@@ -17,6 +17,7 @@ from simparallel.base.units import format_type_of
 from simparallel.comm import Group, Work, current
 from simparallel.comm.validate import check_array
 from simparallel.errors import AutogradError, DTypeError, InputError
+from simparallel.gpu.ranges import named_range
 from simparallel.hardware.devices import FIRST, Device
 from simparallel.hardware.recorder import current_recorder
 
@@ -95,8 +96,9 @@ def in_place(op: str, x: Any, communicate: Callable[[Array], Any], *, on_gpu: bo
 
         return result.then(give) if isinstance(result, Work) else give(result)
     # GPU memory is communicated through a copy on the host.
-    host = _host_copy(array)
-    result = communicate(host)
+    with named_range(op):
+        host = _host_copy(array)
+        result = communicate(host)
 
     def copy_back() -> Any:
         array[...] = to_device_like(host, array)
@@ -213,7 +215,11 @@ def new(op: str, x: Any, communicate: Callable[[Array], Any], *, on_gpu: bool = 
     check_off_the_tape(op, x)
     array = array_of(op, x)
     wait_for(device_of(x))
-    result = communicate(array if on_gpu else _host_copy(array))
+    if on_gpu or isinstance(array, np.ndarray):
+        result = communicate(array)
+    else:
+        with named_range(op):
+            result = communicate(_host_copy(array))
 
     def back(value: Any) -> Any:
         go_on(device_of(x))

@@ -112,6 +112,7 @@ class Call(Work):
         kept: value passed from the body's `expose` to the body.
         other_offset: offset of the second piece, if the payload is exposed in pieces.
         wish: this rank's choice of how the next call of this plan exposes its payload.
+        wall_ns: start and end of the body on a GPU; None for the host's times.
         step_ps: duration of each step of a message algorithm, for the trace.
         ledgers: records of messages that were open when the call began.
         letters_type: class of the sends and receives of an algorithm on messages; None for its own.
@@ -121,6 +122,7 @@ class Call(Work):
     shown = h.IN_PIECES
     kept: Any = None
     other_offset = wish = 0
+    wall_ns: tuple[int, int] | None = None
     step_ps: tuple[int, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
     letters_type: Any = None
@@ -177,8 +179,7 @@ class Call(Work):
                 plan.op,
                 "collective",
                 group.stream,
-                start_ns,
-                perf_counter_ns(),
+                *(self.wall_ns or (start_ns, perf_counter_ns())),
                 sim_start_ps,
                 self.sim_end_ps,
                 size_bytes,
@@ -281,6 +282,7 @@ class Body:
         others: parts of the payload that peers read; None for all of it, [] for no part.
         has_note: the root's note describes its arrays to the other ranks.
         by_messages: the payload travels in messages; peers read no memory.
+        call_type: class of its calls; None for the medium's.
 
     Args:
         group: the group.
@@ -292,6 +294,7 @@ class Body:
     others: Sequence[Any] | None = None
     has_note = False
     by_messages = False
+    call_type: type[Call] | None = None
 
     def __init__(self, group: Group, x: np.ndarray | None, settings: Settings) -> None:
         self.group, self.position, self.settings = group, group.position, settings

@@ -609,7 +609,10 @@ class Communicator(Mailbox):
         Every rank of the world calls it, member or not; with `use_local_synchronization` only its members do.
         """
         self.check_allowed("new_group")
-        return self._groups.new(ranks, self.asker, use_local_synchronization)
+        group = self._groups.new(ranks, self.asker, use_local_synchronization)
+        if self.gpu is not None:
+            self.gpu.connect(group)
+        return group
 
     def node_group(self) -> Group:
         """Return the group of this rank's node, in order. Collective over all ranks at the first call, then free."""

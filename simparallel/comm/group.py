@@ -25,6 +25,7 @@ from simparallel.comm.validate import check_array, check_dim, position_of
 from simparallel.comm.views import Views
 from simparallel.comm.work import Lane
 from simparallel.errors import CollectiveMismatchError
+from simparallel.gpu.capture import refuse, running
 from simparallel.hardware.cluster import Traffic
 
 # Limit of the plans kept for calls that may be repeated.
@@ -100,23 +101,25 @@ class Group:
             out: array for the result; None for the default place.
             is_apart: peers and body need a copy of x, because `out` shares memory with x, or x would be written.
         """
+        if running.step:
+            refuse(
+                f"calls the collective {plan.op}",
+                "Call it after the step; for gradients, DistributedGradReducer instead of DistributedDataParallel.",
+            )
         # While other communication of this rank is in progress, its generators have to be advanced meanwhile.
         if plan.at_once and not (async_op or self.mailbox.lanes):
             return run_at_once(self, plan, x, out, is_apart)
-        call = self.medium.call(self, plan, x, out, is_apart)
+        call = (plan.body.call_type or self.medium.call)(self, plan, x, out, is_apart)
         self.lane.submit(call)
         return call if async_op else call.wait()
 
     def exchange(self, value: Any) -> list[Any]:
-        """Return every member's value, in the order of the group; collective, without an event.
-
-        It connects the members' GPUs, which takes no time of the program.
-        """
+        """Return every member's value, in the order of the group: collective, without an event on the clocks."""
         # Earlier calls have events.
         self.lane.finish()
         recorder, self.recorder = self.recorder, None
         try:
-            return self.objects(ALL_GATHER, value, None, "the exchange of GPU arrays")
+            return self.objects(ALL_GATHER, value, None, "connecting GPUs")
         finally:
             self.recorder = recorder
 

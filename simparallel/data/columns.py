@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd import Tensor
+from simparallel.autograd.tensor import as_array
+from simparallel.backend import to_host
 from simparallel.base.units import format_type_of
 from simparallel.data.transforms import Transform
 from simparallel.errors import InputError, ShapeError
@@ -126,7 +128,8 @@ def _array(value: Any, who: str, i: int | None = None) -> np.ndarray:
             return value
     else:
         try:
-            return Tensor(value).numpy()
+            # Not through a Tensor, which would be on the GPU of a rank that has one.
+            return value.numpy() if isinstance(value, Tensor) else to_host(as_array(value))
         except ValueError:
             # Python objects, or a list of lists of different lengths.
             pass

@@ -12,6 +12,7 @@ from simparallel.autograd import Tensor
 from simparallel.backend import get_namespace, is_array
 from simparallel.base.units import format_object, format_type_of
 from simparallel.data.dataset import Dataset
+from simparallel.data.delivery import delivered
 from simparallel.data.sampler import RandomSampler, Sampler, SequentialSampler, check_integer
 from simparallel.data.transforms import apply
 from simparallel.errors import InputError, ShapeError, StateDictError
@@ -213,7 +214,7 @@ class DataLoader:
 
 
 def _tensor(field: Any) -> Tensor:
-    return field if isinstance(field, Tensor) else Tensor(field)
+    return field if isinstance(field, Tensor) else delivered(field)
 
 
 def _tensors(batch: Any) -> Any:
@@ -339,4 +340,4 @@ def _stacked(path: str, values: Sequence[Any]) -> Tensor:
             "arrays, Tensors, numbers and strings, and tuples, lists and dicts of them can be batched. Convert it "
             "in the dataset, or pass collate_fn."
         )
-    return Tensor(stacked if are_arrays else arrays)
+    return delivered(stacked if are_arrays else arrays)

@@ -18,6 +18,7 @@ from simparallel.backend import random_permutation, random_uniform
 from simparallel.base.checks import check_integer
 from simparallel.base.units import format_object
 from simparallel.data.columns import Columns, Operation, map_columns, whole
+from simparallel.data.delivery import delivered
 from simparallel.errors import InputError
 
 
@@ -218,7 +219,7 @@ class Pipeline:
     def iterate(self, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
         """Iterate over the next epoch's rows, from row `start` on. Skipped rows are not computed."""
         rows = self._next_epoch(start)
-        return (tuple(Tensor(column) for column in row.values()) for row in rows)
+        return (tuple(delivered(column) for column in row.values()) for row in rows)
 
     def create_tuple_iterator(self, num_epochs: int = -1, output_numpy: bool = False) -> EpochIterator:
         """Return an iterator over rows as lists of Tensors or arrays; each `for` loop over it is an epoch.
@@ -294,7 +295,7 @@ class EpochIterator:
         return self._pipeline.get_dataset_size()
 
     def _shown(self, row: Columns) -> Any:
-        values = row if self._numpy else {name: Tensor(value) for name, value in row.items()}
+        values = row if self._numpy else {name: delivered(value) for name, value in row.items()}
         return values if self._dict else list(values.values())
 
 

@@ -13,6 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from simparallel.backend import Array, check_gpu_library, gpu_namespace, gpu_nccl, place, set_reader_gate
+from simparallel.gpu.memory import GpuMemory, use_memory
+from simparallel.gpu.uploads import Uploads
 
 # Waits until the function returns True; the text says for what, in errors.
 Wait = Callable[[Callable[[], bool], str], None]
@@ -29,7 +31,12 @@ class Gpu:
         cuda: `cupy.cuda`, or that of a stand-in.
         compute: the stream of all operations.
         wait: how the host waits for the GPU; ranks that communicate watch each other meanwhile.
+        memory: the pool of its arrays, inside of `use_gpu`.
+        nvtx: `cupy.cuda.nvtx` if operations are shown as ranges, see `ranges`; else None.
     """
+
+    memory: GpuMemory
+    nvtx: Any = None
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -50,6 +57,11 @@ class Gpu:
     def copies(self) -> Any:
         """The stream of copies from host memory that run beside the computation."""
         return self.cuda.Stream(non_blocking=True)
+
+    @cached_property
+    def uploads(self) -> Uploads:
+        """Copies of host arrays on the stream `copies`."""
+        return Uploads(self.xp, self.compute, self.copies)
 
     def home(self, array: Array, requires_grad: bool) -> Array:
         """Return a new array of the rank on its GPU."""
@@ -101,11 +113,11 @@ def current_gpu() -> Gpu | None:
 
 @contextmanager
 def use_gpu(gpu: Gpu) -> Iterator[Gpu]:
-    """Make a GPU that of this thread's rank inside of the block, and compute on its stream."""
+    """Make a GPU that of this thread's rank inside of the block: its compute stream, and a memory pool on it."""
     before, _current.gpu = _current.gpu, gpu
     gate = set_reader_gate(lambda: gpu.synchronize("a value of the GPU"))
     try:
-        with gpu.compute:
+        with use_memory(gpu.cuda, gpu.number) as gpu.memory, gpu.compute:
             yield gpu
     finally:
         _current.gpu = before

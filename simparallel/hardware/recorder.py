@@ -115,6 +115,9 @@ class NullObserver:
     def end_step(self, name: str, start_ns: int, work: dict[Device | None, list[int]]) -> None:
         pass
 
+    def abandon(self) -> None:
+        pass
+
     def synchronize(self, device: Device) -> None:
         pass
 
@@ -146,6 +149,9 @@ class Recorder:
         device: the device, by name.
         num_devices: number of devices of the rank; None if the program creates them by naming them.
     """
+
+    # The wall time [ns]. Not a method, because the steps of a run without a GPU shall not run more Python.
+    now_ns: Callable[[], int] = staticmethod(perf_counter_ns)
 
     def __init__(
         self, rank: int, cluster: ClusterSpec, *, record: bool | str = "summary", memory_bytes: int | None = None
@@ -361,6 +367,9 @@ class Recorder:
             self.memory.make_room(plan.output.size_bytes, name)
         return perf_counter_ns()
 
+    def abandon(self) -> None:
+        """End a computation that has begun and failed; there is no event of it."""
+
     def end_forward(self, op: Op, ctx: Context, y: Array, start_ns: int) -> None:
         """Note the forward of an op; count y, and the arrays that the op keeps for backward, until they are freed."""
         plan = ctx.plan
@@ -465,7 +474,7 @@ class Recorder:
         if rows is not None:
             stream = RANGE if depth == 0 else f"{RANGE} {depth + 1}"
             rows.append((
-                self.rank, stream, name, RANGE, step, wall_start_ns, perf_counter_ns(), sim_start_ps, self.now_ps, 0, 0,
+                self.rank, stream, name, RANGE, step, wall_start_ns, self.now_ns(), sim_start_ps, self.now_ps, 0, 0,
                 0, (), -1, self._number, (), (),
             ))  # fmt: skip
 
@@ -495,6 +504,11 @@ class Recorder:
     @property
     def is_recording(self) -> bool:
         """Whether events are kept."""
+        return self._rows is not None
+
+    @property
+    def takes_marks(self) -> bool:
+        """Whether `record_function` marks are kept."""
         return self._rows is not None
 
     @property
@@ -590,13 +604,13 @@ class record_function(ContextDecorator):  # PyTorch's name
 
     def __enter__(self) -> record_function:
         recorder = self._recorder = current_recorder()
-        if recorder is not None and recorder.is_recording:
-            self._begin = recorder.depth, recorder.step, perf_counter_ns(), recorder.now_ps
+        if recorder is not None and recorder.takes_marks:
+            self._begin = recorder.depth, recorder.step, recorder.begin(self.name), recorder.now_ps
             recorder.depth += 1
         return self
 
     def __exit__(self, *exc: object) -> None:
         recorder = self._recorder
-        if recorder is not None and recorder.is_recording:
+        if recorder is not None and recorder.takes_marks:
             recorder.depth = self._begin[0]
             recorder.mark(self.name, *self._begin)

@@ -37,7 +37,9 @@ class Event(NamedTuple):
     name: str  # "MatMul", "MatMul.backward", "SGD.step", "all_reduce", ...
     kind: str  # one of recorder.KINDS
     step: int  # optimizer steps finished before it
-    wall_start_ns: int  # CLOCK_MONOTONIC, comparable between the ranks of one machine
+    wall_start_ns: (
+        int  # CLOCK_MONOTONIC, comparable between the ranks of one machine; of a GPU's operation, when it ran
+    )
     wall_end_ns: int
     sim_start_ps: int
     sim_end_ps: int
@@ -54,6 +56,7 @@ class Event(NamedTuple):
 
 
 _RANK, _STREAM, _KIND, _STEP = (Event._fields.index(name) for name in ("rank", "stream", "kind", "step"))
+WALL_START, WALL_END = (Event._fields.index(name) for name in ("wall_start_ns", "wall_end_ns"))
 _SUMMED = tuple(
     Event._fields.index(name)
     for name in ("wall_start_ns", "wall_end_ns", "sim_start_ps", "sim_end_ps", "flops", "sent_bytes")
@@ -206,6 +209,7 @@ class Recorded(NamedTuple):
     totals: dict[int, Totals] | None = None  # by device; None if no event was dropped
     level: int = 0
     last_step: int = 0
+    timed_by: str = ""  # the GPU whose events gave the wall times of its operations; "" for the host's clock
 
 
 class Recording:
@@ -300,6 +304,11 @@ def join(found: Sequence[Recorded]) -> tuple[list[Event], dict[tuple[int, int], 
             rank = one.rows[0][_RANK]
             totals |= {(rank, device): total for device, total in _totals_of(one).items()}
     return events, totals
+
+
+def timer_of(found: Iterable[Recorded]) -> str:
+    """Return the names of the GPUs whose events gave the wall times of all ranks; "" for the host's clock."""
+    return ", ".join(sorted({one.timed_by for one in found if one.timed_by}))
 
 
 def _totals_of(one: Recorded) -> dict[int, Totals]:

@@ -11,6 +11,7 @@ import numpy as np
 from simparallel.autograd import Op, Tensor
 from simparallel.backend import is_array, to_host
 from simparallel.errors import DeviceOutOfMemoryError, InputError, ShapeError
+from simparallel.gpu.capture import refuse, running
 from simparallel.hardware.cuda import cuda_device
 from simparallel.hardware.devices import FIRST
 from simparallel.hardware.memory import BUFFERS
@@ -57,6 +58,8 @@ class Module(ModuleTree):
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         outer, CALLED.layer = CALLED.layer, self._path
+        if running.modules is not None:
+            running.modules[self] = self.training
         try:
             if self._hooks is not None:
                 return self._hooks.call(self, inputs, kwargs)
@@ -286,6 +289,8 @@ class Module(ModuleTree):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to None, or (False) fill them with zeros in place."""
+        if running.step:
+            refuse("calls zero_grad", "Call it before the captured step.")
         for parameter in self.parameters():
             if set_to_none:
                 parameter.grad = None

@@ -9,8 +9,10 @@ import numpy as np
 
 import simparallel.nn.init as init
 from simparallel.autograd import BatchNorm, Tensor, functions
+from simparallel.autograd.kernels.normalize import move_running
 from simparallel.autograd.tape import grad_mode
 from simparallel.autograd.tensor import as_tensor, common_device
+from simparallel.backend import fused, get_namespace
 from simparallel.base.checks import check_integer
 from simparallel.errors import InputError, ShapeError
 from simparallel.nn.layers import Affine, format_settings
@@ -105,9 +107,8 @@ class AbstractBatchNorm(Affine):
         if share is None:
             share = 1.0 / float(self.num_batches_tracked.data)
         # The op reports the biased variance; count / (count - 1) is Bessel's correction.
-        for running, batch in ((self.running_mean, mean), (self.running_var, var * (count / (count - 1)))):
-            running.data *= 1 - share
-            running.data += (share * batch).astype(running.dtype, copy=False)
+        statistics = self.running_mean.data, self.running_var.data, mean, var
+        fused(get_namespace(mean), move_running)(*statistics, count / (count - 1), float(1 - share), float(share))
 
     def _batch_op(self) -> BatchNorm:
         """Return the op that normalises with batch statistics and reports them to this module."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array
 from simparallel.base.checks import check_flags, check_number
 from simparallel.errors import InputError
 from simparallel.optim.blocks import decayed
@@ -34,7 +34,6 @@ class Adam(Optimizer):
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
 
-    is_elementwise = True
     state_names = ("exp_avg", "exp_avg_sq")  # PyTorch's names for m and v
     state_options: ClassVar[tuple[str, ...]] = ("max_exp_avg_sq",)
     state_counts = ("step",)
@@ -73,30 +72,17 @@ class Adam(Optimizer):
         return (*self.state_names, *self.state_options) if group.get("amsgrad") else self.state_names
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp = get_namespace(param._data)
-        lr, weight_decay = group["lr"], group["weight_decay"]
+        lr, weight_decay, betas = group["lr"], group["weight_decay"], group["betas"]
         arrays, t = self._moments(param, group)
         # Fold the bias corrections of m and v into scalars, so that m' and v' need no arrays.
-        correction1, correction2 = 1 - group["betas"][0] ** t, math.sqrt(1 - group["betas"][1] ** t)
-        # Only coupled decay needs a second scratch array, for g + weight_decay p: `grad` itself must not change.
-        needs_decayed = bool(weight_decay) and not self.decoupled
-        for pieces in self._pieces(param, grad, arrays, 1 + needs_decayed, group["maximize"]):
-            p, g, m, v = pieces[:4]
-            temporary, other = pieces[2 + len(arrays)], pieces[-1]
-            if weight_decay and self.decoupled:
-                p *= 1 - lr * weight_decay
-            elif weight_decay:
-                g = xp.add(xp.multiply(p, weight_decay, out=other), g, out=other)
-            advance_moments(xp, m, v, g, group["betas"], temporary)
-            if len(arrays) > 2:
-                # amsgrad: the denominator uses the running maximum of v.
-                v = xp.maximum(pieces[4], v, out=pieces[4])
-            quotient = xp.sqrt(v, out=temporary)
-            quotient /= correction2
-            quotient += group["eps"]
-            xp.divide(m, quotient, out=quotient)
-            quotient *= lr / correction1
-            p -= quotient
+        correction1, correction2 = 1 - betas[0] ** t, math.sqrt(1 - betas[1] ** t)
+        decay = "" if not weight_decay else "weights" if self.decoupled else "gradient"
+        factor = 1 - lr * weight_decay if self.decoupled else weight_decay
+        numbers = factor, 1 - betas[0], betas[1], 1 - betas[1], correction2, group["eps"], lr / correction1
+        state = arrays if len(arrays) > 2 else [*arrays, None]
+        # Only decay of the gradient needs a second work array: `grad` itself must not change.
+        num_scratch = 1 + (decay == "gradient")
+        self._apply(_adam, param, grad, state, numbers, num_scratch, self._plans[id(group)].factor, decay=decay)
 
     def _moments(self, param: Tensor, group: Group) -> tuple[list[Array], int]:
         """Return m, v (and the largest v so far), which start as zeros, and the number of this step, incremented."""
@@ -134,15 +120,37 @@ class AdamW(Adam):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
 
 
-def advance_moments(xp: Any, m: Array, v: Array, g: Array, betas: tuple[float, float], temporary: Array) -> None:
-    """Update m and v with this step's gradient, in place."""
-    beta1, beta2 = betas
-    # m + (1 - beta1) (g - m) needs one scratch array; the textbook form needs two products.
+def _adam(
+    xp: Any, p: Array, g: Array, m: Array, v: Array, largest: Array | None,
+    factor: float, new1: float, beta2: float, new2: float, correction2: float, eps: float, rate: float,
+    temporary: Array | None = None, other: Array | None = None, *, decay: str,
+) -> None:  # fmt: skip
+    if decay == "weights":
+        p *= factor
+    elif decay == "gradient":
+        g = decayed(xp, p, g, factor, other)
+    advance_moments(xp, m, v, g, new1, beta2, new2, temporary)
+    if largest is not None:
+        # amsgrad: the denominator uses the running maximum of v.
+        v = xp.maximum(largest, v, out=largest)
+    quotient = xp.sqrt(v, out=temporary)
+    quotient /= correction2
+    quotient += eps
+    quotient = xp.divide(m, quotient, out=temporary)
+    quotient *= rate
+    p -= quotient
+
+
+def advance_moments(
+    xp: Any, m: Array, v: Array, g: Array, new1: float, beta2: float, new2: float, temporary: Array | None
+) -> None:
+    """Update m and v with this step's gradient, in place; `new1` is 1 - beta1, `new2` is 1 - beta2."""
+    # m + (1 - beta1) (g - m) needs one work array; the textbook form needs two products.
     change = xp.subtract(g, m, out=temporary)
-    change *= 1 - beta1
+    change *= new1
     m += change  # = beta1 m + (1 - beta1) g
     square = xp.multiply(g, g, out=temporary)
-    square *= 1 - beta2
+    square *= new2
     v *= beta2
     v += square
 
@@ -153,7 +161,6 @@ class Adamax(Adam):
     at step t, with g = grad + weight_decay p: Kingma and Ba 2015, section 7.1. Arguments as for `Adam`.
     """
 
-    is_elementwise = True
     state_names = ("exp_avg", "exp_inf")  # PyTorch's names for m and u
     state_options = ()
     flags = ("maximize",)
@@ -172,54 +179,50 @@ class Adamax(Adam):
         Optimizer.__init__(self, params, settings)
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp = get_namespace(param._data)
         arrays, t = self._moments(param, group)
-        beta1, beta2 = group["betas"]
-        for p, g, m, u, temporary, other in self._pieces(param, grad, arrays, 2, group["maximize"]):
-            g = decayed(p, g, group["weight_decay"], other)
-            change = xp.subtract(g, m, out=temporary)
-            change *= 1 - beta1
-            m += change
-            size = xp.absolute(g, out=temporary)
-            size += group["eps"]
-            u *= beta2
-            xp.maximum(u, size, out=u)
-            quotient = xp.divide(m, u, out=temporary)
-            quotient *= group["lr"] / (1 - beta1**t)
-            p -= quotient
+        (beta1, beta2), weight_decay = group["betas"], group["weight_decay"]
+        numbers = weight_decay, 1 - beta1, beta2, group["eps"], group["lr"] / (1 - beta1**t)
+        self._apply(_adamax, param, grad, arrays, numbers, 2, self._plans[id(group)].factor, decays=bool(weight_decay))
 
     def work(self, group: Group) -> tuple[int, int]:
         # m 3, u 4, quotient and update 3; read grad, read and write p, m and u
         return 10 + 2 * bool(group["weight_decay"]) + group["maximize"], 7
 
 
+def _adamax(
+    xp: Any, p: Array, g: Array, m: Array, u: Array, weight_decay: float, new1: float, beta2: float, eps: float,
+    rate: float, temporary: Array | None = None, other: Array | None = None, *, decays: bool,
+) -> None:  # fmt: skip
+    if decays:
+        g = decayed(xp, p, g, weight_decay, other)
+    change = xp.subtract(g, m, out=temporary)
+    change *= new1
+    m += change
+    size = xp.absolute(g, out=temporary)
+    size += eps
+    u *= beta2
+    xp.maximum(u, size, out=u)
+    quotient = xp.divide(m, u, out=temporary)
+    quotient *= rate
+    p -= quotient
+
+
 class AbstractMomentAdam(Adam):
     """Base of NAdam and RAdam: Adam's moments, with optional decoupled weight decay."""
 
-    is_elementwise = True
     state_options: ClassVar[tuple[str, ...]] = ()
     flags = ("decoupled_weight_decay", "maximize")
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp = get_namespace(param._data)
-        arrays, t = self._moments(param, group)
-        weight_decay = group["weight_decay"]
-        of_gradient, of_moment, of_root, eps = self._factors(param, group, t)
-        for p, g, m, v, temporary, other in self._pieces(param, grad, arrays, 2, group["maximize"]):
-            if group["decoupled_weight_decay"]:
-                p *= 1 - group["lr"] * weight_decay
-            else:
-                g = decayed(p, g, weight_decay, other)
-            advance_moments(xp, m, v, g, group["betas"], temporary)
-            # "other" is free from here on: it now holds the step, a weighted sum of g and m.
-            step = xp.multiply(g, of_gradient, out=other)
-            step += xp.multiply(m, of_moment, out=temporary)
-            if of_root:
-                quotient = xp.sqrt(v, out=temporary)
-                quotient *= of_root
-                quotient += eps
-                step /= quotient
-            p -= step
+        (m, v), t = self._moments(param, group)
+        weight_decay, betas = group["weight_decay"], group["betas"]
+        is_decoupled = group["decoupled_weight_decay"]
+        decay = "" if not weight_decay else "weights" if is_decoupled else "gradient"
+        factor = 1 - group["lr"] * weight_decay if is_decoupled else weight_decay
+        of_step = self._factors(param, group, t)
+        numbers = factor, 1 - betas[0], betas[1], 1 - betas[1], *of_step
+        settings = {"decay": decay, "divides": of_step[2] != 0}
+        self._apply(_moment_adam, param, grad, [m, v], numbers, 2, self._plans[id(group)].factor, **settings)
 
     def _factors(self, param: Tensor, group: Group, t: int) -> tuple[float, float, float, float]:
         """Return a, b, c and e of the step (a g + b m) / (c sqrt(v) + e); c = 0 means no denominator."""
@@ -229,6 +232,27 @@ class AbstractMomentAdam(Adam):
         decay = (1 if group["decoupled_weight_decay"] else 2) if group["weight_decay"] else 0
         # m 3, v 4, step 3, denominator 3, quotient, update; read grad, read and write p, m and v
         return 15 + decay + group["maximize"], 7
+
+
+def _moment_adam(
+    xp: Any, p: Array, g: Array, m: Array, v: Array, factor: float, new1: float, beta2: float, new2: float,
+    of_gradient: float, of_moment: float, of_root: float, eps: float,
+    temporary: Array | None = None, other: Array | None = None, *, decay: str, divides: bool,
+) -> None:  # fmt: skip
+    if decay == "weights":
+        p *= factor
+    elif decay == "gradient":
+        g = decayed(xp, p, g, factor, other)
+    advance_moments(xp, m, v, g, new1, beta2, new2, temporary)
+    # "other" is free from here on: it now holds the step, a weighted sum of g and m.
+    step = xp.multiply(g, of_gradient, out=other)
+    step += xp.multiply(m, of_moment, out=temporary)
+    if divides:
+        quotient = xp.sqrt(v, out=temporary)
+        quotient *= of_root
+        quotient += eps
+        step /= quotient
+    p -= step
 
 
 class NAdam(AbstractMomentAdam):

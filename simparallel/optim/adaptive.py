@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array
 from simparallel.base.checks import check_flags, check_number
 from simparallel.optim.blocks import decayed
 from simparallel.optim.optimizer import Group, Optimizer
@@ -31,7 +31,6 @@ class Adagrad(Optimizer):
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
 
-    is_elementwise = True
     state_names = ("sum",)
     state_counts = ("step",)
 
@@ -58,24 +57,32 @@ class Adagrad(Optimizer):
         check_flags(self._name, group, ("maximize",))
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp, state = get_namespace(param._data), self._remembered(param, group)
+        state, weight_decay = self._remembered(param, group), group["weight_decay"]
         # State arrays start as zeros; the first step sets the initial accumulator.
         if state["step"] == 0:
             state["sum"].fill(group["initial_accumulator_value"])
         lr = group["lr"] / (1 + state["step"] * group["lr_decay"])
         state["step"] += 1
-        for p, g, s, temporary, other in self._pieces(param, grad, [state["sum"]], 2, group["maximize"]):
-            g = decayed(p, g, group["weight_decay"], other)
-            s += xp.multiply(g, g, out=temporary)
-            quotient = xp.sqrt(s, out=temporary)
-            quotient += group["eps"]
-            xp.divide(g, quotient, out=quotient)
-            quotient *= lr
-            p -= quotient
+        numbers, decays = (weight_decay, group["eps"], lr), bool(weight_decay)
+        self._apply(_adagrad, param, grad, [state["sum"]], numbers, 2, self._plans[id(group)].factor, decays=decays)
 
     def work(self, group: Group) -> tuple[int, int]:
         # s 2, root, eps, quotient, update 2; read grad, read and write p and s
         return 7 + 2 * bool(group["weight_decay"]) + group["maximize"], 5
+
+
+def _adagrad(
+    xp: Any, p: Array, g: Array, s: Array, weight_decay: float, eps: float, lr: float,
+    temporary: Array | None = None, other: Array | None = None, *, decays: bool,
+) -> None:  # fmt: skip
+    if decays:
+        g = decayed(xp, p, g, weight_decay, other)
+    s += xp.multiply(g, g, out=temporary)
+    quotient = xp.sqrt(s, out=temporary)
+    quotient += eps
+    quotient = xp.divide(g, quotient, out=temporary)
+    quotient *= lr
+    p -= quotient
 
 
 class Adadelta(Optimizer):
@@ -95,7 +102,6 @@ class Adadelta(Optimizer):
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
 
-    is_elementwise = True
     state_names = ("square_avg", "acc_delta")  # PyTorch's names for v and u
     state_counts = ("step",)
 
@@ -119,29 +125,39 @@ class Adadelta(Optimizer):
         check_flags(self._name, group, ("maximize",))
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp, state = get_namespace(param._data), self._remembered(param, group)
+        state, rho, weight_decay = self._remembered(param, group), group["rho"], group["weight_decay"]
         state["step"] += 1
-        rho, eps, arrays = group["rho"], group["eps"], [state[name] for name in self.state_names]
-        for p, g, v, u, d, temporary, other in self._pieces(param, grad, arrays, 3, group["maximize"]):
-            g = decayed(p, g, group["weight_decay"], other)
-            v *= rho
-            square = xp.multiply(g, g, out=temporary)
-            square *= 1 - rho
-            v += square
-            # d = g sqrt(u + eps) / sqrt(v + eps), built up in the scratch array d.
-            xp.sqrt(xp.add(u, eps, out=d), out=d)
-            d /= xp.sqrt(xp.add(v, eps, out=temporary), out=temporary)
-            d *= g
-            u *= rho
-            square = xp.multiply(d, d, out=temporary)
-            square *= 1 - rho
-            u += square
-            d *= group["lr"]
-            p -= d
+        arrays = [state[name] for name in self.state_names]
+        numbers = weight_decay, rho, 1 - rho, group["eps"], group["lr"]
+        self._apply(
+            _adadelta, param, grad, arrays, numbers, 3, self._plans[id(group)].factor, decays=bool(weight_decay)
+        )
 
     def work(self, group: Group) -> tuple[int, int]:
         # v and u 4 each, two roots of sums, d 2, update 2; read grad, read and write p, v and u
         return 16 + 2 * bool(group["weight_decay"]) + group["maximize"], 7
+
+
+def _adadelta(
+    xp: Any, p: Array, g: Array, v: Array, u: Array, weight_decay: float, rho: float, new: float, eps: float, lr: float,
+    d: Array | None = None, temporary: Array | None = None, other: Array | None = None, *, decays: bool,
+) -> None:  # fmt: skip
+    if decays:
+        g = decayed(xp, p, g, weight_decay, other)
+    v *= rho
+    square = xp.multiply(g, g, out=temporary)
+    square *= new
+    v += square
+    # d = g sqrt(u + eps) / sqrt(v + eps), built up in the work array d.
+    d = xp.sqrt(xp.add(u, eps, out=d), out=d)
+    d /= xp.sqrt(xp.add(v, eps, out=temporary), out=temporary)
+    d *= g
+    u *= rho
+    square = xp.multiply(d, d, out=temporary)
+    square *= new
+    u += square
+    d *= lr
+    p -= d
 
 
 class RMSprop(Optimizer):
@@ -165,7 +181,6 @@ class RMSprop(Optimizer):
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
 
-    is_elementwise = True
     state_names = ("square_avg",)  # PyTorch's names for v, and for a and b below
     state_options = ("grad_avg", "momentum_buffer")
     state_counts = ("step",)
@@ -198,42 +213,46 @@ class RMSprop(Optimizer):
         return (*self.state_names, *(name for name, is_on in zip(self.state_options, wanted, strict=True) if is_on))
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp = get_namespace(param._data)
         lr, alpha, momentum, weight_decay = (group[name] for name in ("lr", "alpha", "momentum", "weight_decay"))
         names, state = self.remembers(group), self._remembered(param, group)
         state["step"] += 1
-        arrays = [state[name] for name in names]
-        for pieces in self._pieces(param, grad, arrays, 1 + bool(weight_decay), group["maximize"]):
-            p, g, v = pieces[:3]
-            temporary, other = pieces[2 + len(arrays)], pieces[-1]
-            if weight_decay:
-                g = xp.add(xp.multiply(p, weight_decay, out=other), g, out=other)
-            square = xp.multiply(g, g, out=temporary)
-            square *= 1 - alpha
-            v *= alpha
-            v += square
-            if group["centered"]:
-                # centered: the denominator uses the variance v - a², clamped because rounding may make it negative.
-                a = pieces[3]
-                change = xp.subtract(g, a, out=temporary)
-                change *= 1 - alpha
-                a += change
-                v = xp.subtract(v, xp.multiply(a, a, out=temporary), out=temporary)
-                v = xp.maximum(v, 0, out=temporary)
-            quotient = xp.sqrt(v, out=temporary)
-            quotient += group["eps"]
-            xp.divide(g, quotient, out=quotient)
-            if momentum:
-                b = pieces[1 + len(arrays)]
-                b *= momentum
-                b += quotient
-                quotient = xp.multiply(b, lr, out=temporary)
-            else:
-                quotient *= lr
-            p -= quotient
+        v, a, b = (state[name] if name in names else None for name in (*self.state_names, *self.state_options))
+        numbers = weight_decay, alpha, 1 - alpha, group["eps"], momentum, lr
+        decays = bool(weight_decay)
+        self._apply(_rmsprop, param, grad, [v, a, b], numbers, 1 + decays, self._plans[id(group)].factor, decays=decays)
 
     def work(self, group: Group) -> tuple[int, int]:
         centered, has_momentum = bool(group["centered"]), bool(group["momentum"])
         flops = 9 + 2 * bool(group["weight_decay"]) + 6 * centered + 2 * has_momentum + group["maximize"]
         # v 4, root, eps, quotient and update 2; read grad, read and write p, v and any further state
         return flops, 5 + 2 * centered + 2 * has_momentum
+
+
+def _rmsprop(
+    xp: Any, p: Array, g: Array, v: Array, a: Array | None, b: Array | None,
+    weight_decay: float, alpha: float, new: float, eps: float, momentum: float, lr: float,
+    temporary: Array | None = None, other: Array | None = None, *, decays: bool,
+) -> None:  # fmt: skip
+    if decays:
+        g = decayed(xp, p, g, weight_decay, other)
+    square = xp.multiply(g, g, out=temporary)
+    square *= new
+    v *= alpha
+    v += square
+    if a is not None:
+        # centered: the denominator uses the variance v - a², clamped because rounding may make it negative.
+        change = xp.subtract(g, a, out=temporary)
+        change *= new
+        a += change
+        v = xp.subtract(v, xp.multiply(a, a, out=temporary), out=temporary)
+        v = xp.maximum(v, 0, out=temporary)
+    quotient = xp.sqrt(v, out=temporary)
+    quotient += eps
+    quotient = xp.divide(g, quotient, out=temporary)
+    if b is not None:
+        b *= momentum
+        b += quotient
+        quotient = xp.multiply(b, lr, out=temporary)
+    else:
+        quotient *= lr
+    p -= quotient

@@ -1,8 +1,9 @@
-"""Helpers for updates of parameters in pieces that stay in the cache, in at least float32."""
+"""Helpers for updates of parameters, in at least float32: in pieces that stay in the cache, or in one kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from simparallel.autograd.kernels.sums import wider
 from simparallel.backend import Array, get_namespace
@@ -16,24 +17,36 @@ def widened(x: Array) -> Array:
     return x.astype(wider(x.dtype)) if x.dtype.itemsize < 4 else x
 
 
-def decayed(p: Array, grad: Array, weight_decay: float, out: Array) -> Array:
-    """Return the gradient with an L2 penalty: grad + weight_decay p, in `out`; `grad` itself for weight_decay 0."""
-    if not weight_decay:
-        return grad
-    xp = get_namespace(p)
+def decayed(xp: Any, p: Array, grad: Array, weight_decay: float, out: Array | None) -> Array:
+    """Return the gradient with an L2 penalty, grad + weight_decay p, in `out`."""
     return xp.add(xp.multiply(p, weight_decay, out=out), grad, out=out)
 
 
-def converted(pieces: list[Array], negated: bool) -> Iterator[list[Array]]:
-    """Yield one piece with copies of the gradient and, if float16, of the parameter, which is then copied back."""
+def converted(pieces: list[Array], factor: float) -> Iterator[list[Array]]:
+    """Yield one piece with the gradient times `factor` and, if float16, a copy of the parameter, then copied back."""
     p, grad, *others, own, gradient = pieces
-    if negated:
-        get_namespace(p).negative(grad, out=gradient)
-    else:
+    if factor == 1:
         gradient[...] = grad
+    else:
+        # In the dtype of `gradient`: a small float16 times 1 / loss_scale would become 0.
+        get_namespace(p).multiply(grad, factor, out=gradient, dtype=gradient.dtype)
     if p.dtype == own.dtype:
         yield [p, gradient, *others]
         return
     own[...] = p
     yield [own, gradient, *others]
     p[...] = own
+
+
+def in_one_kernel(
+    xp: Any, p: Array, grad: Array, factor: float, *others: Any, update: Callable[..., None], dtype: Any, scaled: bool,
+    **settings: Any,
+) -> None:  # fmt: skip
+    """Call `update` in `dtype`, with the gradient times `factor`, as `converted` does for pieces; for `fused`."""
+    grad = grad.astype(dtype, copy=False)
+    if scaled:
+        grad = grad * factor
+    own = p.astype(dtype, copy=False)
+    update(xp, own, grad, *others, **settings)
+    if p.dtype != dtype:
+        p[...] = own

@@ -7,20 +7,34 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, get_namespace, is_array
+from simparallel.backend import Array, fused, get_namespace, is_array
 from simparallel.base.checks import check_flags, check_number
 from simparallel.optim.adam import Adam, advance_moments
-from simparallel.optim.blocks import widened
+from simparallel.optim.blocks import decayed, widened
 from simparallel.optim.norms import norm
 from simparallel.optim.optimizer import Group, Optimizer
 
 
-def _rate(lr: float, step: Array, above: Any, below: Any, *norms: Any) -> Any:
-    """Return lr * above / below, or lr where a norm is 0; for norms on a GPU a 0-d array, and nothing waits for it."""
-    if not is_array(above):
-        return lr * (above / below if all(norm > 0 for norm in norms) else 1.0)
-    xp, is_on = get_namespace(step), (norms[0] > 0) & (norms[1] > 0)
-    return (lr * xp.where(is_on, above / xp.where(is_on, below, 1.0), 1.0)).astype(step.dtype)
+def _rate(
+    lr: float, step: Array, p_norm: Any, other: Any, factor: float = 1.0, weight_decay: float = 0.0, eps: float = 0.0
+) -> Any:
+    """Return lr factor |p| / (other + weight_decay |p| + eps), or lr where a norm is 0.
+
+    For norms on a GPU it is a 0-d array, and nothing waits for it.
+    """
+    numbers = map(float, (lr, factor, weight_decay, eps))
+    if is_array(p_norm):
+        return fused(get_namespace(step), _rate_on_gpu, dtype=step.dtype)(p_norm, other, *numbers)
+    if not (p_norm > 0 and other > 0):
+        return lr
+    return lr * (factor * p_norm / (other + weight_decay * p_norm + eps))
+
+
+def _rate_on_gpu(
+    xp: Any, p_norm: Array, other: Array, lr: float, factor: float, weight_decay: float, eps: float, *, dtype: Any
+) -> Array:
+    is_on, below = (p_norm > 0) & (other > 0), other + weight_decay * p_norm + eps
+    return (lr * xp.where(is_on, factor * p_norm / xp.where(is_on, below, 1.0), 1.0)).astype(dtype)
 
 
 class LARS(Optimizer):
@@ -68,30 +82,28 @@ class LARS(Optimizer):
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         xp, p, grad = get_namespace(param.data), widened(param.data), widened(grad)
-        weight_decay, rate = group["weight_decay"], group["lr"]
-        # step = lr r (g + weight_decay p), in scratch memory.
-        step = xp.multiply(p, weight_decay, out=self._temporary(param))
-        step += grad
+        weight_decay, rate = float(group["weight_decay"]), float(group["lr"])
+        is_first = param not in self.state
+        v = self._remembered(param, group)["momentum_buffer"]
+        step = fused(xp, decayed)(p, grad, weight_decay, self._temporary(param))
         if group["adapt"]:
             p_norm, g_norm = norm(p, param), norm(grad, param)
-            below = g_norm + weight_decay * p_norm + group["eps"]
-            rate = _rate(rate, step, group["coefficient"] * p_norm, below, p_norm, g_norm)
-        step *= rate
-        state = self.state.get(param)
-        if state is None:
-            # The first step equals v, which starts at zero.
-            self.state[param] = {"momentum_buffer": step.copy()}
-        else:
-            v = state["momentum_buffer"]
-            v *= group["momentum"]
-            v += step
-            step = v
-        weights = param.data
-        weights -= step
+            rate = _rate(rate, step, p_norm, g_norm, group["coefficient"], weight_decay, group["eps"])
+        fused(xp, _lars, is_first=is_first)(param.data, v, step, rate, float(group["momentum"]))
 
     def work(self, group: Group) -> tuple[int, int]:
         # decay 2, rate 1, v 2, p 1, and two norms; read p and grad, write p, read and write v
         return 6 + 4 * bool(group["adapt"]), 5 + 2 * bool(group["adapt"])
+
+
+def _lars(xp: Any, p: Array, v: Array, step: Array, rate: Any, momentum: float, *, is_first: bool) -> None:
+    step *= rate
+    if is_first:
+        v[...] = step
+    else:
+        v *= momentum
+        v += step
+    p -= v
 
 
 class LAMB(Adam):
@@ -131,24 +143,38 @@ class LAMB(Adam):
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         xp, p, (beta1, beta2) = get_namespace(param.data), widened(param.data), group["betas"]
         (m, v), t = self._moments(param, group)
-        advance_moments(xp, m, v, widened(grad), group["betas"], self._temporary(param))
-        # r = m' / (sqrt(v') + eps), with both bias corrections as scalars.
-        r = xp.sqrt(v, out=self._temporary(param))
-        r /= math.sqrt(1 - beta2**t)
-        r += group["eps"]
-        xp.divide(m, r, out=r)
-        r /= 1 - beta1**t
-        if group["weight_decay"]:
-            r += xp.multiply(p, group["weight_decay"], out=self._temporary(param, 1))
-        rate = group["lr"]
+        corrections = 1 - beta1**t, math.sqrt(1 - beta2**t)
+        settings = 1 - beta1, beta2, 1 - beta2, *corrections, group["eps"], group["weight_decay"]
+        decays, rate = bool(group["weight_decay"]), float(group["lr"])
+        others = self._temporary(param), self._temporary(param, 1) if decays else None
+        r = fused(xp, _lamb, decays=decays)(p, widened(grad), m, v, *map(float, settings), *others)
         if group["adapt"]:
-            p_norm, r_norm = norm(p, param), norm(r, param)
-            rate = _rate(rate, r, p_norm, r_norm, p_norm, r_norm)
-        r *= rate
-        weights = param.data
-        weights -= r
+            rate = _rate(rate, r, norm(p, param), norm(r, param))
+        fused(xp, _lamb_step)(param.data, r, rate)
 
     def work(self, group: Group) -> tuple[int, int]:
         adapt = bool(group["adapt"])
         # As Adam, but for a product and a quotient instead of one product; read and write also for both norms.
         return 14 + 2 * bool(group["weight_decay"]) + 4 * adapt, 7 + 2 * adapt
+
+
+def _lamb(
+    xp: Any, p: Array, g: Array, m: Array, v: Array, new1: float, beta2: float, new2: float,
+    correction1: float, correction2: float, eps: float, weight_decay: float,
+    temporary: Array | None, other: Array | None, *, decays: bool,
+) -> Array:  # fmt: skip
+    """Update m and v, and return r = m' / (sqrt(v') + eps) + weight_decay p, with the corrections as numbers."""
+    advance_moments(xp, m, v, g, new1, beta2, new2, temporary)
+    r = xp.sqrt(v, out=temporary)
+    r /= correction2
+    r += eps
+    r = xp.divide(m, r, out=temporary)
+    r /= correction1
+    if decays:
+        r += xp.multiply(p, weight_decay, out=other)
+    return r
+
+
+def _lamb_step(xp: Any, p: Array, r: Array, rate: Any) -> None:
+    r *= rate
+    p -= r

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array
 from simparallel.base.checks import check_number
 from simparallel.errors import InputError
 from simparallel.optim.optimizer import Group
@@ -32,8 +32,6 @@ class Momentum(SGD):
     Raises:
         InputError, DTypeError, AutogradError: see `Optimizer`.
     """
-
-    is_elementwise = True
 
     def __init__(
         self,
@@ -93,12 +91,8 @@ class Momentum(SGD):
             grads = [grad_of[param] for param in self._params()]
         super().__call__(grads)
 
-    def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        if self.loss_scale != 1.0:
-            scaled = self._temporary(param, 2)
-            # In the dtype of `scaled` (float32 for float16), so that small values saved by the scale do not become 0.
-            grad = get_namespace(grad).multiply(grad, 1.0 / self.loss_scale, out=scaled, dtype=scaled.dtype)
-        super().update(param, grad, group)
+    def _factor(self, group: Group) -> float:
+        return 1.0 / self.loss_scale
 
     def work(self, group: Group) -> tuple[int, int]:
         flops, accesses = super().work(group)

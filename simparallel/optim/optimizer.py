@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import count
@@ -16,19 +16,16 @@ from simparallel.autograd import Tensor, enable_grad
 from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import common_device
-from simparallel.backend import DRY_TYPES, Array, get_namespace, gpu_of, is_array, to_host
+from simparallel.backend import DRY_TYPES, Array, fused, get_namespace, is_array, to_host
 from simparallel.base.checks import check_number
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError
+from simparallel.gpu.capture import refuse, running
 from simparallel.hardware.devices import Device
 from simparallel.hardware.memory import OPTIMIZER
 from simparallel.hardware.recorder import Recorder, observer_of
-from simparallel.optim.blocks import PIECE_BYTES, converted
+from simparallel.optim.blocks import PIECE_BYTES, converted, in_one_kernel
 from simparallel.optim.schedules import Rate, as_schedule
 from simparallel.optim.state_dict import EXTRAS, Group, checked_state_dict
-
-# On a GPU, parameters up to SMALL_BYTES are joined for an update: moving a larger one takes longer than starting a
-# kernel. CuPy joins up to 8 arrays by a copy for each, so fewer gain little; the upper limit bounds the copies.
-SMALL_BYTES, LEAST_JOINED, MOST_JOINED = 1 << 20, 9, 64
 
 
 class _Living(threading.local):
@@ -64,12 +61,14 @@ class _GroupPlan:
     Attributes:
         settings: the settings, checked.
         names: names of the arrays in the state of each parameter.
+        factor: of the gradients, -1 to maximize.
         flops: floating-point operations for each element of a parameter.
         moved_bytes: item size of a parameter in bytes -> bytes moved in memory for each element.
     """
 
     settings: list[Any]
     names: tuple[str, ...]
+    factor: float
     flops: int
     moved_bytes: dict[int, int]
 
@@ -96,8 +95,6 @@ class Optimizer:
         AutogradError: a parameter that was computed by an op.
     """
 
-    # The update of an element depends on no other element, so parameters may be joined for it.
-    is_elementwise: ClassVar[bool] = False
     state_names: ClassVar[tuple[str, ...]] = ()  # arrays in `state`, each of the parameter's shape
     state_options: ClassVar[tuple[str, ...]] = ()  # arrays in `state` that only some settings need
     state_counts: ClassVar[tuple[str, ...]] = ()  # integers in `state`
@@ -108,9 +105,6 @@ class Optimizer:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._name = cls.__name__
-        # The class that defines `update` says it: LAMB, or the optimizer of a user, is an Adam with another one.
-        owner = next(base for base in cls.__mro__ if "update" in vars(base))
-        cls.is_elementwise = vars(owner).get("is_elementwise", False)
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Group) -> None:
         self.defaults = defaults
@@ -211,6 +205,8 @@ class Optimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set the gradients to None, or with False to zeros in place."""
+        if running.step:
+            refuse("calls zero_grad", "Call it before the captured step.")
         for param in self._params():
             if set_to_none:
                 param._grad = None
@@ -232,7 +228,11 @@ class Optimizer:
             DeviceOutOfMemoryError: no room for the state of the optimizer; no parameter was changed.
         """
         loss = None if closure is None else call_closure(closure)
-        self._step([param._grad for param in self._params()])
+        try:
+            self._step([param._grad for param in self._params()])
+        except BaseException:
+            observer_of(None).abandon()
+            raise
         return loss
 
     def __call__(self, grads: Sequence[Tensor | Array | None]) -> None:
@@ -241,7 +241,11 @@ class Optimizer:
         Raises:
             As `step`.
         """
-        self._step(list(grads))
+        try:
+            self._step(list(grads))
+        except BaseException:
+            observer_of(None).abandon()
+            raise
 
     def __repr__(self) -> str:
         text = f"{self._name} ("
@@ -299,7 +303,7 @@ class Optimizer:
             names, (flops, accesses) = self.remembers(group), self.work(group)
             # The state of a float16 parameter is float32.
             moved_bytes = {size: accesses * size + 2 * len(names) * max(4 - size, 0) for size in (2, 4, 8, 16)}
-            plan = self._plans[id(group)] = _GroupPlan(settings, names, flops, moved_bytes)
+            plan = self._plans[id(group)] = _GroupPlan(settings, names, self._factor(group), flops, moved_bytes)
         return plan
 
     def element_work(self, param: Tensor) -> tuple[int, int, int, int] | None:
@@ -328,6 +332,8 @@ class Optimizer:
             raise InputError(f"{self._name}: params[{i}] is listed twice; it would be updated twice per step.")
 
     def _step(self, grads: list[Any]) -> None:
+        if running.step:
+            refuse(f"calls a step of {self._name}, with numbers of the host", "Call it after the captured step.")
         observer = observer_of(None)
         start_ns = observer.begin(self._name)
         params = self._params()
@@ -347,26 +353,19 @@ class Optimizer:
                 group["lr"] = rate
         self._num_steps += 1
         remaining = iter(zip(params, arrays, strict=True))
-        joins = self.is_elementwise and "update" not in vars(self)
         # Device -> flops, bytes, widest item, tensors.
         work: dict[Device | None, list[int]] = {}
         for group, plan in zip(self.param_groups, plans, strict=True):
-            on_gpu = []
             for _ in group["params"]:
                 param, grad = next(remaining)
                 if grad is None:
                     continue
-                if joins and not isinstance(param._data, np.ndarray):
-                    on_gpu.append((param, grad))
-                else:
-                    self.update(param, grad, group)
+                self.update(param, grad, group)
                 total = work.setdefault(param._device, [0, 0, 0, 0])
                 total[0] += plan.flops * grad.size
                 total[1] += plan.moved_bytes[param._data.itemsize] * grad.size
                 total[2] = max(total[2], grad.itemsize)
                 total[3] += 1
-            if on_gpu:
-                self._update_on_gpu(on_gpu, group)
         mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
         observer.end_step(f"{self._name}.step", start_ns, work)
         if isinstance(observer, Recorder):
@@ -376,65 +375,6 @@ class Optimizer:
             if num_kept != self._num_held:
                 self._hold()
                 self._num_held = num_kept
-
-    def _update_on_gpu(self, pairs: list[tuple[Tensor, Array]], group: Group) -> None:
-        """Update parameters, given with their gradients: small ones together, because a kernel's start takes longer."""
-        bundles: dict[Any, list[tuple[Tensor, Array]]] = {}
-        for param, grad in pairs:
-            data, state = param._data, self.state.get(param)
-            # A view may share memory with another parameter.
-            if data.nbytes > SMALL_BYTES or data.base is not None:
-                self.update(param, grad, group)
-                continue
-            # Only parameters with the same arrays and the same numbers in their state can be joined.
-            known = None
-            if state is not None:
-                known = tuple((name, None if is_array(value) else value) for name, value in sorted(state.items()))
-            key = param._device, gpu_of(data), data.dtype, grad.dtype, known
-            bundles.setdefault(key, []).append((param, grad))
-        for bundle in bundles.values():
-            for start in range(0, len(bundle), MOST_JOINED):
-                some = bundle[start : start + MOST_JOINED]
-                if len(some) >= LEAST_JOINED:
-                    self._update_joined(some, group)
-                    continue
-                for param, grad in some:
-                    self.update(param, grad, group)
-
-    def _update_joined(self, bundle: list[tuple[Tensor, Array]], group: Group) -> None:
-        """Update parameters as one long parameter: one kernel for each operation, and a copy back for each array."""
-        params = [param for param, _ in bundle]
-        xp = get_namespace(params[0]._data)
-
-        def joined(parts: Iterable[Array]) -> Array:
-            return xp.concatenate([part.reshape(-1) for part in parts])
-
-        with params[0]._data.device:
-            whole = Tensor._result(joined(param._data for param in params), device=params[0]._device)
-            grad = joined(grad for _, grad in bundle)
-            if params[0] in self.state:
-                states = [self.state[param] for param in params]
-                self.state[whole] = {
-                    name: joined(state[name] for state in states) if is_array(value) else value
-                    for name, value in states[0].items()
-                }
-            try:
-                self.update(whole, grad, group)
-            finally:
-                new = self.state.pop(whole, None)
-                self._scratch.pop(whole, None)
-            start = 0
-            for param in params:
-                part, start = slice(start, start + param._data.size), start + param._data.size
-                param._data[...] = whole._data[part].reshape(param._data.shape)
-                for name, value in (new or {}).items():
-                    state = self.state.setdefault(param, {})
-                    if not is_array(value):
-                        state[name] = value
-                    elif name in state:
-                        state[name][...] = value[part].reshape(state[name].shape)
-                    else:
-                        state[name] = value[part].reshape(param._data.shape).copy()
 
     def _make_room(self, grads: list[Array | None]) -> None:
         """Raise DeviceOutOfMemoryError if a device has no room for the state that this step will allocate."""
@@ -503,53 +443,78 @@ class Optimizer:
                 state[name] = xp.zeros_like(param.data, dtype=wider(param.dtype), order="C")
         return state
 
-    def _pieces(
-        self, param: Tensor, grad: Array, state: Sequence[Array], num_scratch: int, negated: bool = False
-    ) -> Iterator[list[Array]]:
-        """Yield the arrays, all of one size, in pieces that stay in the cache through several passes.
+    def _factor(self, group: Group) -> float:
+        """Return the factor of the gradients."""
+        return -1.0 if group.get("maximize") else 1.0
 
-        A float16 parameter is updated in float32, the dtype of its state (1e-8, Adam's eps, is 0 in float16): its
-        pieces are copies, which are written back when the next piece is requested.
+    def _apply(
+        self,
+        compute: Callable[..., None],
+        param: Tensor,
+        grad: Array,
+        state: Sequence[Array | None],
+        numbers: Sequence[float],
+        num_scratch: int,
+        factor: float = 1.0,
+        **settings: Any,
+    ) -> None:
+        """Call `compute(xp, p, g, *state, *numbers, *scratch, **settings)`, which changes p and the state in place.
+
+        NumPy calls it for pieces of the arrays, which stay in the cache; a GPU computes it in one kernel, see `fused`,
+        without `scratch`. A float16 parameter is updated in float32, the dtype of its state (1e-8, Adam's eps, is 0
+        in float16).
 
         Args:
-            param: the parameter, changed in place.
+            compute: computes each element by itself.
+            param: the parameter.
             grad: its gradient, which does not change.
-            state: arrays in the dtype to compute in, changed in place.
-            num_scratch: number of work arrays.
-            negated: yield minus the gradient.
-
-        Yields:
-            A piece of the parameter, of the gradient and of each array of `state` (views), and `num_scratch` arrays
-            of that size.
+            state: arrays in the dtype to compute in; None for those that are not there.
+            numbers: those that may change from step to step.
+            num_scratch: number of work arrays, for `out`.
+            factor: of the gradient.
+            settings: as for `fused`.
         """
-        p = param._data
-        dtype, arrays = p.dtype, [p, grad, *state]
-        converts = negated or dtype.itemsize < 4
-        if converts:
-            dtype, num_scratch = wider(dtype), num_scratch + 2
-        if not (isinstance(p, np.ndarray) and all(array.flags.c_contiguous for array in arrays)):
-            xp = get_namespace(p)
-            whole = [*arrays, *(xp.empty_like(p, dtype=dtype) for _ in range(num_scratch))]
-            yield from converted(whole, negated) if converts else [whole]
+        p, name = param._data, compute.__name__
+        xp, dtype = get_namespace(p), p.dtype if p.dtype.itemsize >= 4 else wider(p.dtype)
+        # Rates of a schedule may be NumPy's numbers, which would change the dtype of the arithmetic.
+        numbers = [*map(float, numbers)]
+        if not isinstance(p, np.ndarray):
+            update = fused(xp, in_one_kernel, name, update=compute, dtype=dtype, scaled=factor != 1, **settings)
+            update(p, grad, factor, *state, *numbers)
             return
-        length = min(PIECE_BYTES // dtype.itemsize, max(p.size, 1))
-        scratch = self._pieces_scratch.get((dtype, num_scratch))
-        if scratch is None or len(scratch[0]) < length:
-            xp = get_namespace(p)
-            scratch = self._pieces_scratch[dtype, num_scratch] = [xp.empty(length, dtype) for _ in range(num_scratch)]
-        flat = [array.reshape(-1) for array in arrays]
-        starts = range(0, p.size, length)
+        # Called without `fused`, which would only return it; in loops, because each comprehension would be a call.
+        arrays, num_copies, is_flat = [p, grad, *state], 2 if factor != 1 or dtype != p.dtype else 0, True
+        for array in arrays:
+            is_flat &= array is None or array.flags.c_contiguous
+        num_arrays, num_scratch, size = len(arrays), num_scratch + num_copies, p.size
+        length = min(PIECE_BYTES // dtype.itemsize, max(size, 1)) if is_flat else max(size, 1)
+        if is_flat:
+            arrays = [None if array is None else array.reshape(-1) for array in arrays]
+            scratch = self._pieces_scratch.get((dtype, num_scratch))
+            if scratch is None or len(scratch[0]) < length:
+                scratch = [xp.empty(length, dtype) for _ in range(num_scratch)]
+                self._pieces_scratch[dtype, num_scratch] = scratch
+        else:
+            scratch = [xp.empty_like(p, dtype=dtype) for _ in range(num_scratch)]
+        starts = range(0, size, length)
         # Pieces of an array without data are alike.
         for start in starts[:1] if type(p) in DRY_TYPES else starts:
-            stop = min(start + length, p.size)
-            pieces = [*(a[start:stop] for a in flat), *(a[: stop - start] for a in scratch)]
-            if converts:
-                yield from converted(pieces, negated)
-            else:
-                yield pieces
+            part = [*arrays, *scratch]
+            if is_flat:
+                stop = min(start + length, size)
+                for i, array in enumerate(part):
+                    if array is not None:
+                        part[i] = array[start:stop] if i < num_arrays else array[: stop - start]
+            for pieces in converted(part, factor) if num_copies else (part,):
+                compute(xp, *pieces[:num_arrays], *numbers, *pieces[num_arrays:], **settings)
 
-    def _temporary(self, param: Tensor, number: int = 0) -> Array:
-        """Return a work array of the parameter's shape, the same one in every step; float32 for float16."""
+    def _temporary(self, param: Tensor, number: int = 0) -> Array | None:
+        """Return a work array of the parameter's shape, the same one in every step; float32 for float16.
+
+        None on a GPU, where `fused` needs no memory for intermediate results.
+        """
+        if not isinstance(param._data, np.ndarray):
+            return None
         arrays = self._scratch.setdefault(param, [])
         while len(arrays) <= number:
             arrays.append(get_namespace(param.data).empty_like(param.data, dtype=wider(param.dtype)))

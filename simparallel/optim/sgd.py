@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array
 from simparallel.base.checks import check_flags, check_number
 from simparallel.errors import InputError
+from simparallel.optim.blocks import decayed
 from simparallel.optim.optimizer import Group, Optimizer
 
 
@@ -49,7 +50,6 @@ class SGD(Optimizer):
         }  # fmt: skip
         super().__init__(params, settings)
 
-    is_elementwise = True
     state_names = ("momentum_buffer",)
 
     def check(self, group: Group) -> None:
@@ -67,29 +67,17 @@ class SGD(Optimizer):
         return self.state_names if group["momentum"] else ()
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp = get_namespace(param._data)
         lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
         undamped, nesterov = 1 - group["dampening"], group["nesterov"]
-        state, is_first = [], False
+        b, is_first = None, False
         if momentum:
             is_first = param not in self.state
-            state.append(self._remembered(param, group)["momentum_buffer"])
-
-        needs_other = bool(momentum) and (nesterov or undamped != 1)
-        for pieces in self._pieces(param, grad, state, 1 + needs_other, group["maximize"]):
-            p, step, temporary, other = pieces[0], pieces[1], pieces[2 + len(state)], pieces[-1]
-            if weight_decay:
-                step = xp.add(xp.multiply(p, weight_decay, out=temporary), step, out=temporary)
-            if momentum:
-                b = pieces[2]
-                if is_first:
-                    b[...] = step
-                else:
-                    b *= momentum
-                    # `step` may be the gradient, which stays as it is: the product goes elsewhere.
-                    b += step if undamped == 1 else xp.multiply(step, undamped, out=other)
-                step = xp.add(xp.multiply(b, momentum, out=other), step, out=other) if nesterov else b
-            p -= xp.multiply(step, lr, out=temporary)
+            b = self._remembered(param, group)["momentum_buffer"]
+        numbers = lr, weight_decay, momentum, undamped
+        decays, is_damped = bool(weight_decay), undamped != 1
+        num_scratch = 1 + (bool(momentum) and (nesterov or is_damped))
+        settings = {"decays": decays, "is_first": is_first, "is_damped": is_damped, "nesterov": nesterov}
+        self._apply(_sgd, param, grad, [b], numbers, num_scratch, self._plans[id(group)].factor, **settings)
 
     def work(self, group: Group) -> tuple[int, int]:
         has_momentum = bool(group["momentum"])
@@ -97,3 +85,20 @@ class SGD(Optimizer):
         flops += 2 * bool(group["nesterov"]) + (has_momentum and group["dampening"] != 0)
         # Read p and grad, write p; read and write b.
         return flops, 3 + 2 * has_momentum
+
+
+def _sgd(
+    xp: Any, p: Array, g: Array, b: Array | None, lr: float, weight_decay: float, momentum: float, undamped: float,
+    temporary: Array | None = None, other: Array | None = None,
+    *, decays: bool, is_first: bool, is_damped: bool, nesterov: bool,
+) -> None:  # fmt: skip
+    step = decayed(xp, p, g, weight_decay, temporary) if decays else g
+    if b is not None:
+        if is_first:
+            b[...] = step
+        else:
+            b *= momentum
+            # `step` may be the gradient, which stays as it is: the product goes elsewhere.
+            b += xp.multiply(step, undamped, out=other) if is_damped else step
+        step = xp.add(xp.multiply(b, momentum, out=other), step, out=other) if nesterov else b
+    p -= xp.multiply(step, lr, out=temporary)

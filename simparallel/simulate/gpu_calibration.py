@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.backend import gpu_namespace
+from simparallel.backend import get_float32_matmul_precision, gpu_namespace
 from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec, this_gpu_file
 from simparallel.hardware.presets import THIS_GPU
@@ -106,7 +106,6 @@ def program_errors(programs: Sequence[Measurement]) -> list[float]:
 def gpu_fingerprint(gpu: Gpu) -> dict[str, Any]:
     """Return the facts on which the times of this machine's GPU depend; those of the interpreter belong to them."""
     runtime, properties = gpu.cuda.runtime, gpu.cuda.runtime.getDeviceProperties(gpu.number)
-    precision = "TF32" if os.environ.get("CUPY_TF32", "0") not in ("", "0") else "float32"
     host = fingerprint()
     return {
         "gpu": properties["name"].decode(),
@@ -114,7 +113,7 @@ def gpu_fingerprint(gpu: Gpu) -> dict[str, Any]:
         "driver": runtime.driverGetVersion(),
         "cuda": runtime.runtimeGetVersion(),
         "cupy": gpu.xp.__version__,
-        "products": precision,
+        "products": get_float32_matmul_precision(),
         **{name: host[name] for name in ("cpu", "python", "numpy")},
     }
 

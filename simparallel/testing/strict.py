@@ -7,17 +7,20 @@
 
 Differences from NumPy, as in CuPy ("Differences between CuPy and NumPy" in its user guide): 0-d results stay arrays,
 ufuncs accept no lists, only `get()` converts to NumPy. Names, keywords and dtypes that CuPy lacks are refused, see
-`cupy_lacks`. An assignment that writes one element twice, undefined in CuPy, is an error here.
+`cupy_lacks`. An assignment that writes one element twice, undefined in CuPy, is an error here. `xp.fuse` computes a
+function as it is, and refuses all that one kernel of CuPy cannot do.
 
 Importing this file registers the type, so that Tensors and ops accept it.
 """
 
 from __future__ import annotations
 
-import math
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from math import prod
 from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -25,7 +28,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from simparallel.backend import register_namespace
-from simparallel.testing import cupy_lacks, strict_cuda, strict_nccl
+from simparallel.testing import cupy_lacks, strict_cublas, strict_cuda, strict_nccl
+from simparallel.testing.strict_memory import memory_of_array
 
 # Functions whose results have a size that depends on values.
 _SIZED_BY_VALUES = frozenset(("argwhere", "compress", "flatnonzero", "nonzero", "unique"))
@@ -34,14 +38,32 @@ _NOT_FILLED = frozenset(("empty", "empty_like"))
 # Functions that copy array by array, unless there are many small ones.
 _JOINING = frozenset(("concatenate", "stack", "hstack", "vstack"))
 _IN_PLACE = frozenset(("copyto", "fill", "partition", "put", "sort"))
+# Functions that CuPy computes by cuBLAS, which it refuses in a capture. Its einsum asks `cupy.matmul`.
+_PRODUCTS = frozenset(("matmul", "dot", "inner", "tensordot", "vdot"))
 # Functions that copy host arrays to the device.
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
+
+
+# What a fused function can do, besides operators and ufuncs; operators that CuPy lacks there.
+_FUSIBLE = frozenset(("where", "clip", "copy"))
+_FUSIBLE_METHODS = frozenset(("astype", "copy", "dtype", "ndim"))
+_NOT_FUSIBLE = frozenset(("matmul", "abs", "pos"))
+
+
+class _Fusing(threading.local):
+    """Whether this thread is inside a fused function."""
+
+    is_on = False
+
+
+_fusing = _Fusing()
 
 
 # A function for each open block of `host_waits` and of `launches`.
 _Listeners = list[Callable[[str], None]]
 _wait_listeners: _Listeners = []
-_launch_listeners: _Listeners = []
+_launch_listeners = strict_cuda.launch_listeners
+_operation_listeners: _Listeners = []
 
 
 def host_waits() -> AbstractContextManager[list[str]]:
@@ -53,13 +75,24 @@ def host_waits() -> AbstractContextManager[list[str]]:
     return _listing(_wait_listeners)
 
 
+def ranges() -> AbstractContextManager[list[str]]:
+    """List the NVTX ranges of all threads inside the block: "name" where one begins, "" where one ends."""
+    return _listing(strict_cuda.range_listeners)
+
+
 def launches() -> AbstractContextManager[list[str]]:
     """List the operations inside the block for which CuPy starts a kernel, or a copy to the GPU; some start more.
 
     They have the names of the functions and operators: matmul, add, iadd, setitem. A view of memory starts nothing. A
-    product of broadcast stacks of matrices, for example, is listed once, and starts about ten small kernels.
+    product of broadcast stacks of matrices, for example, is listed once, and starts about ten small kernels. A fused
+    function has its own name, and starts one kernel. The launch of a graph is listed as graph, whatever it repeats.
     """
     return _listing(_launch_listeners)
+
+
+def operations() -> AbstractContextManager[list[str]]:
+    """List the same operations, but those of a fused function one by one."""
+    return _listing(_operation_listeners)
 
 
 @contextmanager
@@ -73,6 +106,7 @@ def _listing(listeners: _Listeners) -> Iterator[list[str]]:
 
 
 def _note_wait(name: str) -> None:
+    strict_cuda.refuse_in_capture(name)
     for note in _wait_listeners:
         note(name)
 
@@ -82,14 +116,15 @@ def _note_launch(name: str, result: Any, *sources: Any, reads: Sequence[Any] = (
 
     It reads the sources, and `reads`, which may share memory with the result.
     """
+    listeners = [*_operation_listeners, *(() if _fusing.is_on else _launch_listeners)]
     is_watching = strict_cuda.is_watching()
-    if not (_launch_listeners or is_watching):
+    if not (listeners or is_watching):
         return
     results = result if isinstance(result, (tuple, list)) else (result,)
     for array in results:
         is_filled = isinstance(array, (np.ndarray, np.generic)) and array.size > 0
-        if is_filled and not any(isinstance(s, np.ndarray) and np.may_share_memory(array, s) for s in sources):
-            for note in _launch_listeners:
+        if is_filled and not _shares(array, sources):
+            for note in listeners:
                 note(name)
             if is_watching:
                 _note_use(array, (*sources, *reads))
@@ -106,6 +141,59 @@ def _note_use(result: Any, sources: Sequence[Any]) -> None:
         strict_cuda.use(result, is_written=True)
 
 
+def _capture(
+    graph: strict_cuda.Graph, name: str, compute: Callable[[], Any], target: Any, sources: Sequence[Any]
+) -> Any:
+    """Add an operation to a graph, and return its result, whose values are arbitrary until the graph is launched.
+
+    Args:
+        graph: the graph.
+        name: of the operation.
+        compute: computes it with NumPy.
+        target: the array that it writes to; None for a new one.
+        sources: what it reads.
+    """
+    if name in _PRODUCTS:
+        raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+    if target is not None:
+
+        def write() -> None:
+            if strict_cuda.is_watching():
+                _note_use(target, sources)
+            compute()
+
+        graph.add(write)
+        return target
+    # NumPy computes once, with whatever values there are, to say what shape and dtype the result has.
+    with np.errstate(all="ignore"):
+        found = compute()
+    results = [np.asarray(x) if isinstance(x, np.generic) else x for x in (found if type(found) is tuple else (found,))]
+
+    def is_new(array: Any) -> bool:
+        return isinstance(array, np.ndarray) and array.size > 0 and not _shares(array, sources)
+
+    new = [array if name not in _NOT_FILLED and is_new(array) else None for array in results]
+
+    def repeat() -> None:
+        values = compute()
+        for array, value in zip(new, values if type(values) is tuple else (values,), strict=True):
+            if array is not None:
+                if strict_cuda.is_watching():
+                    _note_use(array, sources)
+                array[...] = value
+
+    if any(array is not None for array in new):
+        graph.add(repeat)
+    for array in new:
+        if array is not None:
+            array.fill(np.nan if array.dtype.kind == "f" else 0)
+    return tuple(results) if type(found) is tuple else results[0]
+
+
+def _shares(array: np.ndarray, sources: Sequence[Any]) -> bool:
+    return any(isinstance(source, np.ndarray) and np.may_share_memory(array, source) for source in sources)
+
+
 # The device array of each NumPy array; an array lives at least as long as its device array, so no id is used twice.
 _owners: WeakValueDictionary[int, StrictArray] = WeakValueDictionary()
 
@@ -114,13 +202,13 @@ class StrictArray:
     """An array "on the device": a NumPy array that does not mix with others."""
 
     # A memory account holds arrays by weak references.
-    __slots__ = ("__weakref__", "_data", "base")
+    __slots__ = ("__weakref__", "_data", "_memory", "base")
     # Makes NumPy defer np_array + x to x, which refuses it.
     __array_ufunc__ = None
 
     def __init__(self, data: Any, dtype: Any = None, memptr: Any = None) -> None:
         if memptr is not None:
-            size = math.prod(data) * np.dtype(dtype).itemsize
+            size = prod(data) * np.dtype(dtype).itemsize
             data = strict_cuda.bytes_at(memptr.ptr, size).view(dtype).reshape(data)
         if data.dtype.char not in cupy_lacks.DTYPES:
             raise ValueError(f"CuPy has no arrays of dtype {data.dtype}.")
@@ -130,7 +218,17 @@ class StrictArray:
         if isinstance(data.base, np.ndarray):
             owner = _owners.get(id(data.base))
             self.base = StrictArray(data.base) if owner is None else owner
+        # An array that an operation has written into comes back as its result.
+        same = _owners.get(id(data))
+        owns_memory = self.base is None and type(data) is np.ndarray
+        self._memory: Any = (
+            memory_of_array(data.nbytes) if same is None and owns_memory else getattr(same, "_memory", None)
+        )
         _owners[id(data)] = self
+
+    def __reduce__(self) -> Any:
+        # Without its memory: where it arrives, it takes memory there.
+        return StrictArray, (self._data,)
 
     def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None) -> np.ndarray:
         """Return a copy on the host, or `out` filled with it."""
@@ -173,6 +271,7 @@ class StrictArray:
         # All else is NumPy's, with device arrays going in and out. Private names are protocols that NumPy probes for.
         if name.startswith("_") or name in cupy_lacks.METHODS:
             raise AttributeError(f"a CuPy array has no attribute {name!r}")
+        _refuse_in_kernel(name, name in _FUSIBLE_METHODS)
         value = getattr(_unwrap(self), name)
         if not callable(value):
             return _wrap(value)
@@ -187,34 +286,51 @@ class StrictArray:
         return self._data.tolist()
 
     def __getitem__(self, key: Any) -> StrictArray:
+        _refuse_in_kernel("x[…]")
         plain = _unwrap(key)
         if any(isinstance(part, np.ndarray) and part.dtype == bool for part in _parts(plain)):
             _note_wait("mask")
+        if (graph := strict_cuda.captured_graph()) is not None:
+            read = lambda: self._data[_wrapped(self._data, plain)]  # noqa: E731
+            return _wrap(_capture(graph, "getitem", read, None, (self._data, plain)))
         result = _unwrap(self)[plain]
         _note_launch("getitem", result, self._data)
         return _wrap(result)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        plain = _unwrap(key)
-        _refuse_repeats(self._data, plain)
+        _refuse_in_kernel("x[…] = y", key is Ellipsis)
+        plain, plain_value = _unwrap(key), _unwrap(value)
+
+        def write(key: Any) -> None:
+            _refuse_repeats(self._data, key)
+            self._data[key] = plain_value
+
+        if (graph := strict_cuda.captured_graph()) is not None:
+            launch = lambda: write(_wrapped(self._data, plain))  # noqa: E731
+            _capture(graph, "setitem", launch, self._data, (plain, plain_value))
+            return
         # x[...] += y ends with x[...] = x[...], for which CuPy starts nothing.
-        part, plain_value = self._data[plain], _unwrap(value)
+        part = self._data[plain]
         if not (isinstance(plain_value, np.ndarray) and _is_same(part, plain_value)):
             _note_launch("setitem", part, reads=(plain_value,))
-        self._data[plain] = plain_value
+        write(plain)
 
     def __len__(self) -> int:
+        _refuse_in_kernel("len(x)")
         return len(self._data)
 
     def __bool__(self) -> bool:
+        _refuse_in_kernel("bool(x)")
         self._wait("bool")
         return bool(self._data)
 
     def __int__(self) -> int:
+        _refuse_in_kernel("int(x)")
         self._wait("int")
         return int(self._data)
 
     def __float__(self) -> float:
+        _refuse_in_kernel("float(x)")
         self._wait("float")
         return float(self._data)
 
@@ -223,6 +339,65 @@ class StrictArray:
 
     # Unhashable, like any array: == compares elements.
     __hash__ = None  # type: ignore[assignment]
+
+
+class _KernelNumber:
+    """A number inside a fused function: it has no value yet, so it combines with arrays only."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __bool__(self) -> bool:
+        raise TypeError("a fused function cannot decide by a number; make it a setting.")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("a fused function cannot compare a number; make it a setting.")
+
+
+def _refuse_in_kernel(name: str, is_fusible: bool = False) -> None:
+    if _fusing.is_on and not is_fusible:
+        raise TypeError(f"cupy.fuse cannot compute {name} in one kernel; compute it before or after.")
+
+
+def _check_fusible(function: Any, name: str, args: Any, kwargs: Any) -> None:
+    """Refuse a call that CuPy cannot compute inside of a fused function, or computes in another dtype than NumPy."""
+    owner = getattr(function, "__self__", None)
+    is_method, is_ufunc = isinstance(owner, np.ndarray), isinstance(function, np.ufunc)
+    known = _FUSIBLE_METHODS if is_method else _FUSIBLE
+    keywords = {"copy"} if name == "astype" else {"out"} if is_ufunc or name == "clip" else set()
+    is_known = (is_ufunc or name in known) and name not in _NOT_FUSIBLE
+    _refuse_in_kernel(name, is_known and kwargs.keys() <= keywords)
+    if not is_method and not any(isinstance(arg, StrictArray) for arg in args):
+        raise TypeError(f"{name} of numbers alone is float64 inside of a fused function; compute it before.")
+    if any(isinstance(arg, np.generic) for arg in args):
+        raise TypeError(f"{name} got a NumPy number inside of a fused function; use float(…).")
+
+
+def _run_fused(function: Callable[..., Any], kernel_name: str, args: tuple[Any, ...]) -> Any:
+    """Call `function` as CuPy's `fuse` does: arrays, numbers and None in, one kernel, new arrays or nothing out."""
+    for arg in args:
+        # CuPy takes NumPy's numbers, too, but their dtype would change the arithmetic.
+        if type(arg) not in (StrictArray, int, float, type(None)):
+            raise TypeError(f"{kernel_name}: a fused function takes arrays and Python numbers, got {arg!r}.")
+    shape = np.broadcast_shapes(*(arg._data.shape for arg in args if isinstance(arg, StrictArray)))
+    _fusing.is_on = True
+    try:
+        result = function(*(_KernelNumber(arg) if isinstance(arg, (int, float)) else arg for arg in args))
+        for array in result if isinstance(result, tuple) else () if result is None else (result,):
+            # CuPy would copy an argument, and repeat the elements of a smaller array.
+            if type(array) is not StrictArray or any(array is arg for arg in args) or array._data.shape != shape:
+                raise TypeError(f"{kernel_name}: a fused function returns new arrays of shape {shape}.")
+            # The order of CuPy's new arrays.
+            if not array._data.flags.c_contiguous:
+                in_order = partial(np.array, array._data, order="C")
+                array._data = _operated("copy", in_order, array._data)._data
+    finally:
+        _fusing.is_on = False
+    for note in _launch_listeners if prod(shape) else ():
+        note(kernel_name)
+    return result
 
 
 def _wrap(value: Any) -> Any:
@@ -240,6 +415,8 @@ def _unwrap(value: Any) -> Any:
     if isinstance(value, StrictArray):
         strict_cuda.catch_up()
         return value._data
+    if isinstance(value, _KernelNumber):
+        return value.value
     if isinstance(value, np.ndarray):
         raise TypeError(f"a NumPy array of shape {value.shape} was mixed with device arrays; move it with xp.asarray.")
     if isinstance(value, (tuple, list)):
@@ -276,6 +453,18 @@ def _refuse_repeats(data: np.ndarray, key: Any) -> None:
         raise IndexError("x[indices] = … writes an element more than once; use xp.add.at.")
 
 
+def _wrapped(data: np.ndarray, key: Any) -> Any:
+    """Return a key whose arrays of indices are inside, as CuPy wraps them: captured programs check them later."""
+    parts = _parts(key)
+    if any(part is None or part is ... for part in parts):
+        return key
+    inside = [
+        part % data.shape[i] if isinstance(part, np.ndarray) and part.dtype.kind in "iu" and data.shape[i] else part
+        for i, part in enumerate(parts)
+    ]
+    return tuple(inside) if isinstance(key, tuple) else inside[0]
+
+
 class _Flags:
     """The flags of an array: CuPy's have no `writeable`."""
 
@@ -296,6 +485,8 @@ def _guarded(
     def call(*args: Any, **kwargs: Any) -> Any:
         if unknown := sorted(lacks & kwargs.keys()):
             raise TypeError(f"CuPy's {name}() takes no {', '.join(unknown)}.")
+        if _fusing.is_on:
+            _check_fusible(function, name, args, kwargs)
         if name in _SIZED_BY_VALUES:
             _note_wait(name)
         if not from_host:
@@ -303,11 +494,20 @@ def _guarded(
         # `xp.asarray` and the other functions of _FROM_HOST accept both sides; NumPy arrays are copied, as to a GPU.
         elif isinstance(args[0], StrictArray):
             args = (args[0]._data, *args[1:])
+        elif (graph := strict_cuda.captured_graph()) is not None:
+            raise graph.failure("Unsupported", f"{name} copies from the host, and would do so only now")
         elif isinstance(args[0], np.ndarray):
             args = (args[0].copy(), *args[1:])
             _note_launch(name, args[0])
-        result = function(*args, **kwargs)
         owner = getattr(function, "__self__", None)  # of a method of an array: the array
+        if (graph := strict_cuda.captured_graph()) is not None:
+            target = kwargs.get("out")
+            if name in _IN_PLACE or name.endswith(".at"):
+                target = owner if isinstance(owner, np.ndarray) else args[0]
+            compute = partial(function, *args, **kwargs)
+            result = _capture(graph, name, compute, target, (*args, *kwargs.values(), owner))
+            return _wrap(result) if target is None or kwargs.get("out") is target else None
+        result = function(*args, **kwargs)
         if kwargs.get("out") is not None:
             _note_launch(name, kwargs["out"], reads=args)
         elif name in _IN_PLACE or name.endswith(".at"):
@@ -358,6 +558,9 @@ class StrictNamespace:
     def __init__(self, module: ModuleType, missing: frozenset[str], keywords: Mapping[str, frozenset[str]]) -> None:
         self._module, self._missing, self._keywords = module, missing, keywords
 
+    def fuse(self, *, kernel_name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return lambda function: lambda *args: _run_fused(function, kernel_name, args)
+
     def __getattr__(self, name: str) -> Any:
         if name == "cuda" and self._module is np:
             return strict_cuda
@@ -380,53 +583,67 @@ class StrictNamespace:
         return value
 
 
+def _operated(name: str, compute: Callable[[], Any], *reads: Any) -> Any:
+    """Return the result of an operator, a new array."""
+    if (graph := strict_cuda.captured_graph()) is not None:
+        return _wrap(_capture(graph, name, compute, None, reads))
+    result = compute()
+    _note_launch(name, result, reads=reads)
+    return _wrap(result)
+
+
 _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 
 
 def _give_operators() -> None:
     """Add Python's operators: both operands on the device, or one of them a number."""
 
-    def binary(function: Callable[..., Any], swapped: bool) -> Callable[..., Any]:
+    def binary(name: str, swapped: bool) -> Callable[..., Any]:
+        function = getattr(operator, f"__{name}__")
+
         def method(self: StrictArray, other: Any) -> Any:
             if isinstance(other, (list, tuple)):
                 raise TypeError(f"a device array was mixed with {other!r}; use xp.asarray.")
-            if not isinstance(other, (StrictArray, np.ndarray, np.generic, int, float, complex)):
+            if not isinstance(other, (StrictArray, _KernelNumber, np.ndarray, np.generic, int, float, complex)):
                 return NotImplemented
+            _refuse_in_kernel(name, name not in _NOT_FUSIBLE and not isinstance(other, np.generic))
             plain, own = _unwrap(other), _unwrap(self)
-            result = function(plain, own) if swapped else function(own, plain)
-            _note_launch(function.__name__, result, reads=(plain, own))
-            return _wrap(result)
+            compute = partial(function, plain, own) if swapped else partial(function, own, plain)
+            return _operated(function.__name__, compute, plain, own)
 
         return method
 
     def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
         def method(self: StrictArray, other: Any) -> StrictArray:
             plain = _unwrap(other)
+            if (graph := strict_cuda.captured_graph()) is not None:
+                _capture(graph, function.__name__, partial(function, self._data, plain), self._data, (plain,))
+                return self
             self._data = function(_unwrap(self), plain)
             _note_launch(function.__name__, self._data, reads=(plain,))
             return self
 
         return method
 
-    def unary(function: Callable[..., Any]) -> Callable[..., Any]:
+    def unary(name: str) -> Callable[..., Any]:
+        function = getattr(operator, f"__{name}__")
+
         def method(self: StrictArray) -> StrictArray:
-            result = function(_unwrap(self))
-            _note_launch(function.__name__, result, reads=(self._data,))
-            return _wrap(result)
+            _refuse_in_kernel(f"{name}(x)", name not in _NOT_FUSIBLE)
+            return _operated(function.__name__, partial(function, _unwrap(self)), self._data)
 
         return method
 
     for name in _ARITHMETIC.split():
-        function = getattr(operator, f"__{name}__")
-        setattr(StrictArray, f"__{name}__", binary(function, swapped=False))
-        setattr(StrictArray, f"__r{name}__", binary(function, swapped=True))
+        setattr(StrictArray, f"__{name}__", binary(name, swapped=False))
+        setattr(StrictArray, f"__r{name}__", binary(name, swapped=True))
         # CuPy has no @=.
         if name != "matmul":
             setattr(StrictArray, f"__i{name}__", in_place(getattr(operator, f"__i{name}__")))
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-        setattr(StrictArray, f"__{name}__", binary(getattr(operator, f"__{name}__"), swapped=False))
+        setattr(StrictArray, f"__{name}__", binary(name, swapped=False))
     for name in ("neg", "pos", "abs", "invert"):
-        setattr(StrictArray, f"__{name}__", unary(getattr(operator, f"__{name}__")))
+        setattr(StrictArray, f"__{name}__", unary(name))
 
 
 _give_operators()
@@ -434,3 +651,4 @@ _give_operators()
 strict_cuda.nccl = strict_nccl  # type: ignore[attr-defined]
 xp: Any = StrictNamespace(np, cupy_lacks.NAMES, cupy_lacks.KEYWORDS)
 register_namespace(StrictArray, xp)
+strict_cuda.libraries["libcublas.so.12"] = strict_cublas

@@ -25,8 +25,14 @@ import numpy as np
 
 from simparallel.comm import current
 from simparallel.comm.transport import Condition
+from simparallel.testing import strict_memory
 
+memory = strict_memory
+alloc_pinned_memory = memory.PinnedMemory
+Memory, MemoryPool, using_allocator = memory.Memory, memory.MemoryPool, memory.using_allocator
 Clock = dict[int, int]
+# Called with the name of each operation that starts, see `strict.launches`.
+launch_listeners: list[Callable[[str], None]] = []
 _ids = itertools.count(1)
 
 
@@ -58,6 +64,7 @@ class Device:
         _thread.device = self
 
     def synchronize(self) -> None:
+        refuse_in_capture("synchronize()")
         for stream in list(_streams.values()):
             if stream.device_id == self.id and not stream.is_foreign():
                 stream.synchronize()
@@ -143,10 +150,12 @@ class Stream:
 
     @property
     def done(self) -> bool:
+        refuse_in_capture("done", self)
         self.waits_for = [operation for operation in self.waits_for if not operation.is_done()]
         return not self.waits_for
 
     def synchronize(self) -> None:
+        refuse_in_capture("synchronize()", self)
         finish_all(self)
         _merge(_thread.known, self.clock)
 
@@ -156,44 +165,92 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        if self.graph is not None and event.graph is None:
-            raise RuntimeError("cudaErrorStreamCaptureIsolation: the event was recorded outside of the capture")
+        if event.graph is not None and self.graph is None:
+            # The stream joins the capture, until a stream of the capture waits for it.
+            self.graph = event.graph
+            self.graph.forks.add(self.ptr)
+        elif self.graph is not event.graph:
+            raise self.graph.failure("Isolation", "the event was recorded outside of the capture")  # type: ignore[union-attr]
+        if self.graph is not None:
+            self.graph.forks.discard(event.stream)
+            return
         _merge(self.clock, event.clock)
         self.waits_for += event.waits_for
 
     def begin_capture(self, mode: int | None = None) -> None:
         if self.ptr == Stream.null.ptr:
-            raise RuntimeError("cudaErrorStreamCaptureUnsupported: the default stream cannot be captured")
-        self.graph = Graph()
+            raise RuntimeError("cannot capture on the default (legacy) stream")
+        if self.graph is not None:
+            raise self.graph.failure("Unsupported", "the stream is capturing already")
+        self.graph = Graph(self.ptr)
 
-    @property
     def is_capturing(self) -> bool:
         return self.graph is not None
 
     def end_capture(self) -> Graph:
-        graph, self.graph = self.graph, None
+        graph = self.graph
         if graph is None:
             raise RuntimeError("cudaErrorIllegalState: the stream captures nothing")
+        if graph.origin != self.ptr:
+            raise graph.failure("Unmatched", "another stream began the capture")
+        for stream in list(_streams.values()):
+            if stream.graph is graph:
+                stream.graph = None
+        if graph.is_invalid:
+            raise graph.failure("Invalidated", "an earlier call was not allowed in a capture")
+        if graph.forks:
+            raise graph.failure("Unjoined", "another stream takes part, and the first one does not wait for it")
         return graph
 
     null: Stream
 
 
 class Graph:
-    """The operations of a capture; `launch` repeats them on the same memory."""
+    """The operations of a capture; `launch` repeats them on the same memory.
 
-    def __init__(self) -> None:
-        self.operations: list[Callable[[], None]] = []
+    Attributes:
+        origin: the stream that began the capture.
+        forks: streams that have joined it, and that no other one has waited for since.
+    """
+
+    def __init__(self, origin: int) -> None:
+        self.origin = origin
+        self.forks: set[int] = set()
+        self.is_invalid = False
+        self._operations: list[Callable[[], None]] = []
+
+    def add(self, operation: Callable[[], None]) -> None:
+        self._operations.append(operation)
+
+    def failure(self, name: str, why: str) -> RuntimeError:
+        """Return the error of a call that ends the capture."""
+        self.is_invalid = True
+        return RuntimeError(f"cudaErrorStreamCapture{name}: {why}")
 
     def launch(self, stream: Stream | None = None) -> None:
         stream = get_current_stream() if stream is None else stream
-        with stream:
+        for note in launch_listeners:
+            note("graph")
+        # A GPU raises no floating-point errors.
+        with stream, np.errstate(all="ignore"):
             stream.begin()
-            for operation in self.operations:
+            for operation in self._operations:
                 operation()
 
     def upload(self, stream: Stream | None = None) -> None:
         pass
+
+
+def captured_graph() -> Graph | None:
+    """Return the graph that the current stream captures; None if it runs its operations."""
+    return None if _thread.stream is None else _thread.stream.graph
+
+
+def refuse_in_capture(what: str, stream: Stream | None = None) -> None:
+    """Raise RuntimeError if a stream, by default the current one, captures: CUDA lets the host wait for none."""
+    graph = captured_graph() if stream is None else stream.graph
+    if graph is not None:
+        raise graph.failure("Unsupported", f"{what} waits for a stream that is capturing")
 
 
 class Event:
@@ -206,17 +263,23 @@ class Event:
         self.clock: Clock = {}
         self.waits_for: list[Operation] = []
         self.recorded_s: float | None = None
+        # The capture in which it was recorded, and by which stream.
         self.graph: Graph | None = None
+        self.stream = 0
         _events[self.ptr] = self
 
     def record(self, stream: Stream | None = None) -> None:
         stream = get_current_stream() if stream is None else stream
+        self.graph, self.stream = stream.graph, stream.ptr
+        if stream.graph is not None:
+            return
         stream.begin()
-        self.clock, self.recorded_s, self.graph = dict(stream.clock), time.perf_counter(), stream.graph
+        self.clock, self.recorded_s = dict(stream.clock), time.perf_counter()
         self.waits_for = list(stream.waits_for)
 
     @property
     def done(self) -> bool:
+        self._check_not_captured()
         self.waits_for = [operation for operation in self.waits_for if not operation.is_done()]
         if not self.waits_for:
             # The host has seen the event, so what it starts from now on runs later.
@@ -224,8 +287,13 @@ class Event:
         return not self.waits_for
 
     def synchronize(self) -> None:
+        self._check_not_captured()
         finish_all(self)
         _merge(_thread.known, self.clock)
+
+    def _check_not_captured(self) -> None:
+        if self.graph is not None:
+            raise self.graph.failure("Unsupported", "an event of a capture has no time")
 
 
 def get_current_stream(device_id: int | None = None) -> Stream:
@@ -360,6 +428,15 @@ def address_of(array: np.ndarray) -> int:
     return int(address)
 
 
+def array_at(address: int) -> np.ndarray:
+    """Return the array whose pointer was asked for."""
+    return _at_address[address]
+
+
+# File -> stand-in for a library of CUDA. CuPy has no such dict: `ctypes` loads the library that CuPy uses.
+libraries: dict[str, Any] = {}
+
+
 def bytes_at(address: int, size: int) -> np.ndarray:
     """Return memory on the device as bytes, by its address; a view, so that it is known who uses it.
 
@@ -460,6 +537,17 @@ def _host_bytes(address: int, size: int) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
+# --- ranges of a profiler --------------------------------------------------------------------------------------
+
+range_listeners: list[Callable[[str], None]] = []
+
+
+def _push(message: str, id_color: int = -1) -> None:
+    for note in range_listeners:
+        note(message)
+
+
+nvtx = SimpleNamespace(available=True, RangePush=_push, RangePop=lambda: _push(""))
 # Devices of this machine, as many as the environment says.
 num_devices = int(os.environ.get("SIMPARALLEL_STAND_IN_DEVICES", "1"))
 _streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
@@ -468,6 +556,7 @@ _kept_events: dict[int, Event] = {}
 _thread = _Thread()
 Stream.null = Stream(null=True)
 
+device = SimpleNamespace(get_cublas_handle=lambda: 1 + threading.get_ident())
 runtime = SimpleNamespace(
     eventDisableTiming=2,
     eventInterprocess=4,
@@ -477,8 +566,8 @@ runtime = SimpleNamespace(
     getDevice=lambda: _thread.device.id,
     getDeviceCount=lambda: num_devices,
     getDeviceProperties=lambda device: {"name": b"stand-in", "totalGlobalMem": 64 << 30},
-    driverGetVersion=lambda: 12080,
-    runtimeGetVersion=lambda: 12080,
+    driverGetVersion=lambda: 12090,
+    runtimeGetVersion=lambda: 12090,
     deviceGetPCIBusId=lambda device: f"0000:{device:02x}:00.0",
     deviceCanAccessPeer=lambda device, peer: int(device != peer),
     malloc=_malloc,

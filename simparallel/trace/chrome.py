@@ -44,6 +44,7 @@ def dumps(
     name: str = "",
     clock: str = "sim",
     totals: Mapping[tuple[int, int], Totals] | None = None,
+    timed_by: str = "",
 ) -> str:
     """Return the Chrome JSON text of events.
 
@@ -53,6 +54,7 @@ def dumps(
         name: name of the trace.
         clock: "sim" or "wall": the clock that places the slices.
         totals: totals of all events of the run, if `events` are only some of them.
+        timed_by: see `Trace`.
 
     Raises:
         InputError: unknown clock.
@@ -79,6 +81,8 @@ def dumps(
             rows.append({"name": event.name, "cat": event.kind, **where, **arrows[index]})
 
     other: dict[str, Any] = {"format": FORMAT, "name": name, "clock": clock, "cluster": plain(cluster)}
+    if timed_by:
+        other["timed_by"] = timed_by
     if totals is not None:
         other["totals"] = [{"rank": rank, "device": device, **one._asdict()} for (rank, device), one in totals.items()]
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
@@ -163,8 +167,8 @@ def _arrows(events: Sequence[Event], order: Sequence[int]) -> dict[int, dict[str
     return arrows
 
 
-def loads(text: str) -> tuple[list[Event], ClusterSpec, str, dict[tuple[int, int], Totals] | None]:
-    """Parse a text of `dumps`; return (events, cluster, name, totals), with the events in no particular order.
+def loads(text: str) -> tuple[list[Event], ClusterSpec, str, dict[tuple[int, int], Totals] | None, str]:
+    """Parse a text of `dumps`; return (events, cluster, name, totals, timed_by). The events are in any order.
 
     Raises:
         InputError: the text was not made by `dumps`.
@@ -184,6 +188,9 @@ def loads(text: str) -> tuple[list[Event], ClusterSpec, str, dict[tuple[int, int
     name = other.get("name")
     if not isinstance(name, str):
         raise InputError(f"otherData.name is {name!r}, not a text")
+    timed_by = other.get("timed_by", "")
+    if not isinstance(timed_by, str):
+        raise InputError(f"otherData.timed_by is {timed_by!r}, not a text")
     events = [
         _read_event(row, number)
         for number, row in enumerate(data["traceEvents"])
@@ -191,7 +198,7 @@ def loads(text: str) -> tuple[list[Event], ClusterSpec, str, dict[tuple[int, int
         if not isinstance(row, dict) or row.get("ph") == "X"
     ]
     cluster = from_plain(ClusterSpec, other.get("cluster"), "otherData.cluster")
-    return events, cluster, name, _read_totals(other.get("totals"), cluster)
+    return events, cluster, name, _read_totals(other.get("totals"), cluster), timed_by
 
 
 def _read_event(row: Any, number: int) -> Event:

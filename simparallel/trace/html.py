@@ -26,7 +26,13 @@ PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("model.js", "picture.js", "controls.js")
 
 
-def dumps(events: Sequence[Event], totals: Mapping[tuple[int, int], Totals], title: str, notes: Sequence[str]) -> str:
+def dumps(
+    events: Sequence[Event],
+    totals: Mapping[tuple[int, int], Totals],
+    title: str,
+    notes: Sequence[str],
+    measured: str = "measured on this machine",
+) -> str:
     """Return the text of the page.
 
     Args:
@@ -34,9 +40,12 @@ def dumps(events: Sequence[Event], totals: Mapping[tuple[int, int], Totals], tit
         totals: (rank, device) -> totals of all events of the run.
         title: name of the trace and of the hardware.
         notes: sentences below the table of totals.
+        measured: how wall times were measured.
     """
     # "<" only occurs in texts of JSON; as an escape it cannot end the script element, whatever the texts are.
-    data = json.dumps(_data(events, totals, title, notes), separators=(",", ":"), allow_nan=False)
+    data = json.dumps(
+        {**_data(events, totals, title, notes), "measured": measured}, separators=(",", ":"), allow_nan=False
+    )
     parts = _page()
     return "".join((parts[0], escape(title), parts[1], data.replace("<", "\\u003c"), parts[2]))
 

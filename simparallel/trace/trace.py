@@ -13,9 +13,10 @@ from simparallel.base.files import write_atomically
 from simparallel.base.html import frame as html_frame, table as html_table
 from simparallel.base.units import format_number_of, format_numbers, format_seconds
 from simparallel.errors import InputError
+from simparallel.gpu.device import current_gpu
 from simparallel.hardware.cluster import PS_PER_S, ClusterSpec
 from simparallel.hardware.recorder import KINDS, Event, current_recorder, stream_order
-from simparallel.hardware.recording import Totals, join
+from simparallel.hardware.recording import Totals, join, timer_of
 from simparallel.trace import chrome, html as page, links, matrix, metrics
 from simparallel.trace.export import FORMATS, PER_RANK, table
 
@@ -40,11 +41,13 @@ class Trace:
         cluster: the described hardware that priced them.
         name: title for tables and pictures.
         totals: (rank, device) -> totals of all events of the run, if `events` are only some of them.
+        timed_by: GPUs whose events gave the wall times of operations; "" for the clock of the machine.
 
     Attributes:
         events: the events, sorted.
         cluster: the described hardware.
         name: the title.
+        timed_by: see the argument.
 
     Raises:
         InputError: an event ends before it starts, or its rank is not in the cluster.
@@ -57,12 +60,14 @@ class Trace:
         *,
         name: str = "",
         totals: Mapping[tuple[int, int], Totals] | None = None,
+        timed_by: str = "",
     ) -> None:
         # Sorted, so that traces of equal events are equal, in whatever order ranks delivered them.
         self.events: list[Event] = sorted(events, key=_order)
         self._totals = None if totals is None else dict(sorted(totals.items()))
         self.cluster = cluster
         self.name = name
+        self.timed_by = timed_by
         for event in self.events:
             if event.sim_end_ps < event.sim_start_ps or event.wall_end_ns < event.wall_start_ns:
                 raise InputError(f"Trace: an event ends before it starts: {event}.")
@@ -82,8 +87,12 @@ class Trace:
         recorder = current_recorder()
         if recorder is None:
             raise InputError("Trace.of_this_rank: nothing is recorded here; call sp.init() first.")
-        events, totals = join([recorder.recorded()])
-        return cls(events, recorder.cluster, totals=totals)
+        gpu = current_gpu()
+        if gpu is not None:
+            gpu.synchronize("the times of all operations")
+        recorded = [recorder.recorded()]
+        events, totals = join(recorded)
+        return cls(events, recorder.cluster, totals=totals, timed_by=timer_of(recorded))
 
     def __len__(self) -> int:
         return len(self.events)
@@ -91,7 +100,7 @@ class Trace:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Trace):
             return NotImplemented
-        mine, others = ((one.events, one.cluster, one.name, one._totals) for one in (self, other))
+        mine, others = ((one.events, one.cluster, one.name, one._totals, one.timed_by) for one in (self, other))
         return mine == others
 
     def __repr__(self) -> str:
@@ -117,6 +126,11 @@ class Trace:
     def title(self) -> str:
         """The name and the described hardware."""
         return " · ".join(text for text in (self.name, self.cluster.name) if text)
+
+    @property
+    def measured(self) -> str:
+        """How wall times were measured, in words."""
+        return f"measured on {self.timed_by} by its events" if self.timed_by else "measured on this machine"
 
     @property
     def ranks(self) -> list[int]:
@@ -177,7 +191,7 @@ class Trace:
         # Totals cannot be split by step or kind; a choice of ranks keeps theirs.
         if self._totals is not None and wanted_steps is None and wanted_kinds is None:
             totals = {key: one for key, one in self._totals.items() if wanted_ranks is None or key[0] in wanted_ranks}
-        return Trace(chosen, self.cluster, name=self.name, totals=totals)
+        return Trace(chosen, self.cluster, name=self.name, totals=totals, timed_by=self.timed_by)
 
     def from_zero(self) -> Trace:
         """Return a trace of the same events, the first of which starts at simulated time 0.
@@ -189,7 +203,7 @@ class Trace:
             event._replace(sim_start_ps=event.sim_start_ps - first, sim_end_ps=event.sim_end_ps - first)
             for event in self.events
         )
-        return Trace(moved, self.cluster, name=self.name)
+        return Trace(moved, self.cluster, name=self.name, timed_by=self.timed_by)
 
     def summary(self) -> list[dict[str, Any]]:
         """Return how each device spent its time: a dict per rank and device, ascending.
@@ -224,7 +238,7 @@ class Trace:
     def _notes(self) -> list[str]:
         notes = [
             "exposed: communicates while it does not compute; idle: does neither",
-            "wall: measured on this machine; all else: modelled for the described hardware",
+            f"wall: {self.measured}; all else: modelled for the described hardware",
         ]
         if self._totals is not None:
             kept = f"{self._counted()} are kept, of {format_number_of(len(self.steps), 'step')}"
@@ -242,7 +256,9 @@ class Trace:
             InputError: unknown clock.
             OSError: the file cannot be written.
         """
-        text = chrome.dumps(self.events, self.cluster, name=self.name, clock=clock, totals=self._totals)
+        text = chrome.dumps(
+            self.events, self.cluster, name=self.name, clock=clock, totals=self._totals, timed_by=self.timed_by
+        )
         write_atomically(path, text.encode())
 
     def save_profiler(self, directory: str | os.PathLike[str]) -> list[Path]:
@@ -323,7 +339,7 @@ class Trace:
 
         Cost: about 10 us and 55 bytes an event, and 50 kB; 100,000 events stay smooth in a browser.
         """
-        text = page.dumps(self.events, self.totals, self.title, self._notes())
+        text = page.dumps(self.events, self.totals, self.title, self._notes(), self.measured)
         if path is None:
             return text
         write_atomically(path, text.encode())
@@ -349,8 +365,8 @@ class Trace:
         try:
             with open(path, "rb") as file:
                 text = file.read().decode()
-            events, cluster, name, totals = chrome.loads(text)
-            return cls(events, cluster, name=name, totals=totals)
+            events, cluster, name, totals, timed_by = chrome.loads(text)
+            return cls(events, cluster, name=name, totals=totals, timed_by=timed_by)
         except (OSError, UnicodeDecodeError, InputError) as error:
             raise InputError(f"Trace.load({os.fspath(path)!r}): {error}", path=os.fspath(path)) from error
 
@@ -365,19 +381,19 @@ class Trace:
 
         Args:
             ax: axes to draw into; None makes a figure.
-            clock: "sim" or "wall".
+            clock: "sim", "wall", or "both": what is modelled above what was measured.
             steps: only these steps; None draws all kept steps.
             collapse: draw ranks with the same events at the same times as one; None does so for more than 8 ranks
                 on the simulated clock.
 
         Returns:
-            The axes; `.figure` is the figure.
+            The axes; `.figure` is the figure. For both clocks the upper ones.
 
         Raises:
-            InputError: nothing to draw, or unknown clock.
+            InputError: nothing to draw, unknown clock, or both clocks in given axes.
         """
         # Drawing is optional and slow to import.
-        from simparallel.view import plot_timeline
+        from simparallel.view import plot_both_clocks, plot_timeline
 
         shown = self.select(steps=steps)
         if self.events and not shown.events:
@@ -386,6 +402,12 @@ class Trace:
                 f"timeline: no events of step {steps!r}; there are steps {format_numbers(known)}. Choose from those, "
                 "or leave steps= out."
             )
+        if clock == "both":
+            if ax is not None:
+                raise InputError(
+                    "timeline: both clocks need a figure of their own; leave ax= out, or choose one clock."
+                )
+            return plot_both_clocks(shown.events, f"{self.title}: modelled", self.measured, collapse=collapse)
         return plot_timeline(shown.events, clock=clock, ax=ax, title=self.title, collapse=collapse)
 
     def memory(

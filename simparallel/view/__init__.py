@@ -17,11 +17,12 @@ from simparallel.view.save import save_animation, save_figure
 from simparallel.view.scaling import plot_scaling
 from simparallel.view.slices import plot_slices
 from simparallel.view.tape import plot_tape
-from simparallel.view.timeline import plot_timeline
+from simparallel.view.timeline import plot_both_clocks, plot_timeline
 
 __all__ = [
-    "animate_algorithms", "plot_accuracies", "plot_algorithms", "plot_cells", "plot_chunks", "plot_collectives",
-    "plot_communication_matrix", "plot_costs", "plot_loss", "plot_memory", "plot_orthogonality", "plot_overlap",
-    "plot_redistribution", "plot_scaling", "plot_schedule", "plot_schedule_tradeoff", "plot_search_landscape",
-    "plot_slices", "plot_tape", "plot_timeline", "plot_vectors", "save_animation", "save_figure",
+    "animate_algorithms", "plot_accuracies", "plot_algorithms", "plot_both_clocks", "plot_cells", "plot_chunks",
+    "plot_collectives", "plot_communication_matrix", "plot_costs", "plot_loss", "plot_memory", "plot_orthogonality",
+    "plot_overlap", "plot_redistribution", "plot_scaling", "plot_schedule", "plot_schedule_tradeoff",
+    "plot_search_landscape", "plot_slices", "plot_tape", "plot_timeline", "plot_vectors", "save_animation",
+    "save_figure",
 ]  # fmt: skip

@@ -34,6 +34,8 @@ _RANK_GAP = 0.45  # lanes
 _LANE_INCHES = 0.6
 # Up to this number of ranks, equal ones are still drawn separately.
 _MOST_RANKS = 8
+# Up to this ratio of their lengths, both clocks are drawn on one scale.
+_MOST_RATIO = 20
 
 
 def plot_timeline(
@@ -43,6 +45,7 @@ def plot_timeline(
     ax: Axes | None = None,
     title: str | None = None,
     collapse: bool | None = None,
+    until_s: float | None = None,
 ) -> Axes:
     """Draw every event as a bar, in a lane per (rank, device, stream). The first one starts at 0.
 
@@ -58,6 +61,7 @@ def plot_timeline(
         title: title of the axes.
         collapse: draw ranks with the same events at the same times as one; None does so for more than 8 ranks on
             the "sim" clock.
+        until_s: end of the time axis [s]; None ends it with the last event.
 
     Returns:
         The axes.
@@ -68,18 +72,14 @@ def plot_timeline(
     import matplotlib.pyplot as plt
 
     check_clock(clock)
-    if not events:
-        raise InputError(
-            'plot_timeline: no events to draw: nothing was recorded (record="off"), nothing happened, or nothing '
-            "was selected."
-        )
+    _check_not_empty(events)
     ranks = {event.rank for event in events}
     if collapse is None:
         collapse = clock == "sim" and len(ranks) > _MOST_RANKS
     equal = equal_ranks(events, clock) if collapse else {rank: [rank] for rank in sorted(ranks)}
     lanes = _shown_lanes(lane_names(events), equal)
     events = [event for event in events if event.rank in equal]
-    spans, factor, label = _spans(events, clock)
+    spans, factor, label = _spans(events, clock, until_s)
     rows = _rows(lanes)
     height = max(rows.values()) + 1.0
     if ax is None:
@@ -90,7 +90,8 @@ def plot_timeline(
     last = max(end for _, end in spans) / factor
     # The caller's own limits stay.
     if ax.get_autoscalex_on():
-        ax.set_xlim(0, (last or 1.0) * 1.008)
+        end = last if until_s is None else until_s * _CLOCKS[clock][1] / factor
+        ax.set_xlim(0, (end or 1.0) * 1.008)
     # Put rank 0 on top, with space for the step labels above it.
     ax.set_ylim(height - 0.35, -1.15)
     ax.set_xlabel(label, fontsize=12)
@@ -125,6 +126,54 @@ def plot_timeline(
     return ax
 
 
+def _check_not_empty(events: Sequence[Event]) -> None:
+    if not events:
+        raise InputError(
+            'plot_timeline: no events to draw: nothing was recorded (record="off"), nothing happened, or nothing '
+            "was selected."
+        )
+
+
+def plot_both_clocks(events: Sequence[Event], modelled: str, measured: str, *, collapse: bool | None = None) -> Axes:
+    """Draw events at their simulated times, and below at their wall times, on one scale unless one is much shorter.
+
+    Args:
+        events: see `plot_timeline`.
+        modelled: title of the simulated times.
+        measured: title of the wall times.
+        collapse: draw ranks with the same simulated times as one; see `plot_timeline`. On the wall clock, no ranks are
+            equal.
+
+    Returns:
+        The upper axes.
+
+    Raises:
+        InputError: no events.
+    """
+    import matplotlib.pyplot as plt
+
+    _check_not_empty(events)
+    ranks, lanes = {event.rank for event in events}, lane_names(events)
+    height = 2 * (1.5 + _LANE_INCHES * (len(lanes) + _RANK_GAP * len(ranks)))
+    _, both = plt.subplots(2, 1, figsize=(13, min(20.0, height)), layout="constrained")
+    lengths_s = [
+        max(end for _, end in _spans(events, clock)[0]) / ticks_per_s for clock, (_, ticks_per_s) in _CLOCKS.items()
+    ]
+    measured = f"{measured}: {lengths_s[1] / lengths_s[0]:.3g} x as long" if lengths_s[0] else measured
+    # On one scale, times that are much shorter would be a few pixels.
+    is_one_scale = max(lengths_s) < _MOST_RATIO * min(lengths_s)
+    until_s = max(lengths_s) if is_one_scale else None
+    measured += "" if is_one_scale else ", on a scale of its own"
+    for ax, clock, title in zip(both, _CLOCKS, (modelled, measured), strict=True):
+        plot_timeline(events, clock=clock, ax=ax, title=title, collapse=collapse, until_s=until_s)
+    # The colours are the same, and leave room for the title.
+    legend = both[1].get_legend()
+    if legend is not None:
+        legend.remove()
+    upper: Axes = both[0]
+    return upper
+
+
 def points_per_unit(ax: Axes) -> float:
     """Return the points (1/72 inch, the unit of text) per unit of the time axis."""
     figure: Any = ax.figure
@@ -151,13 +200,16 @@ def check_clock(clock: str) -> None:
         raise InputError(f"clock={clock!r} is not a clock of a trace; choose 'sim' or 'wall'.")
 
 
-def _spans(events: Sequence[Event], clock: str) -> tuple[list[tuple[int, int]], float, str]:
+def _spans(
+    events: Sequence[Event], clock: str, until_s: float | None = None
+) -> tuple[list[tuple[int, int]], float, str]:
     """Return (start, end) of each event in ticks since the first start, ticks per shown unit, and the axis label."""
     what, ticks_per_s = _CLOCKS[clock]
     spans = [_span(event, clock) for event in events]
     origin = min(start for start, _ in spans)
     spans = [(start - origin, end - origin) for start, end in spans]
-    factor_s, prefix = si_scale([max(end for _, end in spans) / ticks_per_s], largest=0)
+    longest_s = max(end for _, end in spans) / ticks_per_s if until_s is None else until_s
+    factor_s, prefix = si_scale([longest_s], largest=0)
     label = f"{what} [{prefix}s]"
     if clock == "sim" and origin:
         # The simulated clock starts with the run, so an offset means something; the wall clock counts from boot.

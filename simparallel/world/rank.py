@@ -9,6 +9,7 @@ from typing import Protocol
 from simparallel.base.units import format_type_of
 from simparallel.comm import Group, current, is_running
 from simparallel.errors import InputError, LaunchError
+from simparallel.gpu.device import current_gpu
 from simparallel.hardware.cluster import ClusterSpec, describe
 from simparallel.hardware.memory import parse_bytes
 from simparallel.hardware.recorder import Recorder, current_recorder, set_recorder
@@ -209,3 +210,6 @@ def set_memory(max_size: str | int) -> None:
     if recorder is None:
         set_recorder(recorder := Recorder(0, describe(1)))
     recorder.memory.limit_to(limit_bytes)
+    gpu = current_gpu()
+    if gpu is not None:
+        gpu.memory.limit_to(limit_bytes)

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 import simparallel as sp
-from simparallel.autograd.kernels import im2col
+from simparallel.autograd.kernels import windows
+from simparallel.hardware.recorder import current_recorder
 from simparallel.testing.strict import launches, xp
 
 
@@ -67,7 +69,7 @@ def test_convolution_of_many_images_starts_as_many(name: str) -> None:
 @pytest.mark.parametrize("name", ["pixels", "planes", "groups"])
 def test_convolution_takes_parts_for_memory(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     whole = launches_of(*CONVOLUTIONS[name], 4, 12)
-    monkeypatch.setattr(im2col, "GATHERED_ON_GPU_BYTES", 1 << 16)
+    monkeypatch.setattr(windows, "CHUNK_ON_GPU_BYTES", 1 << 16)
     assert len(launches_of(*CONVOLUTIONS[name], 4, 12)) > len(whole)
 
 
@@ -90,3 +92,75 @@ def test_attention_to_more_keys_starts_as_many() -> None:
     few, many = names_of(3), names_of(70)
     assert len(few) == len(many)
     assert "arange" not in many
+
+
+def attention(length: int, queries: int, settings: dict[str, Any], dtype: str) -> list[np.ndarray]:
+    """Return the result and the gradients of an attention in float64, for a mask that hides some keys, too."""
+    rng = np.random.default_rng(0)
+    shapes = (2, 3, queries, 4), (3, length, 4), (2, 1, length, 5)
+    inputs = [sp.Tensor(xp.asarray(rng.standard_normal(shape)), requires_grad=True) for shape in shapes]
+    if dtype:
+        values = rng.standard_normal((2, 1, queries, length))
+        mask = sp.Tensor(xp.asarray(values > 0 if dtype == "bool" else values), requires_grad=dtype == "float64")
+        settings = {**settings, "attn_mask": mask}
+        inputs += [mask] if dtype == "float64" else []
+    y = sp.functions.scaled_dot_product_attention(*inputs[:3], **settings)
+    y.backward(xp.asarray(rng.standard_normal(y.shape)))
+    return [y.numpy(), *(tensor.grad.numpy() for tensor in inputs)]
+
+
+@pytest.mark.parametrize("mask", ["", "bool", "float64"])
+@pytest.mark.parametrize("settings", [{}, {"is_causal": True}, {"scale": 0.25}], ids=str)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2000))
+def test_attention_in_blocks_is_the_same(
+    mask: str, settings: dict[str, Any], length: int, queries: int, chunk_bytes: int
+) -> None:
+    whole = attention(length, queries, settings, mask)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "CHUNK_ON_GPU_BYTES", chunk_bytes)
+        for found, expected in zip(attention(length, queries, settings, mask), whole, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_attention_in_blocks_needs_less_memory() -> None:
+    """All scores take 50 MB. A small device has room for blocks of them."""
+
+    def program() -> int:
+        shape = (12, 4, 512, 4)
+        q, k, v = (sp.Tensor(np.ones(shape, np.float32), requires_grad=True) for _ in range(3))
+        (sp.functions.scaled_dot_product_attention(q, k, v, is_causal=True) ** 2).sum().backward()
+        return current_recorder().memory.peak
+
+    settings = {"world_size": 1, "transport": "inline", "array": "cupy"}
+    (whole,) = sp.launch(program, **settings)
+    (blocks,) = sp.launch(program, **settings, device_memory="30MB")
+    assert blocks < whole / 2
+
+
+def small_gpt() -> sp.nn.Module:
+    return sp.models.gpt(64, 32, num_layers=2, num_heads=2, width=32)
+
+
+# Model, inputs, labels, optimizer, kernels of a step.
+STEPS: dict[str, tuple[Any, Any, Any, Any, int]] = {
+    "LeNet-5": (sp.models.lenet5, np.ones((8, 1, 28, 28), np.float32), np.zeros(8, int), sp.optim.SGD, 122),
+    "ResNet-18": (sp.models.resnet18, np.ones((4, 3, 32, 32), np.float32), np.zeros(4, int), sp.optim.SGD, 823),
+    "GPT": (small_gpt, np.zeros((4, 32), int), np.zeros((4, 32), int), sp.optim.AdamW, 224),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_step_starts_few_kernels(name: str) -> None:
+    """A change of these numbers is no error: lower them, or say why they rise."""
+    make, x, labels, optimizer_type, expected = STEPS[name]
+    model = make().to("cuda:0")
+    optimizer = optimizer_type(model.parameters(), lr=0.1)
+    inputs, targets = (sp.Tensor(array).to("cuda:0") for array in (x, labels.reshape(-1)))
+    # The first step makes the state and the arrays that calls share.
+    for _ in range(2):
+        with launches() as names:
+            optimizer.zero_grad()
+            scores = model(inputs)
+            sp.functions.cross_entropy(scores.reshape(-1, scores.shape[-1]), targets).backward()
+            optimizer.step()
+    assert len(names) == expected

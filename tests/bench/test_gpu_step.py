@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from array_backends import ArrayBackend
 from refusals import refused
 
 from simparallel import backend
+from simparallel.backend import manual_seed, to_host
 from simparallel.bench import gpu_step
 from simparallel.bench.step import chosen_tasks, our_step
 from simparallel.cli.main import main
 from simparallel.errors import InputError
+from simparallel.gpu.device import Gpu, use_gpu
 from simparallel.hardware.device import DeviceSpec
 from simparallel.models import lenet5
 from simparallel.simulate import gpu_measuring
@@ -38,6 +42,7 @@ def test_command_prints_steps_and_floors(capsys: pytest.CaptureFixture[str]) -> 
     assert row["model"].startswith("LeNet-5")
     assert row["median_s"]["simparallel"] > 0 < row["floor_s"]
     assert row["predicted_s"] > 0
+    assert row["median_s"]["simparallel, captured"] > 0
 
 
 @pytest.mark.usefixtures("small")
@@ -45,6 +50,7 @@ def test_table_tells_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
     (result,) = gpu_step.main(names=["lenet"], rounds=1)
     printed = capsys.readouterr()
     assert "LeNet-5" in printed.out
+    assert "simparallel / simparallel, captured" in printed.out
     assert "floor " in printed.out
     assert re.search(r"predicted [\d.]+ \ws \([+-]\d+%\)", printed.out)
     assert ("PyTorch" in result.times_s) is not ("no PyTorch with a GPU" in printed.err)
@@ -76,6 +82,28 @@ def test_step_runs_on_the_gpu() -> None:
     with launches() as names:
         step()
     assert "matmul" in names
+
+
+@pytest.mark.parametrize("name", ["MLP", "LeNet"])
+def test_captured_step_is_the_step(name: str) -> None:
+    (task,) = chosen_tasks([name], gpu_step.TASKS)
+    weights = []
+    for is_captured in (False, True):
+        nets = []
+
+        def made(nets: list[Any] = nets) -> Any:
+            nets.append(task.ours())
+            return nets[0]
+
+        manual_seed(0)
+        with use_gpu(Gpu(0)):
+            step = gpu_step.on_gpu(replace(task, ours=made, batch_size=4), is_captured=is_captured)
+            for _ in range(4):
+                with launches() as names:
+                    step()
+            weights.append([to_host(parameter.data).copy() for parameter in nets[0].parameters()])
+        assert ("graph" in names) is is_captured
+    ArrayBackend("strict").assert_all_equal(*weights)
 
 
 def test_floor_follows_the_ceilings() -> None:

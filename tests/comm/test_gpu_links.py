@@ -16,6 +16,7 @@ from hypothesis import given, strategies as st
 from refusals import refused
 
 import simparallel as sp
+from simparallel import backend
 from simparallel.comm.gpu import calls, ipc
 from simparallel.errors import CollectiveMismatchError, DeadlineError, InputError, RankFailedError, RunFailedError
 from simparallel.testing import faults, strict, strict_cuda, strict_nccl
@@ -97,6 +98,14 @@ def several_groups() -> list[Any]:
     return [*results, sp.reduce_scatter(x, group=reverse).tolist(), sp.broadcast(x, 1).tolist()]
 
 
+def crossing() -> list[Any]:
+    """Start collectives of two groups in an order that differs by rank; each is the first of its group."""
+    groups = [sp.new_group([0, 1, 2]), sp.new_group([2, 1, 0])]
+    turn = 1 if sp.get_rank() == 1 else -1
+    works = {group.name: sp.all_reduce(ours(1 << 19), group=group, async_op=True) for group in groups[::turn]}
+    return [float(works[group.name].wait().sum().item()) for group in groups]
+
+
 def growing() -> list[Any]:
     """Sizes grow while earlier calls are in progress, and 0 and 1 elements are sizes, too."""
     results = []
@@ -138,7 +147,7 @@ def calls_ops() -> tuple[str, ...]:
     return "sum", "mean", "prod", "max", "min", "and", "xor", "lor"
 
 
-PROGRAMS = several_groups, growing, strided, own_results, reductions
+PROGRAMS = several_groups, crossing, growing, strided, own_results, reductions
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
@@ -148,6 +157,20 @@ def test_programs_over_each_link(link: str, program: Any) -> None:
     expected = list(sp.launch(program, world_size=SIZE, transport="inline"))
     with linked(link):
         assert run(program) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("transport", ["inline", "shm"])
+@pytest.mark.parametrize("link", LINKS)
+def test_programs_on_a_gpu(monkeypatch: pytest.MonkeyPatch, link: str, transport: str, program: Any) -> None:
+    """With NCCL where there are enough GPUs; else all ranks share one, or reach each other's."""
+    if link == "nccl" and (backend.device_count() < SIZE or not backend.gpu_nccl().available):
+        pytest.skip(f"needs {SIZE} GPUs and a CuPy with NCCL")
+    monkeypatch.setenv(calls.VARIABLE, link)
+    settings = array_backends.ArrayBackend("cupy").run_settings
+    found = list(sp.launch(program, world_size=SIZE, transport=transport, **settings))
+    assert found == list(sp.launch(program, world_size=SIZE, transport="inline"))
 
 
 @pytest.mark.process
@@ -364,7 +387,7 @@ def test_warm_ranks_leave_nothing(link: str) -> None:
     assert set(Path("/tmp").glob("strict-nccl-*")) == folders
 
 
-def test_rooms_are_two_and_shared_work_begins_at_a_size() -> None:
+def test_programs_reach_both_ways_of_all_reduce() -> None:
     """The programs above reach both ways of an all_reduce."""
     assert ipc.ROOMS == 2
     assert 4 * (1 << 18) <= ipc.SHARED_WORK_BYTES < 4 << 19

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from leaks import MARK, marked, wait_for
 from refusals import refused
@@ -320,6 +321,34 @@ for _ in range(3):
     optimizer.step()
 print(loss.item().hex())
 """
+
+
+GPU_PROGRAM = """
+import numpy as np
+import simparallel as sp
+
+x = sp.Tensor(np.arange(6.0) + sp.get_rank())
+work = sp.all_reduce(x * 2, async_op=True)
+print(type(x.data).__name__, sp.all_reduce(x).tolist(), work.wait().tolist(), sp.all_to_all(x).tolist())
+"""
+
+
+@pytest.mark.parametrize(("devices", "link"), [(3, "NCCL"), (1, "host memory")])
+def test_gpu_arrays_travel_between_machines(mpi: Mpi, devices: int, link: str) -> None:
+    """On a stand-in for GPUs: by NCCL, or copied through the host if ranks share one."""
+    mpi.environment |= {
+        "SIMPARALLEL_STAND_IN": "simparallel.testing.strict",
+        "SIMPARALLEL_STAND_IN_DEVICES": str(devices),
+    }
+    found = mpi.run(3, GPU_PROGRAM, "--array", "cupy")
+    lines = sorted(line for line in found.stdout.splitlines() if "StrictArray" in line)
+    xs = np.arange(6.0) + np.arange(3)[:, None]
+    for rank, line in enumerate(lines):
+        exchanged = np.tile(xs.sum(0)[2 * rank : 2 * rank + 2], 3)  # x was summed in place
+        values = [xs.sum(0).tolist(), (2 * xs.sum(0)).tolist(), exchanged.tolist()]
+        assert line == f"[rank {rank}] StrictArray {' '.join(map(str, values))}"
+    assert len(lines) == 3, found.stderr
+    assert f"use {link}" in found.stdout + found.stderr
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])

@@ -7,34 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optimizers import every_optimizer, make
 
 import simparallel as sp
 from simparallel import optim
 from simparallel.backend import to_host
 from simparallel.testing import strict
-
-# Settings beside the defaults, which every optimizer is tested with.
-SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "Adagrad": [{"weight_decay": 0.1, "lr_decay": 0.1}],
-    "Adam": [{"amsgrad": True, "weight_decay": 0.1, "maximize": True}],
-    "AdamW": [{"amsgrad": True, "weight_decay": 0.1}],
-    "LARS": [{"weight_decay": 0.1, "momentum": 0.9}],
-    "Momentum": [{"use_nesterov": True, "weight_decay": 0.1, "loss_scale": 4.0}],
-    "RMSprop": [{"centered": True, "momentum": 0.5}],
-    "SGD": [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}],
-}
-# Arguments without a default.
-NEEDED = {"Momentum": {"learning_rate": 0.1, "momentum": 0.9}}
-
-
-def optimizer_names() -> list[str]:
-    """Return all classes of optimizers in `sp.optim`, so that a new one is tested."""
-    kinds = {name: getattr(optim, name) for name in optim.__all__}
-    return [
-        name
-        for name, kind in sorted(kinds.items())
-        if isinstance(kind, type) and issubclass(kind, optim.Optimizer) and kind is not optim.Optimizer
-    ]
 
 
 def parameters(on_device: Any, dtype: str) -> list[sp.Tensor]:
@@ -72,43 +50,26 @@ def stepped(on_device: Any, make: Any, dtype: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [(name, settings) for name in optimizer_names() for settings in ({}, *SETTINGS.get(name, []))],
-    ids=lambda value: value if isinstance(value, str) else "_".join(value) or "defaults",
-)
+@pytest.mark.parametrize(("name", "settings"), every_optimizer(), ids=str)
 def test_optimizer_on_device_equals_numpy(arrays: Any, name: str, settings: dict[str, Any], dtype: str) -> None:
-    make = partial(getattr(optim, name), **NEEDED.get(name, {}), **settings)
-    found = stepped(arrays.on_device, make, dtype)
-    arrays.after(10).assert_all_equal(found, stepped(np.array, make, dtype))
+    made = partial(make, name, settings=settings)
+    found = stepped(arrays.on_device, made, dtype)
+    arrays.after(10).assert_all_equal(found, stepped(np.array, made, dtype))
 
 
-# Without norms, each operation of these passes over all elements.
-COUNTED = {
-    "Adadelta": [{"weight_decay": 0.1}],
-    "Adam": [{"weight_decay": 0.1}],
-    "AdamW": [{"weight_decay": 0.0}],
-    "Adamax": [{"weight_decay": 0.1, "maximize": True}],
-    "LAMB": [{"weight_decay": 0.1}],
-    "NAdam": [{"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True}],
-    "RAdam": [{"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True}],
-    "RMSprop": [{"centered": True}, {"momentum": 0.5}, {"weight_decay": 0.1}],
-    "SGD": [{"weight_decay": 0.1}, {"momentum": 0.9, "dampening": 0.5}, {"maximize": True}],
-}
-
-
-@pytest.mark.parametrize("name", optimizer_names())
-def test_flops_are_the_operations(name: str) -> None:
-    for settings in ({}, *SETTINGS.get(name, []), *COUNTED.get(name, [])):
-        more = {"adapt": False} if name in ("LAMB", "LARS") else {}
-        param = sp.Tensor(strict.xp.ones((3, 4)), requires_grad=True)
-        optimizer = getattr(optim, name)([param], **NEEDED.get(name, {}), **settings, **more)
-        gradient = strict.xp.ones((3, 4))
-        # The first steps of RAdam have no denominator.
-        for _ in range(7):
-            with strict.launches() as operations:
-                optimizer([gradient])
-        assert optimizer.work(optimizer.param_groups[0])[0] == len(operations), settings
+@pytest.mark.parametrize(("name", "settings"), every_optimizer(), ids=str)
+def test_flops_are_the_operations(name: str, settings: dict[str, Any]) -> None:
+    """Without norms, each operation passes over all elements."""
+    more = {"adapt": False} if name in ("LAMB", "LARS") else {}
+    param = sp.Tensor(strict.xp.ones((3, 4)), requires_grad=True)
+    optimizer = make(name, [param], {**settings, **more})
+    gradient = strict.xp.ones((3, 4))
+    # The first steps of RAdam have no denominator.
+    for _ in range(7):
+        with strict.operations() as operations, strict.launches() as kernels:
+            optimizer([gradient])
+    assert optimizer.work(optimizer.param_groups[0])[0] == len(operations)
+    assert len(kernels) == (2 if more else 1)
 
 
 def test_gradients_given_as_a_list(arrays: Any) -> None:

@@ -161,6 +161,27 @@ def test_program_on_device_equals_numpy(arrays: Any, transport: str, program: An
         arrays.after(10 * arrays.steps).assert_all_equal(ours, theirs)
 
 
+def shared_batch() -> Any:
+    """Train on 32 images, divided among the ranks."""
+    model = sp.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
+    images, labels = (part[:32] for part in sp.data.digits("train")[:])
+    own = slice(sp.get_rank() * 32 // sp.get_world_size(), (sp.get_rank() + 1) * 32 // sp.get_world_size())
+    return steps(model, sp.optim.Adam(model.parameters(), lr=0.01), inputs=[(images[own], labels[own])] * 4)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("arrays", "transport"), array_backends.PLACES)
+def test_ranks_of_one_gpu_train_like_one(arrays: Any, transport: str, size: int) -> None:
+    one, many = (
+        list(sp.launch(shared_batch, world_size=count, transport=transport, **arrays.run_settings))
+        for count in (1, size)
+    )
+    close = array_backends.ArrayBackend(arrays.name, 10.0, is_exact=False)
+    for rank in many:
+        close.assert_all_equal(rank["state"], one[0]["state"])
+        arrays.assert_all_equal(rank["state"], many[0]["state"])
+
+
 def random_numbers() -> dict[str, Any]:
     sp.manual_seed(3 + sp.get_rank())
     layers = nn.Sequential(nn.Linear(8, 6), nn.LSTM(6, 4), nn.Conv2d(2, 3, 3), nn.Embedding(5, 4))

@@ -24,6 +24,8 @@ REFUSED = {
     "layers_on_two_devices": DeviceMismatchError,
     "gradients_from_numpy": InputError,
 }
+# A GPU's pool rounds each array up to 512 bytes, so its 2 KB are full sooner than the counted ones.
+SOONER_FULL = {"little_memory"}
 # NumPy's has a kernel of its own, which adds in another order.
 ATTENTION = "ScaledDotProductAttention"
 _here = threading.local()
@@ -63,7 +65,7 @@ def noted(function: Any, args: tuple[Any, ...]) -> list[tuple[str, np.ndarray]]:
 
 
 @pytest.mark.matrices
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED.keys() | SOONER_FULL])
 def test_every_value_of_a_program_equals_numpys(arrays: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Winograd's method, which only the host takes, has another rounding.
     monkeypatch.setattr(conv, "WINOGRAD_CHANNELS", sys.maxsize)

@@ -25,7 +25,7 @@ from simparallel.hardware.cluster import describe
 from simparallel.hardware.recorder import Event, Recorder, lane_names
 from simparallel.layout.layout import Layout
 from simparallel.trace import Trace
-from simparallel.view import plot_loss, plot_slices, plot_timeline, save_figure
+from simparallel.view import plot_both_clocks, plot_loss, plot_slices, plot_timeline, save_figure
 from simparallel.view.names import fitted
 from simparallel.view.style import rank_colour
 
@@ -375,3 +375,38 @@ def test_unknown_picture_format(tmp_path: Path) -> None:
 def test_traces_do_not_import_the_plotting_library() -> None:
     code = "import simparallel.trace, simparallel.view, sys; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
+
+
+def test_both_clocks_are_drawn_on_one_scale() -> None:
+    """On two where one is more than 20 times as long; the title says how much longer."""
+    trace = training()
+    length_s = trace.makespan_s
+    for ratio, is_one_scale in ((0.5, True), (3, True), (19, True), (21, False), (0.01, False)):
+        stretched = [
+            event._replace(
+                wall_start_ns=10**15 + round(event.sim_start_ps * ratio),
+                wall_end_ns=10**15 + round(event.sim_end_ps * ratio),
+                sim_start_ps=1000 * event.sim_start_ps,
+                sim_end_ps=1000 * event.sim_end_ps,
+            )
+            for event in trace.events
+        ]
+        upper = Trace(stretched, trace.cluster, timed_by="a GPU").timeline(clock="both")
+        both = upper.figure.axes
+        ends = [ax.get_xlim()[1] / 1.008 * UNITS[ax.get_xlabel().split("[")[1].split("]")[0]] for ax in both]
+        longest_s = 1000 * length_s * np.array([1.0, ratio])
+        assert ends == pytest.approx([max(longest_s)] * 2 if is_one_scale else longest_s)
+        assert upper.get_title(loc="left").endswith(": modelled")
+        assert both[1].get_title(loc="left").startswith("measured on a GPU by its events: ")
+        assert ("scale of its own" in both[1].get_title(loc="left")) is not is_one_scale
+
+
+def test_both_clocks_need_a_figure() -> None:
+    _, ax = plt.subplots()
+    with refused(InputError):
+        training().timeline(ax, clock="both")
+    with refused(InputError):
+        plot_both_clocks([], "", "")

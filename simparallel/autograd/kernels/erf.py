@@ -46,11 +46,11 @@ _Q = (
 
 
 def erf(xp: ModuleType, x: Array) -> Array:
-    """Return erf of a floating-point array, in its shape and dtype."""
+    """Return erf of a floating-point array, in its shape and dtype; also for `backend.fused`."""
     if x.dtype == "float64":
         return _erf_float64(xp, x)
     # Beyond 4, erf is 1 within the error.
-    wide = x.astype("float32", copy=False).clip(-4.0, 4.0)
+    wide = xp.clip(x.astype("float32", copy=False), -4.0, 4.0)
     square = wide * wide
     y = _polynomial(xp, _P, square)
     y *= wide
@@ -59,7 +59,7 @@ def erf(xp: ModuleType, x: Array) -> Array:
 
 
 def _erf_float64(xp: ModuleType, x: Array) -> Array:
-    size = abs(x).clip(None, 6.0)
+    size = xp.minimum(xp.absolute(x), 6.0)
     square = size * size
     # Both formulas for all elements; neither overflows up to the clip at 6.
     near = size * _polynomial(xp, _A, square) / _polynomial(xp, _B, square)
@@ -69,8 +69,9 @@ def _erf_float64(xp: ModuleType, x: Array) -> Array:
 
 def _polynomial(xp: ModuleType, coefficients: tuple[float, ...], x: Array) -> Array:
     """Evaluate a polynomial by Horner's scheme, in one array."""
-    y = xp.full_like(x, coefficients[0])
-    for coefficient in coefficients[1:]:
+    y = x * coefficients[0]
+    y += coefficients[1]
+    for coefficient in coefficients[2:]:
         y *= x
         y += coefficient
     return y

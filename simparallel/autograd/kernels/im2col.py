@@ -16,7 +16,6 @@ M = p Q N; b pieces of M with L elements each (see `tiles`).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from math import prod
 from types import ModuleType
@@ -24,11 +23,11 @@ from types import ModuleType
 import numpy as np
 
 from simparallel.autograd.kernels.tiles import pieces
-from simparallel.autograd.kernels.windows import Pair, Windows, pad_rows, scratch
+from simparallel.autograd.kernels.windows import Pair, Windows, chunk_on_gpu_bytes, pad_rows, scratch
 from simparallel.backend import Array, each
 
-# Size of the gathered matrix of one chunk, in host memory and on a GPU, where it is at most 1 / 16 of `device_memory`.
-GATHERED_BYTES, GATHERED_ON_GPU_BYTES = 4 << 20, 256 << 20
+# Size of the gathered matrix of one chunk in host memory.
+GATHERED_BYTES = 4 << 20
 # From this many rows on, a product in pieces is faster with its left operand in column-major order.
 ENOUGH_ROWS = 12
 
@@ -38,9 +37,7 @@ def _chunks(x: Array, at: Windows, row_bytes: int, weight_bytes: int) -> Sequenc
 
     Chunks of an array without data are alike, so there is one.
     """
-    limit_bytes = GATHERED_BYTES
-    if not isinstance(x, np.ndarray):
-        limit_bytes = min(GATHERED_ON_GPU_BYTES, (scratch.limit_bytes or sys.maxsize) // 16)
+    limit_bytes = GATHERED_BYTES if isinstance(x, np.ndarray) else chunk_on_gpu_bytes()
     count = max(1, max(limit_bytes, 2 * weight_bytes) // max(row_bytes, 1))
     return each([(first, min(first + count, at.out[0])) for first in range(0, at.out[0], count)], x)
 
@@ -56,8 +53,17 @@ def _add_product(xp: ModuleType, total: Array, a: Array, b: Array) -> None:
     if a.shape[-3] > 1 and a.shape[-2] >= ENOUGH_ROWS:
         a = xp.ascontiguousarray(a.swapaxes(-1, -2)).swapaxes(-1, -2)
     part = scratch.get(xp, "conv.product", (*a.shape[:-1], b.shape[-1]), total)
-    xp.matmul(a, b, out=part)
+    _product(xp, a, b, part)
     total += part[..., 0, :, :] if part.shape[-3] == 1 else part.sum(axis=-3)
+
+
+def _product(xp: ModuleType, a: Array, b: Array, out: Array) -> None:
+    """Write a @ b to out, as matrices where a stack on a GPU has one: CuPy copies transposed matrices of a stack."""
+    if not isinstance(out, np.ndarray):
+        while out.ndim > 2 and out.shape[0] == 1:
+            num_dims = out.ndim
+            a, b, out = (array[0] if array.ndim == num_dims else array for array in (a, b, out))
+    xp.matmul(a, b, out=out)
 
 
 # --- pixels -------------------------------------------------------------------------------------
@@ -95,7 +101,7 @@ def pixels_forward(xp: ModuleType, x: Array, w: Array, at: Windows) -> Array:
     for rows in _chunks(x, at, at.out[1] * num * num_taps * x.itemsize, w.nbytes):
         cut = pieces(x, (rows[1] - rows[0]) * at.out[1] * num, num_taps * out_channels)
         gathered = _pixel_windows(xp, x, at, rows).reshape(*cut, num_taps)
-        xp.matmul(gathered, w_KO, out=y[rows[0] : rows[1]].reshape(*cut, out_channels))  # (b, L, K) @ (K, O)
+        _product(xp, gathered, w_KO, y[rows[0] : rows[1]].reshape(*cut, out_channels))  # (b, L, K) @ (K, O)
     return y
 
 
@@ -171,10 +177,10 @@ def planes_forward(xp: ModuleType, x: Array, w: Array, at: Windows, groups: int,
         gathered = gathered.reshape(groups, num_taps, *cut).transpose(0, 2, 1, 3)  # (g, b, K, L)
         if to_pixels:
             out = y[part].reshape(*cut, out_channels)
-            xp.matmul(gathered[0].transpose(0, 2, 1), w_goK[0, 0].T, out=out)  # (b, L, K) @ (K, O)
+            _product(xp, gathered[0].transpose(0, 2, 1), w_goK[0, 0].T, out)  # (b, L, K) @ (K, O)
         else:
             out = y[:, :, part].reshape(groups, out_group, *cut).transpose(0, 2, 1, 3)
-            xp.matmul(w_goK, gathered, out=out)  # (g, 1, o, K) @ (g, b, K, L)
+            _product(xp, w_goK, gathered, out)  # (g, 1, o, K) @ (g, b, K, L)
     return y.reshape((*at.out, x.shape[3], out_channels) if to_pixels else (out_channels, *at.out, x.shape[3]))
 
 
@@ -207,8 +213,10 @@ def planes_backward(
             gathered = scratch.get(xp, "conv.gathered", shape, x)
             out = gathered.reshape(groups, num_taps, *cut).transpose(0, 2, 1, 3)
             # With one filter in each group, this outer product of a column and a row is an elementwise product.
-            product = xp.multiply if out_group == 1 else xp.matmul
-            product(w_gKo, dy_gboL, out=out)  # (g, 1, K, o) @ (g, b, o, L)
+            if out_group == 1:
+                xp.multiply(w_gKo, dy_gboL, out=out)
+            else:
+                _product(xp, w_gKo, dy_gboL, out)  # (g, 1, K, o) @ (g, b, o, L)
             for i, j in at.taps():
                 dx[(slice(None), *at.slices(i, j, rows))] += gathered[:, i, j]
     return None if dx is None else _crop(xp, dx, at, 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.autograd.kernels.windows import ones
 from simparallel.backend import Array
 
 _HALF = np.dtype(np.float16)
@@ -40,12 +41,12 @@ def sum_rows(xp: ModuleType, x: Array, out: Array | None = None) -> Array:
     if num_rows < FEW_ROWS:
         return x.sum(axis=0, out=out)
     if num_rows < 2 * ROWS:
-        return xp.matmul(xp.ones(num_rows, x.dtype), x, out=out)
+        return xp.matmul(ones(xp, num_rows, x), x, out=out)
     blocks, rest = divmod(num_rows, ROWS)
-    parts = xp.matmul(xp.ones(ROWS, x.dtype), x[: num_rows - rest].reshape(blocks, ROWS, num_columns))
+    parts = xp.matmul(ones(xp, ROWS, x), x[: num_rows - rest].reshape(blocks, ROWS, num_columns))
     total = sum_rows(xp, parts, out)
     if rest:
-        total += xp.matmul(xp.ones(rest, x.dtype), x[num_rows - rest :])
+        total += xp.matmul(ones(xp, rest, x), x[num_rows - rest :])
     return total
 
 
@@ -73,6 +74,14 @@ def extreme(xp: ModuleType, x: Array, axis: int | tuple[int, ...], op: str = "ma
     dims = (axis,) if isinstance(axis, int) else axis
     shape = [1 if d in dims or d - x.ndim in dims else size for d, size in enumerate(x.shape)]
     return xp.full(shape, lowest(x.dtype) if op == "max" else highest(x.dtype), x.dtype)
+
+
+def exponentials(xp: ModuleType, x: Array, largest: Array, *, dtype: Any, keeps_shifted: bool) -> tuple[Array, ...]:
+    """Return [x - largest,] e ** (x - largest), for `backend.fused`."""
+    shifted = x.astype(dtype, copy=False) - largest.astype(dtype, copy=False)
+    if keeps_shifted:
+        return shifted, xp.exp(shifted)
+    return (xp.exp(shifted, out=shifted),)
 
 
 def lowest(dtype: np.dtype) -> Any:
@@ -103,8 +112,8 @@ def masked(xp: ModuleType, x: Array, keep: Array, out: Array | None = None) -> A
         out: of x's shape and dtype, floating point.
     """
     bits = _BITS.get(x.dtype)
-    if bits is None:
-        return xp.where(keep, x, xp.zeros_like(x))
+    if bits is None or (out is None and not isinstance(x, np.ndarray)):
+        return xp.where(keep, x, xp.zeros((), x.dtype))
     if out is None:
         out = xp.empty_like(x)
     xp.multiply(x.view(bits), keep, out=out.view(bits))

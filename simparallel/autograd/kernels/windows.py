@@ -5,8 +5,10 @@ Positions are pure integers; only `Scratch` and `pad_rows` touch arrays.
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from types import ModuleType
@@ -198,6 +200,18 @@ class Scratch(threading.local):
         """Free the scratch arrays of this thread's device."""
         self._mine()[1].clear()
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Make new scratch arrays inside of the block, and free them at its end: those outside may grow and move."""
+        _, arrays = self._mine()
+        before = dict(arrays)
+        arrays.clear()
+        try:
+            yield
+        finally:
+            arrays.clear()
+            arrays.update(before)
+
     def _mine(self) -> tuple[MemoryAccount | None, dict[Any, Array]]:
         """Return the memory account of this thread's device (None outside of a run) and its scratch arrays."""
         recorder = current_recorder()
@@ -219,6 +233,23 @@ def _make(memory: MemoryAccount | None, name: str, size: int, like: Array, make:
 
 
 scratch = Scratch()
+# Size of what a call gathers or computes at once on a GPU, where it is at most 1 / 16 of `device_memory`.
+CHUNK_ON_GPU_BYTES = 256 << 20
+# Vectors of ones up to this length are one array on a GPU.
+_NUM_ONES = 1 << 16
+
+
+def chunk_on_gpu_bytes() -> int:
+    """Return how much memory a call may take on this thread's GPU for intermediate results."""
+    return min(CHUNK_ON_GPU_BYTES, (scratch.limit_bytes or sys.maxsize) // 16)
+
+
+def ones(xp: ModuleType, count: int, like: Array) -> Array:
+    """Return a vector of `count` ones with the dtype of `like`, not to be written to; calls on a GPU share it."""
+    if isinstance(like, np.ndarray) or count > _NUM_ONES:
+        return xp.ones(count, like.dtype)
+    made = scratch.made("ones", _NUM_ONES, _NUM_ONES, like, lambda: xp.ones(_NUM_ONES, like.dtype))
+    return made[:count]
 
 
 def pad_rows(xp: ModuleType, x: Array, at: Windows, rows: Pair, name: str, value: float = 0, axis: int = 0) -> Array:
@@ -233,9 +264,13 @@ def pad_rows(xp: ModuleType, x: Array, at: Windows, rows: Pair, name: str, value
     low, high = min(max(first - top, 0), height), min(max(last - top, 0), height)
     shape = (*x.shape[:axis], last - first, at.padded[1], *x.shape[axis + 2 :])
     padded = scratch.get(xp, name, shape, x)
-    # Scratch has arbitrary content: fill the border only, and copy the image once.
     begin, end = (low + top - first, high + top - first) if low < high else (0, 0)
     before = (slice(None),) * axis
+    if not isinstance(x, np.ndarray):  # two kernels instead of one for each border
+        padded.fill(value)
+        padded[(*before, slice(begin, end), slice(left, left + width))] = x[(*before, slice(low, high))]
+        return padded
+    # Scratch has arbitrary content: fill the border only, and copy the image once.
     padded[(*before, slice(None, begin))] = value
     padded[(*before, slice(end, None))] = value
     inner = (*before, slice(begin, end))

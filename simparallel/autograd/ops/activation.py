@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from simparallel.autograd.kernels.erf import erf
 from simparallel.autograd.kernels.sums import wider
@@ -12,7 +15,7 @@ from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, instance
 from simparallel.autograd.ops.elementwise import AbstractFloatUnary, stable_sigmoid
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array
+from simparallel.backend import Array, fused
 from simparallel.errors import InputError
 
 _INNER = math.sqrt(2 / math.pi)
@@ -41,43 +44,53 @@ class GELU(AbstractFloatUnary):
     def forward(self, ctx: Context, x: Array) -> Array:
         xp, dtype = ctx.xp, ctx.plan.output.dtype
         # In float16, x ** 3 overflows from x = 41 on.
-        x = x.astype(wider(dtype), copy=False)
-        square = xp.multiply(x, x, out=xp.empty_like(x))
-        if self.approximate == "none":
-            share = erf(xp, x * math.sqrt(0.5))
-        else:
-            share = xp.multiply(square, _INNER * _CUBIC, out=xp.empty_like(x))
-            share += _INNER
-            share *= x
-            xp.tanh(share, out=share)
-        share *= 0.5
-        share += 0.5  # P(X <= x)
-        y = x * share
-        if ctx.needs[0]:
-            ctx.slope = self._slope(ctx, x, square, share, y).astype(dtype, copy=False)
-        return y.astype(dtype, copy=False)
-
-    def _slope(self, ctx: Context, x: Array, square: Array, share: Array, y: Array) -> Array:
-        """Compute dy/dx in `square` while the inputs are in the cache; backward keeps one array instead of two."""
-        slope = square
-        # Share + x times the normal density.
-        if self.approximate == "none":
-            slope *= -0.5
-            ctx.xp.exp(slope, out=slope)
-            slope *= x
-            slope *= math.sqrt(0.5 / math.pi)
-        else:  # share + x inner' / 2 (1 - tanh^2), where 1 - tanh^2 = 4 share (1 - share) and y = x share
-            slope *= 6 * _CUBIC * _INNER
-            slope += 2 * _INNER
-            share_of_y = 1 - share
-            # Before the factor `slope`: this product is 0 where the square may be infinite.
-            share_of_y *= y
-            slope *= share_of_y
-        slope += share
-        return slope
+        wide = wider(dtype)
+        work = [xp.empty_like(x, dtype=wide) for _ in range(2)] if isinstance(x, np.ndarray) else [None, None]
+        settings = {"is_exact": self.approximate == "none", "wide": wide, "dtype": dtype}
+        if not ctx.needs[0]:
+            return fused(xp, _gelu, **settings, has_slope=False)(x, *work)[0]
+        # Backward keeps one array, the slope, instead of two.
+        y, ctx.slope = fused(xp, _gelu, **settings, has_slope=True)(x, *work)
+        return y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return (dy * ctx.slope,)
+
+
+def _gelu(
+    xp: ModuleType, x: Array, square: Array | None, share: Array | None, *, is_exact: bool, wide: Any, dtype: Any,
+    has_slope: bool,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return y and, if wanted, dy/dx, computed while the inputs are in the cache."""
+    x = x.astype(wide, copy=False)
+    square = xp.multiply(x, x, out=square)
+    if is_exact:
+        share = erf(xp, x * math.sqrt(0.5))
+    else:
+        share = xp.multiply(square, _INNER * _CUBIC, out=share)
+        share += _INNER
+        share *= x
+        share = xp.tanh(share, out=share)
+    share *= 0.5
+    share += 0.5  # P(X <= x)
+    y = x * share
+    if not has_slope:
+        return (y.astype(dtype, copy=False),)
+    slope = square
+    if is_exact:  # share + x times the normal density
+        slope *= -0.5
+        slope = xp.exp(slope, out=slope)
+        slope *= x
+        slope *= math.sqrt(0.5 / math.pi)
+    else:  # share + x inner' / 2 (1 - tanh^2), where 1 - tanh^2 = 4 share (1 - share) and y = x share
+        slope *= 6 * _CUBIC * _INNER
+        slope += 2 * _INNER
+        share_of_y = 1 - share
+        # Before the factor `slope`: this product is 0 where the square may be infinite.
+        share_of_y *= y
+        slope *= share_of_y
+    slope += share
+    return y.astype(dtype, copy=False), slope.astype(dtype, copy=False)
 
 
 class SiLU(AbstractFloatUnary):
@@ -85,12 +98,20 @@ class SiLU(AbstractFloatUnary):
 
     def forward(self, ctx: Context, x: Array) -> Array:
         ctx.x = x = self._cast(ctx, x)
-        ctx.gate = stable_sigmoid(ctx.xp, x)
-        return x * ctx.gate
+        y, ctx.gate = fused(ctx.xp, _silu)(x)
+        return y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        gate = ctx.gate
-        return (dy * (gate * (1 + ctx.x * (1 - gate))),)
+        return (fused(ctx.xp, _silu_gradient)(dy, ctx.x, ctx.gate),)
+
+
+def _silu(xp: ModuleType, x: Array) -> tuple[Array, Array]:
+    gate = stable_sigmoid(xp, x)
+    return x * gate, gate
+
+
+def _silu_gradient(xp: ModuleType, dy: Array, x: Array, gate: Array) -> Array:
+    return dy * (gate * (1 + x * (1 - gate)))
 
 
 class LeakyReLU(AbstractFloatUnary):
@@ -117,13 +138,17 @@ class LeakyReLU(AbstractFloatUnary):
 
     def forward(self, ctx: Context, x: Array) -> Array:
         x = self._cast(ctx, x)
-        y = ctx.xp.where(x > 0, x, x * self.negative_slope)
+        y = fused(ctx.xp, _leaky)(x, x, self.negative_slope)
         # With a positive slope, y has the signs of x. The next op usually keeps y anyway, so this frees x.
         ctx.signs = y if self.negative_slope > 0 else x
         return y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (ctx.xp.where(ctx.signs > 0, dy, dy * self.negative_slope),)
+        return (fused(ctx.xp, _leaky)(dy, ctx.signs, self.negative_slope),)
+
+
+def _leaky(xp: ModuleType, x: Array, signs: Array, slope: float) -> Array:
+    return xp.where(signs > 0, x, x * slope)
 
 
 _SILU = SiLU()

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd.kernels.sums import unbroadcast, wider
-from simparallel.autograd.kernels.windows import scratch
+from simparallel.autograd.kernels.windows import chunk_on_gpu_bytes, ones, scratch
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.ops.dropout import dropout
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array, fused, get_namespace, number_on
 from simparallel.errors import DTypeError, ShapeError
 from simparallel.layout.rule import broadcast
 
@@ -32,7 +32,9 @@ class ScaledDotProductAttention(Op):
     Backward keeps the inputs and the softmax p. With dp = dy v.T and D = rowsum(dp * p):
     dv = p.T dy,  ds = p * (dp - D),  dq = ds k * scale,  dk = ds.T q * scale,  dmask = ds.
     A query that sees no key gives 0. Scores are stored transposed, (..., s, t): operations on the
-    row of one query then run over contiguous rows of all queries.
+    row of one query then run over contiguous rows of all queries. On a GPU, scores of more than
+    `CHUNK_ON_GPU_BYTES` are computed for blocks of queries, and again in backward instead of kept
+    (Dao et al. 2022, "FlashAttention").
 
     Args:
         causal: query i sees the keys 0 … i only, with positions in the whole tensor.
@@ -67,33 +69,78 @@ class ScaledDotProductAttention(Op):
         xp = ctx.xp
         dtype = ctx.dtype = wider(ctx.plan.output.dtype)
         ctx.q, ctx.k, ctx.v = q, k, v = [array.astype(dtype, copy=False) for array in (q, k, v)]
-        # (..., s, t). The transposed copy of q includes the scale, which spares a pass over the scores.
+        ctx.blocks = self._blocks(ctx, q, k)
+        if len(ctx.blocks) == 1:
+            ctx.p_ST = self._softmax(ctx, q, k, mask, 0)
+            y = _matmul(xp, ctx.p_ST.swapaxes(-1, -2), v, q)
+        else:
+            ctx.mask, ctx.p_ST = mask, None
+            shape = ctx.plan.output.shape
+            y = xp.empty_like(q, shape=shape) if q.ndim == len(shape) else xp.empty(shape, dtype)
+            for queries, keys in ctx.blocks:
+                seen = None if mask is None else mask[..., queries, keys]
+                p_ST = self._softmax(ctx, q[..., queries, :], k[..., keys, :], seen, queries.start)
+                xp.matmul(p_ST.swapaxes(-1, -2), v[..., keys, :], out=y[..., queries, :])
+        return y.astype(ctx.plan.output.dtype, copy=False)
+
+    def _blocks(self, ctx: Context, q: Array, k: Array) -> list[tuple[slice, slice]]:
+        """Return the queries and the keys of each block; one block in host memory."""
+        num_queries, num_keys = q.shape[-2], k.shape[-2]
+        row_bytes = prod(ctx.plan.output.shape[:-2]) * num_keys * q.dtype.itemsize
+        if isinstance(q, np.ndarray) or row_bytes * num_queries <= chunk_on_gpu_bytes():
+            return [(slice(0, num_queries), slice(0, num_keys))]
+        count, blocks = max(1, chunk_on_gpu_bytes() // row_bytes), []
+        for start in range(0, num_queries, count):
+            stop = min(start + count, num_queries)
+            # Later keys are hidden from all queries of this block.
+            last = min(ctx.offset("t") + stop, num_keys) if self.causal else num_keys
+            blocks.append((slice(start, stop), slice(0, last)))
+        return blocks
+
+    def _softmax(self, ctx: Context, q: Array, k: Array, mask: Array | None, start: int) -> Array:
+        """Return the softmax (..., s, t) of the queries from `start` on over the keys."""
+        xp, dtype = ctx.xp, ctx.dtype
+        # The transposed copy of q includes the scale, which spares a pass over the scores.
         scores_ST = k @ _scaled_transpose(xp, q, self._scale(ctx))
         if self.causal:
-            scores_ST += _causal_mask(xp, scores_ST, ctx.offset("t"))
+            scores_ST += _causal_mask(xp, scores_ST, ctx.offset("t") + start, len(ctx.blocks) == 1)
         if mask is not None:
             if mask.dtype == "bool":
-                mask = xp.where(mask, xp.asarray(0, dtype), xp.asarray(-math.inf, dtype))
+                mask = xp.where(mask, number_on(xp, 0, dtype), -math.inf)
             scores_ST = _add(scores_ST, mask.swapaxes(-1, -2))
         largest = _column_maximum(xp, scores_ST)
         # A query that sees no key has scores of -inf; without the bound, -inf - -inf would give NaN.
-        if mask is not None:
-            largest = xp.maximum(largest, float(np.finfo(dtype).min))
-        scores_ST -= largest
-        p_ST = xp.exp(scores_ST, out=scores_ST)
+        lowest = None if mask is None else float(np.finfo(dtype).min)
+        fused(xp, _exponentials, bounded=mask is not None)(scores_ST, largest, lowest)
         # A product with ones is the fastest sum.
-        total = (xp.ones(p_ST.shape[-2], dtype) @ p_ST)[..., None, :]
-        if mask is not None:
-            total += total == 0
-        p_ST *= 1 / total
-        ctx.p_ST = p_ST
-        y = _matmul(xp, p_ST.swapaxes(-1, -2), v, q)
-        return y.astype(ctx.plan.output.dtype, copy=False)
+        total = (ones(xp, scores_ST.shape[-2], scores_ST) @ scores_ST)[..., None, :]
+        fused(xp, _divide, may_be_zero=mask is not None)(scores_ST, total)
+        return scores_ST
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        xp, needs, scale = ctx.xp, ctx.needs, self._scale(ctx)
-        q, k, v, p_ST = ctx.q, ctx.k, ctx.v, ctx.p_ST
+        xp, inputs, needs = ctx.xp, (ctx.q, ctx.k, ctx.v), ctx.needs
         dy = dy.astype(ctx.dtype, copy=False)
+        mask_shape = ctx.plan.inputs[3].shape if len(needs) == 4 else ()
+        if ctx.p_ST is not None:
+            return self._gradients(ctx, *inputs, mask_shape, ctx.p_ST, dy)
+        shapes = [*(array.shape for array in inputs), mask_shape]
+        grads = [xp.zeros(shape, ctx.dtype) if need else None for shape, need in zip(shapes, needs, strict=False)]
+        for queries, keys in ctx.blocks:
+            places = (..., queries, slice(None)), (..., keys, slice(None)), (..., keys, slice(None))
+            q, k, v = (array[place] for array, place in zip(inputs, places, strict=True))
+            mask = None if ctx.mask is None else ctx.mask[..., queries, keys]
+            p_ST = self._softmax(ctx, q, k, mask, queries.start)
+            shape = () if mask is None else mask.shape
+            parts = self._gradients(ctx, q, k, v, shape, p_ST, dy[..., queries, :])
+            for grad, part, place in zip(grads, parts, (*places, (..., queries, keys)), strict=False):
+                if grad is not None:
+                    grad[place] += part
+        return grads
+
+    def _gradients(
+        self, ctx: Context, q: Array, k: Array, v: Array, mask_shape: tuple[int, ...], p_ST: Array, dy: Array
+    ) -> Sequence[Array | None]:
+        xp, needs, scale = ctx.xp, ctx.needs, self._scale(ctx)
         dq = dk = dv = dmask = None
         if needs[2]:
             dv = unbroadcast(xp, _matmul(xp, p_ST, dy, v), v.shape)
@@ -102,10 +149,10 @@ class ScaledDotProductAttention(Op):
             inner = 1.0 if needs[3:] == (True,) else scale
             ds_ST = v @ _scaled_transpose(xp, dy, inner)
             # D also equals rowsum(dy * y), but with that form dp - D loses all digits where p is nearly 1.
-            ds_ST -= xp.einsum("...st,...st->...t", ds_ST, p_ST)[..., None, :]
-            ds_ST *= p_ST
+            d_T = xp.einsum("...st,...st->...t", ds_ST, p_ST)
+            fused(xp, _score_gradient)(ds_ST, d_T[..., None, :], p_ST)
             if needs[3:] == (True,):
-                dmask = unbroadcast(xp, ds_ST.swapaxes(-1, -2), ctx.plan.inputs[3].shape)
+                dmask = unbroadcast(xp, ds_ST.swapaxes(-1, -2), mask_shape)
                 ds_ST = ds_ST * scale
             if needs[0]:
                 dq = unbroadcast(xp, _matmul(xp, ds_ST.swapaxes(-1, -2), k, q), q.shape)
@@ -124,6 +171,25 @@ class ScaledDotProductAttention(Op):
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         # Five products instead of two.
         return Work(5 * work.flops // 2, 2 * work.size_bytes)
+
+
+def _exponentials(xp: ModuleType, scores: Array, largest: Array, lowest: float | None, *, bounded: bool) -> None:
+    """Replace the scores by e ** (scores - largest)."""
+    if bounded:
+        largest = xp.maximum(largest, lowest)
+    scores -= largest
+    xp.exp(scores, out=scores)
+
+
+def _divide(xp: ModuleType, exps: Array, total: Array, *, may_be_zero: bool) -> None:
+    if may_be_zero:
+        total = total + (total == 0)
+    exps *= 1 / total
+
+
+def _score_gradient(xp: ModuleType, dp: Array, d: Array, p: Array) -> None:
+    dp -= d
+    dp *= p
 
 
 def _add(a: Array, b: Array) -> Array:
@@ -163,15 +229,17 @@ def _matmul(xp: ModuleType, a: Array, b: Array, like: Array) -> Array:
     return xp.matmul(a, b, out=out)
 
 
-def _causal_mask(xp: ModuleType, scores_ST: Array, first: int) -> Array:
-    """Return (s, t): 0 where query first + i sees key j, that is j <= first + i, else -inf. Layers share one mask."""
+def _causal_mask(xp: ModuleType, scores_ST: Array, first: int, is_shared: bool) -> Array:
+    """Return (s, t): 0 where query first + i sees key j, that is j <= first + i, else -inf. Layers can share a mask."""
     num_keys, num_queries = scores_ST.shape[-2:]
     dtype = scores_ST.dtype
 
     def make() -> Array:
         seen = xp.arange(num_keys)[:, None] <= xp.arange(first, first + num_queries)
-        return xp.where(seen, xp.asarray(0, dtype), xp.asarray(-math.inf, dtype))
+        return xp.where(seen, number_on(xp, 0, dtype), -math.inf)
 
+    if not is_shared:
+        return make()
     what = (num_keys, num_queries, first)
     return scratch.made("attention.causal", what, num_keys * num_queries, scores_ST, make)
 

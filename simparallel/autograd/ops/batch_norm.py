@@ -7,12 +7,13 @@ from math import prod
 from typing import Any
 
 from simparallel.autograd.exchanges import Asked, Exchanges
+from simparallel.autograd.kernels import normalize
 from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, instance
 from simparallel.autograd.ops.channels import along_channels, channel_sums
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array
+from simparallel.backend import Array, fused, reusable
 from simparallel.errors import DTypeError, InputError, ShapeError
 from simparallel.layout.rule import dim_names
 
@@ -78,19 +79,14 @@ class BatchNorm(Op):
         count = ctx.count = ctx.sizes(dims, self.group_size)
         if count < 2:
             raise ShapeError(f"{self!r}: a single element per channel has no variance; x has shape {x.shape}.")
-        mean = sums / count
-        # Two passes: the variance of centred values keeps its digits where the mean is far from 0.
-        centered = ctx.centered = x - along_channels(mean, x.ndim)
-        y = centered * centered
-        var = ctx.sum_over(dims, channel_sums(xp, y), self.group_size) / count
+        ctx.centered, y = fused(xp, normalize.centered)(x, along_channels(sums, x.ndim), count)
+        squares = ctx.sum_over(dims, channel_sums(xp, y), self.group_size)
+        mean, var, ctx.r, *weighted = fused(xp, normalize.channel_statistics)(sums, squares, w, count, self.eps)
         if self._observe is not None:
             self._observe(*self._mean_over_groups(ctx, mean, var), count)
-        ctx.r = 1 / xp.sqrt(var + self.eps)
-        ctx.w = w
-        scale = ctx.r if w is None else (ctx.r * w).astype(dtype, copy=False)
-        y = xp.multiply(centered, along_channels(scale, x.ndim), out=y)
-        if b is not None:
-            y += along_channels(b, x.ndim)
+        ctx.scale = weighted[0] if weighted else ctx.r
+        factor, shift = (v if v is None else along_channels(v, x.ndim) for v in (ctx.scale, b))
+        fused(xp, normalize.scale)(y, ctx.centered, factor, None, shift)
         return y.astype(ctx.plan.output.dtype, copy=False)
 
     def _mean_over_groups(self, ctx: Context, mean: Array, var: Array) -> tuple[Array, Array]:
@@ -102,23 +98,20 @@ class BatchNorm(Op):
         return mean, var
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        xp, centered, r = ctx.xp, ctx.centered, ctx.r
+        xp, centered, r, scale = ctx.xp, ctx.centered, ctx.r, ctx.scale
         dy = dy.astype(centered.dtype, copy=False)
         work = dy * centered
-        # Sums of dy (db) and of dy x̂ (dw), stacked for a single exchange.
-        sums = xp.stack([channel_sums(xp, dy), channel_sums(xp, work) * r])
+        # Sums of dy (db) and of dy x̂ (dw), together for a single exchange.
+        sums = xp.empty((2, dy.shape[1]), dy.dtype)
+        channel_sums(xp, dy, sums[0])
+        channel_sums(xp, work, sums[1])
+        grads = [ctx.gradient(i, sums.dtype) for i in range(1, len(ctx.needs))]
+        fused(xp, normalize.affine_gradients)(*sums, r, *(*grads, None, None)[:2])
         dx = None
         if ctx.needs[0]:
-            mean_dy, mean_dy_x = ctx.sum_over(ctx.dims, sums.copy(), self.group_size) / ctx.count
-            scale = r if ctx.w is None else (r * ctx.w).astype(r.dtype)
-            dx = dy * along_channels(scale, dy.ndim)
-            work = xp.multiply(centered, along_channels(scale * r * mean_dy_x, dy.ndim), out=work)
-            work += along_channels(scale * mean_dy, dy.ndim)
-            dx -= work
-        grads = [ctx.gradient(i, sums.dtype) for i in range(1, len(ctx.needs))]
-        # In reverse: dw first, then db.
-        for grad, values in zip(grads, sums[::-1], strict=False):
-            grad[...] = values
+            totals = ctx.sum_over(ctx.dims, sums, self.group_size)
+            of_channels = (along_channels(v, dy.ndim) for v in (scale, r, *totals))
+            dx = fused(xp, normalize.channel_gradient)(dy, centered, *of_channels, ctx.count, reusable(work))
         return (dx, *grads)
 
     def exchanges(self, plan: Plan) -> Exchanges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy as np
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Spec, Work, instance
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, Part, filled, random_bits, random_state, to_device_like
+from simparallel.backend import Array, Part, filled, fused, random_bits, random_state
 from simparallel.errors import DTypeError, InputError
+from simparallel.gpu.capture import from_host, running
 from simparallel.layout.rule import dim_names
 
 # Four elements share a random word of 64 bits: 16 bits each, so p is rounded to 1/65536.
@@ -62,19 +64,22 @@ class Dropout(Op):
             position, count = self.part
             offset[0] += int(position * size[0])
             size[0] = int(count * size[0])
-        keep = mask(self.seed, self.stream, int(call), self.p, tuple(size), tuple(offset), x.shape, x)
-        ctx.keep = to_device_like(keep, x)
+        capture, number = running.capture, int(call)
+
+        def draw() -> np.ndarray:
+            # The later calls of a captured step have later masks.
+            later = 0 if capture is None else capture.draws_since(self.stream)
+            return mask(self.seed, self.stream, number + later, self.p, tuple(size), tuple(offset), x.shape, x)
+
+        ctx.keep = from_host(draw, x)
         return self._apply(ctx, x)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         return self._apply(ctx, dy), None
 
     def _apply(self, ctx: Context, x: Array) -> Array:
-        y = x * ctx.keep
         kept = _LEVELS - _threshold(self.p)
-        if 0 < kept < _LEVELS:
-            y *= _LEVELS / kept
-        return y
+        return fused(ctx.xp, _drop, scales=0 < kept < _LEVELS)(x, ctx.keep, _LEVELS / max(kept, 1))
 
     def work(self, x: Spec, call: Spec) -> Work:
         # A random number counts 10 by convention.
@@ -82,6 +87,13 @@ class Dropout(Op):
 
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         return Work(work.flops // 6, work.size_bytes)
+
+
+def _drop(xp: ModuleType, x: Array, keep: Array, factor: float, *, scales: bool) -> Array:
+    y = x * keep
+    if scales:
+        y *= factor
+    return y
 
 
 def _threshold(p: float) -> int:

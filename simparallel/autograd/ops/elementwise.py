@@ -14,7 +14,7 @@ from simparallel.autograd.methods import function, method
 from simparallel.autograd.op import AbstractConstant, Context, Op, Spec, Work
 from simparallel.autograd.ops.promotion import floating, operands
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array
+from simparallel.backend import Array, fused
 from simparallel.errors import DTypeError, InputError
 
 
@@ -186,21 +186,25 @@ class Abs(AbstractUnary):
 
 
 def stable_sigmoid(xp: ModuleType, x: Array) -> Array:
-    """Return 1 / (1 + e ** -x) of a floating-point array."""
+    """Return 1 / (1 + e ** -x) of a floating-point array; also for `backend.fused`."""
     # In (0, 1]: never overflows.
-    small = xp.exp(-xp.abs(x))
-    return xp.where(x < 0, small, xp.ones_like(small)) / (1 + small)
+    small = xp.exp(-xp.absolute(x))
+    return xp.where(x < 0, small, 1) / (1 + small)
 
 
 class Sigmoid(AbstractFloatUnary):
     """y = 1 / (1 + e ** -x), in a form without overflow that keeps small values"""
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        ctx.y = stable_sigmoid(ctx.xp, self._cast(ctx, x))
+        ctx.y = fused(ctx.xp, stable_sigmoid)(self._cast(ctx, x))
         return ctx.y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (dy * ctx.y * (1 - ctx.y),)
+        return (fused(ctx.xp, _sigmoid_gradient)(dy, ctx.y),)
+
+
+def _sigmoid_gradient(xp: ModuleType, dy: Array, y: Array) -> Array:
+    return dy * y * (1 - y)
 
 
 class ReLU(AbstractUnary):
@@ -211,10 +215,16 @@ class ReLU(AbstractUnary):
         return ctx.y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (masked(ctx.xp, dy, ctx.y > 0),)
+        if isinstance(dy, np.ndarray):
+            return (masked(ctx.xp, dy, ctx.y > 0),)
+        return (fused(ctx.xp, _relu_gradient)(dy, ctx.y),)
 
     def work(self, x: Spec) -> Work:
         return Work(prod(x.shape), 2 * x.size_bytes)
+
+
+def _relu_gradient(xp: ModuleType, dy: Array, y: Array) -> Array:
+    return xp.where(y > 0, dy, 0)
 
 
 _ADD, _SUB, _MUL, _DIV = Add(), Sub(), Mul(), Div()

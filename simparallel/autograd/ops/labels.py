@@ -9,6 +9,7 @@ import numpy as np
 from simparallel.autograd.op import Context
 from simparallel.backend import Array, get_namespace
 from simparallel.errors import LabelError
+from simparallel.gpu.capture import check_after
 
 
 class Words(NamedTuple):
@@ -54,10 +55,10 @@ def pick(ctx: Context, labels: Array, num_local: int, ignore_index: int | None, 
     Raises:
         LabelError: a label is outside of all classes and is not `ignore_index`.
     """
-    xp = ctx.xp
-    check_labels(labels, ctx.size("v"), ignore_index, who)
+    xp, num_classes = ctx.xp, ctx.size("v")
+    check_labels(labels, num_classes, ignore_index, who)
     rows = xp.arange(labels.shape[0])
-    if num_local == ctx.size("v") and ignore_index is None:
+    if num_local == num_classes and ignore_index is None:
         return Picked(rows, labels, None)
     local = labels.astype("int64", copy=False) - ctx.offset("v")
     inside = (local >= 0) & (local < num_local)
@@ -76,7 +77,13 @@ def check_labels(labels: Array, num_classes: int, ignore_index: int | None, who:
     bad = (labels < 0) | (labels >= num_classes)
     if ignore_index is not None:
         bad &= labels != ignore_index
-    if not bad.any():
+    is_any = bad.any()
+    check_after(lambda: _refuse_any(is_any, bad, labels, num_classes, who, words))
+
+
+def _refuse_any(is_any: Array, bad: Array, labels: Array, num_classes: int, who: str, words: Words) -> None:
+    """Raise LabelError if there is a bad label."""
+    if not is_any:
         return
     flat = labels.reshape(-1)
     position = int(get_namespace(labels).argmax(bad))

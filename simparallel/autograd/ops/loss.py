@@ -7,13 +7,13 @@ from math import prod
 from typing import Any
 
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import extreme, wider
+from simparallel.autograd.kernels.sums import exponentials, extreme, wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.ops.embedding import one_hot
 from simparallel.autograd.ops.labels import Picked, pick
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array
+from simparallel.backend import Array, fused
 from simparallel.errors import DTypeError, InputError, ShapeError
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -140,24 +140,29 @@ class CrossEntropy(AbstractLabelLoss):
         self.label_smoothing = label_smoothing
 
     def forward(self, ctx: Context, logits: Array, labels: Array, weight: Array | None = None) -> Array:
-        xp, dtype, smoothing = ctx.xp, wider(logits.dtype), self.label_smoothing
+        xp, smoothing = ctx.xp, self.label_smoothing
+        dtype = xp.promote_types(logits.dtype, "float32")
         num_rows, num_local = logits.shape
         picked = ctx.picked = pick(ctx, labels, num_local, self.ignore_index, self.name)
         largest = ctx.max_over("v", extreme(xp, logits, 1))  # (n, 1)
-        shifted = xp.subtract(logits, largest, dtype=dtype)  # (n, v), <= 0
+        # (n, v): x - largest, needed for smoothing only, and its exponentials
+        keeps_shifted = smoothing > 0
+        *shifted, ctx.exps = fused(xp, exponentials, dtype=dtype, keeps_shifted=keeps_shifted)(logits, largest)
 
         # Rows of `sums`, each (n,): the sum of exponentials; the label's logit; with weights, the label's
         # weight; with smoothing, the sum of all (weighted) logits and the sum of all weights.
-        sums = xp.zeros((2 + (weight is not None) + 2 * (smoothing > 0), num_rows), dtype=dtype)
-        sums[1] = picked.of(ctx, shifted, num_rows)
+        sums = xp.empty((2 + (weight is not None) + 2 * (smoothing > 0), num_rows), dtype=dtype)
+        ctx.exps.sum(axis=1, out=sums[0])
+        sums[1] = picked.of(ctx, logits, num_rows)
+        is_whole = picked.rows.shape[0] == num_rows
+        # Only of the rows whose labels are in this slice.
+        sums[1] -= largest[:, 0] if is_whole else picked.of(ctx, xp.broadcast_to(largest, logits.shape), num_rows)
         if weight is not None:
             ctx.weight = weight = weight.astype(dtype, copy=False)
             sums[2] = picked.of(ctx, weight, num_rows)
         if smoothing:
-            sums[-2] = shifted.sum(axis=1) if weight is None else shifted @ weight
+            sums[-2] = shifted[0].sum(axis=1) if weight is None else shifted[0] @ weight
             sums[-1] = num_local if weight is None else weight.sum()
-        ctx.exps = xp.exp(shifted, out=shifted)
-        ctx.exps.sum(axis=1, out=sums[0])
         sums = ctx.sum_over("v", sums)
 
         ctx.total = sums[0]
@@ -368,7 +373,7 @@ def cross_entropy(
     """
     op = reducing(CrossEntropy, reduction, ignore_index, label_smoothing)
     x, target = as_tensor(logits), as_tensor(labels)
-    if target.dtype.kind == "f" and x.ndim > 1 and target.shape == x.shape:
+    if target._data.dtype.kind == "f" and x.ndim > 1 and target.shape == x.shape:
         return _probability_loss(x, target, op, weight)
     return _label_loss(op, x, target, weight)
 

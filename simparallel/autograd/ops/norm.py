@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd.exchanges import Asked, Exchanges
+from simparallel.autograd.kernels import normalize
 from simparallel.autograd.kernels.sums import sum_rows, wider
+from simparallel.autograd.kernels.windows import ones
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.ops.batch_norm import check_channels, infer_like_x, present
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array
+from simparallel.backend import Array, fused, reusable
 from simparallel.errors import InputError, ShapeError
 from simparallel.layout.rule import dim_names
 
@@ -89,45 +91,37 @@ class LayerNorm(AbstractRowNorm):
     def forward(self, ctx: Context, x: Array, w: Array | None = None, b: Array | None = None) -> Array:
         xp = ctx.xp
         x_RE = self._rows(ctx, x)
-        ones = xp.ones(x_RE.shape[1], x_RE.dtype)
+        one_E = ones(xp, x_RE.shape[1], x_RE)
         # A product with ones is the fastest sum.
-        mean = ctx.sum_over(ctx.dims, x_RE @ ones) / ctx.count
-        ctx.x_hat = x_hat = x_RE - mean[:, None]
-        # y is scratch for the squares first, then the result.
-        y = x_hat * x_hat
-        var = ctx.sum_over(ctx.dims, y @ ones) / ctx.count
-        ctx.r = r = (1 / xp.sqrt(var + self.eps))[:, None]
-        x_hat *= r
-        if w is None:
-            y[...] = x_hat
-        else:
-            ctx.w = w.reshape(-1).astype(y.dtype, copy=False)
-            xp.multiply(x_hat, ctx.w, out=y)
-        if b is not None:
-            y += b.reshape(-1)
+        sums = ctx.sum_over(ctx.dims, x_RE @ one_E)
+        # y is first the squares, then the result.
+        ctx.x_hat, y = fused(xp, normalize.centered)(x_RE, sums[:, None], ctx.count)
+        _, r = fused(xp, normalize.spread)(ctx.sum_over(ctx.dims, y @ one_E), ctx.count, self.eps)
+        ctx.r = r[:, None]
+        ctx.w, b = (v if v is None else v.reshape(-1).astype(y.dtype, copy=False) for v in (w, b))
+        fused(xp, normalize.normalize)(y, ctx.x_hat, ctx.r, ctx.w, b)
         return y.reshape(x.shape).astype(x.dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, x_hat = ctx.xp, ctx.x_hat
         dy_RE = dy.reshape(x_hat.shape).astype(x_hat.dtype, copy=False)
-        affine = len(ctx.needs) > 1
-        w = ctx.w if affine else xp.ones(x_hat.shape[1], x_hat.dtype)
         work = dy_RE * x_hat
-        dw = db = None
-        if affine and ctx.needs[1]:
+        dx = dw = db = None
+        if len(ctx.needs) > 1 and ctx.needs[1]:
             dw = ctx.gradient(1, work.dtype)
             sum_rows(xp, work, out=dw.reshape(-1))
         if len(ctx.needs) == 3 and ctx.needs[2]:
             db = ctx.gradient(2, dy_RE.dtype)
             sum_rows(xp, dy_RE, out=db.reshape(-1))
-        dx = None
         if ctx.needs[0]:
-            means = ctx.sum_over(ctx.dims, xp.stack([dy_RE @ w, work @ w])) / ctx.count
-            dx = xp.empty(dy.shape, x_hat.dtype)
-            dx_RE = xp.multiply(dy_RE, w, out=dx.reshape(x_hat.shape))
-            dx_RE -= xp.multiply(x_hat, means[1][:, None], out=work)
-            dx_RE -= means[0][:, None]
-            dx_RE *= ctx.r
+            w = ones(xp, x_hat.shape[1], x_hat) if ctx.w is None else ctx.w
+            sums = xp.empty((2, len(work)), work.dtype)
+            xp.matmul(dy_RE, w, out=sums[0])
+            xp.matmul(work, w, out=sums[1])
+            sums = ctx.sum_over(ctx.dims, sums)[..., None]
+            gradient = fused(xp, normalize.row_gradient)
+            dx = gradient(dy_RE, x_hat, ctx.r, ctx.w, *sums, ctx.count, reusable(work))
+            dx = dx.reshape(dy.shape)
         return (dx, dw, db)[: len(ctx.needs)]
 
     def exchanges(self, plan: Plan) -> Exchanges:
@@ -158,29 +152,25 @@ class RMSNorm(AbstractRowNorm):
         ctx.x_RE = x_RE = self._rows(ctx, x)
         eps = float(np.finfo(x.dtype).eps) if self.eps is None else self.eps
         y = x_RE * x_RE
-        square = ctx.sum_over(ctx.dims, y @ xp.ones(x_RE.shape[1], x_RE.dtype)) / ctx.count
-        ctx.r = (1 / xp.sqrt(square + eps))[:, None]
-        xp.multiply(x_RE, ctx.r, out=y)
-        if w is not None:
-            ctx.w = w.reshape(-1).astype(y.dtype, copy=False)
-            y *= ctx.w
+        squares = ctx.sum_over(ctx.dims, y @ ones(xp, x_RE.shape[1], x_RE))
+        _, r = fused(xp, normalize.spread)(squares, ctx.count, eps)
+        ctx.r = r[:, None]
+        ctx.w = None if w is None else w.reshape(-1).astype(y.dtype, copy=False)
+        fused(xp, normalize.scale)(y, x_RE, ctx.r, ctx.w, None)
         return y.reshape(x.shape).astype(x.dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, x_RE, r = ctx.xp, ctx.x_RE, ctx.r
         dy_RE = dy.reshape(x_RE.shape).astype(x_RE.dtype, copy=False)
-        affine = len(ctx.needs) > 1
-        w = ctx.w if affine else xp.ones(x_RE.shape[1], x_RE.dtype)
         work = dy_RE * x_RE
         dx = dw = None
-        if affine and ctx.needs[1]:
+        if len(ctx.needs) > 1 and ctx.needs[1]:
             dw = ctx.gradient(1, work.dtype)
             xp.matmul(r[:, 0], work, out=dw.reshape(-1))
         if ctx.needs[0]:
-            mean = ctx.sum_over(ctx.dims, work @ w) / ctx.count
-            dx = dy_RE * w
-            dx -= xp.multiply(x_RE, mean[:, None] * (r * r), out=work)
-            dx *= r
+            w = ones(xp, x_RE.shape[1], x_RE) if ctx.w is None else ctx.w
+            sums = ctx.sum_over(ctx.dims, work @ w)[:, None]
+            dx = fused(xp, normalize.root_gradient)(dy_RE, x_RE, r, ctx.w, sums, ctx.count, reusable(work))
             dx = dx.reshape(dy.shape)
         return (dx, dw)[: len(ctx.needs)]
 
@@ -233,43 +223,37 @@ class GroupNorm(Op):
         num_inner, size = prod(x.shape[2:]), ctx.plan.sizes["k"]
         ctx.dims = " ".join(["k", *dim_names(x.ndim - 2)])
         ctx.count = ctx.sizes(ctx.dims)
-        x_RE = x.astype(dtype, copy=False).reshape(num_rows * (num_channels // size), size * num_inner)
-        ones = xp.ones(size * num_inner, dtype)
-        mean = ctx.sum_over(ctx.dims, x_RE @ ones) / ctx.count
-        ctx.x_hat = x_hat = x_RE - mean[:, None]
-        y = x_hat * x_hat
-        var = ctx.sum_over(ctx.dims, y @ ones) / ctx.count
-        ctx.r = r = (1 / xp.sqrt(var + self.eps))[:, None]
-        x_hat *= r
-        y_NCS, x_NCS = (a.reshape(num_rows, num_channels, num_inner) for a in (y, x_hat))
-        if w is None:
-            y_NCS[...] = x_NCS
-        else:
-            ctx.w = w.astype(dtype, copy=False)
-            xp.multiply(x_NCS, ctx.w[:, None], out=y_NCS)
-        if b is not None:
-            y_NCS += b[:, None]
+        rows, inner = num_rows * (num_channels // size), size * num_inner
+        # Samples, groups, channels of a group, pixels.
+        shape = num_rows, num_channels // size, size, num_inner
+        x_NGKS = xp.ascontiguousarray(x, dtype=dtype).reshape(shape)
+        one_I = ones(xp, inner, x_NGKS)
+
+        def per_group(values: Array) -> Array:
+            return values.reshape(*shape[:2], 1, 1)
+
+        sums = ctx.sum_over(ctx.dims, x_NGKS.reshape(rows, inner) @ one_I)
+        ctx.x_hat, y = fused(xp, normalize.centered)(x_NGKS, per_group(sums), ctx.count)
+        squares = ctx.sum_over(ctx.dims, y.reshape(rows, inner) @ one_I)
+        _, r = fused(xp, normalize.spread)(squares, ctx.count, self.eps)
+        ctx.r = per_group(r)
+        ctx.w, b = (v if v is None else v.astype(dtype, copy=False).reshape(*shape[1:3], 1) for v in (w, b))
+        fused(xp, normalize.normalize)(y, ctx.x_hat, ctx.r, ctx.w, b)
         return y.reshape(x.shape).astype(x.dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, x_hat = ctx.xp, ctx.x_hat
-        num_rows, num_channels = dy.shape[:2]
-        dy_NCS = dy.astype(x_hat.dtype, copy=False).reshape(num_rows, num_channels, prod(dy.shape[2:]))
-        affine = len(ctx.needs) > 1
-        work = dy_NCS * x_hat.reshape(dy_NCS.shape)
-        sums_NC = xp.stack([dy_NCS.sum(axis=2), work.sum(axis=2)])  # of dy, of dy x̂
+        dy_NGKS = dy.astype(x_hat.dtype, copy=False).reshape(x_hat.shape)
+        work = dy_NGKS * x_hat
+        sums_NGK = xp.stack([dy_NGKS.sum(axis=3), work.sum(axis=3)])  # of dy, of dy x̂
         dx = None
         if ctx.needs[0]:
-            weighted = sums_NC * ctx.w if affine else sums_NC
-            groups = weighted.reshape(2, x_hat.shape[0], ctx.plan.sizes["k"]).sum(axis=2)
-            means = ctx.sum_over(ctx.dims, groups) / ctx.count
-            work = xp.multiply(x_hat, means[1][:, None], out=work.reshape(x_hat.shape))
-            work += means[0][:, None]
-            dx = dy_NCS * (ctx.w[:, None] if affine else 1)
-            dx = dx.reshape(x_hat.shape)
-            dx -= work
-            dx *= ctx.r
-            dx = dx.reshape(dy.shape)
+            weighted = sums_NGK if ctx.w is None else sums_NGK * ctx.w[..., 0]
+            num_groups = x_hat.shape[0] * x_hat.shape[1]
+            sums = ctx.sum_over(ctx.dims, weighted.sum(axis=3).reshape(2, num_groups)).reshape(2, *ctx.r.shape)
+            gradient = fused(xp, normalize.row_gradient)
+            dx = gradient(dy_NGKS, x_hat, ctx.r, ctx.w, *sums, ctx.count, reusable(work)).reshape(dy.shape)
+        sums_NC = sums_NGK.reshape(2, *dy.shape[:2])
         affine_grads = [sum_rows(xp, sums_NC[2 - i], ctx.gradient(i, sums_NC.dtype)) for i in range(1, len(ctx.needs))]
         return (dx, *affine_grads)
 

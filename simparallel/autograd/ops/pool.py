@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
 from simparallel.autograd.ops.promotion import hashable
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array
+from simparallel.backend import Array, fused
 from simparallel.errors import InputError, ShapeError
+from simparallel.gpu.capture import from_host
 
 # The batch and the channels, taken whole.
 _ALL = (slice(None), slice(None))
@@ -95,9 +97,12 @@ class MaxPool2d(AbstractPool):
         xp, at = ctx.xp, ctx.windows
         padded = _pad(xp, x, at, lowest(x.dtype))
         first, *others = (padded[(*_ALL, *at.slices(i, j))] for i, j in at.taps())
-        y = first.copy(order="K")
-        for other in others:
-            xp.maximum(y, other, out=y)
+        if isinstance(x, np.ndarray):
+            y = first.copy(order="K")
+            for other in others:
+                xp.maximum(y, other, out=y)
+        else:
+            y = fused(xp, _largest)(first, *others)
         ctx.x, ctx.y = x, y
         return y
 
@@ -112,10 +117,14 @@ class MaxPool2d(AbstractPool):
         dx = (xp.empty_like if is_tiled else xp.zeros_like)(padded)
         # Windows with no maximum found yet.
         is_free = xp.ones_like(y, dtype=bool)
+        places = [(*_ALL, *at.slices(i, j)) for i, j in at.taps()]
+        if not isinstance(x, np.ndarray):
+            for place in places:
+                fused(xp, _give_to_first, is_apart=is_apart)(dy, y, padded[place], is_free, dx[place])
+            return (_crop(xp, dx, at),)
         is_first = xp.empty_like(is_free)
         part = xp.empty_like(y)
-        for i, j in at.taps():
-            place = (*_ALL, *at.slices(i, j))
+        for place in places:
             xp.equal(padded[place], y, out=is_first)
             is_first &= is_free
             is_free ^= is_first
@@ -124,6 +133,24 @@ class MaxPool2d(AbstractPool):
             else:
                 dx[place] += masked(xp, dy, is_first, out=part)
         return (_crop(xp, dx, at),)
+
+
+def _largest(xp: ModuleType, first: Array, *others: Array) -> Array:
+    y = first.copy()
+    for other in others:
+        y = xp.maximum(y, other)
+    return y
+
+
+def _give_to_first(xp: ModuleType, dy: Array, y: Array, x: Array, is_free: Array, dx: Array, *, is_apart: bool) -> None:
+    """Give dy to one pixel of each window, dx, where its x is the first maximum."""
+    is_first = (x == y) & is_free
+    is_free ^= is_first
+    part = xp.where(is_first, dy, 0)
+    if is_apart:
+        dx[...] = part
+    else:
+        dx += part
 
 
 class AvgPool2d(AbstractPool):
@@ -152,7 +179,7 @@ class AvgPool2d(AbstractPool):
     def infer(self, x: Spec) -> Spec:
         return Spec(super().infer(x).shape, _mean_dtype(x.dtype))
 
-    def _scale(self, ctx: Context, at: Windows, dtype: np.dtype) -> Any:
+    def _scale(self, at: Windows, like: Array, dtype: np.dtype) -> Any:
         """Return 1 / number of pixels: one number for all windows, or an array (P, Q)."""
         if at.padded == at.image or (self.count_include_pad and (not self.ceil_mode or self.padding == "same")):
             return 1.0 / prod(at.kernel)
@@ -164,7 +191,7 @@ class AvgPool2d(AbstractPool):
             [min(p * s - b + k, size + pad) - max(p * s - b, -pad) for p in range(out)]
             for size, k, s, b, out, pad in zip(at.image, at.kernel, at.stride, at.before, at.out, pads, strict=True)
         ]
-        counts = ctx.xp.asarray(sizes[0])[:, None] * ctx.xp.asarray(sizes[1])
+        counts = from_host(lambda: np.multiply.outer(*sizes), like)
         return (1.0 / counts).astype(dtype)
 
     def forward(self, ctx: Context, x: Array) -> Array:
@@ -174,13 +201,13 @@ class AvgPool2d(AbstractPool):
         y = first.copy(order="K")
         for other in others:
             y += other
-        y *= self._scale(ctx, at, y.dtype)
+        y *= self._scale(at, x, y.dtype)
         return y.astype(dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, at = ctx.xp, ctx.windows
         dy = dy.astype(_wide(dy.dtype), order="K", copy=False)
-        dy = dy * self._scale(ctx, at, dy.dtype)
+        dy = dy * self._scale(at, dy, dy.dtype)
         dx = _zeros_padded(xp, dy, at)
         for i, j in at.taps():
             dx[(*_ALL, *at.slices(i, j))] += dy

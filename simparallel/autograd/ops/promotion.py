@@ -10,7 +10,7 @@ import numpy as np
 from simparallel.autograd.op import Op, as_int
 from simparallel.autograd.ops.cast import cast
 from simparallel.autograd.tensor import Tensor, as_tensor, is_on_tape
-from simparallel.backend import Array, get_namespace, is_array
+from simparallel.backend import Array, get_namespace, is_array, number_on
 from simparallel.errors import InputError
 
 # The dtype of a Python float beside tensors that are not floating-point.
@@ -65,7 +65,7 @@ def _like(value: Any, like: Tensor) -> Tensor:
     xp, dtype = get_namespace(like._data, value), like._data.dtype
     # The most common case, handled first.
     if type(value) is float and dtype.kind == "f":
-        return Tensor._result(xp.asarray(value, dtype=dtype), None, like._device)
+        return Tensor._result(number_on(xp, value, dtype), None, like._device)
     value = plain(value)
     if isinstance(value, (bool, int, float)):
         return Tensor._result(_number(xp, value, dtype), None, like._device)
@@ -88,13 +88,13 @@ def _number(xp: ModuleType, value: Any, like: np.dtype) -> Array:
     """Convert a Python number to an array without dims, in the dtype `like` if that can hold its kind."""
     is_first_float = isinstance(value, float) and like.kind in "biu"
     try:
-        return xp.asarray(value, dtype=SINGLE if is_first_float else np.result_type(like, value))
+        return number_on(xp, value, SINGLE if is_first_float else np.result_type(like, value))
     except OverflowError:
         # 300 or -1 beside uint8: promote instead of wrapping around.
         dtype = np.asarray(value).dtype
         if dtype.kind not in "iu":
             raise InputError(f"{value!r:.100} cannot be combined with a tensor: no dtype can hold it.") from None
-        return xp.asarray(value, dtype=dtype)
+        return number_on(xp, value, dtype)
 
 
 def at_least_1d(op: Op, x: Any, dim: Any) -> Tensor:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from types import ModuleType
 from typing import Any
 
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import extreme, wider
+from simparallel.autograd.kernels.sums import exponentials, extreme, wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, instance, normalize_dims
 from simparallel.autograd.ops.promotion import at_least_1d
 from simparallel.autograd.tensor import Tensor
-from simparallel.backend import Array
+from simparallel.backend import Array, fused, reusable
 from simparallel.errors import DTypeError, ShapeError
 from simparallel.layout.rule import dim_names
 
@@ -43,12 +44,14 @@ class AbstractSoftmax(Op):
             raise ShapeError(f"dim={self.dim} of x, shape {x.shape}, has no elements; it needs at least one.")
         return Spec(x.shape, x.dtype)
 
-    def _shifted(self, ctx: Context, x: Array) -> tuple[Array, int, str]:
-        """Return x minus its maximum along the dim (a new array), the dim, and its name."""
+    def _exponentials(self, ctx: Context, x: Array, keeps_shifted: bool) -> tuple[list[Array], Array]:
+        """Return [x - its maximum along the dim,] e ** that, and the sum of these exponentials."""
         axis = self._axis(x.ndim)
         name = f"d{axis}"
         largest = ctx.max_over(name, extreme(ctx.xp, x, axis))
-        return ctx.xp.subtract(x, largest, dtype=wider(x.dtype)), axis, name
+        settings = {"dtype": wider(x.dtype), "keeps_shifted": keeps_shifted}
+        arrays = fused(ctx.xp, exponentials, **settings)(x, largest)
+        return list(arrays), ctx.sum_over(name, arrays[-1].sum(axis=axis, keepdims=True))
 
     def exchanges(self, plan: Plan) -> Exchanges:
         (x,) = plan.inputs
@@ -73,9 +76,8 @@ class Softmax(AbstractSoftmax):
     """
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        y, axis, name = self._shifted(ctx, x)
-        y = ctx.xp.exp(y, out=y)
-        y /= ctx.sum_over(name, y.sum(axis=axis, keepdims=True))
+        (y,), total = self._exponentials(ctx, x, False)
+        y /= total
         ctx.y = y
         return y.astype(x.dtype, copy=False)
 
@@ -83,9 +85,7 @@ class Softmax(AbstractSoftmax):
         y, axis = ctx.y, self._axis(dy.ndim)
         dx = dy * y
         total = ctx.sum_over(f"d{axis}", dx.sum(axis=axis, keepdims=True))
-        dx = ctx.xp.subtract(dy, total, out=dx)
-        dx *= y
-        return (dx,)
+        return (fused(ctx.xp, _softmax_gradient)(dy, y, total, reusable(dx)),)
 
 
 class LogSoftmax(AbstractSoftmax):
@@ -96,18 +96,30 @@ class LogSoftmax(AbstractSoftmax):
     """
 
     def forward(self, ctx: Context, x: Array) -> Array:
-        y, axis, name = self._shifted(ctx, x)
         # Kept for backward: the exponentials cost more than all other steps.
-        ctx.exps = ctx.xp.exp(y)
-        ctx.total = ctx.sum_over(name, ctx.exps.sum(axis=axis, keepdims=True))
-        y -= ctx.xp.log(ctx.total)
+        (y, ctx.exps), ctx.total = self._exponentials(ctx, x, True)
+        fused(ctx.xp, _minus_log)(y, ctx.total)
         return y.astype(x.dtype, copy=False)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         axis = self._axis(dy.ndim)
         total = ctx.sum_over(f"d{axis}", dy.sum(axis=axis, keepdims=True, dtype=ctx.exps.dtype))
-        dx = ctx.exps * (total / ctx.total)
-        return (ctx.xp.subtract(dy, dx, out=dx),)
+        return (fused(ctx.xp, _log_softmax_gradient)(dy, ctx.exps, total, ctx.total),)
+
+
+def _softmax_gradient(xp: ModuleType, dy: Array, y: Array, total: Array, work: Array | None) -> Array:
+    dx = xp.subtract(dy, total, out=work)
+    dx *= y
+    return dx
+
+
+def _minus_log(xp: ModuleType, y: Array, total: Array) -> None:
+    y -= xp.log(total)
+
+
+def _log_softmax_gradient(xp: ModuleType, dy: Array, exps: Array, sum_dy: Array, total: Array) -> Array:
+    dx = exps * (sum_dy / total)
+    return xp.subtract(dy, dx, out=dx)
 
 
 @function("softmax")

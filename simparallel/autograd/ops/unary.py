@@ -10,7 +10,7 @@ from simparallel.autograd.methods import function
 from simparallel.autograd.op import AbstractConstant, Context, Op, as_int, instance
 from simparallel.autograd.ops.elementwise import AbstractFloatUnary, AbstractUnary
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array
+from simparallel.backend import Array, fused
 
 
 class AbstractSmooth(AbstractFloatUnary):
@@ -27,7 +27,7 @@ class AbstractSmooth(AbstractFloatUnary):
         return y
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        return (self._gradient(ctx.xp, dy, ctx.kept),)
+        return (fused(ctx.xp, self._gradient, f"{self.name}_gradient")(dy, ctx.kept),)
 
 
 def _of_namespace(function: Any) -> staticmethod[[Any, Array], Array]:

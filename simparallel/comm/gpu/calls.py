@@ -4,8 +4,8 @@
     shared GPU memory    the members are on one machine, and on one GPU or on GPUs that reach each other's memory
     host memory          otherwise: the collectives on the host, with copies there and back
 
-The members tell each other where their GPUs are at the group's first such collective, and all choose alike. The choice
-is said once. SIMPARALLEL_GPU_LINK names one: nccl, ipc or host.
+The members tell each other where their GPUs are when the group is made, and all choose alike. The choice is said once.
+SIMPARALLEL_GPU_LINK names one: nccl, ipc or host.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from simparallel.comm.transport import Condition
 from simparallel.comm.validate import check_form, check_only_at
 from simparallel.errors import DeadlineError, InputError
 from simparallel.gpu.device import Gpu
+from simparallel.gpu.ranges import named_range
 from simparallel.hardware.notes import note_once
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class GpuCalls:
 
     Args:
         communicator: this rank's communicator; its headers, arrivals and errors serve the calls on the GPU, too.
-        gpu: the rank's GPU. From now on, a host that waits for it watches the other ranks.
+        gpu: the rank's GPU. From now on, a host that waits for it watches the other ranks. The GPUs of the world
+            are connected, so all ranks make their `GpuCalls` together.
 
     Attributes:
         staging: copies on the host, for all that does not run on GPUs.
@@ -57,12 +59,10 @@ class GpuCalls:
         self._algorithms: dict[int, Algorithm] = {}
         self.staging = Staging(communicator.transport.arena, gpu)
         gpu.wait = self.wait
+        self.connect(communicator.world)
 
     def takes(self, op: str, arguments: Mapping[str, Any]) -> bool:
-        """Return whether a collective with these arguments runs on GPUs, as `run`.
-
-        The first question for a group connects the GPUs of its members, so it is collective over them.
-        """
+        """Return whether a collective with these arguments runs on GPUs, as `run`."""
         if op not in ON_GPU or arguments.get("uneven") or arguments.get("op") == "adasum":
             return False
         splits = arguments.get("output_splits"), arguments.get("input_splits")
@@ -71,7 +71,7 @@ class GpuCalls:
         if (arguments.get("algorithm") or self._communicator.default_algorithm) != "direct":
             return False
         group = arguments.get("group") or self._communicator.world
-        return isinstance(group, Group) and group.rank is not None and self._link_of(op, group) is not None
+        return isinstance(group, Group) and self._links.get(group.slot) is not None
 
     def run(
         self,
@@ -103,10 +103,8 @@ class GpuCalls:
             given, x = x, truth(op, x, what.name)
             out = given if out is None and what.in_place else out
         is_apart = out is not None and out is not x and bool(self._gpu.xp.may_share_memory(x, out))
-        link.reserve(x.nbytes)
-        call = _call_type(group)(group, plan, x, out, is_apart)
-        group.lane.submit(call)
-        return call if async_op else call.wait()
+        with named_range(what.name):
+            return group.run(plan, x, async_op, out, is_apart=is_apart)
 
     def wait(self, is_done: Callable[[], bool], what: str) -> None:
         """Wait on the host until the GPU has done something, and watch the other ranks meanwhile.
@@ -160,16 +158,21 @@ class GpuCalls:
 
     # --- the choice -----------------------------------------------------------------------------------
 
-    def _link_of(self, op: str, group: Group) -> AbstractLink | None:
-        if group.slot not in self._links:
-            self._communicator.check_allowed(op)
-            link = self._links[group.slot] = self._connect(group)
-            if link is not None:
-                bodies = {name: partial(GpuBody, link) for name in ON_GPU}
-                self._algorithms[group.slot] = Algorithm(group, bodies, ON_GPUS)
-        return self._links[group.slot]
+    def connect(self, group: Group) -> None:
+        """Connect the GPUs of a new group: collective over its members; other ranks do nothing."""
+        if group.rank is None:
+            return
+        link = self._links[group.slot] = self._link_of(group)
+        if link is not None:
+            call_type: type[GpuCall] = GpuCall
+            if group.transport.faults is not None:
+                from simparallel.comm.faults.gpu_calls import FaultyGpuCall
 
-    def _connect(self, group: Group) -> AbstractLink | None:
+                call_type = FaultyGpuCall
+            bodies = {name: partial(GpuBody, link, call_type) for name in ON_GPU}
+            self._algorithms[group.slot] = Algorithm(group, bodies, ON_GPUS)
+
+    def _link_of(self, group: Group) -> AbstractLink | None:
         if group.size == 1:
             return AbstractLink(group, self._gpu)
         members = group.exchange(self._place())
@@ -226,11 +229,3 @@ def choose(members: list[dict[str, Any]], *, shares_memory: bool) -> tuple[str, 
 
 _NAMES = {"nccl": NcclLink.name, "ipc": IpcLink.name, "host": "host memory"}
 _NOTHING = Condition((), (), 0)
-
-
-def _call_type(group: Group) -> type[GpuCall]:
-    if group.transport.faults is None:
-        return GpuCall
-    from simparallel.comm.faults.gpu_calls import FaultyGpuCall
-
-    return FaultyGpuCall

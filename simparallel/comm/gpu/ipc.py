@@ -13,14 +13,17 @@ is recorded: a dead rank blocks no stream.
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simparallel.backend import Array
 from simparallel.comm.gpu.link import AbstractLink, GpuCall, fold
+from simparallel.comm.shm.segment import SLOT_BYTES
 from simparallel.comm.transport import order
 from simparallel.comm.work import Steps
 from simparallel.gpu.device import Gpu
@@ -33,21 +36,6 @@ SHARED_WORK_BYTES = 1 << 20
 ROOMS = 2
 
 
-class Handles(NamedTuple):
-    """What a rank tells the others: its process, and addresses and handles of its rooms and events.
-
-    Attributes:
-        pid: number of the process.
-        rooms: for each room, its address in that process, and its handle for other processes.
-        shown, read: the same of the events for each room.
-    """
-
-    pid: int
-    rooms: list[tuple[int, bytes]]
-    shown: list[tuple[int, bytes]]
-    read: list[tuple[int, bytes]]
-
-
 class IpcLink(AbstractLink):
     """The link of ranks that reach each other's GPU memory."""
 
@@ -56,15 +44,18 @@ class IpcLink(AbstractLink):
     def __init__(self, group: Group, gpu: Gpu) -> None:
         super().__init__(group, gpu)
         self.runtime = gpu.cuda.runtime
-        self.room_bytes = 0
+        self.room_bytes, self.turn = 0, 0
         self._own_rooms: list[int] = []
         self._opened: list[int] = []
-        self._own_events = [[self._new_event() for _ in range(ROOMS)] for _ in range(2)]
         # By room: addresses of all members' rooms, and their events.
         self.rooms: list[list[int]] = []
-        self.shown: list[list[int]] = []
-        self.read: list[list[int]] = []
-        self.turn = 0
+        self._own_events = [[self._new_event() for _ in range(ROOMS)] for _ in range(2)]
+        handles = [[(event, self.runtime.ipcGetEventHandle(event)) for event in events] for events in self._own_events]
+        members = group.exchange((os.getpid(), *handles))
+        open_event = self.runtime.ipcOpenEventHandle
+        self.shown, self.read = (
+            by_room([opened(events[kind], pid, open_event) for pid, *events in members]) for kind in range(2)
+        )
 
     def _new_event(self) -> int:
         flags = self.runtime.eventDisableTiming | self.runtime.eventInterprocess
@@ -72,54 +63,58 @@ class IpcLink(AbstractLink):
 
     # --- rooms ----------------------------------------------------------------------------------------
 
-    def reserve(self, size_bytes: int) -> None:
-        if self.rooms and size_bytes <= self.room_bytes:
+    def _reserve(self, size_bytes: int) -> Steps:
+        """Make the rooms of all members at least this large."""
+        if size_bytes <= self.room_bytes:
             return
-        self._disconnect()
-        self.room_bytes = max(1 << 20, 1 << (size_bytes - 1).bit_length())
         runtime, me = self.runtime, os.getpid()
+        self._close_rooms()
+        # Nobody has a member's rooms open any more.
+        yield self.group.views.end_phase()
+        self._free_rooms()
+        self.room_bytes = max(1 << 20, 1 << (size_bytes - 1).bit_length())
         self._own_rooms = [int(runtime.malloc(self.room_bytes)) for _ in range(ROOMS)]
-        shown, read = ([(event, runtime.ipcGetEventHandle(event)) for event in events] for events in self._own_events)
-        rooms = [(room, runtime.ipcGetMemHandle(room)) for room in self._own_rooms]
-        members = [Handles(*member) for member in self.group.exchange(Handles(me, rooms, shown, read))]
+        handles = [(room, runtime.ipcGetMemHandle(room)) for room in self._own_rooms]
+        told = yield from self._told(handles)
+        members = [(pid, opened(rooms, pid, runtime.ipcOpenMemHandle)) for pid, rooms in told]
+        self.rooms = by_room([rooms for _, rooms in members])
+        self._opened = [room for pid, rooms in members for room in rooms if pid != me]
 
-        def opened(pairs: list[tuple[int, bytes]], pid: int, open_handle: Any) -> list[int]:
-            # A process cannot open its own handles, and its threads share all addresses.
-            return [own if pid == me else int(open_handle(handle)) for own, handle in pairs]
+    def _told(self, handles: list[tuple[int, bytes]]) -> Steps:
+        """Tell all members this process, and addresses and handles of its rooms; return what they tell."""
+        views, text = self.group.views, json.dumps([os.getpid(), [(at, handle.hex()) for at, handle in handles]])
+        slots = views.slots(self.group.seq & 1, SLOT_BYTES, np.dtype(np.uint8)).flat
+        slots[self.group.position][...] = np.frombuffer(text.encode().ljust(SLOT_BYTES), np.uint8)
+        yield views.end_phase()
+        order()
+        told = [json.loads(slot.tobytes()) for slot in slots]
+        # Later collectives write to the slots again.
+        yield views.end_phase()
+        return [(pid, [(at, bytes.fromhex(handle)) for at, handle in pairs]) for pid, pairs in told]
 
-        of_members = [opened(member.rooms, member.pid, runtime.ipcOpenMemHandle) for member in members]
-        pids = [member.pid for member in members]
-        self._opened = [room for rooms, pid in zip(of_members, pids, strict=True) for room in rooms if pid != me]
-        open_event = runtime.ipcOpenEventHandle
-        self.rooms = by_room(of_members)
-        self.shown = by_room([opened(member.shown, member.pid, open_event) for member in members])
-        self.read = by_room([opened(member.read, member.pid, open_event) for member in members])
-
-    def _disconnect(self) -> None:
-        """Close the others' rooms, and free this rank's when all have closed it."""
+    def _close_rooms(self) -> None:
+        """Close the others' rooms, when the GPU has read them."""
         event = self.gpu.mark(self.stream)
         self.gpu.wait(lambda: event.done, f"collectives of {self.group.name}")
-        for address in self._opened:
-            self.runtime.ipcCloseMemHandle(address)
+        for room in self._opened:
+            self.runtime.ipcCloseMemHandle(room)
         self._opened = []
-        if self._own_rooms:
-            self.group.exchange(None)
-        self._free()
 
-    def _free(self) -> None:
+    def _free_rooms(self) -> None:
         for room in self._own_rooms:
             self.runtime.free(room)
         self._own_rooms = []
 
     def close(self) -> None:
-        self._disconnect()
+        self._close_rooms()
+        self.group.exchange(None)
         super().close()
 
     def release(self) -> None:
         super().release()
-        for address in self._opened:
-            self.runtime.ipcCloseMemHandle(address)
-        self._free()
+        for room in self._opened:
+            self.runtime.ipcCloseMemHandle(room)
+        self._free_rooms()
         for event in (event for events in self._own_events for event in events):
             self.runtime.eventDestroy(event)
         self._opened, self._own_events = [], []
@@ -136,6 +131,7 @@ class IpcLink(AbstractLink):
         x = call.x
         if not x.size:
             return [x] * self.group.size
+        yield from self._reserve(x.nbytes)
         self.turn = (self.turn + 1) % ROOMS
         turn, me, stream = self.turn, self.group.position, self.stream
         for event in self.read[turn]:
@@ -180,6 +176,14 @@ class IpcLink(AbstractLink):
                 whole[part] = flat[part]
             if not target.flags.c_contiguous:
                 target[...] = whole.reshape(target.shape)
+
+
+def opened(pairs: list[tuple[int, bytes]], pid: int, open_handle: Callable[[bytes], int]) -> list[int]:
+    """Return the addresses of a process's rooms, or its events, in this process.
+
+    A process cannot open its own handles, and its threads share all addresses.
+    """
+    return [own if pid == os.getpid() else int(open_handle(handle)) for own, handle in pairs]
 
 
 def by_room(of_members: list[list[int]]) -> list[list[int]]:

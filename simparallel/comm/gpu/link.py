@@ -47,9 +47,6 @@ class AbstractLink:
         # (event, arrays): memory that the stream may still read or write.
         self._in_use: list[tuple[Any, tuple[Array, ...]]] = []
 
-    def reserve(self, size_bytes: int) -> None:
-        """Prepare for payloads of this size. Every member calls it before each collective, with the same size."""
-
     def hold(self, event: Any, *arrays: Array) -> None:
         """Keep arrays alive until an event of the stream has passed."""
         self._in_use = [entry for entry in self._in_use if not entry[0].done]
@@ -116,9 +113,11 @@ class GpuBody(Body):
     by_messages = copied = True
     others: Sequence[Any] = []
 
-    def __init__(self, link: AbstractLink, group: Group, x: Array, settings: Settings) -> None:
+    def __init__(
+        self, link: AbstractLink, call_type: type[GpuCall], group: Group, x: Array, settings: Settings
+    ) -> None:
         super().__init__(group, x, settings)
-        self.link = link
+        self.link, self.call_type = link, call_type
         self.rule = None if settings.op == "-" else reduction(settings.op, x.dtype)
 
     def expose(self, call: Call) -> tuple[int, int]:
@@ -136,8 +135,12 @@ class GpuBody(Body):
         assert isinstance(call, GpuCall)
         link = self.link
         link.stream.wait_event(call.issued)
+        clock = getattr(self.group.recorder, "clock", None)
+        start_ns = clock.now(link.stream) if clock is not None else 0
         yield from getattr(link, call.plan.op)(call)
         link.finish_reading()
+        if clock is not None:
+            call.wall_ns = start_ns, clock.now(link.stream)
         call.ended = link.gpu.mark(link.stream)
         link.hold(call.ended, call.x, call.result_array)
         return call.result_array

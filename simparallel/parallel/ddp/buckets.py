@@ -7,7 +7,6 @@ memory of its group first, which costs less than waiting until all peers have re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -179,9 +178,9 @@ class GradBucket(Bucket):
 
 def _cast(source: Array, target: Array) -> None:
     """Copy `source` to `target`, which has another dtype; the simulated clock counts it."""
-    start_ns = perf_counter_ns()
-    target[...] = source
     recorder = current_recorder()
+    start_ns = 0 if recorder is None else recorder.now_ns()
+    target[...] = source
     if recorder is not None:
         size_bytes = source.nbytes + target.nbytes
         recorder.work("cast_gradients", "backward", start_ns, source.size, size_bytes, target.itemsize)

@@ -172,7 +172,9 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Any:
     if state.iter < state.start_powerSGD_iter or not factors.matrices:
         state._count(bucket, bucket.buffer().size)
         return collectives.all_reduce(bucket.buffer(), "mean", group, async_op=True)
-    start_ns = perf_counter_ns()
+    recorder = current_recorder()
+    now_ns = perf_counter_ns if recorder is None else recorder.now_ns
+    start_ns = now_ns()
     # Compression runs inside backward; P is sent while backward continues.
     factors.compress(state)
     state._count(bucket, factors.num_sent)
@@ -184,14 +186,14 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Any:
     work = collectives.all_reduce(factors.all_p, "mean", group, async_op=True)
 
     def finish(_: Any) -> Array:
-        start_ns = perf_counter_ns()
+        start_ns = now_ns()
         factors.project()
         factors.note("PowerSGD.project", start_ns, 2)
         # Q needs the averaged P, so this second reduction cannot start during backward.
         collectives.all_reduce(factors.all_q, "mean", group)
         if rest is not None:
             rest.wait()
-        start_ns = perf_counter_ns()
+        start_ns = now_ns()
         factors.decompress()
         factors.note("PowerSGD.decompress", start_ns, 1)
         factors.store_rest()

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from simparallel.backend import random_state
+from simparallel.backend import get_float32_matmul_precision, random_state
 from simparallel.base.callsite import user_level
 from simparallel.base.files import write_atomically
 from simparallel.base.html import table
@@ -27,7 +27,7 @@ from simparallel.errors import InputError, LaunchError, RunFailedError
 from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec, describe
 from simparallel.hardware.memory import parse_bytes
 from simparallel.hardware.ranktable import RankTable
-from simparallel.hardware.recording import check_record, join
+from simparallel.hardware.recording import check_record, join, timer_of
 from simparallel.runtime.environment import places
 from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.pool import START_LIMIT_S, Pool, pack
@@ -50,16 +50,18 @@ class Results(list[Any]):
     Attributes:
         trace: the events of all ranks.
         metrics: values logged with `sp.log`: rank -> list of (step, name, value).
-        memory: rank -> memory of its device: peak_bytes, at_peak and live by category, limit_bytes; and
-            under "devices" the same for each of its devices, by name.
+        memory: rank -> memory of its device, as counted: peak_bytes, at_peak and live by category, limit_bytes; under
+            "devices" the same for each of its devices, by name; and of a rank on a GPU under "measured" the most
+            bytes that its memory pool had from the GPU, peak_bytes, with the pool's limit_bytes.
     """
 
     def __init__(self, outcomes: list[Outcome], cluster: ClusterSpec) -> None:
         super().__init__(outcome.value for outcome in outcomes)
         # The program may have replaced the device that the launcher assumed.
         cluster = next((outcome.cluster for outcome in outcomes if outcome.cluster is not None), cluster)
-        events, totals = join([outcome.recorded for outcome in outcomes])
-        self.trace = Trace(events, cluster, totals=totals)
+        recorded = [outcome.recorded for outcome in outcomes]
+        events, totals = join(recorded)
+        self.trace = Trace(events, cluster, totals=totals, timed_by=timer_of(recorded))
         self.metrics = {outcome.rank: outcome.metrics for outcome in outcomes}
         self.memory = {outcome.rank: outcome.memory for outcome in outcomes}
 
@@ -112,7 +114,8 @@ class Cluster:
         log_links: name of each rank's link, with "{rank}" in it.
         log_files: names of files that you write to `log_dir` yourself, such as pictures: an earlier run's are
             removed with its logs. Files that no run wrote are never replaced, see Raises.
-        device_memory: capacity of each device, such as "64MB"; None for no limit.
+        device_memory: capacity of each device, such as "64MB"; None for no limit. With array="cupy" it limits what a
+            rank takes from its GPU, too.
         devices_per_rank: simulated devices of each rank, "sim:0" to "sim:n-1", of the same kind and with the
             same link between them; None creates each when the program first names it. One process drives them all.
         timeout_s: seconds that a rank waits for another one before it raises, and that a rank may stay stopped
@@ -285,6 +288,7 @@ class Cluster:
         # This raises for a wrong SIMPARALLEL_DISABLE before anything starts.
         disabled()
         settings = {**self._run_settings, "faults": faults, "seed": random_state.seed}
+        settings["matmul_precision"] = get_float32_matmul_precision()
         notes = Notes(self.log_dir)
         try:
             if is_inline:

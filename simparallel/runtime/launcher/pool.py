@@ -264,6 +264,7 @@ class Pool:
         check: str = "full",
         faults: list[Fault] | None = None,
         seed: int = 0,
+        matmul_precision: str = "highest",
         array: str = "numpy",
         echo: bool = True,
         note: Note | None = None,
@@ -278,6 +279,7 @@ class Pool:
             memory_bytes: capacity of each device; None for no limit.
             faults: faults to inject.
             seed: seed of the random numbers of every rank.
+            matmul_precision: see `set_float32_matmul_precision`.
             note: called with each message that a rank sends while it runs: progress, figures.
             apart: returns a context manager inside which the ranks' lines are printed, see `Tail`.
 
@@ -293,7 +295,7 @@ class Pool:
         settings = {
             "cluster": cluster, "timeout_s": timeout_s, "record": record, "memory_bytes": memory_bytes,
             "algorithm": algorithm, "check": check, "faults": faults or [], "seed": seed,
-            "array": array,
+            "matmul_precision": matmul_precision, "array": array,
         }  # fmt: skip
         # Pickled once for all ranks.
         message = pickling.dumps({"payload": payload, "settings": settings, **_cells()})

@@ -11,14 +11,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from simparallel.autograd.tape import grad_mode
-from simparallel.backend import random_state
+from simparallel.backend import random_state, set_float32_matmul_precision
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.communicator import SHARED_MEMORY
 from simparallel.comm.group import Medium
 from simparallel.comm.shm.segment import DONE
 from simparallel.comm.transport import AbstractTransport
-from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.hardware.cluster import ClusterSpec
+from simparallel.hardware.gpu_recorder import GpuRecorder
 from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.runtime.ranks.random_streams import seed_globals
 from simparallel.runtime.reports import Outcome, failure_report
@@ -47,6 +47,7 @@ def play_rank(
     medium: Medium = SHARED_MEMORY,
     is_process: bool = False,
     seed: int = 0,
+    matmul_precision: str = "highest",
     array: str = "numpy",
     recorder_type: type[Recorder] = Recorder,
 ) -> tuple[Outcome, Communicator]:
@@ -65,6 +66,7 @@ def play_rank(
         medium: how the payloads of collectives travel.
         is_process: the whole process is the rank, not only the calling thread.
         seed: seed of its random numbers.
+        matmul_precision: see `set_float32_matmul_precision`.
         array: see `Cluster`.
         recorder_type: class of its recorder.
 
@@ -72,30 +74,33 @@ def play_rank(
         The outcome and the rank's communicator.
     """
     # The process may be warm: reset every setting that an earlier run may have changed.
-    recorder = recorder_type(transport.rank, cluster, record=record, memory_bytes=memory_bytes)
+    kind = recorder_type if array == "numpy" else GpuRecorder
+    recorder = kind(transport.rank, cluster, record=record, memory_bytes=memory_bytes)
     communicator = Communicator(transport, recorder, algorithm, medium)
     random_state.restore((seed, 0, 0, {}))
+    set_float32_matmul_precision(matmul_precision)
     grad_mode.enabled = True
     forget_settings()
     if is_process:
         # Threads share these streams; for them `Draws` seeds and switches them.
         seed_globals()
     outcome = Outcome(transport.rank)
+    gpu = None
     # A process is the rank as a whole: threads that the program starts belong to it, too.
     joined = use_communicator(communicator, of_process=is_process)
     with use_recorder(recorder), joined, _telling(tell), ExitStack() as stack:
         try:
-            if array != "numpy":
-                gpu = stack.enter_context(use_gpu(gpu_of_rank(recorder.local_rank)))
-                recorder.home = gpu.home
-                communicator.gpu = gpu_calls(communicator, gpu)
+            if isinstance(recorder, GpuRecorder):
+                from simparallel.runtime.ranks.gpu import on_gpu  # few runs have GPUs
+
+                gpu = stack.enter_context(on_gpu(communicator, recorder, memory_bytes))
             with _ending_forks(), _normal_exit():
                 outcome.value = call()
             # A collective that `sys.exit` interrupted raises SystemExit again here.
             with _normal_exit():
                 communicator.finish()
-                if communicator.gpu is not None:
-                    communicator.gpu.finish()
+            if communicator.gpu is not None:
+                communicator.gpu.finish()
             # Only after all collectives have ended: a rank that waits for one that is DONE raises.
             transport.set_state(DONE)
         except BaseException as error:
@@ -106,19 +111,14 @@ def play_rank(
             # Publish the failure at once, so that ranks that wait for this one raise.
             outcome.report = failure_report(error, keep=not is_process)
             transport.fail(outcome.report, error)
+        outcome.memory = recorder.memory_summary()
+        if gpu is not None:
+            outcome.memory["measured"] = gpu.memory.summary()
     outcome.kept_letters = communicator.kept_letters()
     outcome.recorded = recorder.recorded()
     outcome.metrics = recorder.metrics
     outcome.cluster = recorder.cluster
-    outcome.memory = recorder.memory_summary()
     return outcome, communicator
-
-
-def gpu_calls(communicator: Communicator, gpu: Gpu) -> Any:
-    """Return what runs the rank's collectives on its GPU."""
-    from simparallel.comm.gpu.calls import GpuCalls  # few runs have GPUs
-
-    return GpuCalls(communicator, gpu)
 
 
 @contextmanager

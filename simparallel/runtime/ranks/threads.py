@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from simparallel.backend import get_float32_matmul_precision
 from simparallel.base import blas
 from simparallel.base.callsite import frames_of, user_place
 from simparallel.base.units import format_numbers
@@ -52,6 +53,7 @@ def run_threads(
     faults: list[Fault] | None = None,
     tell: Tell | None = None,
     seed: int = 0,
+    matmul_precision: str | None = None,
     blas_threads: int | None = None,
     array: str = "numpy",
     medium: Medium = SHARED_MEMORY,
@@ -71,6 +73,7 @@ def run_threads(
         faults: faults to inject.
         tell: called with each message of a rank: progress.
         seed: seed of the random numbers of every rank.
+        matmul_precision: see `set_float32_matmul_precision`; None for that of this process.
         medium: how the payloads of collectives travel.
         segment: the shared memory, which also determines the ranks that run; None makes one for all ranks.
         recorder_type: class of the ranks' recorders.
@@ -107,6 +110,7 @@ def run_threads(
                     algorithm=algorithm,
                     tell=tell,
                     seed=seed,
+                    matmul_precision=matmul_precision or get_float32_matmul_precision(),
                     array=array,
                     medium=medium,
                     recorder_type=recorder_type,

@@ -243,6 +243,7 @@ addEventListener("resize", resize);
 // --- start ----------------------------------------------------------------------------------------------------------
 
 byId("title").textContent = data.title;
+byId("wall").title = `Times ${data.measured} (c)`;
 canvas.setAttribute("aria-label", `${data.title}: timeline of ${count} events of ${data.shares.length} ranks`);
 byId("path").disabled = !data.path.length;
 for (const [head, entries] of [

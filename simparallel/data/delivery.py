@@ -1,0 +1,25 @@
+"""`delivered`: a batch of a loader as a Tensor, on the GPU of a rank that has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simparallel.autograd import Tensor
+from simparallel.autograd.tensor import as_array
+from simparallel.gpu.device import current_gpu
+
+
+def delivered(values: Any) -> Tensor:
+    """Return `Tensor(values)`; on a GPU its copy runs beside the computation.
+
+    Raises:
+        As `Tensor`.
+    """
+    gpu = current_gpu()
+    if gpu is not None and not isinstance(values, Tensor):
+        values = as_array(values)
+        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+            values = gpu.uploads.copy(values)
+    return Tensor(values)

@@ -1,0 +1,170 @@
+"""The capture of a step as a CUDA graph: what a step may not do, and what the host does for each launch.
+
+A launch repeats the operations of the GPU, and nothing that Python did between them. So what the host would do in each
+call is either refused while a captured step runs (`refuse`), or registered with the capture: arrays that the host makes
+(`from_host`), and checks that read values (`check_after`).
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from simparallel.backend import Array, random_state, set_reader_gate, set_upload, to_device_like
+from simparallel.base.callsite import is_inside, place
+from simparallel.errors import CaptureError, SimParallelError
+from simparallel.gpu.device import Gpu
+from simparallel.gpu.products import capture_products
+
+
+class _Running(threading.local):
+    """What this thread runs.
+
+    Attributes:
+        step: the name of the captured step, in a call of any kind; "" outside of one.
+        modules: the modules that the step has called, with the value of `training` of each; None where none is noted.
+        capture: the capture that is going on, or None.
+    """
+
+    step = ""
+    modules: dict[Any, bool] | None = None
+    capture: Capture | None = None
+
+
+running = _Running()
+
+
+class Capture:
+    """A graph, and what the host does for each of its launches.
+
+    Attributes:
+        checks: functions to call after each launch; they read values, and raise.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        # The arrays of the graph are allocated here, so nothing else gets their memory while the graph exists. The pool
+        # takes it from the rank's, whose limit holds.
+        self._pool = gpu.cuda.MemoryPool(gpu.memory.allocate)
+        self._graph: Any = None
+        self.checks: list[Callable[[], None]] = []
+        self._inputs: list[tuple[Array, Callable[[], np.ndarray]]] = []
+        self._first_calls = dict(random_state.calls)
+        self._calls = self._first_calls
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the GPU's operations inside of the block instead of running them.
+
+        Raises:
+            CaptureError: an operation cannot be captured. The GPU has done nothing.
+        """
+        stream, xp = self.gpu.compute, self.gpu.xp
+        capture_products(xp)
+        with ExitStack() as stack:
+            stack.enter_context(self.gpu.cuda.using_allocator(self._pool.malloc))
+            stack.callback(set_reader_gate, set_reader_gate(lambda: refuse("reads a value on the host", READ)))
+            stack.callback(set_upload, set_upload(self._upload))
+            running.capture = self
+            stack.callback(setattr, running, "capture", None)
+            stream.begin_capture()
+            try:
+                yield
+            except BaseException as error:
+                # CUDA has ended an invalid capture by itself, and says so again.
+                with suppress(RuntimeError):
+                    stream.end_capture()
+                if not _is_of_capture(error):
+                    raise
+                raise CaptureError(
+                    f"{running.step}: a GPU cannot capture {_line_of(error)}, which raised {type(error).__name__}: "
+                    f"{error}. {READ}",
+                    step=running.step,
+                ) from error
+            self._graph = stream.end_capture()
+
+    def _upload(self, host: np.ndarray) -> Array:
+        if host.ndim == 0:
+            # A number is an argument of a kernel, and not a copy from host memory.
+            return self.gpu.xp.full((), host.item(), host.dtype)
+        refuse(f"copies an array of shape {host.shape} from the host", "Make it an argument of the step.")
+
+    def draws_since(self, stream: str) -> int:
+        """Return how many masks of a stream were drawn between the call that was captured and this one."""
+        return self._calls.get(stream, 0) - self._first_calls.get(stream, 0)
+
+    def add_input(self, make: Callable[[], np.ndarray]) -> Array:
+        """Return an array of the graph that `make()` fills before each launch."""
+        host = make()
+        array = self.gpu.xp.empty(host.shape, host.dtype)
+        self._inputs.append((array, make))
+        return array
+
+    def launch(self) -> None:
+        """Fill the inputs that the host makes, and launch the graph on the stream of the rank."""
+        self._calls = dict(random_state.calls)
+        for array, make in self._inputs:
+            array[...] = to_device_like(make(), array)
+        self._graph.launch(self.gpu.compute)
+
+
+READ = (
+    "A step may not read a value (item(), numpy(), a mask, nonzero, a branch on a Tensor), nor copy from the host: "
+    "return the Tensor and read it outside of the step, or leave the step uncaptured."
+)
+
+HOOKS = (
+    "Do its work after the step, with the gradients in `.grad`. DistributedDataParallel reduces gradients by hooks: "
+    "use DistributedGradReducer after the step instead."
+)
+
+
+@contextmanager
+def captured_step(name: str) -> Iterator[None]:
+    """Refuse inside of the block what a captured step may not do, in each call, so that errors do not come late."""
+    before, running.step = running.step, name
+    try:
+        yield
+    finally:
+        running.step = before
+
+
+def refuse(what: str, way_out: str, why: str = "a graph repeats nothing but operations of the GPU") -> NoReturn:
+    """Raise CaptureError: the captured step that runs in this thread does `what`."""
+    raise CaptureError(f"{running.step}: the captured step {what}, and {why}. {way_out}", step=running.step)
+
+
+def from_host(make: Callable[[], np.ndarray], like: Array) -> Array:
+    """Return the array that `make()` returns on the device of `like`; in a capture, it is made anew for each launch."""
+    capture = running.capture
+    if capture is None or isinstance(like, np.ndarray):
+        return to_device_like(make(), like)
+    return capture.add_input(make)
+
+
+def check_after(check: Callable[[], None]) -> None:
+    """Call `check`, which reads values and may raise: now, or in a capture after each launch."""
+    if running.capture is None:
+        check()
+    else:
+        running.capture.checks.append(check)
+
+
+def _is_of_capture(error: BaseException) -> bool:
+    """Return whether CUDA or CuPy refuse an operation because the stream captures."""
+    is_of_library = isinstance(error, RuntimeError) and not isinstance(error, SimParallelError)
+    return is_of_library and any(part in str(error) for part in ("StreamCapture", "capturing", "stream capture"))
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the user's line in which an error was raised, with the base name of the file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not is_inside(frame.filename) and "cupy" not in Path(frame.filename).parts]
+    frame = (own or frames)[-1]
+    return Path(place(frame.filename, frame.lineno or 0)).name

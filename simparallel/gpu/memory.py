@@ -1,0 +1,133 @@
+"""`GpuMemory`: the memory pool of a rank on its GPU, whose limit makes a real GPU as small as a described device.
+
+A pool keeps the memory of freed arrays for later ones, because taking memory from the GPU is slow. Each rank has a pool
+of its own: CuPy sets the allocator for a thread, so this works for ranks that are threads, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from simparallel.base.units import format_bytes
+from simparallel.errors import DeviceOutOfMemoryError
+
+
+class Account(Protocol):
+    """Who a device belongs to, and its live bytes by category, as the recorder counts them."""
+
+    who: str
+    live: dict[str, int]
+
+
+class GpuMemory:
+    """A memory pool on a GPU.
+
+    Args:
+        cuda: `cupy.cuda`, or that of a stand-in.
+
+    Attributes:
+        peak_bytes: the most bytes that the pool has had from the GPU in this run: its arrays, and what it keeps.
+        limit_bytes: limit of these bytes, by default that of CUPY_GPU_MEMORY_LIMIT; None for all of the GPU.
+        account: what errors say about the arrays; None for nothing.
+    """
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+        self._pool = cuda.MemoryPool(self._grow)
+        self._default_bytes = int(self._pool.get_limit())
+        self._has_grown = False
+        self.peak_bytes = 0
+        self.limit_bytes: int | None = None
+        self.account: Account | None = None
+
+    def limit_to(self, limit_bytes: int | None) -> None:
+        """Set the limit; None for the default."""
+        size = self._default_bytes if limit_bytes is None else limit_bytes
+        self._pool.set_limit(size=size)
+        self.limit_bytes = size or None
+
+    @property
+    def taken_bytes(self) -> int:
+        """The bytes that the pool has from the GPU now."""
+        return int(self._pool.total_bytes())
+
+    def allocate(self, size: int) -> Any:
+        """Return a pointer to memory for an array of `size` bytes; CuPy calls this for each array.
+
+        Raises:
+            DeviceOutOfMemoryError: the pool has no room, although it has given back all that no array uses.
+        """
+        try:
+            pointer = self._pool.malloc(size)
+        except self._cuda.memory.OutOfMemoryError:
+            raise self._out_of_memory(size) from None
+        if self._has_grown:
+            self._has_grown = False
+            self.peak_bytes = max(self.peak_bytes, self.taken_bytes)
+        return pointer
+
+    def _grow(self, size: int) -> Any:
+        self._has_grown = True
+        return self._cuda.MemoryPointer(self._cuda.Memory(size), 0)
+
+    def summary(self) -> dict[str, Any]:
+        """Return plain numbers: `{"peak_bytes": …, "limit_bytes": …}`."""
+        return {"peak_bytes": self.peak_bytes, "limit_bytes": self.limit_bytes}
+
+    def _out_of_memory(self, size_bytes: int) -> DeviceOutOfMemoryError:
+        who, live = ("this rank", {}) if self.account is None else (self.account.who, dict(self.account.live))
+        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in live.items() if size) or "nothing"
+        taken = f"its memory pool has, as measured, {format_bytes(self.taken_bytes)}"
+        if self.limit_bytes is None:
+            why = f"{taken}, and the GPU has no more: other ranks and programs use it, too"
+        else:
+            why = f"{taken} of {format_bytes(self.limit_bytes)}"
+        return DeviceOutOfMemoryError(
+            f"{who}: the GPU has no room for another {format_bytes(size_bytes)}: {why}. Counted by category: {held}; "
+            "the rest of the pool are work arrays and gaps. Use a smaller batch or model, checkpoint activations, or "
+            "give the devices more memory (device_memory=).",
+            needed_bytes=size_bytes,
+            limit_bytes=self.limit_bytes,
+            live=live,
+            layer="",
+            pool_bytes=self.taken_bytes,
+        )
+
+    def is_empty(self) -> bool:
+        """Give back all memory that no array uses; return whether that is all memory of the pool."""
+        self._pool.free_all_blocks()
+        return self.taken_bytes == 0
+
+
+# (cuda, number of the GPU) -> pools of ended runs. A pool has to outlive its arrays, which a program may keep.
+_idle: dict[tuple[Any, int], list[GpuMemory]] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def use_memory(cuda: Any, number: int) -> Iterator[GpuMemory]:
+    """Take the memory of this thread's arrays from a pool of its own inside of the block.
+
+    Pools of earlier runs give back first what no array uses. The pool is empty: arrays that an earlier run of a warm
+    rank has left behind stay in the pool of that run.
+    """
+    # Models and tapes have cycles of references, which keep their arrays until then.
+    gc.collect()
+    with _lock:
+        idle = _idle.setdefault((cuda, number), [])
+        empty = [memory for memory in idle if memory.is_empty()]
+        memory = empty[0] if empty else GpuMemory(cuda)
+        if empty:
+            idle.remove(memory)
+    memory.peak_bytes = 0
+    try:
+        with cuda.using_allocator(memory.allocate):
+            yield memory
+    finally:
+        memory.account = None
+        with _lock:
+            idle.append(memory)

@@ -1,0 +1,132 @@
+"""Matrix products inside of a capture.
+
+CuPy 14 calls cuBLAS, but refuses to do so on a stream that captures, although cuBLAS can be captured ("CUDA Graphs
+Support" in its documentation). So there `x @ y` and `matmul` call cuBLAS from here, with CuPy's handle: first
+`cublasSetStream_v2`, then `cublasGemmStridedBatchedEx`. Outside of captures CuPy's own products run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import cache
+from math import prod
+from typing import Any
+
+from simparallel.backend import Array, get_float32_matmul_precision
+
+# dtype -> cudaDataType, cublasComputeType and the C type of the factors; float16 is summed in float32.
+_FLOAT32 = 0, 68, ctypes.c_float
+_TYPES = {"float32": _FLOAT32, "float64": (1, 70, ctypes.c_double), "float16": (2, 68, ctypes.c_float)}
+_TF32 = 77
+_PLAIN, _TRANSPOSED, _DEFAULT_ALGORITHM = 0, 1, -1
+_lock = threading.Lock()
+
+
+def capture_products(xp: Any) -> None:
+    """Let products of this library's arrays be captured; each process needs it once."""
+    with _lock:
+        if getattr(xp.matmul, "is_capturable", False):
+            return
+        plain, operator, swapped = xp.matmul, xp.ndarray.__matmul__, xp.ndarray.__rmatmul__
+
+        def matmul(a: Array, b: Array, out: Array | None = None, **settings: Any) -> Array:
+            if settings or not is_captured(a, b):
+                return plain(a, b, out=out, **settings)
+            return product(xp, a, b, out)
+
+        def is_captured(a: Any, b: Any) -> bool:
+            return (
+                isinstance(a, xp.ndarray) and isinstance(b, xp.ndarray) and xp.cuda.get_current_stream().is_capturing()
+            )
+
+        matmul.is_capturable = True  # type: ignore[attr-defined]
+        xp.matmul = matmul
+        xp.ndarray.__matmul__ = lambda a, b: product(xp, a, b) if is_captured(a, b) else operator(a, b)
+        xp.ndarray.__rmatmul__ = lambda b, a: product(xp, a, b) if is_captured(a, b) else swapped(b, a)
+
+
+def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
+    """Return a @ b by one call of cuBLAS on the current stream.
+
+    a: (..., m, k) or (k,)   b: (..., k, n) or (k,)   out: (..., m, n), without the dims that a and b lack
+    """
+    dtype = xp.result_type(a, b)
+    if dtype.name not in _TYPES:
+        raise NotImplementedError(f"a product of {dtype} cannot be captured by a stream that is capturing")
+    a, b = a.astype(dtype, copy=False), b.astype(dtype, copy=False)
+    a_bmk, b_bkn = a if a.ndim > 1 else a[None], b if b.ndim > 1 else b[:, None]
+    batch = xp.broadcast_shapes(a_bmk.shape[:-2], b_bkn.shape[:-2])
+    m, n, k = a_bmk.shape[-2], b_bkn.shape[-1], a_bmk.shape[-1]
+    shape = (*batch, *(m,) * (a.ndim > 1), *(n,) * (b.ndim > 1))
+    is_direct = out is not None and out.dtype == dtype and out.flags.c_contiguous
+    result: Any = out if is_direct else xp.empty(shape, dtype)
+    if result.size and k:
+        _call(xp, _as_batch(xp, a_bmk, batch), _as_batch(xp, b_bkn, batch), result, m, n, k)
+    elif result.size:
+        result[...] = 0
+    if out is not None and not is_direct:
+        out[...] = result
+        return out
+    return result
+
+
+def _as_batch(xp: Any, x: Array, batch: tuple[int, ...]) -> Array:
+    """Reshape to (b, rows, columns) or, for one matrix of all products, (1, rows, columns); one dim is contiguous."""
+    rows, columns = x.shape[-2:]
+    if prod(x.shape[:-2]) == 1:
+        x = x.reshape(1, rows, columns)
+    else:
+        if x.shape[:-2] != batch:
+            x = xp.broadcast_to(x, (*batch, rows, columns))
+        x = x.reshape(-1, rows, columns)
+    return x if _leading(x) else xp.ascontiguousarray(x)
+
+
+def _leading(x: Array) -> tuple[int, int] | None:
+    """Return (operation, leading dim) for cuBLAS, which sees rows as columns; None if no dim is contiguous."""
+    _, rows, columns = x.shape
+    row, column = (stride // x.itemsize for stride in x.strides[1:])
+    if (column == 1 or columns == 1) and (row >= columns or rows == 1):
+        return _PLAIN, max(row, columns) if rows > 1 else columns
+    if (row == 1 or rows == 1) and (column >= rows or columns == 1):
+        return _TRANSPOSED, max(column, rows) if columns > 1 else rows
+    return None
+
+
+def _call(xp: Any, a: Array, b: Array, c: Array, m: int, n: int, k: int) -> None:
+    kind, compute, number = _TYPES[c.dtype.name]
+    count = c.size // (m * n)
+    # As CuPy, which allows TF32 for products of two matrices only.
+    if c.dtype == "float32" and count == 1 and get_float32_matmul_precision() == "high":
+        compute = _TF32
+    (op_a, lead_a), (op_b, lead_b) = _leading(a), _leading(b)  # type: ignore[misc]
+    step_a, step_b = (0 if len(x) == 1 else x.strides[0] // x.itemsize for x in (a, b))
+    library, handle = _cublas(xp), ctypes.c_void_p(xp.cuda.device.get_cublas_handle())
+    _check(library.cublasSetStream_v2(handle, ctypes.c_void_p(xp.cuda.get_current_stream().ptr)))
+    # Row-major c = a @ b is column-major c.T = b.T @ a.T, so b comes first.
+    _check(
+        library.cublasGemmStridedBatchedEx(
+            handle, op_b, op_a, n, m, k, ctypes.byref(number(1)),
+            ctypes.c_void_p(b.data.ptr), kind, lead_b, ctypes.c_longlong(step_b),
+            ctypes.c_void_p(a.data.ptr), kind, lead_a, ctypes.c_longlong(step_a),
+            ctypes.byref(number(0)), ctypes.c_void_p(c.data.ptr), kind, n, ctypes.c_longlong(m * n),
+            count, compute, _DEFAULT_ALGORITHM,
+        )
+    )  # fmt: skip
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(f"cuBLAS refused a product, with status {status}")
+
+
+def _cublas(xp: Any) -> Any:
+    """Return the library that CuPy has loaded, or that of a stand-in."""
+    name = f"libcublas.so.{xp.cuda.runtime.runtimeGetVersion() // 1000}"
+    return getattr(xp.cuda, "libraries", {}).get(name) or _loaded(name)
+
+
+@cache
+def _loaded(name: str) -> Any:
+    return ctypes.CDLL(name)

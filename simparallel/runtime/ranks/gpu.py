@@ -1,0 +1,31 @@
+"""A rank whose arrays are on a GPU: its streams, memory, clock and collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from simparallel.comm import Communicator
+from simparallel.comm.gpu.calls import GpuCalls
+from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
+from simparallel.gpu.ranges import nvtx_of
+from simparallel.hardware.gpu_recorder import GpuRecorder
+
+
+@contextmanager
+def on_gpu(communicator: Communicator, recorder: GpuRecorder, memory_bytes: int | None) -> Iterator[Gpu]:
+    """Compute and communicate on the rank's GPU inside of the block. All ranks enter it together.
+
+    `memory_bytes`: limit of its memory; None for no limit.
+
+    Raises:
+        InputError: there is no GPU that CuPy can use.
+    """
+    with use_gpu(gpu_of_rank(recorder.local_rank)) as gpu:
+        recorder.home = gpu.home
+        gpu.nvtx = nvtx_of(gpu.cuda)
+        recorder.start(gpu)
+        gpu.memory.account = recorder.memory
+        gpu.memory.limit_to(memory_bytes)
+        communicator.gpu = GpuCalls(communicator, gpu)
+        yield gpu
