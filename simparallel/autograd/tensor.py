@@ -588,10 +588,8 @@ def scale_loss(loss: Tensor, scale: float, may_overflow: bool = False) -> Tensor
 def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
     """Return the cotangent that backward starts with. Raise AutogradError, ShapeError or NonFiniteLossError."""
     if not root._requires_grad:
-        raise AutogradError(
-            "backward: this tensor does not depend on any tensor with requires_grad=True "
-            "(or it was computed under no_grad)."
-        )
+        why = "this tensor does not depend on any tensor with requires_grad=True (or it was computed under no_grad)"
+        raise AutogradError(f"backward: {why}.")
     data = root._data
     xp = get_namespace(data)
     if grad is not None:
@@ -608,12 +606,14 @@ def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:
         root, scale = unscaled, 1.0
     if running.capture is not None:
         if check_finite:
-            running.capture.checks.append(lambda: _check_finite(root, root._data.item(), scale))
+            running.capture.checks.append(lambda: _check_finite(root, to_host(root._data).item(), scale))
         return xp.ones(data.shape, dtype=data.dtype)
     # Reading the value waits for the device, and refuses a slice.
-    value = root._seen("backward").item() if check_finite or root.placement is not None else 0.0
-    if check_finite and type(data) not in DRY_TYPES and not math.isfinite(abs(value)):
-        _check_finite(root, value, scale)
+    if check_finite or root.placement is not None:
+        seen = root._seen("backward")
+        value = seen.item() if isinstance(seen, np.ndarray) else to_host(seen).item()
+        if check_finite and type(data) not in DRY_TYPES and not math.isfinite(abs(value)):
+            _check_finite(root, value, scale)
     return xp.ones(data.shape, dtype=data.dtype)
 
 

@@ -9,8 +9,8 @@ from simparallel.backend import Array
 from simparallel.gpu.clock import GpuClock, Moment
 from simparallel.gpu.device import Gpu
 from simparallel.hardware.devices import Device
-from simparallel.hardware.recorder import Recorder
 from simparallel.hardware.recording import WALL_END, WALL_START, Recorded, Recording
+from simparallel.hardware.two_clocks import TwoClockRecorder
 
 if TYPE_CHECKING:
     from simparallel.autograd.op import Context, Op, Plan
@@ -57,7 +57,7 @@ class GpuRecording(Recording):
         del self.rows[:number]
 
 
-class GpuRecorder(Recorder):
+class GpuRecorder(TwoClockRecorder):
     """The recorder of a rank on a GPU, after `start`.
 
     Collectives and messages have the wall times that `communicate` is given: those of the host, or moments of
@@ -69,6 +69,7 @@ class GpuRecorder(Recorder):
 
     clock: GpuClock | None = None
     _nvtx: Any = None
+    _is_computing = False
 
     def start(self, gpu: Gpu) -> None:
         """Take times from a GPU, and show ranges on it if it has them, before the first operation."""
@@ -85,11 +86,18 @@ class GpuRecorder(Recorder):
     def begin(self, name: str, plan: Plan | None = None) -> int:
         """Begin a computation, see `Recorder.begin`."""
         super().begin(name, plan)
+        self._is_computing = True
         if self._nvtx is not None:
             self._nvtx.RangePush(name)
         return self.now_ns()
 
+    def read(self) -> None:
+        """Let the interpreter wait for the device and read a value. What an op reads is part of its own price."""
+        if not self._is_computing:
+            super().read()
+
     def _end_range(self) -> None:
+        self._is_computing = False
         if self._nvtx is not None:
             self._nvtx.RangePop()
 

@@ -231,7 +231,7 @@ def test_launch_starts_one_graph() -> None:
     assert [len(names) > 30 for names, _ in found] == [True, True, False, False, False]
     names, waits = found[-1]
     assert names == ["setitem", "setitem", "asarray", "setitem", "graph", "copy"]
-    assert all(each == ["bool", "item"] for _, each in found)
+    assert all(each == ["get", "get"] for _, each in found)
 
 
 def changed_number(is_seen: bool) -> list[float]:

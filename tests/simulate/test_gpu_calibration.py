@@ -265,6 +265,41 @@ def test_read_waits_for_all_before(reads: bool) -> None:
     assert sp.dry_run(program, cluster=cluster).makespan_s == pytest.approx(expected, abs=1e-3)
 
 
+def waiting_steps() -> None:
+    """Train with copies in, labels that are checked, and losses that are read."""
+    model = sp.nn.Sequential(sp.nn.Embedding(10, 16), sp.nn.Flatten(), sp.nn.ReLU(), sp.nn.Linear(32, 10))
+    optimizer = sp.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = sp.functions.cross_entropy(model(np.arange(8).reshape(4, 2)), np.arange(4))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+
+def test_run_on_a_gpu_has_both_clocks() -> None:
+    """Real events are dry events, at the same times."""
+    names = [
+        "Embedding",
+        "ReLU",
+        "Linear",
+        "CrossEntropy",
+        "CrossEntropy.backward",
+        "Linear.backward",
+        "ReLU.backward",
+        "SGD",
+    ]
+    device_costs = {name: OpCost(1e-4 * number) for number, name in enumerate(names)}
+    host_costs = {**{name: OpCost(5e-5) for name in names}, READ: OpCost(1e-5), COPY: OpCost(2e-5)}
+    cluster = device(op_costs=device_costs, host_costs=host_costs, host_waits=("CrossEntropy",))
+    settings = {"world_size": 1, "transport": "inline", "array": "cupy", "record": "full"}
+    real = sp.launch(waiting_steps, **settings, device=cluster).trace.events
+    dry = sp.dry_run(waiting_steps, cluster=cluster, unknown=0.0).trace.events
+    assert [(e.name, e.sim_start_ps, e.sim_end_ps) for e in real] == [
+        (e.name, e.sim_start_ps, e.sim_end_ps) for e in dry
+    ]
+
+
 def test_median_of_steps_counts() -> None:
     row = gpu_measuring._Row(0, ("op", 1, 1, 1), 2000, 0, 0.0, 1e-6, False)
     other = row._replace(work=("view", 0, 0, 0), last=2e-7)

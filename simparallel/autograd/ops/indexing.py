@@ -18,7 +18,7 @@ from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, as_int, in
 from simparallel.autograd.ops.promotion import operands
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, assign, get_namespace, is_array
+from simparallel.backend import Array, assign, get_namespace, is_array, read_numbers
 from simparallel.errors import DTypeError, InputError, OutOfRangeError, ShapeError
 from simparallel.layout.rule import dim_names
 
@@ -188,10 +188,9 @@ class Index(Op):
 
 def _check_range(indices: Array, size: int, dim: int) -> None:
     """Raise OutOfRangeError for indices outside of a dim: CuPy would wrap them around silently."""
-    if indices.size and not (-size <= int(indices.min()) and int(indices.max()) < size):
-        raise OutOfRangeError(
-            f"Index: indices {int(indices.min())} … {int(indices.max())} are outside of dim {dim} of size {size}."
-        )
+    least, most = read_numbers([indices.min(), indices.max()]) if indices.size else (0, 0)
+    if indices.size and not -size <= least <= most < size:
+        raise OutOfRangeError(f"Index: indices {least} … {most} are outside of dim {dim} of size {size}.")
 
 
 def split_index(items: tuple[Any, ...], shape: tuple[int, ...], is_indices: Any) -> tuple[Any, Any, Any]:

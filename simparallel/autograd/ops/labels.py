@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simparallel.autograd.op import Context
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array, get_namespace, to_host
 from simparallel.errors import LabelError
 from simparallel.gpu.capture import check_after
 
@@ -83,7 +83,7 @@ def check_labels(labels: Array, num_classes: int, ignore_index: int | None, who:
 
 def _refuse_any(is_any: Array, bad: Array, labels: Array, num_classes: int, who: str, words: Words) -> None:
     """Raise LabelError if there is a bad label."""
-    if not is_any:
+    if not to_host(is_any):
         return
     flat = labels.reshape(-1)
     position = int(get_namespace(labels).argmax(bad))

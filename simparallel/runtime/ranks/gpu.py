@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
+from simparallel.backend import Array, is_on_gpu, set_reader_gate
 from simparallel.comm import Communicator
 from simparallel.comm.gpu.calls import GpuCalls
 from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.gpu.ranges import nvtx_of
 from simparallel.hardware.gpu_recorder import GpuRecorder
+
+
+def _home(gpu: Gpu, recorder: GpuRecorder, array: Array, requires_grad: bool) -> Array:
+    if not is_on_gpu(array):
+        recorder.copy_in(array.nbytes)
+    return gpu.home(array, requires_grad)
+
+
+def _read(gpu: Gpu, recorder: GpuRecorder) -> None:
+    recorder.read()
+    gpu.synchronize("a value of the GPU")
 
 
 @contextmanager
@@ -22,7 +35,9 @@ def on_gpu(communicator: Communicator, recorder: GpuRecorder, memory_bytes: int 
         InputError: there is no GPU that CuPy can use.
     """
     with use_gpu(gpu_of_rank(recorder.local_rank)) as gpu:
-        recorder.home = gpu.home
+        recorder.home = partial(_home, gpu, recorder)
+        # `use_gpu` restores the gate at the end.
+        set_reader_gate(partial(_read, gpu, recorder))
         gpu.nvtx = nvtx_of(gpu.cuda)
         recorder.start(gpu)
         gpu.memory.account = recorder.memory
