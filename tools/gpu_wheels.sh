@@ -1,26 +1,28 @@
 #!/usr/bin/env bash
 # Collect all that the GPU tests need, for a machine with a GPU and without a network:
 #
-#     tools/gpu_wheels.sh FOLDER [cuda12|cuda13] [--python 3.12] [--no-cuda-libraries]
+#     tools/gpu_wheels.sh FOLDER [cuda12|cuda13] [--python 3.12] [--no-cuda-libraries] [--nccl]
 #
 # Then copy FOLDER to that machine, and run FOLDER/gpu_tests.sh there.
 #
 # --python: the version of Python there (default: the one here); its processor is x86_64, as here.
 # --no-cuda-libraries: leave out the CUDA libraries that CuPy loads, about 1.6 GB, if a CUDA toolkit is installed there.
+# --nccl: add NCCL, 0.35 GB, for a machine with several GPUs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 usage() {
-    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
     exit 2
 }
 
-folder="" cuda=cuda12 version="" libraries='[ctk]'
+folder="" cuda=cuda12 version="" libraries='[ctk]' nccl=""
 while [ $# -gt 0 ]; do
     case "$1" in
         cuda12 | cuda13) cuda=$1 ;;
         --python) version=${2:-} && [ -n "$version" ] && shift || usage ;;
         --no-cuda-libraries) libraries="" ;;
+        --nccl) nccl=yes ;;
         -*) usage ;;
         *) [ -z "$folder" ] && folder=$1 || usage ;;
     esac
@@ -44,7 +46,7 @@ rm -f "$folder"/wheels/simparallel-*.whl
 mkdir "$work/source"
 tar -xzf "$folder/source.tar.gz" -C "$work/source"
 "${pip[@]}" wheel --no-deps --wheel-dir "$folder/wheels" "$work/source"
-printf '%s\n' "simparallel[test,$cuda]" "cupy-${cuda}x$libraries" > "$folder/requirements.txt"
+printf '%s\n' "simparallel[test,$cuda]" "cupy-${cuda}x$libraries" ${nccl:+"nvidia-nccl-cu${cuda#cuda}"} > "$folder/requirements.txt"
 
 options=(--only-binary=:all:)
 if [ -n "$version" ]; then
