@@ -143,7 +143,7 @@ class IpcLink(AbstractLink):
         return [self.room_of(position, x.shape, x.dtype) for position in range(self.group.size)]
 
     def _show(self) -> Steps:
-        """Publish this rank's room, and let the stream wait for those of the others."""
+        """Publish this rank's room, and let the stream wait for the others."""
         shown = self.shown[self.turn]
         self.runtime.eventRecord(shown[self.group.position], self.stream.ptr)
         # After this phase, every member's event is recorded.
