@@ -28,7 +28,7 @@ from simparallel.errors import InputError
 Array = Any
 # The names of the libraries, for the setting `array` of a run.
 ARRAYS = "numpy", "cupy"
-# In the environment, for processes whose program imports no stand-in itself: "simparallel.testing.strict".
+# Environment variable that names the module of a stand-in, for programs that import none.
 STAND_IN = "SIMPARALLEL_STAND_IN"
 T = TypeVar("T")
 
@@ -129,9 +129,11 @@ def to_host(array: Array) -> np.ndarray:
 
 
 class _Reader(threading.local):
-    """How this thread's rank waits for its GPU before the host reads a value; by default CuPy waits by itself.
+    """This thread's functions for copies from and to its GPU; by default CuPy's own.
 
-    Likewise, how it copies arrays of the host to its GPU.
+    Attributes:
+        gate: called before the host reads a value.
+        upload: copies a host array to the GPU; None for CuPy's copy.
     """
 
     @staticmethod
@@ -147,7 +149,7 @@ _reader = _Reader()
 
 
 def set_reader_gate(gate: Callable[[], None]) -> Callable[[], None]:
-    """Call `gate` before the host reads an array of a GPU, in this thread; return the gate so far.
+    """Call `gate` before the host reads an array of a GPU, in this thread; return the previous gate.
 
     CuPy's own wait has no limit: a rank that waits for a collective of a dead peer would never return.
     """
@@ -156,10 +158,10 @@ def set_reader_gate(gate: Callable[[], None]) -> Callable[[], None]:
 
 
 def number_on(xp: Any, value: Any, dtype: Any) -> Array:
-    """Return a number as an array without dims; a kernel writes it on a GPU, where a copy from the host takes longer.
+    """Return a number as a 0-d array. On a GPU a kernel writes it, which is faster than a copy from the host.
 
     Raises:
-        OverflowError: the dtype does not hold it.
+        OverflowError: the dtype cannot hold it.
     """
     if hasattr(xp, "cuda"):
         host = np.asarray(value, dtype=dtype)
@@ -168,9 +170,9 @@ def number_on(xp: Any, value: Any, dtype: Any) -> Array:
 
 
 def set_upload(upload: Callable[[np.ndarray], Array] | None) -> Callable[[np.ndarray], Array] | None:
-    """Copy host arrays to a GPU by `upload`, in this thread; return the function so far. None stands for CuPy's own.
+    """Copy this thread's host arrays to its GPU by `upload` (None: CuPy's copy); return the previous function.
 
-    A stream that captures would copy what CuPy's staging memory holds at the launch.
+    A captured copy of CuPy's would read CuPy's staging buffer at each launch, when it holds other data.
     """
     before, _reader.upload = _reader.upload, upload
     return before
@@ -186,20 +188,20 @@ def to_device_like(host: np.ndarray, like: Array) -> Array:
 
 @cache
 def fused(xp: Any, compute: Callable[..., T], kernel_name: str = "", **settings: Any) -> Callable[..., T]:
-    """Return `compute(xp, …, **settings)` as a function that a GPU computes in one kernel, and NumPy as it is.
+    """Return `compute(xp, …, **settings)` as a function that is one kernel on a GPU, and runs as it is in NumPy.
 
-    It takes arrays, then Python numbers, and None for arrays that are not there. It changes arrays in place, or returns
-    new ones of their broadcast shape. In a kernel there are only: operators and ufuncs, with `out`; `where` and `clip`;
+    It takes arrays, then Python numbers; None stands for an absent array. It changes arrays in place, or returns new
+    ones of their broadcast shape. A kernel may contain only: operators and ufuncs, with `out`; `where` and `clip`;
     `astype` and `copy`; `x[...] = y`. Numbers combine with arrays, not with each other: CuPy would compute that in
-    float64. Decisions depend on `settings`, dtypes, and on which arrays are None; each case has a kernel of its own.
-    With None for `out`, an intermediate result takes no memory of a GPU. New arrays have the memory order of all arrays
-    of their shape, or C order where these differ, as in NumPy.
+    float64. Branches may depend only on `settings`, dtypes, and which arrays are None; each case is its own kernel.
+    With `out=None`, an intermediate result takes no GPU memory. New arrays have the memory order of all arrays of their
+    shape, or C order where these differ, as in NumPy.
 
     Args:
         xp: numpy, cupy or a registered namespace.
-        compute: a function of a module.
+        compute: a module-level function.
         kernel_name: the name of the kernel in profiles; by default the name of `compute`.
-        settings: hashable.
+        settings: hashable keyword arguments of `compute`.
     """
     bound = partial(compute, xp, **settings)
     fuse = getattr(xp, "fuse", None)
@@ -209,7 +211,7 @@ def fused(xp: Any, compute: Callable[..., T], kernel_name: str = "", **settings:
 
 
 def _in_memory_order(kernel: Callable[..., Any], *args: Any) -> Any:
-    """Call a kernel with views that are in C order, which CuPy's kernels give to new arrays."""
+    """Call a kernel with views transposed to C order, the order of new arrays of CuPy's kernels."""
     first = next(arg for arg in args if is_array(arg))
     # Where orders differ, C order wins, as in NumPy.
     if any(is_array(arg) and arg.shape == first.shape and arg.flags.c_contiguous for arg in args):
@@ -314,7 +316,7 @@ def why_no_gpu() -> str:
 
 
 def gpu_nccl() -> Any:
-    """Return the module of NCCL that belongs to `gpu_namespace()`; its `available` says whether there is a library."""
+    """Return the NCCL module of `gpu_namespace()`; its `available` says whether the library exists."""
     xp = gpu_namespace()
     if xp is not sys.modules.get("cupy"):
         return xp.cuda.nccl
@@ -324,7 +326,7 @@ def gpu_nccl() -> Any:
         return import_module("cupy.cuda.nccl")
 
 
-# The names of PyTorch -> what CuPy calls the arithmetic of float32 products.
+# PyTorch's name -> CuPy's compute type of float32 products.
 _PRECISIONS = {"highest": "COMPUTE_TYPE_DEFAULT", "high": "COMPUTE_TYPE_TF32"}
 # CuPy reads the variable at its first product.
 _matmul_precision = "high" if os.environ.get("CUPY_TF32", "0") not in ("", "0") else "highest"
@@ -338,10 +340,10 @@ def get_float32_matmul_precision() -> str:
 def set_float32_matmul_precision(precision: str) -> None:
     """Choose how a GPU multiplies float32 matrices, by the names of `torch.set_float32_matmul_precision`.
 
-    "highest", the default, multiplies in float32. "high" lets cuBLAS use TF32, which rounds the factors to 10 bits
-    after the point, on NVIDIA's A100 and newer; CuPy 14 does so for products of two matrices, and not for stacks of
-    them. In host memory nothing changes: NumPy has no TF32. The setting is the process's; a run starts with that of
-    the process that launches it. Simulated time does not depend on it.
+    "highest", the default, multiplies in float32. "high" lets cuBLAS use TF32, which rounds the factors to 10
+    mantissa bits, on NVIDIA's A100 and newer; CuPy 14 does so for products of two matrices, but not for stacks of
+    them. In host memory nothing changes: NumPy has no TF32. The setting belongs to the process; a run starts with that
+    of its launcher. Simulated time does not depend on it.
 
     Args:
         precision: "highest" or "high".
@@ -354,7 +356,7 @@ def set_float32_matmul_precision(precision: str) -> None:
         raise InputError(
             f"set_float32_matmul_precision: precision={precision!r}, choose from {', '.join(_PRECISIONS)}."
         )
-    # Without CuPy, or a GPU, there is nothing to tell; and CuPy begins with float32.
+    # Without CuPy or a GPU there is nothing to set, and CuPy starts with float32.
     cupy = _usable_cupy() if precision != "highest" or "cupy" in sys.modules else None
     if cupy is not None:
         products = cupy._core._routines_linalg
@@ -363,7 +365,7 @@ def set_float32_matmul_precision(precision: str) -> None:
 
 
 def _stand_ins() -> list[ModuleType]:
-    """Return the registered stand-ins for CuPy. The variable STAND_IN names a module that registers one."""
+    """Return the registered stand-ins for CuPy. SIMPARALLEL_STAND_IN names a module that registers one."""
     if module := os.environ.get(STAND_IN):
         import_module(module)
     return [namespace for kind, namespace in _namespaces.items() if kind not in DRY_TYPES]

@@ -108,7 +108,7 @@ class AutogradError(SimParallelError, RuntimeError):
 
 
 class CaptureError(SimParallelError, RuntimeError):
-    """A captured step does what a CUDA graph cannot repeat. Fact: `step`, its name."""
+    """A CUDA graph cannot repeat a captured step. Fact: `step`, its name."""
 
 
 class DeviceMismatchError(SimParallelError, RuntimeError):
@@ -159,7 +159,7 @@ class SharedMemoryError(SimParallelError, MemoryError):
 
 
 class DeviceOutOfMemoryError(_InLayer, MemoryError):
-    """A device is out of memory. Facts: `needed_bytes`, `limit_bytes`, `live`, `layer`; of a real GPU `pool_bytes`."""
+    """A device is out of memory. Facts: `needed_bytes`, `limit_bytes`, `live`, `layer`; on a GPU `pool_bytes`."""
 
 
 class LaunchError(SimParallelError, RuntimeError):

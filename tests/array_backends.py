@@ -120,13 +120,13 @@ PLACES = [
 ]
 
 
-# How ranks exchange arrays on GPUs -> GPUs of the stand-in: with one each, NCCL.
+# Link between ranks -> number of GPUs of the stand-in: NCCL needs one for each rank.
 LINKS = {"nccl": 8, "ipc": 1, "host": 1}
 
 
 @contextmanager
 def linked(link: str) -> Iterator[None]:
-    """Let ranks on the stand-in exchange their arrays in this way, in threads and in processes."""
+    """Let ranks on the stand-in exchange arrays over this link, in threads and in processes."""
     settings = {"SIMPARALLEL_GPU_LINK": link, "SIMPARALLEL_STAND_IN_DEVICES": str(LINKS[link])}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**settings, backend.STAND_IN: "simparallel.testing.strict"}.items():

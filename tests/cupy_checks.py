@@ -23,9 +23,9 @@ _OPERATORS = """
     eq ne lt le gt ge neg abs invert getitem setitem
 """
 ARCHITECTURE = "--gpu-architecture=sm_90"
-# What `_ArgInfo` calls its kinds of arguments.
+# Codes of the kinds of arguments of `_ArgInfo`.
 _NDARRAY, _INDEXER, _SCALAR = 1, 2, 3
-# A local variable of a kernel that is no constant.
+# A local variable of a kernel, but not a constant.
 _VARIABLE = re.compile(r"(?<!const )\b(\w+|long long) v\d+(?:_\d+)?;")
 # An address range that is large enough for every array, also for one with negative strides.
 _BYTES, _MIDDLE = 1 << 40, 1 << 39
@@ -43,7 +43,7 @@ def kernel_of(function: Any, kernel_name: str, args: Any) -> Any:
     fusion = cupy.fuse(kernel_name=kernel_name)(compute)
     with suppress(cupy.cuda.runtime.CUDARuntimeError):  # it asks for the GPU when the kernel is made
         fusion(*args)
-    # For all that it cannot do, CuPy turns to a second implementation, which may start several kernels.
+    # For other functions CuPy falls back to a second implementation, which may start several kernels.
     if fusion.new_fusion is not None or len(fusion._memo) != 1:
         raise TypeError("CuPy does not compute it in one elementwise kernel")
     ((kernel, _),) = fusion._memo.values()
@@ -51,7 +51,7 @@ def kernel_of(function: Any, kernel_name: str, args: Any) -> Any:
 
 
 def check_dtypes(kernel: Any, arrays: list[Any], results: list[Any], settings: Any) -> None:
-    """Raise TypeError unless the kernel returns the stand-in's dtypes, and computes in no other dtypes than it has."""
+    """Raise TypeError unless the kernel returns the stand-in's dtypes, and computes only in dtypes of its arrays."""
     import cupy
 
     found, expected = [p.dtype for p in kernel.out_params], [array.dtype for array in results]

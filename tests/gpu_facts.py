@@ -1,4 +1,4 @@
-"""What tests compare with the installed CuPy, which needs no GPU for it."""
+"""Facts of the installed CuPy to compare with, which need no GPU."""
 
 from __future__ import annotations
 

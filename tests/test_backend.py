@@ -128,7 +128,7 @@ def _restored_precision():
 
 
 class FakeProducts:
-    """CuPy's module of products: it notes what it is told."""
+    """CuPy's module of products, with a list of its calls."""
 
     COMPUTE_TYPE_DEFAULT, COMPUTE_TYPE_TF32 = "float32", "TF32"
 
@@ -154,7 +154,7 @@ def test_precision_is_told_to_cupy(monkeypatch):
 @pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed; its settings need no GPU")
 @pytest.mark.usefixtures("_restored_precision")
 def test_cupy_has_the_precisions(monkeypatch):
-    """It sets float32 without a GPU, and for TF32 it asks whether the GPU has it."""
+    """CuPy sets float32 without a GPU, and asks the GPU whether it has TF32."""
     cupy, has_gpu = pytest.importorskip("cupy"), not backend.why_no_gpu()
     monkeypatch.setattr(backend, "_usable_cupy", lambda: cupy)
     products = cupy._core._routines_linalg
@@ -181,7 +181,7 @@ def test_precision_leaves_numpys_values():
 @pytest.mark.usefixtures("_restored_precision")
 @pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=pytest.mark.process)])
 def test_run_starts_with_the_precision_of_its_launcher(transport):
-    """A warm process, too, takes that of the next run."""
+    """A warm process, too, takes the precision of the next run."""
     with sp.Cluster(2, transport=transport) as cluster:
         for precision in ("high", "highest"):
             sp.set_float32_matmul_precision(precision)

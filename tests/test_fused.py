@@ -1,4 +1,4 @@
-"""`backend.fused`: NumPy's values on the stand-in, one kernel of CuPy, and refusals of all that is none."""
+"""`backend.fused`: NumPy's values on the stand-in, one kernel of CuPy, and refusals of all other functions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fused_functions() -> set[str]:
                 callee = getattr(call.func, "id", getattr(call.func, "attr", ""))
                 position = positions.get(callee, len(call.args))
                 names |= {getattr(arg, "id", getattr(arg, "attr", "")) for arg in call.args[position : position + 1]}
-    # Those that `_apply` and the smooth functions pass on.
+    # Functions that `_apply` and the smooth functions pass on.
     return names - {"compute", "in_one_kernel", "_gradient"}
 
 
@@ -81,7 +81,7 @@ REFUSED = {
     "decision by a number": lambda xp, x, n: x if n else -x,
     "number as Python's": lambda xp, x, n: x * float(n),
 }
-# CuPy computes them, in other dtypes or shapes than NumPy.
+# CuPy computes these, but in other dtypes or shapes than NumPy.
 MISTAKEN = {
     "numbers alone": lambda xp, x, n: x * xp.sqrt(n),
     "NumPy's number": lambda xp, x, n: x * np.float64(2.0),
@@ -171,7 +171,7 @@ def compute_all(dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cupy_fuses_every_function(dtype: str) -> None:
-    """In one kernel, in NumPy's dtypes; NVRTC compiles it. No function of the package is left out."""
+    """Each function is one kernel, in NumPy's dtypes, and NVRTC compiles it. No function of the package is left out."""
     names: set[str] = set()
     with shown_to_cupy(names) as found:
         update_all(dtype)
@@ -208,7 +208,7 @@ STEPS: dict[str, tuple[Any, Any, Any]] = {
 
 
 def take_step(name: str, level: str, to_device: Any) -> list[np.ndarray]:
-    """Return the loss and the parameters after two steps in mixed precision, of which the second is scaled anew."""
+    """Return the loss and the parameters after two steps in mixed precision; the second has a new loss scale."""
     sp.manual_seed(0)
     make, x, labels = STEPS[name]
     model = sp.nn.auto_mixed_precision(make(), level)
@@ -230,7 +230,7 @@ def take_step(name: str, level: str, to_device: Any) -> list[np.ndarray]:
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("name", STEPS)
 def test_mixed_precision_on_device_is_numpys(arrays: Any, name: str, level: str) -> None:
-    """Within rounding: a GPU multiplies larger matrices at once."""
+    """Equal within rounding: a GPU multiplies larger matrices at once."""
     found, expected = take_step(name, level, arrays.on_device), take_step(name, level, None)
     ArrayBackend(arrays.name, 5, is_exact=False).assert_all_equal(found, expected)
 

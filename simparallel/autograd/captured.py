@@ -1,8 +1,8 @@
 """`captured`: a step that repeats is captured as a CUDA graph, and launched with one call of the driver.
 
-A graph repeats the operations that the step started on the GPU, on the same memory. What Python did besides is repeated
-here: the events and clocks of the recorder, the counters of random numbers, the gradients of the leaves, and the
-versions of changed memory. What cannot be repeated is refused, see `gpu.capture`.
+A graph repeats the operations that the step started on the GPU, on the same memory. Other effects of the step are
+repeated here: the events and clocks of the recorder, the counters of random numbers, the gradients of the leaves, and
+the versions of changed memory. `gpu.capture` refuses effects that cannot be repeated.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from simparallel.gpu.capture import Capture, captured_step, refuse, running
 from simparallel.gpu.device import Gpu, current_gpu
 from simparallel.hardware.recorder import Recorder, current_recorder
 
-# Kinds of numbers and texts that a step reads from the variables around it, and that its graphs depend on.
+# Types of the constants that a step reads from global and enclosing scopes, and that its graphs depend on.
 _CONSTANTS = (bool, int, float, str, type(None))
-# Kinds of calls that are remembered; a step with other constants in each call has no end of them.
+# Number of kinds of calls to remember: a step with new constants in each call has ever more of them.
 _MAX_KINDS = 256
 COPIED = "a graph works on a copy of its arguments"
 
@@ -47,21 +47,21 @@ def captured(step: Callable[..., Any] | None = None, *, warmups: int = 2, max_gr
 
     The first calls run the step itself, and compile its kernels. The next one is captured. Later calls copy the
     arguments into the memory of the graph and launch it; gradients are then in `.grad`, as after the step itself.
-    Arguments with other shapes or dtypes, another random seed, `eval()`, parameters or gradients in other memory, and
-    other values of the numbers among the arguments and the variables that the step names itself, need a graph of their
-    own: so each of them first runs the step again. In host memory, on simulated devices and in dry runs the step runs
-    itself in every call, with the same values, results and refusals.
+    A change of any of these needs another graph, and first runs the step again: shapes and dtypes of arguments,
+    constants among the arguments or the variables that the step's own code names, the random seed, `eval()`, and the
+    memory of parameters and gradients. In host memory, on simulated devices and in dry runs every call runs the step
+    itself, with the same values, results and refusals.
 
     The step must do the same in each call. A graph does not see what else changes on the host, such as an attribute
-    that is a number; pass such numbers as arguments. It may not read values, hold collectives, hooks or steps of
-    optimizers, nor call `zero_grad`: these belong before or after it. Masks of dropout are drawn on the host for
-    each launch. Labels and the loss are checked after a launch, at the cost of a wait for each, as in the step itself:
+    that is a number; pass such numbers as arguments. It may not read values, run collectives, hooks or steps of
+    optimizers, or call `zero_grad`: these belong before or after it. Masks of dropout are drawn on the host for each
+    launch. Labels and the loss are checked after a launch, with one host synchronization each, as in the step itself:
     `backward(check_finite=False)` saves one.
 
-    Named after the captures of CUDA; PyTorch has `torch.cuda.make_graphed_callables`. It has not run on a real GPU yet.
+    Named after CUDA's captures; PyTorch has `torch.cuda.make_graphed_callables`. It has not run on a real GPU yet.
 
     Args:
-        step: a function of Tensors, arrays, and constants that can be hashed; arrays in host memory are copied to the
+        step: a function of Tensors, arrays and hashable constants; arrays in host memory are copied to the
             GPU. It returns Tensors, arrays and constants, in tuples, lists or dicts; Tensors are detached.
         warmups: number of calls that run the step itself before a capture.
         max_graphs: number of graphs to keep; beyond it, the one that was used least recently is freed.
@@ -71,8 +71,8 @@ def captured(step: Callable[..., Any] | None = None, *, warmups: int = 2, max_gr
         Its attribute `num_graphs` is the number of graphs. Without a step, a decorator.
 
     Raises:
-        InputError: `step` is no function, or a number is too small.
-        CaptureError: in a call: the step does what a graph cannot repeat.
+        InputError: `step` is not callable, `warmups` is below 0, or `max_graphs` is below 1.
+        CaptureError: in a call: a graph cannot repeat the step.
 
     Example:
         >>> model = sp.nn.Linear(3, 2)
@@ -126,13 +126,13 @@ class _Captured:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         gpu, arguments, is_part = current_gpu(), (args, kwargs), bool(running.step)
         with captured_step(self.name):
-            # A captured step that another one calls is a part of that one's graph.
+            # A captured step that another one calls becomes part of the other's graph.
             if gpu is None or is_part:
                 self._check_host(arguments)
                 return _detached(self.step(*args, **kwargs))
             inputs: list[Array] = []
             change_each(arguments, lambda item: _add_input(item, inputs))
-            # The program may be on a stream of its own, whose operations would not be part of the graph.
+            # The program may have another current stream, whose operations would not be part of the graph.
             with gpu.compute:
                 return self._run(gpu, self._key(arguments), arguments, inputs)
 
@@ -157,7 +157,7 @@ class _Captured:
             return _detached(result)
         graph = _Graph(gpu, seen)
         result = graph.capture(self.step, arguments, on_gpu)
-        # It replaces a graph that uses other memory than there is now.
+        # This replaces a graph whose memory no longer fits.
         state = kind.note(seen)
         graphs[key, state], kind.calls[state] = graph, 0
         if len(graphs) > self.max_graphs:
@@ -165,25 +165,25 @@ class _Captured:
         return result
 
     def _check_host(self, arguments: Any) -> None:
-        """Refuse arrays of a GPU outside of a run: their stream cannot be captured."""
+        """Refuse GPU arrays outside a run: their stream cannot be captured."""
         inputs: list[Array] = []
         change_each(arguments, lambda item: _add_input(item, inputs))
         if current_gpu() is None and any(gpu_of(array) is not None for array in inputs):
             raise CaptureError(
-                f"{self.name}: the arrays are on a GPU, and no rank runs here, so its stream cannot be captured. Run "
+                f"{self.name}: the arrays are on a GPU, but no rank runs here whose stream could be captured. Run "
                 "the program with sp.launch(..., array='cupy') or simparallel run --array cupy.",
                 step=self.name,
             )
 
     def _key(self, arguments: Any) -> Any:
-        """Return what the operations of the step depend on, as far as it can be seen from outside."""
+        """Return a hashable key of all that the step's operations visibly depend on from outside."""
         described: list[Any] = []
         shape = change_each(arguments, lambda item: described.append(_described(item)))
         key = repr(shape), tuple(described), grad_mode.enabled, random_state.seed, random_state.given_part
         try:
             hash(key)
         except TypeError:
-            why = "each constant has a graph of its own"
+            why = "each constant needs a graph of its own"
             refuse("has an argument that cannot be hashed", "Pass Tensors, arrays and constants.", why)
         return (*key, tuple(_constants_of(self.step)))
 
@@ -214,12 +214,12 @@ def _with_arrays(arguments: Any, arrays: list[Array]) -> Any:
 def _described(item: Any) -> Any:
     if isinstance(item, Tensor) or is_array(item):
         return isinstance(item, Tensor), item.shape, str(item.dtype)
-    # True and 1 are equal, and are not the same.
+    # True and 1 are equal, but different constants.
     return type(item), item
 
 
 def _constants_of(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the numbers and texts among the variables of other scopes that a function names."""
+    """Yield (name, (type, value)) of the constants of global and enclosing scopes that a function names."""
     function = getattr(step, "__func__", step)
     if not inspect.isfunction(function):
         return
@@ -237,7 +237,7 @@ def _constants_of(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _detached(result: Any) -> Any:
-    """Return the result of a step with detached Tensors, which have been through backward."""
+    """Return the result of a step with its Tensors detached; refuse those that wait for a backward."""
 
     def change(item: Any) -> Any:
         if not isinstance(item, Tensor):
@@ -245,7 +245,7 @@ def _detached(result: Any) -> Any:
         if item._node is not None and item._node.ctx is not None:
             refuse(
                 "returns a Tensor that is still on the tape, for a later backward",
-                "Call backward inside of the step, without retain_graph, or return detach() of it.",
+                "Call backward inside the step, without retain_graph, or return detach() of it.",
             )
         return item.detach()
 
@@ -283,12 +283,12 @@ class _Kind:
 
 
 class _Observer(AbstractInterpreter):
-    """Notes what a call of the step depends on; the ops run as usual.
+    """An observer of the tensors and modules that a call of the step uses; the ops run as usual.
 
     Attributes:
         modules: the modules that were called, with the value of `training` of each.
-        others: weak references to other tensors.
-        arrays: weak references to the arrays of all.
+        others: weak references to used tensors that require no gradient.
+        arrays: weak references to the arrays of all used tensors.
     """
 
     def __init__(self) -> None:
@@ -300,7 +300,7 @@ class _Observer(AbstractInterpreter):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note the calls inside of the block, and then the parameters and buffers of the modules."""
+        """Note the calls inside the block, and then the parameters and buffers of the called modules."""
         before, grad_mode.interpreter = grad_mode.interpreter, self
         running.modules = self.modules
         try:
@@ -323,7 +323,7 @@ class _Observer(AbstractInterpreter):
     def leaves(self) -> list[tuple[Tensor, Tensor | None]]:
         """Return the leaves that exist after the call, with their gradients before it."""
         found = [(ref(), gradient) for ref, gradient in self._leaves.values()]
-        # A part that is recomputed begins with leaves for the time of its backward.
+        # A recomputed part of the tape begins with temporary leaves.
         return [(leaf, gradient) for leaf, gradient in found if leaf is not None and leaf._node is None]
 
     def run(self, op: Op, inputs: tuple[Tensor, ...]) -> Tensor | None:
@@ -335,11 +335,11 @@ class _Observer(AbstractInterpreter):
 
 
 class _Graph:
-    """A captured step: its graph, its memory, and what depends on it outside.
+    """A captured step: its graph, the memory that it uses, and its effects on the host.
 
     Args:
         gpu: the GPU of the rank.
-        seen: notes what the step depends on.
+        seen: the observer of the capture.
     """
 
     def __init__(self, gpu: Gpu, seen: _Observer) -> None:
@@ -349,7 +349,7 @@ class _Graph:
         self._notes: list[Callable[[], None]] = []
 
     def capture(self, step: Callable[..., Any], arguments: Any, arrays: list[Array]) -> Any:
-        """Capture the step with arguments in memory of the graph, launch it, and return the result."""
+        """Capture the step with arguments in the graph's memory, launch it, and return the result."""
         self._inputs = [array.copy() for array in arrays]
         args, kwargs = _with_arrays(arguments, self._inputs)
         state, began = random_state.snapshot(), next(grad_mode.numbers)
@@ -361,7 +361,7 @@ class _Graph:
             after = random_state.snapshot()
             self._drawn = after[1] - state[1], after[2] - state[2]
             self._calls = {name: count - state[3].get(name, 0) for name, count in after[3].items()}
-            # Masks are those of this call: the counters are as before it.
+            # The launch draws the masks of this call: restore the counters.
             random_state.restore(state)
             self._capture.launch()
             self._count_draws()
@@ -374,7 +374,7 @@ class _Graph:
         return self._results()
 
     def _keep(self, began: int) -> None:
-        """Keep what the graph reads and writes, so that its memory is not freed, and find what it changes."""
+        """Keep the arrays that the graph reads and writes, so that they are not freed; find the changed ones."""
         arrays = [array for ref in self._seen.arrays if (array := ref()) is not None]
         self._leaves = [
             (leaf, leaf._data, _data_of(before), _data_of(leaf._grad)) for leaf, before in self._seen.leaves()
@@ -387,7 +387,7 @@ class _Graph:
         self._changed = [Tensor._result(array) for array in (*changed.values(), *given)]
 
     def fits(self) -> bool:
-        """Return whether the memory that the graph reads and writes is that of its capture."""
+        """Return whether tensors and gradients still have the memory that was captured."""
         return (
             self._recorder is current_recorder()
             and all(tensor._data is array for tensor, array in self._tensors)
@@ -398,7 +398,7 @@ class _Graph:
         )
 
     def launch(self, arrays: list[Array]) -> Any:
-        """Launch the graph with these arguments; do on the host what the step does there; return the result."""
+        """Launch the graph with these arguments, repeat the step's effects on the host, and return the result."""
         for own, array in zip(self._inputs, arrays, strict=True):
             own[...] = to_device_like(array, own) if isinstance(array, np.ndarray) else array
         self._capture.launch()
@@ -423,7 +423,7 @@ class _Graph:
             check()
 
     def _results(self) -> Any:
-        """Return copies of the results: the next launch writes into the graph's own."""
+        """Return copies of the results: the next launch overwrites the graph's own."""
 
         def change(item: Any) -> Any:
             if isinstance(item, Tensor):
@@ -434,7 +434,7 @@ class _Graph:
 
     @contextmanager
     def _noted_events(self) -> Iterator[None]:
-        """Note what the recorder is told inside of the block, so that each launch can tell it again."""
+        """Note the recorder's events inside the block, so that each launch can record them again."""
         if self._recorder is None:
             yield
             return

@@ -307,7 +307,7 @@ def mark_changed(tensors: Iterable[Tensor]) -> None:
 
 
 def written_since(arrays: Iterable[Array], when: int) -> list[Array]:
-    """Return those of the arrays that own memory which was written after the time `when`."""
+    """Return the arrays that own their memory and were written after the time `when`."""
     return [array for array in arrays if array.base is None and is_written_since(array, when)]
 
 

@@ -577,7 +577,7 @@ def scale_loss(loss: Tensor, scale: float, may_overflow: bool = False) -> Tensor
         may_overflow: the caller checks the gradients for infinities, so the scaled loss may be infinite.
     """
     if running.step:
-        refuse("scales its loss by a number of the host", "Leave the step uncaptured.")
+        refuse("scales its loss by a number on the host", "Leave the step uncaptured.")
     # The product may overflow on purpose: the loss scale is then lowered.
     with np.errstate(over="ignore"):
         scaled = loss * scale

@@ -1,7 +1,7 @@
-"""Pickling of functions, for the processes of a run: cloudpickle, with the files of functions kept.
+"""Pickle functions for the processes of a run: cloudpickle, but keep the file names of functions.
 
 From version 3.1.3 on, cloudpickle gives all functions that it pickles by value the file "<dynamic-code>", so that equal
-functions are equal bytes. Errors and tracebacks of ranks need the file.
+functions give equal bytes. Errors and tracebacks of ranks need the file name.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
 
 
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle's Pickler, with the files of functions kept."""
+    """cloudpickle's Pickler, but it keeps the file names of functions."""
 
     dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle a value as `cloudpickle.dumps` does, with the files of functions kept; `pickle.loads` reads it."""
+    """Pickle a value like `cloudpickle.dumps`, but keep the file names of functions; `pickle.loads` reads it."""
     file = io.BytesIO()
     Pickler(file).dump(value)
     return file.getvalue()

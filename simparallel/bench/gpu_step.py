@@ -1,10 +1,10 @@
 """`simparallel bench step --array cupy`: training steps on a GPU, beside PyTorch eager on the same one, and a floor.
 
 Events on the device measure the time around all steps of a turn, so the host's part counts where the device waits for
-it. Products are computed in full float32, without TF32, by both. The floor is the predicted time of the same
-step on a device with the measured ceilings of this one, and no cost of a kernel's start. The prediction is that of a
-dry run with the calibration of this GPU, which has seen none of these steps. The captured step starts its forward and
-backward as one graph, see `captured`; it is measured after the others, and not predicted.
+it. Both compute products in full float32, without TF32. The floor is the predicted time of the same
+step on a device with the measured ceilings of this one, and no cost of kernel launches. The prediction is that of a
+dry run with the calibration of this GPU, which has seen none of these steps. The captured step launches
+forward and backward as one graph, see `captured`; it is measured after the others, and not predicted.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def calibrated(anew: bool, tell: Callable[[str], object]) -> ClusterSpec:
 
 
 def on_gpu(task: Task, *, is_captured: bool = False) -> Step:
-    """Return our step of a task on the GPU; captured, forward and backward are one launch of a graph."""
+    """Return our step of a task on the GPU; if captured, forward and backward are one launch of a graph."""
     batch = tuple(place(np.ascontiguousarray(array), 0) for array in task.batch(task.batch_size, *task.shape))
     net = task.ours().to("cuda:0")
     if not is_captured:
@@ -165,7 +165,7 @@ def on_gpu(task: Task, *, is_captured: bool = False) -> Step:
 
 
 def captured_s(task: Task, xp: Any, rounds: int) -> list[float]:
-    """Return the seconds of a captured step in each round; by itself, so that only one of our models uses memory."""
+    """Return the seconds of a captured step in each round, measured alone: only one of our models is in memory."""
     with use_gpu(Gpu(0)):
         turn = partial(repeated, clock_of(xp), on_gpu(task, is_captured=True))
         times_s = measure(task.title, {CAPTURED: turn}, rounds=rounds, turn_s=TURN_S).times_s[CAPTURED]

@@ -37,7 +37,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--clock",
         choices=("sim", "wall", "both"),
-        help="of the picture: simulated time (default), as measured, or one above the other",
+        help="of the picture: simulated time (default), measured time, or the one above the other",
     )
     command.add_argument(
         "--profiler", metavar="DIR", help="write a file for each rank as torch.profiler does, for tools that read those"

@@ -1,8 +1,8 @@
 """The collectives under their public names: for Tensors, NumPy and CuPy arrays.
 
-A Tensor is replaced by its data; `host_copy` copies GPU arrays to host memory and back, where `comm.gpu` does not
-exchange them on the GPUs. Signatures and docstrings are
-those of `Communicator`: every rank of the group makes the same calls in the same order.
+A Tensor is replaced by its data; `host_copy` copies GPU arrays to host memory and back, unless `comm.gpu` exchanges
+them between GPUs. Signatures and docstrings are those of `Communicator`: every rank of the group makes the same calls
+in the same order.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def device_of(x: Any) -> Device:
 
 
 def stays_on_gpu(op: str, arguments: Mapping[str, Any], *values: Any) -> bool:
-    """Return whether a collective with these arguments runs on GPUs: all its arrays are there, and the GPUs connect."""
+    """Return whether a collective with these arguments runs on GPUs: its arrays are there, the GPUs connected."""
     gpu_calls = current().gpu
     if gpu_calls is None or not all(value is None or is_on_gpu(_data_of(value)) for value in values):
         return False
@@ -67,7 +67,7 @@ def stays_on_gpu(op: str, arguments: Mapping[str, Any], *values: Any) -> bool:
 
 
 def _host_copy(array: Array) -> np.ndarray:
-    """Return a copy of a GPU array on the host, in shared memory if possible; an array on the host is returned."""
+    """Return a host copy of a GPU array, in shared memory if possible; return an array on the host as it is."""
     gpu_calls = current().gpu
     return to_host(array) if gpu_calls is None or not is_on_gpu(array) else gpu_calls.staging.copy_of(array)
 

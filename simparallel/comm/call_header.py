@@ -40,7 +40,7 @@ OP_CODES = {name: code for code, name in enumerate(OP_NAMES)}
 # An all_reduce with a reduction of its own.
 OP_CODES["adasum"] = OP_CODES["all_reduce"]
 ALGORITHMS = ("direct", "naive", "ring", "tree", "halving_doubling")
-# In the place of an algorithm: the ranks' arrays are on GPUs.
+# Instead of an algorithm's number: the arrays are on GPUs.
 ON_GPUS = len(ALGORITHMS)
 REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or", "adasum", "adasum of layers", "xor",
               "land", "lor", "lxor")  # fmt: skip

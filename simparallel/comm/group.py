@@ -104,7 +104,7 @@ class Group:
         if running.step:
             refuse(
                 f"calls the collective {plan.op}",
-                "Call it after the step; for gradients, DistributedGradReducer instead of DistributedDataParallel.",
+                "Call it after the step; for gradients, use DistributedGradReducer, not DistributedDataParallel.",
             )
         # While other communication of this rank is in progress, its generators have to be advanced meanwhile.
         if plan.at_once and not (async_op or self.mailbox.lanes):
@@ -114,8 +114,8 @@ class Group:
         return call if async_op else call.wait()
 
     def exchange(self, value: Any) -> list[Any]:
-        """Return every member's value, in the order of the group: collective, without an event on the clocks."""
-        # Earlier calls have events.
+        """Return every member's value, in the order of the group. Collective; records no event."""
+        # Earlier calls record theirs.
         self.lane.finish()
         recorder, self.recorder = self.recorder, None
         try:

@@ -198,9 +198,9 @@ def rows_of(out: Any) -> Sequence[np.ndarray]:
 def own_piece(
     x: np.ndarray, dim: int, group: Any, splits: Sequence[int] | None = None, position: int | None = None
 ) -> tuple[slice, ...]:
-    """Return the index of a member's part of x along a dim, by these sizes or equal ones.
+    """Return the index of a member's part of x along a dim, with these sizes or equal ones.
 
-    `position`: that of the member; by default this rank's, and for a non-member the first one's.
+    `position`: the member's; by default this rank's, or the first member's if this rank is none.
     """
     rank = (group.rank or 0) if position is None else position
     if splits is None:

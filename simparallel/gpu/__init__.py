@@ -1,1 +1,1 @@
-"""The GPU of a rank: streams, memory and captures. Arrays and kernels are the array library's, see `backend`."""
+"""The GPU of a rank: streams, memory and captures. Arrays and kernels belong to the array library, see `backend`."""

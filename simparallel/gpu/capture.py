@@ -1,8 +1,8 @@
-"""The capture of a step as a CUDA graph: what a step may not do, and what the host does for each launch.
+"""Capture a step as a CUDA graph: refuse operations that a graph cannot repeat, and run the host's part of a launch.
 
-A launch repeats the operations of the GPU, and nothing that Python did between them. So what the host would do in each
-call is either refused while a captured step runs (`refuse`), or registered with the capture: arrays that the host makes
-(`from_host`), and checks that read values (`check_after`).
+A launch repeats the operations of the GPU, but nothing that Python did between them. So work of the host in a captured
+step is either refused (`refuse`), or registered with the capture: arrays that the host makes (`from_host`), and checks
+that read values (`check_after`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from simparallel.gpu.products import capture_products
 
 
 class _Running(threading.local):
-    """What this thread runs.
+    """The captured step that this thread runs.
 
     Attributes:
-        step: the name of the captured step, in a call of any kind; "" outside of one.
-        modules: the modules that the step has called, with the value of `training` of each; None where none is noted.
-        capture: the capture that is going on, or None.
+        step: its name, whether or not this call is captured or launched; "" outside of captured steps.
+        modules: the modules that the step has called -> their `training`; None while they are not noted.
+        capture: the capture in progress, or None.
     """
 
     step = ""
@@ -41,16 +41,16 @@ running = _Running()
 
 
 class Capture:
-    """A graph, and what the host does for each of its launches.
+    """A graph, and the host's part of its launches.
 
     Attributes:
-        checks: functions to call after each launch; they read values, and raise.
+        checks: functions to call after each launch; they read values, and may raise.
     """
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
-        # The arrays of the graph are allocated here, so nothing else gets their memory while the graph exists. The pool
-        # takes it from the rank's, whose limit holds.
+        # The graph's arrays are allocated here, so nothing else gets their memory while the graph exists. This pool
+        # allocates from the rank's, whose limit applies.
         self._pool = gpu.cuda.MemoryPool(gpu.memory.allocate)
         self._graph: Any = None
         self.checks: list[Callable[[], None]] = []
@@ -60,10 +60,10 @@ class Capture:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the GPU's operations inside of the block instead of running them.
+        """Record the GPU's operations inside the block instead of running them.
 
         Raises:
-            CaptureError: an operation cannot be captured. The GPU has done nothing.
+            CaptureError: an operation cannot be captured. The GPU has run nothing.
         """
         stream, xp = self.gpu.compute, self.gpu.xp
         capture_products(xp)
@@ -77,7 +77,7 @@ class Capture:
             try:
                 yield
             except BaseException as error:
-                # CUDA has ended an invalid capture by itself, and says so again.
+                # CUDA has already invalidated the capture, and raises once more.
                 with suppress(RuntimeError):
                     stream.end_capture()
                 if not _is_of_capture(error):
@@ -91,23 +91,23 @@ class Capture:
 
     def _upload(self, host: np.ndarray) -> Array:
         if host.ndim == 0:
-            # A number is an argument of a kernel, and not a copy from host memory.
+            # A number becomes an argument of a kernel, without a copy from host memory.
             return self.gpu.xp.full((), host.item(), host.dtype)
         refuse(f"copies an array of shape {host.shape} from the host", "Make it an argument of the step.")
 
     def draws_since(self, stream: str) -> int:
-        """Return how many masks of a stream were drawn between the call that was captured and this one."""
+        """Return how many masks of a random stream were drawn between the captured call and this one."""
         return self._calls.get(stream, 0) - self._first_calls.get(stream, 0)
 
     def add_input(self, make: Callable[[], np.ndarray]) -> Array:
-        """Return an array of the graph that `make()` fills before each launch."""
+        """Return an array of the graph; each launch first copies the array of `make()` into it."""
         host = make()
         array = self.gpu.xp.empty(host.shape, host.dtype)
         self._inputs.append((array, make))
         return array
 
     def launch(self) -> None:
-        """Fill the inputs that the host makes, and launch the graph on the stream of the rank."""
+        """Copy the inputs that the host makes into the graph, and launch it on the rank's compute stream."""
         self._calls = dict(random_state.calls)
         for array, make in self._inputs:
             array[...] = to_device_like(make(), array)
@@ -115,8 +115,8 @@ class Capture:
 
 
 READ = (
-    "A step may not read a value (item(), numpy(), a mask, nonzero, a branch on a Tensor), nor copy from the host: "
-    "return the Tensor and read it outside of the step, or leave the step uncaptured."
+    "A step may not read a value (item(), numpy(), a mask, nonzero, a branch on a Tensor) or copy from the host: "
+    "return the Tensor and read it after the step, or leave the step uncaptured."
 )
 
 HOOKS = (
@@ -127,7 +127,7 @@ HOOKS = (
 
 @contextmanager
 def captured_step(name: str) -> Iterator[None]:
-    """Refuse inside of the block what a captured step may not do, in each call, so that errors do not come late."""
+    """Refuse forbidden operations inside the block, in every call of a captured step, so that errors come early."""
     before, running.step = running.step, name
     try:
         yield
@@ -135,13 +135,13 @@ def captured_step(name: str) -> Iterator[None]:
         running.step = before
 
 
-def refuse(what: str, way_out: str, why: str = "a graph repeats nothing but operations of the GPU") -> NoReturn:
+def refuse(what: str, way_out: str, why: str = "a graph repeats only operations of the GPU") -> NoReturn:
     """Raise CaptureError: the captured step that runs in this thread does `what`."""
-    raise CaptureError(f"{running.step}: the captured step {what}, and {why}. {way_out}", step=running.step)
+    raise CaptureError(f"{running.step}: the captured step {what}, but {why}. {way_out}", step=running.step)
 
 
 def from_host(make: Callable[[], np.ndarray], like: Array) -> Array:
-    """Return the array that `make()` returns on the device of `like`; in a capture, it is made anew for each launch."""
+    """Return the array of `make()` on the device of `like`; in a capture, `make()` runs again for each launch."""
     capture = running.capture
     if capture is None or isinstance(like, np.ndarray):
         return to_device_like(make(), like)
@@ -157,13 +157,13 @@ def check_after(check: Callable[[], None]) -> None:
 
 
 def _is_of_capture(error: BaseException) -> bool:
-    """Return whether CUDA or CuPy refuse an operation because the stream captures."""
+    """Return whether CUDA or CuPy refused an operation because the stream is capturing."""
     is_of_library = isinstance(error, RuntimeError) and not isinstance(error, SimParallelError)
     return is_of_library and any(part in str(error) for part in ("StreamCapture", "capturing", "stream capture"))
 
 
 def _line_of(error: BaseException) -> str:
-    """Return the user's line in which an error was raised, with the base name of the file."""
+    """Return "file:line" of the user's code that raised an error, with the base name of the file."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_inside(frame.filename) and "cupy" not in Path(frame.filename).parts]
     frame = (own or frames)[-1]

@@ -1,7 +1,7 @@
 """`GpuClock`: the times at which a GPU ran operations, from events that the host does not wait for.
 
-An operation is started long before it runs, so the host's clock does not tell when it ran. A program puts an event into
-the stream before and after it; once the GPU has passed both, their times are read.
+The host starts an operation long before it runs, so the host's clock does not tell when it ran. An event is recorded on
+the stream before and after the operation; once the GPU has passed both, their times are read.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simparallel.gpu.device import Gpu
 
-# CUDA gives the time between two events as a float32 in milliseconds. Up to a second its steps are below 0.1 us, so
-# later times are measured from a later event.
+# CUDA gives the time between two events as a float32 in milliseconds. Up to a second its resolution is below 0.1 us,
+# so later times are measured from a later event.
 _LONGEST_MS = 1000.0
 
 
 class Moment(int):
-    """A point of a stream. As an integer it is the host's time [ns] at which the program put it there.
+    """A point of a stream. As an integer it is the host's time [ns] at which its event was recorded.
 
     Attributes:
         event: the event, until it is read.
@@ -32,7 +32,7 @@ class Moment(int):
 class GpuClock:
     """The clock of a rank's GPU, in nanoseconds of the host's clock.
 
-    The first event is recorded and passed while nothing else runs, between two looks at the host's clock.
+    The first event is recorded and passed on an idle stream, between two readings of the host's clock.
 
     Args:
         gpu: the GPU, whose compute stream is idle.
@@ -46,7 +46,7 @@ class GpuClock:
         self._cuda, self._compute = gpu.cuda, gpu.compute
         self.name = gpu.cuda.runtime.getDeviceProperties(gpu.number)["name"].decode()
         self.is_paused = False
-        # Events that are used again.
+        # Events to reuse.
         self._free: list[Any] = []
         self._reference = self._cuda.Event()
         before_ns = perf_counter_ns()
@@ -55,7 +55,7 @@ class GpuClock:
         self._reference_ns = (before_ns + perf_counter_ns()) // 2
 
     def now(self, stream: Any = None) -> int:
-        """Return the moment at the present end of a stream; None is the compute stream."""
+        """Record a moment at the current end of a stream (None: the compute stream), and return it."""
         if self.is_paused:
             return perf_counter_ns()
         event = self._free.pop() if self._free else self._cuda.Event()
@@ -63,13 +63,13 @@ class GpuClock:
         return self.at(event)
 
     def at(self, event: Any) -> Moment:
-        """Return the moment of a recorded event, made with timing, which the clock keeps and will record again."""
+        """Return the moment of a recorded event with timing; the clock takes the event over, and reuses it."""
         moment = Moment(perf_counter_ns())
         moment.event = event
         return moment
 
     def read(self, moment: int) -> int | None:
-        """Return the wall time [ns] of a moment; None if the GPU has not passed it yet. Times of the host stay."""
+        """Return the wall time [ns] of a moment; None if the GPU has not passed it. Other times are returned as is."""
         if not isinstance(moment, Moment):
             return moment
         event = moment.event

@@ -1,7 +1,7 @@
 """`Gpu`: the GPU of a rank, with the streams on which it computes and copies.
 
 A rank computes on a stream of its own, so ranks that share a GPU run side by side, and a step can be captured. All
-streams are non-blocking: only events order them. Nothing here names CuPy: `cuda` is `cupy.cuda`, or a stand-in.
+streams are non-blocking: only events order them. Nothing here names CuPy: `cuda` is `cupy.cuda`, or that of a stand-in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simparallel.backend import Array, check_gpu_library, gpu_namespace, gpu_ncc
 from simparallel.gpu.memory import GpuMemory, use_memory
 from simparallel.gpu.uploads import Uploads
 
-# Waits until the function returns True; the text says for what, in errors.
+# (is_done, what): wait until `is_done()`; errors quote `what`.
 Wait = Callable[[Callable[[], bool], str], None]
 
 
@@ -29,9 +29,9 @@ class Gpu:
     Attributes:
         xp: its array library.
         cuda: `cupy.cuda`, or that of a stand-in.
-        compute: the stream of all operations.
-        wait: how the host waits for the GPU; ranks that communicate watch each other meanwhile.
-        memory: the pool of its arrays, inside of `use_gpu`.
+        compute: the stream of the rank's operations.
+        wait: function by which the host waits for the GPU; connected ranks watch each other meanwhile.
+        memory: the pool of its arrays, inside `use_gpu`.
         nvtx: `cupy.cuda.nvtx` if operations are shown as ranges, see `ranges`; else None.
     """
 
@@ -44,13 +44,13 @@ class Gpu:
         self.cuda = self.xp.cuda
         self.cuda.Device(number).use()
         self.compute = self.cuda.Stream(non_blocking=True)
-        # What other threads have put on the GPU before is complete for this rank.
+        # Operations that other threads have started are complete for this rank.
         self.cuda.Device(number).synchronize()
         self.wait: Wait = _poll
 
     @cached_property
     def nccl(self) -> Any:
-        """NCCL as CuPy has it; its `available` says whether there is a library."""
+        """CuPy's NCCL module; its `available` says whether the library exists."""
         return gpu_nccl()
 
     @cached_property
@@ -64,28 +64,28 @@ class Gpu:
         return Uploads(self.xp, self.compute, self.copies)
 
     def home(self, array: Array, requires_grad: bool) -> Array:
-        """Return a new array of the rank on its GPU."""
+        """Return a new array of the rank, moved to its GPU."""
         return place(array, self.number)
 
     def mark(self, stream: Any, *, timed: bool = False) -> Any:
-        """Return an event at the present end of a stream."""
+        """Record an event at the current end of a stream, and return it."""
         event = self.cuda.Event(disable_timing=not timed)
         event.record(stream)
         return event
 
     def order(self, first: Any, then: Any) -> None:
-        """Let what comes next on the stream `then` run after all that is on `first`."""
+        """Let later operations of the stream `then` wait for the earlier ones of `first`."""
         then.wait_event(self.mark(first))
 
     def synchronize(self, what: str) -> None:
-        """Wait on the host for all operations of the compute stream; `what` says for what, in errors."""
+        """Wait on the host for all operations of the compute stream; errors quote `what`."""
         event = self.mark(self.compute)
         if not event.done:
             self.wait(lambda: event.done, what)
 
 
 def gpu_of_rank(local_rank: int) -> Gpu:
-    """Return the GPU of a rank: number `local_rank` of its machine, modulo the GPUs that there are.
+    """Return the GPU of a rank: number `local_rank` of its machine, modulo the number of GPUs.
 
     Raises:
         InputError: there is no GPU that CuPy can use.
@@ -113,9 +113,9 @@ def current_gpu() -> Gpu | None:
 
 @contextmanager
 def use_gpu(gpu: Gpu) -> Iterator[Gpu]:
-    """Make a GPU that of this thread's rank inside of the block: its compute stream, and a memory pool on it."""
+    """Use a GPU for this thread's rank inside the block: its compute stream, and a memory pool on it."""
     before, _current.gpu = _current.gpu, gpu
-    gate = set_reader_gate(lambda: gpu.synchronize("a value of the GPU"))
+    gate = set_reader_gate(lambda: gpu.synchronize("a value that the host reads"))
     try:
         with use_memory(gpu.cuda, gpu.number) as gpu.memory, gpu.compute:
             yield gpu

@@ -17,7 +17,7 @@ from simparallel.errors import DeviceOutOfMemoryError
 
 
 class Account(Protocol):
-    """Who a device belongs to, and its live bytes by category, as the recorder counts them."""
+    """The owner of a device, and its live bytes by category, as the recorder counts them."""
 
     who: str
     live: dict[str, int]
@@ -30,9 +30,9 @@ class GpuMemory:
         cuda: `cupy.cuda`, or that of a stand-in.
 
     Attributes:
-        peak_bytes: the most bytes that the pool has had from the GPU in this run: its arrays, and what it keeps.
+        peak_bytes: peak in this run of the bytes that the pool holds: its arrays, and memory kept for later ones.
         limit_bytes: limit of these bytes, by default that of CUPY_GPU_MEMORY_LIMIT; None for all of the GPU.
-        account: what errors say about the arrays; None for nothing.
+        account: the counted arrays, for errors; None if there is no count.
     """
 
     def __init__(self, cuda: Any) -> None:
@@ -52,14 +52,14 @@ class GpuMemory:
 
     @property
     def taken_bytes(self) -> int:
-        """The bytes that the pool has from the GPU now."""
+        """The bytes of the GPU that the pool holds now."""
         return int(self._pool.total_bytes())
 
     def allocate(self, size: int) -> Any:
         """Return a pointer to memory for an array of `size` bytes; CuPy calls this for each array.
 
         Raises:
-            DeviceOutOfMemoryError: the pool has no room, although it has given back all that no array uses.
+            DeviceOutOfMemoryError: the pool has no room, even after it has freed its unused memory.
         """
         try:
             pointer = self._pool.malloc(size)
@@ -81,14 +81,14 @@ class GpuMemory:
     def _out_of_memory(self, size_bytes: int) -> DeviceOutOfMemoryError:
         who, live = ("this rank", {}) if self.account is None else (self.account.who, dict(self.account.live))
         held = ", ".join(f"{name} {format_bytes(size)}" for name, size in live.items() if size) or "nothing"
-        taken = f"its memory pool has, as measured, {format_bytes(self.taken_bytes)}"
+        taken = f"its memory pool holds {format_bytes(self.taken_bytes)} (measured)"
         if self.limit_bytes is None:
             why = f"{taken}, and the GPU has no more: other ranks and programs use it, too"
         else:
             why = f"{taken} of {format_bytes(self.limit_bytes)}"
         return DeviceOutOfMemoryError(
             f"{who}: the GPU has no room for another {format_bytes(size_bytes)}: {why}. Counted by category: {held}; "
-            "the rest of the pool are work arrays and gaps. Use a smaller batch or model, checkpoint activations, or "
+            "the rest of the pool is work arrays and gaps. Use a smaller batch or model, checkpoint activations, or "
             "give the devices more memory (device_memory=).",
             needed_bytes=size_bytes,
             limit_bytes=self.limit_bytes,
@@ -98,7 +98,7 @@ class GpuMemory:
         )
 
     def is_empty(self) -> bool:
-        """Give back all memory that no array uses; return whether that is all memory of the pool."""
+        """Free the unused memory of the pool; return whether none is left."""
         self._pool.free_all_blocks()
         return self.taken_bytes == 0
 
@@ -110,12 +110,12 @@ _lock = threading.Lock()
 
 @contextmanager
 def use_memory(cuda: Any, number: int) -> Iterator[GpuMemory]:
-    """Take the memory of this thread's arrays from a pool of its own inside of the block.
+    """Allocate this thread's arrays from a pool of their own inside the block.
 
-    Pools of earlier runs give back first what no array uses. The pool is empty: arrays that an earlier run of a warm
-    rank has left behind stay in the pool of that run.
+    Pools of earlier runs first free their unused memory. The pool of the block is empty: arrays that an earlier run of
+    a warm rank has left behind stay in the pool of that run.
     """
-    # Models and tapes have cycles of references, which keep their arrays until then.
+    # Models and tapes have reference cycles, which keep their arrays alive until then.
     gc.collect()
     with _lock:
         idle = _idle.setdefault((cuda, number), [])

@@ -1,7 +1,7 @@
-"""Matrix products inside of a capture.
+"""Matrix products inside a capture.
 
-CuPy 14 calls cuBLAS, but refuses to do so on a stream that captures, although cuBLAS can be captured ("CUDA Graphs
-Support" in its documentation). So there `x @ y` and `matmul` call cuBLAS from here, with CuPy's handle: first
+CuPy 14 refuses to call cuBLAS on a stream that is capturing, although cuBLAS can be captured ("CUDA Graphs Support" in
+its documentation). So in a capture, `x @ y` and `matmul` call cuBLAS from here, with CuPy's handle: first
 `cublasSetStream_v2`, then `cublasGemmStridedBatchedEx`. Outside of captures CuPy's own products run.
 """
 
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 
 def capture_products(xp: Any) -> None:
-    """Let products of this library's arrays be captured; each process needs it once."""
+    """Let captures include products of this library's arrays; once for the process."""
     with _lock:
         if getattr(xp.matmul, "is_capturable", False):
             return
@@ -50,10 +50,14 @@ def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
     """Return a @ b by one call of cuBLAS on the current stream.
 
     a: (..., m, k) or (k,)   b: (..., k, n) or (k,)   out: (..., m, n), without the dims that a and b lack
+
+    Raises:
+        NotImplementedError: the dtype of the product is not float16, float32 or float64.
+        RuntimeError: cuBLAS failed.
     """
     dtype = xp.result_type(a, b)
     if dtype.name not in _TYPES:
-        raise NotImplementedError(f"a product of {dtype} cannot be captured by a stream that is capturing")
+        raise NotImplementedError(f"a stream that is capturing cannot take a product of {dtype}")
     a, b = a.astype(dtype, copy=False), b.astype(dtype, copy=False)
     a_bmk, b_bkn = a if a.ndim > 1 else a[None], b if b.ndim > 1 else b[:, None]
     batch = xp.broadcast_shapes(a_bmk.shape[:-2], b_bkn.shape[:-2])
@@ -72,7 +76,7 @@ def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
 
 
 def _as_batch(xp: Any, x: Array, batch: tuple[int, ...]) -> Array:
-    """Reshape to (b, rows, columns) or, for one matrix of all products, (1, rows, columns); one dim is contiguous."""
+    """Reshape to (b, rows, columns), or (1, rows, columns) if all products share x; copy unless a dim is contiguous."""
     rows, columns = x.shape[-2:]
     if prod(x.shape[:-2]) == 1:
         x = x.reshape(1, rows, columns)
@@ -97,7 +101,7 @@ def _leading(x: Array) -> tuple[int, int] | None:
 def _call(xp: Any, a: Array, b: Array, c: Array, m: int, n: int, k: int) -> None:
     kind, compute, number = _TYPES[c.dtype.name]
     count = c.size // (m * n)
-    # As CuPy, which allows TF32 for products of two matrices only.
+    # Like CuPy, which allows TF32 for products of two matrices only.
     if c.dtype == "float32" and count == 1 and get_float32_matmul_precision() == "high":
         compute = _TF32
     (op_a, lead_a), (op_b, lead_b) = _leading(a), _leading(b)  # type: ignore[misc]
@@ -118,7 +122,7 @@ def _call(xp: Any, a: Array, b: Array, c: Array, m: int, n: int, k: int) -> None
 
 def _check(status: int) -> None:
     if status:
-        raise RuntimeError(f"cuBLAS refused a product, with status {status}")
+        raise RuntimeError(f"cuBLAS failed to multiply, with status {status}")
 
 
 def _cublas(xp: Any) -> Any:

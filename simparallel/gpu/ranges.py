@@ -1,7 +1,7 @@
-"""NVTX ranges: names that a profiler of NVIDIA (Nsight Systems) shows above the kernels that a program starts.
+"""NVTX ranges: names that NVIDIA's profiler (Nsight Systems) shows above the kernels of a program.
 
 `SIMPARALLEL_NVTX=1` switches them on in runs on a GPU: for ops, optimizer steps, collectives and `record_function`.
-Ranges are those of the host: from the call of an operation until it has started its last kernel.
+Ranges show the time of the host: from the call of an operation until it has started its last kernel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`Uploads`: copies of host arrays to a GPU that run beside its computation.
 
-A copy goes from pinned host memory, which the GPU reads while the host goes on, into a staging array on the GPU, on a
-stream of its own. The compute stream waits for it by an event, and then moves the staging array into a new one. So the
-copy does not wait for the operations that the compute stream has still to run, and the host waits for nothing.
+A copy runs on a stream of its own, from pinned host memory, which the GPU reads while the host goes on, into a staging
+array on the GPU. The compute stream waits for its event, and then copies the staging array into a new one. So the copy
+does not wait for pending operations of the compute stream, and the host waits for nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _SMALLEST_BYTES = 512
 
 
 class _Slot:
-    """Memory for one array on its way: pinned on the host, and on the GPU.
+    """Staging buffers for one array: pinned on the host, and on the GPU.
 
     Attributes:
         host, staging: uint8 arrays of the same size.
-        copied: event after the copy: `host` may be written again.
-        moved: event after the move: `staging` may be written again.
+        copied: event after the copy to `staging`: `host` may be written again.
+        moved: event after the copy from `staging`, which may be written again.
     """
 
     def __init__(self, xp: Any, cuda: Any, size: int) -> None:
@@ -42,7 +42,7 @@ class Uploads:
 
     def __init__(self, xp: Any, compute: Any, copies: Any) -> None:
         self._xp, self._cuda, self._compute, self._copies = xp, xp.cuda, compute, copies
-        # Size in bytes, a power of two -> slots of that size. As many as there are copies that have not ended.
+        # Size in bytes, a power of two -> slots of that size, as many as there were unfinished copies at once.
         self._slots: dict[int, list[_Slot]] = {}
 
     def copy(self, host: np.ndarray) -> Array:

@@ -15,7 +15,7 @@ from simparallel.hardware.two_clocks import TwoClockRecorder
 if TYPE_CHECKING:
     from simparallel.autograd.op import Context, Op, Plan
 
-# Events that may wait to be read. A GPU's queue has room for about a thousand operations, so older ones have run.
+# Limit of unread events. A GPU's queue has room for about a thousand operations, so older ones have run.
 _MOST_UNREAD = 2048
 
 
@@ -23,7 +23,7 @@ class GpuRecording(Recording):
     """A recording whose moments are read once the GPU has passed them, a few at a time.
 
     Args:
-        read: takes the events with times.
+        read: the recording that receives the events once their times are read.
         clock: reads the moments.
     """
 
@@ -38,8 +38,8 @@ class GpuRecording(Recording):
             self._read.thin(step)
 
     def recorded(self) -> Recorded:
-        """Return the kept events as `Recording.recorded`; an operation that has not run is none."""
-        # After an error of CUDA, which the rank has raised, a GPU cannot be asked.
+        """Return the kept events, see `Recording.recorded`; leave out operations that have not run."""
+        # After a CUDA error, which the rank has raised, events cannot be queried.
         with suppress(RuntimeError):
             self._read_oldest(len(self.rows))
         return self._read.recorded()._replace(timed_by=self._clock.name)
@@ -50,7 +50,7 @@ class GpuRecording(Recording):
             start_ns, end_ns = self._clock.read(row[WALL_START]), self._clock.read(row[WALL_END])
             if start_ns is None or end_ns is None:
                 break
-            # Both are rounded.
+            # Rounding may exchange the two.
             times = start_ns, max(start_ns, end_ns)
             self._read.rows.append((*row[:WALL_START], *times, *row[WALL_END + 1 :]))
             number += 1
@@ -60,8 +60,8 @@ class GpuRecording(Recording):
 class GpuRecorder(TwoClockRecorder):
     """The recorder of a rank on a GPU, after `start`.
 
-    Collectives and messages have the wall times that `communicate` is given: those of the host, or moments of
-    `clock` on the stream of the communication.
+    `communicate` receives the wall times of collectives and messages: times of the host, or moments of `clock` on the
+    stream of the communication.
 
     Attributes:
         clock: the clock of the GPU; None if no events are recorded.
@@ -72,7 +72,7 @@ class GpuRecorder(TwoClockRecorder):
     _is_computing = False
 
     def start(self, gpu: Gpu) -> None:
-        """Take times from a GPU, and show ranges on it if it has them, before the first operation."""
+        """Time operations by the events of a GPU, and show its NVTX ranges; call it before the first operation."""
         self._nvtx = gpu.nvtx
         if self.is_recording:
             self.clock = GpuClock(gpu)
@@ -80,7 +80,7 @@ class GpuRecorder(TwoClockRecorder):
             self._rows, self._limit = self._recording.rows, self._recording.limit
 
     def now_ns(self) -> int:
-        """Return the moment at the present end of the compute stream."""
+        """Record a moment at the current end of the compute stream, and return it."""
         return super().now_ns() if self.clock is None else self.clock.now()
 
     def begin(self, name: str, plan: Plan | None = None) -> int:
@@ -101,7 +101,7 @@ class GpuRecorder(TwoClockRecorder):
         if self._nvtx is not None:
             self._nvtx.RangePop()
 
-    # What raises here or earlier ends the range by `abandon`.
+    # After an error here or earlier, `abandon` ends the range.
 
     def end_forward(self, op: Op, ctx: Context, y: Array, start_ns: int) -> None:
         """Note the forward of an op, see `Recorder.end_forward`."""
@@ -124,7 +124,7 @@ class GpuRecorder(TwoClockRecorder):
         self._end_range()
 
     def abandon(self) -> None:
-        """End a computation that has begun and failed."""
+        """End the range of a computation that has failed."""
         self._end_range()
 
     @property

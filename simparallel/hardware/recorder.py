@@ -150,7 +150,7 @@ class Recorder:
         num_devices: number of devices of the rank; None if the program creates them by naming them.
     """
 
-    # The wall time [ns]. Not a method, because the steps of a run without a GPU shall not run more Python.
+    # The wall time [ns]. Not a method, so that steps without a GPU run no extra Python.
     now_ns: Callable[[], int] = staticmethod(perf_counter_ns)
 
     def __init__(
@@ -368,7 +368,7 @@ class Recorder:
         return perf_counter_ns()
 
     def abandon(self) -> None:
-        """End a computation that has begun and failed; there is no event of it."""
+        """End a computation that has failed, without an event."""
 
     def end_forward(self, op: Op, ctx: Context, y: Array, start_ns: int) -> None:
         """Note the forward of an op; count y, and the arrays that the op keeps for backward, until they are freed."""

@@ -37,9 +37,7 @@ class Event(NamedTuple):
     name: str  # "MatMul", "MatMul.backward", "SGD.step", "all_reduce", ...
     kind: str  # one of recorder.KINDS
     step: int  # optimizer steps finished before it
-    wall_start_ns: (
-        int  # CLOCK_MONOTONIC, comparable between the ranks of one machine; of a GPU's operation, when it ran
-    )
+    wall_start_ns: int  # CLOCK_MONOTONIC, comparable between ranks of a machine; on a GPU, when the operation ran
     wall_end_ns: int
     sim_start_ps: int
     sim_end_ps: int

@@ -20,7 +20,7 @@ def _rate(
 ) -> Any:
     """Return lr factor |p| / (other + weight_decay |p| + eps), or lr where a norm is 0.
 
-    For norms on a GPU it is a 0-d array, and nothing waits for it.
+    For norms on a GPU it is a 0-d array, without a host synchronization.
     """
     numbers = map(float, (lr, factor, weight_decay, eps))
     if is_array(p_norm):

@@ -61,7 +61,7 @@ class _GroupPlan:
     Attributes:
         settings: the settings, checked.
         names: names of the arrays in the state of each parameter.
-        factor: of the gradients, -1 to maximize.
+        factor: factor of the gradients, -1 to maximize.
         flops: floating-point operations for each element of a parameter.
         moved_bytes: item size of a parameter in bytes -> bytes moved in memory for each element.
     """
@@ -333,7 +333,7 @@ class Optimizer:
 
     def _step(self, grads: list[Any]) -> None:
         if running.step:
-            refuse(f"calls a step of {self._name}, with numbers of the host", "Call it after the captured step.")
+            refuse(f"calls {self._name}.step, which uses numbers on the host", "Call it after the captured step.")
         observer = observer_of(None)
         start_ns = observer.begin(self._name)
         params = self._params()
@@ -460,19 +460,19 @@ class Optimizer:
     ) -> None:
         """Call `compute(xp, p, g, *state, *numbers, *scratch, **settings)`, which changes p and the state in place.
 
-        NumPy calls it for pieces of the arrays, which stay in the cache; a GPU computes it in one kernel, see `fused`,
+        In host memory it runs on pieces of the arrays, which stay in the cache; on a GPU it is one kernel, see `fused`,
         without `scratch`. A float16 parameter is updated in float32, the dtype of its state (1e-8, Adam's eps, is 0
         in float16).
 
         Args:
-            compute: computes each element by itself.
+            compute: an elementwise function.
             param: the parameter.
             grad: its gradient, which does not change.
-            state: arrays in the dtype to compute in; None for those that are not there.
-            numbers: those that may change from step to step.
+            state: arrays in the dtype to compute in; None for absent ones.
+            numbers: numbers that may change from step to step.
             num_scratch: number of work arrays, for `out`.
-            factor: of the gradient.
-            settings: as for `fused`.
+            factor: factor of the gradient.
+            settings: see `fused`.
         """
         p, name = param._data, compute.__name__
         xp, dtype = get_namespace(p), p.dtype if p.dtype.itemsize >= 4 else wider(p.dtype)

@@ -7,8 +7,8 @@
 
 Differences from NumPy, as in CuPy ("Differences between CuPy and NumPy" in its user guide): 0-d results stay arrays,
 ufuncs accept no lists, only `get()` converts to NumPy. Names, keywords and dtypes that CuPy lacks are refused, see
-`cupy_lacks`. An assignment that writes one element twice, undefined in CuPy, is an error here. `xp.fuse` computes a
-function as it is, and refuses all that one kernel of CuPy cannot do.
+`cupy_lacks`. An assignment that writes one element twice, undefined in CuPy, is an error here. `xp.fuse` runs a
+function as it is, and refuses operations that one kernel of CuPy cannot do.
 
 Importing this file registers the type, so that Tensors and ops accept it.
 """
@@ -38,13 +38,13 @@ _NOT_FILLED = frozenset(("empty", "empty_like"))
 # Functions that copy array by array, unless there are many small ones.
 _JOINING = frozenset(("concatenate", "stack", "hstack", "vstack"))
 _IN_PLACE = frozenset(("copyto", "fill", "partition", "put", "sort"))
-# Functions that CuPy computes by cuBLAS, which it refuses in a capture. Its einsum asks `cupy.matmul`.
+# Functions that CuPy computes by cuBLAS, which it refuses in a capture. Its einsum calls `cupy.matmul`.
 _PRODUCTS = frozenset(("matmul", "dot", "inner", "tensordot", "vdot"))
 # Functions that copy host arrays to the device.
 _FROM_HOST = frozenset(("array", "asarray", "asanyarray", "ascontiguousarray"))
 
 
-# What a fused function can do, besides operators and ufuncs; operators that CuPy lacks there.
+# Functions and methods of a fused function, besides operators and ufuncs; operators that CuPy lacks there.
 _FUSIBLE = frozenset(("where", "clip", "copy"))
 _FUSIBLE_METHODS = frozenset(("astype", "copy", "dtype", "ndim"))
 _NOT_FUSIBLE = frozenset(("matmul", "abs", "pos"))
@@ -85,13 +85,13 @@ def launches() -> AbstractContextManager[list[str]]:
 
     They have the names of the functions and operators: matmul, add, iadd, setitem. A view of memory starts nothing. A
     product of broadcast stacks of matrices, for example, is listed once, and starts about ten small kernels. A fused
-    function has its own name, and starts one kernel. The launch of a graph is listed as graph, whatever it repeats.
+    function has its own name, and starts one kernel. The launch of a graph is listed as graph, whatever it contains.
     """
     return _listing(_launch_listeners)
 
 
 def operations() -> AbstractContextManager[list[str]]:
-    """List the same operations, but those of a fused function one by one."""
+    """List operations as `launches` does, but those of a fused function one by one."""
     return _listing(_operation_listeners)
 
 
@@ -148,10 +148,10 @@ def _capture(
 
     Args:
         graph: the graph.
-        name: of the operation.
+        name: name of the operation.
         compute: computes it with NumPy.
         target: the array that it writes to; None for a new one.
-        sources: what it reads.
+        sources: arrays that it reads.
     """
     if name in _PRODUCTS:
         raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
@@ -164,7 +164,7 @@ def _capture(
 
         graph.add(write)
         return target
-    # NumPy computes once, with whatever values there are, to say what shape and dtype the result has.
+    # Compute once, with arbitrary values, to find the shape and dtype of the result.
     with np.errstate(all="ignore"):
         found = compute()
     results = [np.asarray(x) if isinstance(x, np.generic) else x for x in (found if type(found) is tuple else (found,))]
@@ -227,7 +227,7 @@ class StrictArray:
         _owners[id(data)] = self
 
     def __reduce__(self) -> Any:
-        # Without its memory: where it arrives, it takes memory there.
+        # Without its memory: the receiver allocates its own.
         return StrictArray, (self._data,)
 
     def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None) -> np.ndarray:
@@ -348,7 +348,7 @@ class _KernelNumber:
         self.value = value
 
     def __bool__(self) -> bool:
-        raise TypeError("a fused function cannot decide by a number; make it a setting.")
+        raise TypeError("a fused function cannot branch on a number; make it a setting.")
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -454,7 +454,7 @@ def _refuse_repeats(data: np.ndarray, key: Any) -> None:
 
 
 def _wrapped(data: np.ndarray, key: Any) -> Any:
-    """Return a key whose arrays of indices are inside, as CuPy wraps them: captured programs check them later."""
+    """Return a key with its index arrays wrapped into range, as CuPy does: captured programs check them later."""
     parts = _parts(key)
     if any(part is None or part is ... for part in parts):
         return key
@@ -495,7 +495,7 @@ def _guarded(
         elif isinstance(args[0], StrictArray):
             args = (args[0]._data, *args[1:])
         elif (graph := strict_cuda.captured_graph()) is not None:
-            raise graph.failure("Unsupported", f"{name} copies from the host, and would do so only now")
+            raise graph.failure("Unsupported", f"{name} copies from the host, but a launch would not")
         elif isinstance(args[0], np.ndarray):
             args = (args[0].copy(), *args[1:])
             _note_launch(name, args[0])

@@ -1,7 +1,7 @@
-"""The stand-in for `cupy.cuda`: streams and events that find races, shared device memory, pools, NCCL.
+"""The stand-in for `cupy.cuda`: streams and events that find races, captures, shared device memory.
 
-Operations compute at once, whatever stream they are started on, so a program that forgets to wait for a stream would
-get the right values here and wrong ones on a GPU. Therefore each stream has a vector clock (Fidge 1988, Mattern 1989):
+Operations run at once, whatever their stream, so a program that forgets to wait for a stream would get the right
+values here, but wrong ones on a GPU. Therefore each stream has a vector clock (Fidge 1988, Mattern 1989):
 an operation that touches memory which another stream has written, or writes memory which another stream still reads,
 raises `StreamRaceError` unless events order the two. Events and streams of other processes have no clocks here.
 
@@ -143,7 +143,7 @@ class Stream:
         _thread.stream = self._outer.pop()
 
     def begin(self) -> Clock:
-        """Start an operation; return what it knows to have ended, and itself."""
+        """Start an operation; return its clock: the operations that have ended before it, and itself."""
         _merge(self.clock, _thread.known)
         self.clock[self.ptr] += 1
         return self.clock
@@ -190,7 +190,7 @@ class Stream:
     def end_capture(self) -> Graph:
         graph = self.graph
         if graph is None:
-            raise RuntimeError("cudaErrorIllegalState: the stream captures nothing")
+            raise RuntimeError("cudaErrorIllegalState: the stream is not capturing")
         if graph.origin != self.ptr:
             raise graph.failure("Unmatched", "another stream began the capture")
         for stream in list(_streams.values()):
@@ -242,12 +242,12 @@ class Graph:
 
 
 def captured_graph() -> Graph | None:
-    """Return the graph that the current stream captures; None if it runs its operations."""
+    """Return the graph that the current stream is capturing, or None."""
     return None if _thread.stream is None else _thread.stream.graph
 
 
 def refuse_in_capture(what: str, stream: Stream | None = None) -> None:
-    """Raise RuntimeError if a stream, by default the current one, captures: CUDA lets the host wait for none."""
+    """Raise RuntimeError if a stream, by default the current one, is capturing: the host may not wait for it."""
     graph = captured_graph() if stream is None else stream.graph
     if graph is not None:
         raise graph.failure("Unsupported", f"{what} waits for a stream that is capturing")
@@ -301,7 +301,7 @@ def get_current_stream(device_id: int | None = None) -> Stream:
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    """Return the milliseconds between two events: here those of the host."""
+    """Return the milliseconds between two events, by the host's clock."""
     if not (start_event.is_timed and end_event.is_timed):
         raise RuntimeError("cudaErrorInvalidResourceHandle: an event has no time")
     if start_event.recorded_s is None or end_event.recorded_s is None:
@@ -319,7 +319,7 @@ LONGEST_WAIT_S = 60.0
 
 
 def _give_way() -> None:
-    """Let other ranks go on, while an operation of this one waits for theirs: a GPU would wait, not its host."""
+    """Let other ranks run while an operation of this one waits for theirs: a GPU would wait, not its host."""
     current().transport.looked(Condition((), (), 0), lambda: "an operation on the GPU", 0.0)
 
 
@@ -331,7 +331,7 @@ def stream_at(ptr: int) -> Stream:
 def finish_all(of: Stream | Event) -> None:
     """Wait until all operations before this point have ended."""
     until_s = time.monotonic() + LONGEST_WAIT_S
-    # Each one is asked in each round: a send ends after the receive of a rank that waits for its own sends, too.
+    # Poll all of them in each round: a send ends after its receive, whose rank may be waiting for its own sends.
     while of.waits_for:
         of.waits_for = [operation for operation in of.waits_for if not operation.is_done()]
         if not of.waits_for:
@@ -352,7 +352,7 @@ def catch_up(stream: Stream | None = None) -> None:
 
 
 class _Memory:
-    """Who used a piece of memory last.
+    """The last uses of a piece of memory.
 
     Attributes:
         written: (stream, number of its operation) of the last write.
@@ -412,13 +412,13 @@ def use(array: np.ndarray, *, is_written: bool, stream: Stream | None = None) ->
 
 # --- memory by address ---------------------------------------------------------------------------------------
 
-# Address -> the array that begins there: of `runtime.malloc`, or one whose pointer was asked for.
+# Address -> the array that begins there: from `runtime.malloc`, or an array whose pointer was read.
 _at_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _allocated: dict[int, tuple[np.ndarray, int, bool]] = {}  # address -> (bytes, descriptor, whether it is another's)
 
 
 class _Bytes(np.ndarray):
-    """Memory that can be referred to weakly, and that views of it have as their base."""
+    """Memory that allows weak references, and is the base of its views."""
 
 
 def address_of(array: np.ndarray) -> int:
@@ -429,7 +429,7 @@ def address_of(array: np.ndarray) -> int:
 
 
 def array_at(address: int) -> np.ndarray:
-    """Return the array whose pointer was asked for."""
+    """Return the array at an address that `address_of` has returned."""
     return _at_address[address]
 
 
@@ -438,7 +438,7 @@ libraries: dict[str, Any] = {}
 
 
 def bytes_at(address: int, size: int) -> np.ndarray:
-    """Return memory on the device as bytes, by its address; a view, so that it is known who uses it.
+    """Return device memory at an address, as a view of bytes, so that `use` finds its owner.
 
     Raises:
         RuntimeError: no array begins there, and no allocation has these bytes.
@@ -537,7 +537,7 @@ def _host_bytes(address: int, size: int) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
-# --- ranges of a profiler --------------------------------------------------------------------------------------
+# --- ranges of profilers ---------------------------------------------------------------------------------------
 
 range_listeners: list[Callable[[str], None]] = []
 

@@ -1,7 +1,7 @@
 """The stand-in for CuPy's memory pools: they count the bytes of device arrays that own memory, up to their limit.
 
 The arrays themselves are NumPy's. Each holds a block of the pool until it is freed; the pool does not refer to arrays.
-Names, arguments and results are those of CuPy 14.2. CuPy's pools also split and join blocks, these do not.
+Names, arguments and results are those of CuPy 14.2. CuPy's pools also split and join blocks; these do not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Memory:
 
 
 class _Block:
-    """A part of a pool, which gets it back when the array that holds it is freed. It is its own pointer."""
+    """A block of a pool, given back when its array is freed. It is its own pointer."""
 
     def __init__(self, memory: Any, pool: MemoryPool) -> None:
         self.mem, self.ptr, self._pool = memory, memory.ptr, weakref.ref(pool)
@@ -49,7 +49,7 @@ class _Block:
 
 
 class PinnedMemory(bytearray):
-    """Host memory that a GPU reads while the host goes on; as a buffer, its bytes."""
+    """Pinned host memory, as a buffer of bytes."""
 
 
 class MemoryPool:
@@ -63,7 +63,7 @@ class MemoryPool:
         self._allocator = allocator
         self._free: dict[int, list[Any]] = {}
         self._total = self._used = self._limit = 0
-        # Any thread may free an array, also one that is just allocating.
+        # Any thread may free an array, even one that is allocating.
         self._lock = threading.RLock()
 
     def malloc(self, size: int) -> Any:
@@ -119,7 +119,7 @@ _thread = _Thread()
 
 @contextmanager
 def using_allocator(allocator: Callable[[int], Any] | None = None) -> Iterator[None]:
-    """Let the arrays of this thread have memory of `allocator` inside of the block."""
+    """Allocate the arrays of this thread by `allocator` inside the block."""
     before, _thread.allocator = _thread.allocator, allocator
     try:
         yield

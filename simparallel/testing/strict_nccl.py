@@ -1,8 +1,9 @@
 """The stand-in for `cupy.cuda.nccl`: collectives between ranks that are threads or processes of one machine.
 
-A rank's operation ends once all ranks have started theirs; until then its stream is busy, and so is what waits for it.
-The operations of a communicator have to come in the same order on all ranks, and a rank that does not take part keeps
-the others waiting until they abort: as with NCCL.
+A rank's operation ends once all ranks have started theirs; until then its stream is busy, and so are streams that wait
+for it.
+As with NCCL, the operations of a communicator have to come in the same order on all ranks, and a rank that does not
+take part keeps the others waiting until they abort.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def get_version() -> int:
     return 22501
 
 
-# Operations between groupStart and groupEnd start together, on streams that have done what comes before them.
+# Operations between groupStart and groupEnd start together, once their streams have ended earlier operations.
 _Begin = Callable[[strict_cuda.Stream], None]
 _grouped: list[tuple[_Begin, strict_cuda.Stream]] | None = None
 
@@ -79,7 +80,7 @@ class NcclCommunicator:
         device = strict_cuda.runtime.deviceGetPCIBusId(strict_cuda.current_device().id)
         self._put("init", rank, device.encode())
         self._number, self._is_aborted = 0, False
-        # Messages between each two ranks have an order of their own.
+        # (source, target) -> number of messages so far: each pair has an order of its own.
         self._messages: dict[tuple[int, int], int] = {}
         until_s = time.monotonic() + CONNECT_S
         while not self._are_there("init", range(ndev)):
@@ -134,7 +135,7 @@ class NcclCommunicator:
     def _collective(
         self, sent: np.ndarray, target: np.ndarray | None, compute: Callable[[list[np.ndarray]], Any], stream: int
     ) -> None:
-        """Give `sent` to all ranks; once all have given theirs, write the result to `target`, if there is one."""
+        """Send `sent` to all ranks; once all have sent theirs, write the result to `target`, if there is one."""
 
         def begin(queue: strict_cuda.Stream) -> None:
             strict_cuda.use(sent, is_written=False, stream=queue)
@@ -154,7 +155,7 @@ class NcclCommunicator:
         self._start(begin, stream)
 
     def _reduced(self, given: list[np.ndarray], op: int) -> np.ndarray:
-        # NCCL's order is its own, and not that of the ranks.
+        # NCCL's order is not that of the ranks.
         total = given[-1].copy()
         for part in given[-2::-1]:
             total = _UFUNCS[op](total, part)

@@ -41,7 +41,7 @@ class Trace:
         cluster: the described hardware that priced them.
         name: title for tables and pictures.
         totals: (rank, device) -> totals of all events of the run, if `events` are only some of them.
-        timed_by: GPUs whose events gave the wall times of operations; "" for the clock of the machine.
+        timed_by: names of the GPUs whose events gave the wall times of operations; "" for the clock of the machine.
 
     Attributes:
         events: the events, sorted.
@@ -381,7 +381,7 @@ class Trace:
 
         Args:
             ax: axes to draw into; None makes a figure.
-            clock: "sim", "wall", or "both": what is modelled above what was measured.
+            clock: "sim", "wall", or "both": modelled times above measured ones.
             steps: only these steps; None draws all kept steps.
             collapse: draw ranks with the same events at the same times as one; None does so for more than 8 ranks
                 on the simulated clock.

@@ -1,4 +1,4 @@
-"""`captured`: launches of a graph give what the step itself gives, on a stand-in for a GPU and on a GPU."""
+"""`captured`: launches of a graph equal calls of the step itself, on a stand-in for a GPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[np.random.Generator],
 
 
 def facts_of(model: nn.Module, losses: list[Any]) -> dict[str, Any]:
-    """Return all that a captured step must leave as the step itself does."""
+    """Return the state that a captured step must leave behind like the step itself."""
     recorder = current_recorder()
     assert recorder is not None
     events = [(e.name, e.kind, e.stream, e.step, e.sim_start_ps, e.sim_end_ps, e.layer) for e in recorder.events]
@@ -130,7 +130,7 @@ def current_gpu_is_none() -> bool:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("zero", "parts"), [("none", 1), ("zeros", 1), ("none", 3)])
 def test_training_equals_the_step_itself(name: str, zero: str, parts: int) -> None:
-    """Losses, weights, running statistics, gradients, events with simulated times, counters of random numbers."""
+    """Losses, weights, running statistics, gradients, events with simulated times and random counters are equal."""
     itself, captured = (on_a_gpu(train, name, is_captured, zero, parts) for is_captured in (False, True))
     ArrayBackend("strict").assert_all_equal(captured, itself)
 
@@ -147,13 +147,13 @@ def test_training_equals_numpys(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", MODELS)
 def test_training_on_a_gpu(name: str) -> None:
-    """Products inside of a capture are not those of CuPy, so bits may differ."""
+    """Products inside a capture are not CuPy's own, so bits may differ."""
     itself, captured = (on_a_gpu(train, name, is_captured) for is_captured in (False, True))
     ArrayBackend("cupy", 10.0).assert_all_equal(captured, itself)
 
 
 def several_kinds(is_captured: bool) -> dict[str, Any]:
-    """Batches of two sizes, in training and in evaluation, on and off the tape, with two seeds."""
+    """Use batches of two sizes, in training and in evaluation, on and off the tape, with two seeds."""
     model, rng, losses, passes = mlp(), np.random.default_rng(0), [], 0
     size = {"scale": 1.0}
 
@@ -226,7 +226,7 @@ def counted() -> Any:
 
 
 def test_launch_starts_one_graph() -> None:
-    """Besides: copies of the two arguments, of the mask and of the result, and the two checks of the step itself."""
+    """A launch also copies two arguments, the mask and the result, and makes the two checks of the step itself."""
     found = on_a_gpu(counted)
     assert [len(names) > 30 for names, _ in found] == [True, True, False, False, False]
     names, waits = found[-1]
@@ -235,7 +235,7 @@ def test_launch_starts_one_graph() -> None:
 
 
 def changed_number(is_seen: bool) -> list[float]:
-    """Multiply by the number of the call: an attribute, which no graph sees, or a variable."""
+    """Multiply by the number of the call: an attribute, which graphs ignore, or a variable."""
 
     class Settings:
         factor = 0.0
@@ -257,7 +257,7 @@ def changed_number(is_seen: bool) -> list[float]:
 
 
 def test_numbers_of_the_host_are_those_of_capture() -> None:
-    """Red control: this comparison finds a step that depends on what a graph cannot see."""
+    """Red control: the comparison finds a step that depends on state that a graph cannot see."""
     expected = in_a_run(changed_number, False)
     assert expected == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert on_a_gpu(changed_number, True) == expected
@@ -291,7 +291,7 @@ def test_oldest_graph_is_freed() -> None:
 
 
 def moved_parameter(is_captured: bool) -> list[Any]:
-    """Give a parameter and a gradient other memory, in which a graph would not look."""
+    """Move a parameter and a gradient to other memory, which a graph would not use."""
     weight, found = nn.Parameter(np.ones(2, np.float32)), []
 
     def step() -> Any:
@@ -418,7 +418,7 @@ def returns_the_tape(model: Any) -> Any:
 @pytest.mark.parametrize("array", ["numpy", "cupy"])
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_step_is_refused(name: str, array: str) -> None:
-    """In the first call, whatever computes."""
+    """The first call raises, on the host and on the GPU."""
 
     def program() -> None:
         model = nn.Linear(2, 2)
@@ -447,7 +447,7 @@ LATE: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("name", LATE)
 def test_capture_is_refused(name: str) -> None:
-    """After warm-up calls, because only a capture finds it; and the GPU computes as before."""
+    """Only the capture, after the warm-up calls, can refuse; the GPU computes as before."""
 
     def program() -> Any:
         model = nn.Linear(2, 2)
@@ -573,7 +573,7 @@ def test_ranks_reduce_after_the_step() -> None:
 
 # --- every op ------------------------------------------------------------------------------------------------
 
-# Ops whose work on the host depends on values (here Dropout's number of the call is on the GPU), or that copy from it.
+# Ops with work on the host that depends on values (here Dropout's call number is on the GPU), or with copies from it.
 UNCAPTURED = {"BinaryCrossEntropy", "CrossEntropy", "Dropout", "Index", "NLL", "Replicate", "ToDevice"}
 
 
@@ -589,7 +589,7 @@ def forward_and_backward(op: Op, *arrays: Any) -> list[Any]:
 @settings(max_examples=5)
 @given(data=st.data())
 def test_every_op_captured_equals_itself(name: str, data: Any) -> None:
-    """For the arguments of the capture, and for others of the same shapes."""
+    """Compare for the arguments of the capture, and for others of the same shapes."""
     dtype = data.draw(st.sampled_from((np.float32, np.float64, np.float16)))
     op, inputs = data.draw(op_calls(name, dtype))
     others = [array[::-1].copy() if array.ndim and array.dtype.kind == "f" else array for array in inputs]

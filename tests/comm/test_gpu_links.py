@@ -88,7 +88,7 @@ def test_choice_is_said_once(
 
 
 def several_groups() -> list[Any]:
-    """Use overlapping groups in an order of their own, and a group in reverse."""
+    """Use overlapping groups with other orders of ranks, and a group in reverse."""
     first, second = sp.new_group([0, 1]), sp.new_group([2, 1])
     reverse = sp.new_group([2, 1, 0])
     x, results = ours(), []
@@ -107,7 +107,7 @@ def crossing() -> list[Any]:
 
 
 def growing() -> list[Any]:
-    """Sizes grow while earlier calls are in progress, and 0 and 1 elements are sizes, too."""
+    """Reduce growing sizes while earlier calls are in progress, and 0 and 1 elements."""
     results = []
     for size in (0, 1, 1 << 10, 1 << 19, 3, 1 << 20):
         arrays = [ours(size, seed) for seed in range(3)]
@@ -117,7 +117,7 @@ def growing() -> list[Any]:
 
 
 def strided() -> list[Any]:
-    """Arrays that are not contiguous, as argument and as result; large enough to share the work."""
+    """Use arguments and results that are not contiguous, and large enough to share the work."""
     x = sp.Tensor(np.arange(1 << 19, dtype="float32").reshape(512, -1) % 7 + sp.get_rank()).data.T
     y = sp.all_reduce(x, "max")
     out = sp.Tensor(np.zeros((512, 1024), "float32")).data.T
@@ -125,7 +125,7 @@ def strided() -> list[Any]:
 
 
 def own_results() -> list[Any]:
-    """Results in arrays that overlap the argument."""
+    """Write results to arrays that overlap the argument."""
     x = ours(8).data
     a = sp.all_reduce(x[:6], out=x[2:]).tolist()
     y = ours(9).data
@@ -153,7 +153,7 @@ PROGRAMS = several_groups, crossing, growing, strided, own_results, reductions
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @GPU
 def test_programs_over_each_link(link: str, program: Any) -> None:
-    """To NumPy's bits: sums of small integers are exact in any order."""
+    """Programs give NumPy's bits: sums of small integers are exact in any order."""
     expected = list(sp.launch(program, world_size=SIZE, transport="inline"))
     with linked(link):
         assert run(program) == expected
@@ -164,7 +164,7 @@ def test_programs_over_each_link(link: str, program: Any) -> None:
 @pytest.mark.parametrize("transport", ["inline", "shm"])
 @pytest.mark.parametrize("link", LINKS)
 def test_programs_on_a_gpu(monkeypatch: pytest.MonkeyPatch, link: str, transport: str, program: Any) -> None:
-    """With NCCL where there are enough GPUs; else all ranks share one, or reach each other's."""
+    """Use NCCL where there are enough GPUs; else ranks share one, or access each other's memory."""
     if link == "nccl" and (backend.device_count() < SIZE or not backend.gpu_nccl().available):
         pytest.skip(f"needs {SIZE} GPUs and a CuPy with NCCL")
     monkeypatch.setenv(calls.VARIABLE, link)
@@ -183,7 +183,7 @@ def test_processes_over_each_link(link: str) -> None:
 
 @pytest.mark.process
 def test_shared_memory_gives_the_bits_of_the_host() -> None:
-    """Also where the order of a sum matters."""
+    """Even where the order of a sum matters."""
     expected = list(sp.launch(rounding, world_size=4))
     with linked("ipc"):
         assert run(rounding, transport="shm", size=4) == expected
@@ -263,7 +263,7 @@ def test_step_of_ddp_waits_for_no_gpu(link: str) -> None:
 
 
 def test_steps_through_the_host_wait() -> None:
-    """The red control."""
+    """Red control: copies through the host do wait."""
     with linked("host"):
         assert all(together for _, together in run(training_step))
 
@@ -278,7 +278,7 @@ def one_on_the_host() -> None:
 
 @pytest.mark.parametrize("link", ["nccl", "ipc"])
 def test_host_and_gpu_arrays_are_a_mismatch(link: str) -> None:
-    """At the first call, where GPUs connect, and at later ones."""
+    """Both at the first call, where GPUs connect, and at later ones."""
 
     def later() -> None:
         reduced()
@@ -339,7 +339,7 @@ def test_death_at_any_phase_is_told(link: str, phase: str) -> None:
 
 
 def never_started() -> None:
-    """Let a GPU wait for a collective that the other ranks never start on theirs."""
+    """Let a GPU wait for a collective that the other ranks never start on their GPUs."""
     x = ours()
     sp.all_reduce(x * 1)
     if sp.get_rank() == 0:
@@ -376,7 +376,7 @@ def open_files() -> int:
 @pytest.mark.process
 @pytest.mark.parametrize("link", ["nccl", "ipc"])
 def test_warm_ranks_leave_nothing(link: str) -> None:
-    """Neither memory that is shared, nor what the stand-in's NCCL keeps for a communicator."""
+    """No shared memory is left, and no files of the stand-in's NCCL."""
     folders = set(Path("/tmp").glob("strict-nccl-*"))
     with linked(link), sp.Cluster(SIZE, array="cupy", echo=False) as cluster:
         counts = []

@@ -1,4 +1,4 @@
-"""NVTX ranges: what is shown, that they nest, also after errors, and that nothing is shown unless it is asked for."""
+"""NVTX ranges: their names, their nesting, also after errors, and none unless they are switched on."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_operations_are_shown_as_ranges(shown: Any, record: str) -> None:
 
 
 class AbstractRefusal(sp.ops.Op):
-    """Named as an abstract op, so that it is not one of the library."""
+    """An op whose name begins with Abstract, so that it is none of the library's."""
 
     rule = "... -> ..."
 
@@ -119,7 +119,7 @@ def test_errors_leave_no_range_open(shown: Any) -> None:
 
 
 def test_open_range_is_found() -> None:
-    """Red control."""
+    """Red control: `tree` finds a range that is left open."""
     with pytest.raises(AssertionError, match="not ended"):
         tree(["a", "b", ""])
 
@@ -157,6 +157,6 @@ def test_ranges_of_cupy_have_these_names() -> None:
     assert isinstance(nvtx.available, bool)
     assert nvtx.RangePush.__doc__.startswith("RangePush(message, int id_color=-1)")
     assert list(inspect.signature(strict_cuda.nvtx.RangePush).parameters) == ["message", "id_color"]
-    # Without a profiler they do nothing.
+    # Without a profiler, these calls do nothing.
     nvtx.RangePush("name")
     nvtx.RangePop()

@@ -49,7 +49,7 @@ def test_copy_waits_until_its_memory_was_read(monkeypatch: pytest.MonkeyPatch) -
     gpu = Gpu(0)
     with gpu.compute:
         gpu.uploads.copy(np.ones(3))
-        # The host has seen nothing of what the GPU has done since.
+        # The host knows of no operation that has ended.
         strict_cuda._thread.known.clear()
         monkeypatch.setattr(gpu.copies, "wait_event", lambda event: None)
         monkeypatch.setattr(strict_cuda.Event, "done", True)
@@ -58,7 +58,7 @@ def test_copy_waits_until_its_memory_was_read(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_pinned_memory_waits_for_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a GPU that is late, every copy has memory of its own; later they are used again."""
+    """While the GPU is late, every copy has a buffer of its own; later the buffers are reused."""
     gpu, is_done = Gpu(0), [False]
     monkeypatch.setattr(strict_cuda.Event, "done", property(lambda event: is_done[0]))
     with gpu.compute:
@@ -115,7 +115,7 @@ def epochs() -> dict[str, Any]:
 
 @pytest.mark.parametrize(("arrays", "transport"), array_backends.PLACES)
 def test_batches_are_numpys_bits(arrays: Any, transport: str) -> None:
-    """Also the loaders' positions in the middle of an epoch."""
+    """Also check the loaders' positions in the middle of an epoch."""
     (host,), (gpu,) = (
         list(sp.launch(epochs, world_size=1, transport=transport, **settings)) for settings in ({}, arrays.run_settings)
     )
@@ -147,7 +147,7 @@ def watched_epoch() -> tuple[list[str], set[str], int]:
 
 
 def test_loaders_copy_beside_the_computation() -> None:
-    """Two fields of 16 batches, on the stream of copies; the host waits for nothing."""
+    """Copy two fields of 16 batches on the copy stream; the host waits for nothing."""
     assert sp.launch(watched_epoch, **ON_GPU)[0] == ([], {"copies"}, 32)
 
 

@@ -1,4 +1,4 @@
-"""The wall times of a rank on a GPU are those of its events, which are read later, without a wait, and used again."""
+"""The wall times of a rank on a GPU come from its events, which are read later, without a wait, and reused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEVICE_KINDS = {"forward", "backward", "optimizer", "range"}
 
 
 def is_timed_by_gpu(event: Any) -> bool:
-    """Return whether an event has the times of the GPU: not the exchanges of objects at the start of a run."""
+    """Return whether an event has times of the GPU; exchanges of objects at the start of a run do not."""
     return event.kind in DEVICE_KINDS or event.name in ("all_reduce", "broadcast")
 
 
@@ -105,7 +105,7 @@ def watched_steps() -> list[str]:
 
 
 def test_recording_adds_no_wait_to_a_step() -> None:
-    """Whatever is recorded, a step waits as often."""
+    """A step has as many host synchronizations with a recording as without."""
     (without,), (summary,), (full,) = (sp.launch(watched_steps, **ON_GPU, record=r) for r in ("off", "summary", "full"))
     assert without == summary == full
 
@@ -119,7 +119,7 @@ def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch, numbered: list[A
 
 
 def test_unread_events_of_a_slow_gpu_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU runs nothing before the program has ended, so that the host would have to wait."""
+    """The GPU runs nothing until the program has ended, so reading earlier would need a wait."""
     monkeypatch.setattr(gpu_recorder, "_MOST_UNREAD", 4)
     expected = len(sp.launch(train, (20,), **ON_GPU, record="full").trace)
     is_slow = [True]

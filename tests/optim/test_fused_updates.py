@@ -18,7 +18,7 @@ from simparallel.testing.strict import launches, xp
 
 SHAPES = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), min_size=1, max_size=6)
 STEPS = st.lists(st.lists(st.booleans(), min_size=6, max_size=6), max_size=4)
-# Of the optimizers that take norms.
+# For the optimizers that take norms.
 KERNELS = {"LAMB": 11, "LARS": 11}
 DTYPES = "float32", "float16", "float64"
 
@@ -68,7 +68,7 @@ def trained(new: Any, on_device: Any, shapes: Any, steps: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", [*optimizer_names(), "Layerwise", "HalfSGD"])
 def test_update_on_device_is_numpys(name: str) -> None:
-    """To the bit: for any sizes, dtypes and memory orders, and parameters that miss some steps."""
+    """Updates are equal to the bit, for any sizes, dtypes and memory orders, and parameters that miss some steps."""
     kinds = {"Layerwise": Layerwise, "HalfSGD": HalfSGD}
     settings = [s for other, s in every_optimizer() if other == name] or [{}]
 
@@ -86,7 +86,7 @@ def test_update_on_device_is_numpys(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "settings"), every_optimizer(), ids=str)
 def test_update_is_one_kernel(name: str, settings: dict[str, Any]) -> None:
-    """Of any dtype; those with norms take eleven, and two more for copies of float16."""
+    """For any dtype; updates with norms take eleven kernels, and two more for copies of float16."""
     for dtype in DTYPES:
         params = [sp.Tensor(xp.ones((2, 3), dtype), requires_grad=True) for _ in range(3)]
         optimizer = make(name, params, settings)
@@ -120,7 +120,7 @@ def test_views_of_one_array_are_updated() -> None:
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, int])
 def test_numbers_of_numpy_are_rates(kind: Any) -> None:
-    """They do not change the dtype of the arithmetic: float32 stays float32, as with Python's numbers."""
+    """NumPy's numbers do not change the dtype of the arithmetic: float32 stays float32, as with Python's numbers."""
 
     def run(on_device: Any, lr: Any) -> np.ndarray:
         param = sp.Tensor(on_device(np.full(3, 1 / 3, np.float32)), requires_grad=True)
@@ -133,7 +133,7 @@ def test_numbers_of_numpy_are_rates(kind: Any) -> None:
 
 
 def test_state_on_a_device_is_counted() -> None:
-    """Also while more and more parameters get no gradient any more."""
+    """Also while fewer and fewer parameters get a gradient."""
 
     def program() -> list[int]:
         params = [sp.Tensor(np.ones(100, np.float32), requires_grad=True) for _ in range(12)]

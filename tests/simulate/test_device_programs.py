@@ -24,7 +24,7 @@ REFUSED = {
     "layers_on_two_devices": DeviceMismatchError,
     "gradients_from_numpy": InputError,
 }
-# A GPU's pool rounds each array up to 512 bytes, so its 2 KB are full sooner than the counted ones.
+# A GPU's pool rounds each array up to 512 bytes, so its limit of 2 KB is reached sooner than by the counted bytes.
 SOONER_FULL = {"little_memory"}
 # NumPy's has a kernel of its own, which adds in another order.
 ATTENTION = "ScaledDotProductAttention"

@@ -1,4 +1,4 @@
-"""The stand-in's captures do what CUDA's do: they compute nothing, and repeat operations on the same memory."""
+"""The stand-in's captures behave like CUDA's: they compute nothing; launches repeat operations on the same memory."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_events_from_outside_are_refused(stream: Stream) -> None:
 
 
 def test_launch_takes_part_in_races(stream: Stream) -> None:
-    """What a launch writes, another stream may read after an event only."""
+    """Another stream may read the results of a launch only after an event."""
     with stream:
         x = on_device(3)
     y, graph = captured(stream, lambda: x + 1)
@@ -254,7 +254,7 @@ def test_empty_products(stream: Stream) -> None:
 
 
 def parameters(function: Any) -> list[str]:
-    """Return the names of the arguments of a function; those of compiled ones stand in their docstrings."""
+    """Return the names of the arguments of a function; for compiled ones, those in their docstring."""
     try:
         names = list(inspect.signature(function).parameters)
     except ValueError:

@@ -43,7 +43,7 @@ WRITES = {"write", "add", "set", "multiply"}
 @pytest.mark.parametrize("first", USES)
 @pytest.mark.parametrize("second", USES)
 def test_unordered_uses_are_a_race(other: cuda.Stream, first: str, second: str) -> None:
-    """If one of them writes. Ordered by an event, they are none."""
+    """Two uses are a race if one of them writes, unless an event orders them."""
     for is_ordered in (False, True):
         x = xp.ones(3)
         order(cuda.Stream.null, other)

@@ -58,7 +58,7 @@ def _add_product(xp: ModuleType, total: Array, a: Array, b: Array) -> None:
 
 
 def _product(xp: ModuleType, a: Array, b: Array, out: Array) -> None:
-    """Write a @ b to out, as matrices where a stack on a GPU has one: CuPy copies transposed matrices of a stack."""
+    """Write a @ b to out. On a GPU, drop stack dims of size 1: CuPy copies transposed matrices of a stack."""
     if not isinstance(out, np.ndarray):
         while out.ndim > 2 and out.shape[0] == 1:
             num_dims = out.ndim

@@ -202,7 +202,7 @@ class Scratch(threading.local):
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Make new scratch arrays inside of the block, and free them at its end: those outside may grow and move."""
+        """Use separate scratch arrays inside the block, and free them at its end: the others may grow and move."""
         _, arrays = self._mine()
         before = dict(arrays)
         arrays.clear()
@@ -233,9 +233,9 @@ def _make(memory: MemoryAccount | None, name: str, size: int, like: Array, make:
 
 
 scratch = Scratch()
-# Size of what a call gathers or computes at once on a GPU, where it is at most 1 / 16 of `device_memory`.
+# Size of intermediate results of a call at once on a GPU; at most 1 / 16 of `device_memory`.
 CHUNK_ON_GPU_BYTES = 256 << 20
-# Vectors of ones up to this length are one array on a GPU.
+# Vectors of ones up to this length share one array on a GPU.
 _NUM_ONES = 1 << 16
 
 
@@ -245,7 +245,7 @@ def chunk_on_gpu_bytes() -> int:
 
 
 def ones(xp: ModuleType, count: int, like: Array) -> Array:
-    """Return a vector of `count` ones with the dtype of `like`, not to be written to; calls on a GPU share it."""
+    """Return a vector of `count` ones with the dtype of `like`. Never write to it: calls on a GPU share it."""
     if isinstance(like, np.ndarray) or count > _NUM_ONES:
         return xp.ones(count, like.dtype)
     made = scratch.made("ones", _NUM_ONES, _NUM_ONES, like, lambda: xp.ones(_NUM_ONES, like.dtype))

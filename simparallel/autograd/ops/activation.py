@@ -61,7 +61,7 @@ def _gelu(
     xp: ModuleType, x: Array, square: Array | None, share: Array | None, *, is_exact: bool, wide: Any, dtype: Any,
     has_slope: bool,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """Return y and, if wanted, dy/dx, computed while the inputs are in the cache."""
+    """Return y and, with `has_slope`, dy/dx, computed while the inputs are in the cache."""
     x = x.astype(wide, copy=False)
     square = xp.multiply(x, x, out=square)
     if is_exact:

@@ -33,7 +33,7 @@ class ScaledDotProductAttention(Op):
     dv = p.T dy,  ds = p * (dp - D),  dq = ds k * scale,  dk = ds.T q * scale,  dmask = ds.
     A query that sees no key gives 0. Scores are stored transposed, (..., s, t): operations on the
     row of one query then run over contiguous rows of all queries. On a GPU, scores of more than
-    `CHUNK_ON_GPU_BYTES` are computed for blocks of queries, and again in backward instead of kept
+    `chunk_on_gpu_bytes()` are computed for blocks of queries, and again in backward instead of kept
     (Dao et al. 2022, "FlashAttention").
 
     Args:

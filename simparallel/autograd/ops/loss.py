@@ -155,7 +155,7 @@ class CrossEntropy(AbstractLabelLoss):
         ctx.exps.sum(axis=1, out=sums[0])
         sums[1] = picked.of(ctx, logits, num_rows)
         is_whole = picked.rows.shape[0] == num_rows
-        # Only of the rows whose labels are in this slice.
+        # Only for the rows whose labels are in this slice.
         sums[1] -= largest[:, 0] if is_whole else picked.of(ctx, xp.broadcast_to(largest, logits.shape), num_rows)
         if weight is not None:
             ctx.weight = weight = weight.astype(dtype, copy=False)

@@ -94,7 +94,7 @@ class LayerNorm(AbstractRowNorm):
         one_E = ones(xp, x_RE.shape[1], x_RE)
         # A product with ones is the fastest sum.
         sums = ctx.sum_over(ctx.dims, x_RE @ one_E)
-        # y is first the squares, then the result.
+        # y holds first the squares, then the result.
         ctx.x_hat, y = fused(xp, normalize.centered)(x_RE, sums[:, None], ctx.count)
         _, r = fused(xp, normalize.spread)(ctx.sum_over(ctx.dims, y @ one_E), ctx.count, self.eps)
         ctx.r = r[:, None]

@@ -143,7 +143,7 @@ def _largest(xp: ModuleType, first: Array, *others: Array) -> Array:
 
 
 def _give_to_first(xp: ModuleType, dy: Array, y: Array, x: Array, is_free: Array, dx: Array, *, is_apart: bool) -> None:
-    """Give dy to one pixel of each window, dx, where its x is the first maximum."""
+    """Add dy to dx, of one pixel of each window, where its x is the first maximum; overwrite if `is_apart`."""
     is_first = (x == y) & is_free
     is_free ^= is_first
     part = xp.where(is_first, dy, 0)

@@ -1,4 +1,4 @@
-"""Calls on GPUs that check for faults, as `calls.FaultyCall`."""
+"""Calls on GPUs that check for faults, like `calls.FaultyCall`."""
 
 from __future__ import annotations
 

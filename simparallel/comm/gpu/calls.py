@@ -1,11 +1,11 @@
 """`GpuCalls`: the collectives of a rank whose arrays are on a GPU, and the choice of how each group exchanges them.
 
     NCCL                 every member has a GPU of its own, and CuPy has NCCL
-    shared GPU memory    the members are on one machine, and on one GPU or on GPUs that reach each other's memory
-    host memory          otherwise: the collectives on the host, with copies there and back
+    shared GPU memory    the members are on one machine, and share a GPU or can access each other's GPU memory
+    host memory          otherwise: the collectives run on the host, with copies there and back
 
-The members tell each other where their GPUs are when the group is made, and all choose alike. The choice is said once.
-SIMPARALLEL_GPU_LINK names one: nccl, ipc or host.
+The members exchange the places of their GPUs when the group is made, so all make the same choice; a note says which.
+SIMPARALLEL_GPU_LINK=nccl, ipc or host chooses instead.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class GpuCalls:
     """The collectives of one rank on its GPU.
 
     Args:
-        communicator: this rank's communicator; its headers, arrivals and errors serve the calls on the GPU, too.
-        gpu: the rank's GPU. From now on, a host that waits for it watches the other ranks. The GPUs of the world
-            are connected, so all ranks make their `GpuCalls` together.
+        communicator: this rank's communicator; calls on the GPU use its headers, arrivals and errors.
+        gpu: the rank's GPU. From now on, the host watches the other ranks while it waits for this GPU. The
+            constructor connects the GPUs of the world, so all ranks make their `GpuCalls` together.
 
     Attributes:
-        staging: copies on the host, for all that does not run on GPUs.
+        staging: host copies, for collectives that do not run on GPUs.
     """
 
     def __init__(self, communicator: Communicator, gpu: Gpu) -> None:
         self._communicator, self._gpu = communicator, gpu
-        # By number of the group; None where arrays are copied through host memory.
+        # By slot of the group; None where arrays are copied through host memory.
         self._links: dict[int, AbstractLink | None] = {}
         self._algorithms: dict[int, Algorithm] = {}
         self.staging = Staging(communicator.transport.arena, gpu)
@@ -62,7 +62,7 @@ class GpuCalls:
         self.connect(communicator.world)
 
     def takes(self, op: str, arguments: Mapping[str, Any]) -> bool:
-        """Return whether a collective with these arguments runs on GPUs, as `run`."""
+        """Return whether `run` takes a collective with these arguments."""
         if op not in ON_GPU or arguments.get("uneven") or arguments.get("op") == "adasum":
             return False
         splits = arguments.get("output_splits"), arguments.get("input_splits")
@@ -86,7 +86,7 @@ class GpuCalls:
         sizes: Sequence[int] | None,
         listed: tuple[tuple[int, ...], ...],
     ) -> Any:
-        """Run a collective that `takes` accepted; arguments and result as `Communicator._run`."""
+        """Run a collective that `takes` accepted; arguments and result are those of `Communicator._run`."""
         link, algorithm, asker = self._links[group.slot], self._algorithms[group.slot], self._communicator.asker
         assert link is not None
         sizes = None if sizes is None else tuple(sizes)
@@ -98,7 +98,7 @@ class GpuCalls:
                 check_only_at(what.name, plan.root, group, out)
             shape = what.result_shape(x, group.position, group.size, settings.dims, settings.sizes)
             check_form(what.name, out, shape, x.dtype)
-        # A logical op reduces the truth of x, a new array; its result goes to x as it would to `out`.
+        # A logical op reduces the truth of x, a new array; in place, x then receives the result like an `out`.
         if op in LOGICAL:
             given, x = x, truth(op, x, what.name)
             out = given if out is None and what.in_place else out
@@ -107,10 +107,10 @@ class GpuCalls:
             return group.run(plan, x, async_op, out, is_apart=is_apart)
 
     def wait(self, is_done: Callable[[], bool], what: str) -> None:
-        """Wait on the host until the GPU has done something, and watch the other ranks meanwhile.
+        """Wait on the host until `is_done()`, and watch the other ranks meanwhile; errors quote `what`.
 
         Raises:
-            RankFailedError, CommError: a rank or NCCL has failed; what waits on the GPU for other ranks is aborted.
+            RankFailedError, CommError: a rank or NCCL failed; GPU operations that wait for other ranks are aborted.
             DeadlineError: it takes longer than `timeout_s`.
         """
         transport, start_s = self._communicator.transport, time.monotonic()
@@ -122,8 +122,8 @@ class GpuCalls:
                     link.check()
                 if time.monotonic() - start_s > transport.timeout_s:
                     raise DeadlineError(
-                        f"rank {transport.rank} waited {transport.timeout_s:g} s for its GPU, for {what}. Another rank "
-                        "may be late on its GPU, or the work takes longer: raise timeout_s (--timeout).",
+                        f"rank {transport.rank} waited {transport.timeout_s:g} s for its GPU: {what}. Another rank's "
+                        "GPU may be late, or the work may take longer: raise timeout_s (--timeout).",
                         rank=transport.rank,
                         missing=[],
                         timeout_s=transport.timeout_s,
@@ -133,7 +133,7 @@ class GpuCalls:
             raise
 
     def abort(self) -> None:
-        """End what waits on the GPU for other ranks. Called when this rank has failed."""
+        """Abort GPU operations that wait for other ranks; called when this rank has failed."""
         for link in self._links.values():
             if link is not None:
                 link.abort()
@@ -149,7 +149,7 @@ class GpuCalls:
         self.staging.release()
 
     def release(self) -> None:
-        """Free the memory of links that a failed run has left open. Only when all ranks have ended."""
+        """Free the memory of links that a failed run has left open; call it only after all ranks have ended."""
         for link in self._links.values():
             if link is not None:
                 link.release()
@@ -199,26 +199,26 @@ def choose(members: list[dict[str, Any]], *, shares_memory: bool) -> tuple[str, 
     """Return how ranks on GPUs at these places exchange arrays, and why.
 
     Args:
-        members: for each member the dict of its place.
-        shares_memory: whether the ranks are processes or threads on one machine.
+        members: the place of each member, see `GpuCalls._place`.
+        shares_memory: whether the ranks share host memory; False for ranks started by MPI.
 
     Raises:
-        InputError: the environment variable names no link, or one that is not possible here, or differs by rank.
+        InputError: SIMPARALLEL_GPU_LINK is unknown, impossible here, or differs by rank.
     """
     places = {(member["host"], member["bus"]) for member in members}
     asked = sorted({member["asked"] for member in members})
     lacking = {
         "nccl": "CuPy has no NCCL on some rank" * (not all(member["nccl"] for member in members))
         or "ranks share a GPU" * (len(places) < len(members)),
-        "ipc": "the ranks are started by MPI" * (not shares_memory)
-        or "a rank does not reach the memory of another one's GPU"
+        "ipc": "the ranks were started by MPI" * (not shares_memory)
+        or "a rank's GPU cannot access the memory of another's"
         * any(other["bus"] not in member["reached"] for member in members for other in members),
         "host": "",
     }
     if len(asked) > 1:
         raise InputError(f"{VARIABLE} differs by rank: {', '.join(map(repr, asked))}; set it on all of them.")
     if kind := asked[0]:
-        if why := lacking.get(kind, f"there are {', '.join(LINKS)}"):
+        if why := lacking.get(kind, f"choose from {', '.join(LINKS)}"):
             raise InputError(f"{VARIABLE}={kind!r} is not possible: {why}.")
         return kind, f"{VARIABLE} asks for it"
     kind = next(kind for kind, why in lacking.items() if not why)

@@ -1,14 +1,15 @@
-"""Exchange through GPU memory that processes share: CUDA's IPC handles; ranks that are threads share it anyway.
+"""Exchange through GPU memory: processes share it by CUDA's IPC handles, threads share it anyway.
 
-Each rank has two rooms on its GPU, used alternately. A collective copies x into a room, and the members read it there.
+Each rank has two staging buffers on its GPU, its rooms, and uses them alternately. A collective copies x into a room,
+and the members read it there.
 
     1  copy x into the room, on the link's stream; record the event `shown`
     2  wait, on the host, until all members have started their copies (a phase of the call)
     3  let the stream wait for `shown` of all members; read the rooms; record the event `read`
 
-A room is used again two collectives later. Its owner has then seen all members arrive at the collective in between,
-so their `read` is recorded, and the stream waits for it. No host waits for a GPU, and no event is waited for before it
-is recorded: a dead rank blocks no stream.
+A room is reused two collectives later. By then its owner has seen all members arrive at the collective in between, so
+their `read` events are recorded, and the stream waits for them. The host waits for the GPU only to enlarge the rooms.
+No stream waits for an event that is not recorded yet, so a dead rank blocks no stream.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from simparallel.gpu.device import Gpu
 if TYPE_CHECKING:
     from simparallel.comm.group import Group
 
-# From this size on, more than two ranks reduce a part each, and copy the others' results.
+# From this size on, each of three or more ranks reduces one part, and copies the others' results.
 SHARED_WORK_BYTES = 1 << 20
 ROOMS = 2
 
 
 class IpcLink(AbstractLink):
-    """The link of ranks that reach each other's GPU memory."""
+    """The link of ranks that can access each other's GPU memory."""
 
     name = "shared GPU memory"
 
@@ -47,7 +48,7 @@ class IpcLink(AbstractLink):
         self.room_bytes, self.turn = 0, 0
         self._own_rooms: list[int] = []
         self._opened: list[int] = []
-        # By room: addresses of all members' rooms, and their events.
+        # [turn][position]: address of a member's room; the events `shown` and `read` likewise.
         self.rooms: list[list[int]] = []
         self._own_events = [[self._new_event() for _ in range(ROOMS)] for _ in range(2)]
         handles = [[(event, self.runtime.ipcGetEventHandle(event)) for event in events] for events in self._own_events]
@@ -69,7 +70,7 @@ class IpcLink(AbstractLink):
             return
         runtime, me = self.runtime, os.getpid()
         self._close_rooms()
-        # Nobody has a member's rooms open any more.
+        # After this phase, no member has another's rooms open.
         yield self.group.views.end_phase()
         self._free_rooms()
         self.room_bytes = max(1 << 20, 1 << (size_bytes - 1).bit_length())
@@ -81,19 +82,19 @@ class IpcLink(AbstractLink):
         self._opened = [room for pid, rooms in members for room in rooms if pid != me]
 
     def _told(self, handles: list[tuple[int, bytes]]) -> Steps:
-        """Tell all members this process, and addresses and handles of its rooms; return what they tell."""
+        """Send (process id, [(address, handle) of each room]) to all members; return theirs, in the group's order."""
         views, text = self.group.views, json.dumps([os.getpid(), [(at, handle.hex()) for at, handle in handles]])
         slots = views.slots(self.group.seq & 1, SLOT_BYTES, np.dtype(np.uint8)).flat
         slots[self.group.position][...] = np.frombuffer(text.encode().ljust(SLOT_BYTES), np.uint8)
         yield views.end_phase()
         order()
         told = [json.loads(slot.tobytes()) for slot in slots]
-        # Later collectives write to the slots again.
+        # Later collectives reuse the slots.
         yield views.end_phase()
         return [(pid, [(at, bytes.fromhex(handle)) for at, handle in pairs]) for pid, pairs in told]
 
     def _close_rooms(self) -> None:
-        """Close the others' rooms, when the GPU has read them."""
+        """Close the others' rooms, once the GPU has read them."""
         event = self.gpu.mark(self.stream)
         self.gpu.wait(lambda: event.done, f"collectives of {self.group.name}")
         for room in self._opened:
@@ -120,7 +121,7 @@ class IpcLink(AbstractLink):
         self._opened, self._own_events = [], []
 
     def room_of(self, position: int, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        """Return a member's room of the running collective as an array."""
+        """Return a member's room of the running collective, as an array of this shape and dtype."""
         cuda, size = self.gpu.cuda, prod(shape) * dtype.itemsize
         memory = cuda.UnownedMemory(self.rooms[self.turn][position], size, self, self.gpu.number)
         return self.xp.ndarray(shape, dtype, cuda.MemoryPointer(memory, 0))
@@ -142,10 +143,10 @@ class IpcLink(AbstractLink):
         return [self.room_of(position, x.shape, x.dtype) for position in range(self.group.size)]
 
     def _show(self) -> Steps:
-        """Show this rank's room to the others, and let the stream wait for theirs."""
+        """Publish this rank's room, and let the stream wait for the others."""
         shown = self.shown[self.turn]
         self.runtime.eventRecord(shown[self.group.position], self.stream.ptr)
-        # Only now is every member's event recorded.
+        # After this phase, every member's event is recorded.
         yield self.group.views.end_phase()
         order()
         for event in shown:
@@ -165,7 +166,7 @@ class IpcLink(AbstractLink):
             return
         flats, parts = [room.reshape(-1) for room in rooms], [views.bounds(x.size, i) for i in range(group.size)]
         mine = parts[group.position]
-        # Only this rank reads its own part of the rooms, so the result fits there.
+        # Only this rank reads this part of the rooms, so its own room can hold the result.
         with self.stream:
             fold(self.xp, call.rule, [flat[mine] for flat in flats], flats[group.position][mine])
         yield from self._show()

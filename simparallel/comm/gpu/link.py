@@ -1,8 +1,8 @@
 """`AbstractLink`: how the members of a group exchange arrays on their GPUs.
 
-Headers, arrivals and the watch over the other ranks are those of `comm.call`, on the host. Only the body of a call runs
-on the GPU, on a stream of the group: it begins behind what the rank had computed at the call, and the rank's compute
-stream waits for it where the program waits. The host waits for no GPU.
+`comm.call` compares headers, marks arrivals and watches the other ranks, on the host. Only the body of a call runs on
+the GPU, on a stream of the group. It starts after the operations that the compute stream had at the call, and the
+compute stream waits for it where the program calls `wait()`. The host does not wait for the GPU.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ON_GPU = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "
 class AbstractLink:
     """The connection of one rank's GPU to the GPUs of a group.
 
-    Each collective is a method of its name, made of two exchanges: `gathered` and `exchanged`. A link overrides those
-    that it can do better. Reductions run in the order of the group: the bits of a run on the host.
+    Each collective is the method of that name, built on `gathered` or `exchanged`. A link overrides those that it can
+    run faster. Reductions follow the order of the group, so they give the bits of a run on the host.
 
     Args:
         group: the group.
@@ -48,25 +48,25 @@ class AbstractLink:
         self._in_use: list[tuple[Any, tuple[Array, ...]]] = []
 
     def hold(self, event: Any, *arrays: Array) -> None:
-        """Keep arrays alive until an event of the stream has passed."""
+        """Keep arrays alive until the stream has passed an event."""
         self._in_use = [entry for entry in self._in_use if not entry[0].done]
         self._in_use.append((event, arrays))
 
     def finish_reading(self) -> None:
-        """Mark the end of a collective on the stream: this rank reads no memory of another rank any more."""
+        """Mark the point of the stream from which on this rank no longer reads other ranks' memory."""
 
     def check(self) -> None:
         """Raise CommError if the exchange has failed on the GPU."""
 
     def abort(self) -> None:
-        """End what waits for other ranks on the GPU."""
+        """Abort GPU operations that wait for other ranks."""
 
     def close(self) -> None:
         """Disconnect: collective over the group, after the GPU has finished its collectives."""
         self.release()
 
     def release(self) -> None:
-        """Free the link's memory. Only when no member uses it any more."""
+        """Free the link's memory; call it only once no member uses it."""
         self._in_use.clear()
 
     # --- exchanges ------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class AbstractLink:
 
 
 class GpuBody(Body):
-    """The body of a collective on GPUs: it runs the method of its name of the group's link."""
+    """The body of a collective on GPUs: it calls the link's method of that name."""
 
     by_messages = copied = True
     others: Sequence[Any] = []
@@ -121,13 +121,13 @@ class GpuBody(Body):
         self.rule = None if settings.op == "-" else reduction(settings.op, x.dtype)
 
     def expose(self, call: Call) -> tuple[int, int]:
-        """Reserve memory for the result, and mark where the compute stream stands; expose nothing."""
+        """Allocate the result, and record an event on the compute stream; expose nothing."""
         assert isinstance(call, GpuCall)
         gpu = self.link.gpu
         if call.is_apart:
             call.x = call.x.copy()
         call.result_array = call.make_result()
-        # After the allocation: memory may come from arrays that the compute stream still uses.
+        # After the allocation, whose memory earlier operations of the compute stream may still use.
         call.issued = gpu.mark(gpu.compute)
         return 0, call.plan.payload_bytes
 

@@ -1,9 +1,9 @@
 """Exchange by NCCL, where each rank has a GPU of its own, also on several machines.
 
-Rendezvous and errors go over the host: the first member of a group makes NCCL's identifier, and the host's collectives
-bring it to the others. NCCL waits without a limit for a missing peer. So its communicator is made in a thread that the
-rank watches, and connects at once; its collectives are started only when all members are known to make the same call,
-and the host polls for their end while it watches the other ranks. If one of them fails, the communicator is aborted.
+Rendezvous and errors use the host: the first member of a group creates NCCL's identifier, and a collective of the host
+sends it to the others. NCCL waits forever for a missing peer. So its communicator is created in a thread, while the
+rank watches the others, and connects to all peers at once; its collectives start only after all members have made the
+same call, and the host polls for their end while it watches the other ranks. If one fails, the communicator is aborted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simparallel.gpu.device import Gpu
 if TYPE_CHECKING:
     from simparallel.comm.group import Group
 
-# Code of a dtype -> NCCL's name. All else travels as bytes.
+# dtype.char -> NCCL's name. Other dtypes travel as bytes.
 TYPES = {
     "b": "INT8", "B": "UINT8", "i": "INT32", "I": "UINT32", "l": "INT64", "q": "INT64", "L": "UINT64", "Q": "UINT64",
     "e": "FLOAT16", "f": "FLOAT32", "d": "FLOAT64",
@@ -32,14 +32,14 @@ REDUCTIONS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MI
 
 
 class NcclLink(AbstractLink):
-    """The link of ranks with a GPU each. Reductions that NCCL has are in its own order, the same on all ranks."""
+    """The link of ranks with one GPU each. NCCL's reductions have an order of their own, the same on all ranks."""
 
     name = "NCCL"
 
     def __init__(self, group: Group, gpu: Gpu) -> None:
         super().__init__(group, gpu)
         self.nccl = gpu.nccl
-        # All connections are made with the communicator: later ones would block inside of a collective.
+        # Make all connections with the communicator: later ones would block inside a collective.
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         identifier = group.exchange(self.nccl.get_unique_id() if group.position == 0 else b"")[0]
         self._comm = self._watched(lambda: self.nccl.NcclCommunicator(group.size, identifier, group.position))
@@ -64,8 +64,8 @@ class NcclLink(AbstractLink):
 
     def _error(self, error: Exception) -> CommError:
         return CommError(
-            f"rank {self.group.transport.rank}: NCCL failed in {self.group.name}: {error}. NCCL_DEBUG=INFO prints its "
-            "reasons; SIMPARALLEL_GPU_LINK=host copies through host memory instead."
+            f"rank {self.group.transport.rank}: NCCL failed in {self.group.name}: {error}. NCCL_DEBUG=INFO prints the "
+            "reason; SIMPARALLEL_GPU_LINK=host copies through host memory instead."
         )
 
     def check(self) -> None:
@@ -104,10 +104,10 @@ class NcclLink(AbstractLink):
         self.nccl.groupEnd()
         return taken
 
-    # --- collectives that NCCL has --------------------------------------------------------------------
+    # --- NCCL's own collectives ---------------------------------------------------------------------
 
     def _reduction(self, rule: Reduction, call: GpuCall) -> tuple[int, int] | None:
-        """Return NCCL's numbers of the dtype and the reduction; None if it lacks either."""
+        """Return NCCL's codes of the dtype and the reduction; None if it lacks either."""
         kind, name = TYPES.get(call.x.dtype.char), REDUCTIONS.get(rule.ufunc.__name__)
         if kind is None or name is None:
             return None
@@ -163,7 +163,7 @@ class NcclLink(AbstractLink):
             return self.xp.ascontiguousarray(x)
 
     def _give(self, dense: Array, target: Array) -> None:
-        """Write the result to its array, unless that is where it is."""
+        """Copy the result to `target`, unless NCCL has written it there."""
         if dense is not target and not target.flags.c_contiguous:
             with self.stream:
                 target[...] = dense

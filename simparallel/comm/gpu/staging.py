@@ -1,7 +1,7 @@
-"""Copies of GPU arrays in the rank's shared memory, which collectives on the host read and write in place.
+"""Host copies of GPU arrays, in the rank's shared memory, where collectives on the host read and write them in place.
 
-One block is pinned, so that the GPU reads and writes it at full speed. A copy takes its memory from it if the block is
-free and large enough; other copies are in memory that is not pinned.
+One block is pinned, so that the GPU copies to and from it at full speed. It holds one copy at a time, and grows to its
+size, up to `LARGEST_BYTES`; other copies are in memory that is not pinned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simparallel.comm.shm.arena import Arena
 from simparallel.errors import SharedMemoryError
 from simparallel.gpu.device import Gpu
 
-# Pinning takes milliseconds and memory that cannot be swapped out.
+# Pinning takes milliseconds, and pinned memory cannot be swapped out.
 LARGEST_BYTES = 256 << 20
 
 
@@ -34,7 +34,7 @@ class Staging:
         self._taken: Any = lambda: None  # weak reference to the copy in the block
 
     def copy_of(self, array: Array) -> np.ndarray:
-        """Return a copy of a GPU array on the host, which waits for it."""
+        """Return a host copy of a GPU array; the host waits until it is complete."""
         host = self._take(array.shape, array.dtype)
         self._gpu.synchronize("a copy to the host")
         array.get(out=host)
@@ -63,7 +63,7 @@ class Staging:
         self._gpu.cuda.runtime.hostRegister(self._block.ctypes.data, size, 0)
 
     def release(self) -> None:
-        """Unpin the block, and give its memory back."""
+        """Unpin and free the block."""
         if self._block is not None:
             self._gpu.cuda.runtime.hostUnregister(self._block.ctypes.data)
             self._block = None

@@ -51,8 +51,8 @@ class Results(list[Any]):
         trace: the events of all ranks.
         metrics: values logged with `sp.log`: rank -> list of (step, name, value).
         memory: rank -> memory of its device, as counted: peak_bytes, at_peak and live by category, limit_bytes; under
-            "devices" the same for each of its devices, by name; and of a rank on a GPU under "measured" the most
-            bytes that its memory pool had from the GPU, peak_bytes, with the pool's limit_bytes.
+            "devices" the same for each of its devices, by name; for a rank on a GPU, under "measured" the peak_bytes
+            that its memory pool held on the GPU, and the pool's limit_bytes.
     """
 
     def __init__(self, outcomes: list[Outcome], cluster: ClusterSpec) -> None:
@@ -114,8 +114,8 @@ class Cluster:
         log_links: name of each rank's link, with "{rank}" in it.
         log_files: names of files that you write to `log_dir` yourself, such as pictures: an earlier run's are
             removed with its logs. Files that no run wrote are never replaced, see Raises.
-        device_memory: capacity of each device, such as "64MB"; None for no limit. With array="cupy" it limits what a
-            rank takes from its GPU, too.
+        device_memory: capacity of each device, such as "64MB"; None for no limit. With array="cupy" it also limits the
+            memory pool of each rank on its GPU.
         devices_per_rank: simulated devices of each rank, "sim:0" to "sim:n-1", of the same kind and with the
             same link between them; None creates each when the program first names it. One process drives them all.
         timeout_s: seconds that a rank waits for another one before it raises, and that a rank may stay stopped

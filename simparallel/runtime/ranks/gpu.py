@@ -27,12 +27,12 @@ def _read(gpu: Gpu, recorder: GpuRecorder) -> None:
 
 @contextmanager
 def on_gpu(communicator: Communicator, recorder: GpuRecorder, memory_bytes: int | None) -> Iterator[Gpu]:
-    """Compute and communicate on the rank's GPU inside of the block. All ranks enter it together.
+    """Compute and communicate on the rank's GPU inside the block. Collective: all ranks enter it together.
 
-    `memory_bytes`: limit of its memory; None for no limit.
+    `memory_bytes`: limit of its memory pool; None for CuPy's own limit.
 
     Raises:
-        InputError: there is no GPU that CuPy can use.
+        InputError: CuPy can use no GPU, or SIMPARALLEL_NVTX or SIMPARALLEL_GPU_LINK is wrong.
     """
     with use_gpu(gpu_of_rank(recorder.local_rank)) as gpu:
         recorder.home = partial(_home, gpu, recorder)
