@@ -43,7 +43,7 @@ class GpuClock:
     """
 
     def __init__(self, gpu: Gpu) -> None:
-        self._cuda, self._compute = gpu.cuda, gpu.compute
+        self._gpu, self._cuda, self._compute = gpu, gpu.cuda, gpu.compute
         self.name = gpu.cuda.runtime.getDeviceProperties(gpu.number)["name"].decode()
         self.is_paused = False
         # Events to reuse.
@@ -74,7 +74,7 @@ class GpuClock:
             return moment
         event = moment.event
         if event is not None:
-            if not event.done:
+            if not self._gpu.has_passed(event):
                 return None
             passed_ms = self._cuda.get_elapsed_time(self._reference, event)
             moment.wall_ns = self._reference_ns + round(1e6 * passed_ms)

@@ -17,6 +17,7 @@ from simparallel.gpu.memory import GpuMemory, use_memory
 from simparallel.gpu.uploads import Uploads
 
 # (is_done, what): wait until `is_done()`; errors quote `what`.
+_PASSED, _NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady
 Wait = Callable[[Callable[[], bool], str], None]
 
 
@@ -73,6 +74,18 @@ class Gpu:
         event.record(stream)
         return event
 
+    def has_passed(self, event: Any) -> bool:
+        """Return whether the GPU has passed an event, without a wait.
+
+        Raises:
+            cupy.cuda.runtime.CUDARuntimeError: an operation before it has failed. `event.done` would be False for ever.
+        """
+        runtime = self.cuda.runtime
+        status = runtime.eventQuery(event.ptr)
+        if status not in (_PASSED, _NOT_READY):
+            raise runtime.CUDARuntimeError(status)
+        return bool(status == _PASSED)
+
     def order(self, first: Any, then: Any) -> None:
         """Let later operations of the stream `then` wait for the earlier ones of `first`."""
         then.wait_event(self.mark(first))
@@ -80,8 +93,8 @@ class Gpu:
     def synchronize(self, what: str) -> None:
         """Wait on the host for all operations of the compute stream; errors quote `what`."""
         event = self.mark(self.compute)
-        if not event.done:
-            self.wait(lambda: event.done, what)
+        if not self.has_passed(event):
+            self.wait(lambda: self.has_passed(event), what)
 
 
 def gpu_of_rank(local_rank: int) -> Gpu:

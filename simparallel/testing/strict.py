@@ -272,9 +272,11 @@ class StrictArray:
         if name.startswith("_") or name in cupy_lacks.METHODS:
             raise AttributeError(f"a CuPy array has no attribute {name!r}")
         _refuse_in_kernel(name, name in _FUSIBLE_METHODS)
-        value = getattr(_unwrap(self), name)
+        value = getattr(self._data, name)
+        # Shapes, dtypes and views need no values.
         if not callable(value):
             return _wrap(value)
+        strict_cuda.catch_up()
         return _guarded(value, name, cupy_lacks.KEYWORDS_OF_METHODS.get(name, frozenset()))
 
     def item(self) -> Any:

@@ -36,17 +36,24 @@ launch_listeners: list[Callable[[str], None]] = []
 _ids = itertools.count(1)
 
 
+class CUDARuntimeError(RuntimeError):
+    """An error of CUDA, by its number."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"CUDA error {status}")
+        self.status = status
+
+
 class StreamRaceError(RuntimeError):
     """Two streams use the same memory, one of them writes it, and no event orders them."""
 
 
 class _Thread(threading.local):
-    """The host's thread: its device and stream, and the operations that it knows to have ended."""
+    """The host's thread: its device and stream."""
 
     def __init__(self) -> None:
         self.device = Device(0)
         self.stream: Stream | None = None
-        self.known: Clock = {}
 
 
 class Device:
@@ -144,7 +151,7 @@ class Stream:
 
     def begin(self) -> Clock:
         """Start an operation; return its clock: the operations that have ended before it, and itself."""
-        _merge(self.clock, _thread.known)
+        _merge(self.clock, _known)
         self.clock[self.ptr] += 1
         return self.clock
 
@@ -157,7 +164,7 @@ class Stream:
     def synchronize(self) -> None:
         refuse_in_capture("synchronize()", self)
         finish_all(self)
-        _merge(_thread.known, self.clock)
+        _merge(_known, self.clock)
 
     def record(self, event: Event | None = None) -> Event:
         event = Event() if event is None else event
@@ -283,13 +290,13 @@ class Event:
         self.waits_for = [operation for operation in self.waits_for if not operation.is_done()]
         if not self.waits_for:
             # The host has seen the event, so what it starts from now on runs later.
-            _merge(_thread.known, self.clock)
+            _merge(_known, self.clock)
         return not self.waits_for
 
     def synchronize(self) -> None:
         self._check_not_captured()
         finish_all(self)
-        _merge(_thread.known, self.clock)
+        _merge(_known, self.clock)
 
     def _check_not_captured(self) -> None:
         if self.graph is not None:
@@ -320,7 +327,13 @@ LONGEST_WAIT_S = 60.0
 
 def _give_way() -> None:
     """Let other ranks run while an operation of this one waits for theirs: a GPU would wait, not its host."""
-    current().transport.looked(Condition((), (), 0), lambda: "an operation on the GPU", 0.0)
+    communicator = current()
+    communicator.transport.looked(Condition((), (), 0), lambda: "an operation on the GPU", 0.0)
+    # A GPU would not stop the host here, so the rank would go on to the collectives that others wait for; but not to
+    # one that it is in the middle of.
+    for lane in tuple(communicator.lanes):
+        if not any(getattr(work._steps, "gi_running", False) for work in tuple(lane._queue)[:1]):
+            lane.advance()
 
 
 def stream_at(ptr: int) -> Stream:
@@ -549,11 +562,22 @@ def _push(message: str, id_color: int = -1) -> None:
 
 nvtx = SimpleNamespace(available=True, RangePush=_push, RangePop=lambda: _push(""))
 # Devices of this machine, as many as the environment says.
+_peers: set[tuple[int, int]] = set()
+
+
+def _enable_peer_access(peer: int) -> None:
+    if (_thread.device.id, peer) in _peers:
+        raise CUDARuntimeError(704)
+    _peers.add((_thread.device.id, peer))
+
+
 num_devices = int(os.environ.get("SIMPARALLEL_STAND_IN_DEVICES", "1"))
 _streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
 _kept_events: dict[int, Event] = {}
 _thread = _Thread()
+# What the host has waited for. That has ended, whichever thread waited; later operations of any thread run after it.
+_known: Clock = {}
 Stream.null = Stream(null=True)
 
 device = SimpleNamespace(get_cublas_handle=lambda: 1 + threading.get_ident())
@@ -583,5 +607,8 @@ runtime = SimpleNamespace(
     eventCreateWithFlags=_create_event,
     eventDestroy=lambda event: _kept_events.pop(event),
     eventRecord=lambda event, stream: _events[event].record(stream_at(stream)),
+    eventQuery=lambda event: 0 if _events[event].done else 600,
+    CUDARuntimeError=CUDARuntimeError,
+    deviceEnablePeerAccess=lambda peer: _enable_peer_access(peer),
     streamWaitEvent=lambda stream, event, flags=0: stream_at(stream).wait_event(_events[event]),
 )

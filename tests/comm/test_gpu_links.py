@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import time
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,15 @@ from refusals import refused
 import simparallel as sp
 from simparallel import backend
 from simparallel.comm.gpu import calls, ipc
-from simparallel.errors import CollectiveMismatchError, DeadlineError, InputError, RankFailedError, RunFailedError
+from simparallel.errors import (
+    CollectiveMismatchError,
+    DeadlineError,
+    DeviceMismatchError,
+    InputError,
+    RankFailedError,
+    RunFailedError,
+)
+from simparallel.gpu.device import current_gpu
 from simparallel.testing import faults, strict, strict_cuda, strict_nccl
 
 SIZE = 3
@@ -223,20 +233,189 @@ def test_any_size_over_any_link(size: int, count: int, op: str, data: Any) -> No
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def early() -> None:
+def early(polls: bool) -> list[float]:
     x = ours()
     work = sp.all_reduce(x, async_op=True)
-    while not work.is_completed():
+    for _ in range(9):
+        sp.comm.current().progress()
+    while polls and not work.is_completed():
         pass
-    (x.data + 1).sum()
+    y = (x.data + 1).sum()
     work.wait()
+    return [float(y), float(x.data.sum() + 6)]
 
 
 @pytest.mark.parametrize("link", ["nccl", "ipc"])
 def test_result_before_wait_is_a_race(link: str) -> None:
-    """The host is done long before the GPU; only `wait` orders the streams."""
+    """The host is done long before the GPU: only `wait`, or a work that is completed, orders the streams."""
     with linked(link), pytest.raises(RunFailedError, match="StreamRaceError"):
-        run(early)
+        run(early, False)
+    with linked(link):
+        assert all(found == expected for found, expected in run(early, True))
+
+
+def dropped() -> sp.Tensor:
+    """Return an array that a work still changes."""
+    x = ours()
+    sp.all_reduce(x, async_op=True)
+    return x
+
+
+@pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=pytest.mark.process)])
+@pytest.mark.parametrize("link", ["nccl", "ipc"])
+def test_work_without_wait_ends_with_the_rank(link: str, transport: str) -> None:
+    expected = [x.tolist() for x in sp.launch(dropped, world_size=SIZE, transport="inline")]
+    with linked(link):
+        assert [x.tolist() for x in run(dropped, transport=transport)] == expected
+
+
+def leaving() -> int:
+    """Return at once on one rank, while another one computes longer than any rank waits."""
+    reduced()
+    return hold_up(2.0) if sp.get_rank() == 1 else 0
+
+
+def hold_up(seconds: float) -> int:
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        pass
+    return 0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("link", ["nccl", "ipc"])
+def test_end_of_a_rank_waits_for_no_other(link: str) -> None:
+    with linked(link):
+        assert run(leaving, transport="shm", timeout_s=0.5) == [0] * SIZE
+
+
+def gathers() -> float:
+    """Gather eight times what fits a few times."""
+    x, total = ours(1 << 17), 0.0
+    for _ in range(8):
+        whole = sp.all_gather(x)
+        total += float(whole.sum().item())
+        del whole
+    return total
+
+
+@pytest.mark.parametrize("link", ["nccl", "ipc"])
+def test_memory_is_free_after_wait(link: str) -> None:
+    with linked(link):
+        run(gathers, device_memory="7MB")
+        with pytest.raises(RunFailedError, match="DeviceOutOfMemoryError"):
+            run(gathers, device_memory="2MB")
+
+
+def two_groups() -> list[float]:
+    """Start collectives of two groups in an order that differs by rank, and read the result of the second first."""
+    groups = [sp.new_group([0, 1, 2]), sp.new_group([2, 1, 0])]
+    turn = 1 if sp.get_rank() == 1 else -1
+    first, second = (sp.all_reduce(ours(), group=group, async_op=True) for group in groups[::turn])
+    return [float(work.wait().sum().item()) for work in (second, first)]
+
+
+@pytest.mark.parametrize("link", ["nccl", "ipc"])
+def test_read_lets_other_collectives_go_on(link: str) -> None:
+    with linked(link):
+        assert len({tuple(sorted(found)) for found in run(two_groups)}) == 1
+
+
+def special(dtype: str) -> list[Any]:
+    """NaN in a maximum, and sums that float16 rounds."""
+    values = np.array([np.nan if sp.get_rank() == 1 else 1.0, 2048.0 if sp.get_rank() == 0 else 1.0], dtype)
+    return [str(sp.all_reduce(sp.Tensor(values.copy()), op).tolist()) for op in ("max", "min", "sum", "mean")]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@GPU
+def test_special_values_are_those_of_the_host(link: str, dtype: str) -> None:
+    expected = list(sp.launch(special, (dtype,), world_size=SIZE, transport="inline"))
+    with linked(link):
+        assert run(special, dtype) == expected
+
+
+def on_own_stream() -> list[float]:
+    gpu = current_gpu()
+    assert gpu is not None
+    x = ours()
+    stream = gpu.cuda.Stream(non_blocking=True)
+    gpu.order(gpu.compute, stream)
+    with stream:
+        y = sp.all_reduce(x * 2) + 1
+    gpu.order(stream, gpu.compute)
+    return y.tolist()
+
+
+@pytest.mark.parametrize("link", ["nccl", "ipc"])
+def test_collective_on_the_current_stream(link: str) -> None:
+    with linked(link):
+        assert len(set(map(tuple, run(on_own_stream)))) == 1
+
+
+def elsewhere() -> None:
+    gpu = current_gpu()
+    assert gpu is not None
+    x = ours()
+    with gpu.cuda.Device(gpu.number + 1):
+        sp.all_reduce(x)
+
+
+def test_array_of_another_gpu_is_refused() -> None:
+    with linked("nccl"), pytest.raises(RunFailedError) as caught:
+        run(elsewhere)
+    assert isinstance(caught.value.__cause__, DeviceMismatchError)
+
+
+def failing() -> None:
+    reduced()
+    raise ValueError("an error of the program")
+
+
+@pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=pytest.mark.process)])
+@pytest.mark.parametrize("link", ["nccl", "ipc"])
+def test_error_of_the_program_stays(monkeypatch: pytest.MonkeyPatch, link: str, transport: str) -> None:
+    """Also if NCCL cannot abort; and failed runs leave no memory behind."""
+
+    def refuse(self: Any) -> None:
+        raise strict_nccl.NcclError("no abort")
+
+    if transport == "inline":
+        monkeypatch.setattr(strict_nccl.NcclCommunicator, "abort", refuse)
+    before = len(strict_cuda._allocated), len(strict_cuda._kept_events)
+    with linked(link), pytest.raises(RunFailedError, match="an error of the program"):
+        run(failing, transport=transport)
+    assert (len(strict_cuda._allocated), len(strict_cuda._kept_events)) == before
+
+
+def test_failure_of_the_gpu_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event behind an operation that failed is never passed."""
+
+    def program() -> None:
+        monkeypatch.setattr(strict_cuda.runtime, "eventQuery", lambda event: 700)
+        ours().numpy()
+
+    with linked("ipc"), pytest.raises(RunFailedError, match="CUDA error 700"):
+        run(program, size=1)
+
+
+def endless() -> None:
+    """Start collectives and read nothing; one rank dies."""
+    x = ours()
+    sp.all_reduce(x)
+    if sp.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    link = sp.comm.current().gpu._links[0]
+    link._comm.allReduce(x.data.data.ptr, x.data.data.ptr, 6, strict_nccl.NCCL_FLOAT32, 0, link.stream.ptr)
+    while not link.stream.done:
+        pass
+
+
+@pytest.mark.process
+def test_watchdog_aborts_beside_a_busy_thread() -> None:
+    """The rank's thread waits inside of CUDA, where it cannot look at the others."""
+    with linked("nccl"), pytest.raises(RunFailedError, match="rank 1"):
+        run(endless, transport="shm")
 
 
 def training_step() -> tuple[list[str], list[str]]:

@@ -50,7 +50,7 @@ def test_copy_waits_until_its_memory_was_read(monkeypatch: pytest.MonkeyPatch) -
     with gpu.compute:
         gpu.uploads.copy(np.ones(3))
         # The host knows of no operation that has ended.
-        strict_cuda._thread.known.clear()
+        strict_cuda._known.clear()
         monkeypatch.setattr(gpu.copies, "wait_event", lambda event: None)
         monkeypatch.setattr(strict_cuda.Event, "done", True)
         with pytest.raises(StreamRaceError):

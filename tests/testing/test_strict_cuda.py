@@ -149,10 +149,10 @@ def cupy() -> Any:
 def test_functions_of_the_runtime_are_cupys(cupy: Any) -> None:
     for name, value in vars(cuda.runtime).items():
         assert hasattr(cupy.cuda.runtime, name), name
-        if callable(value):
+        if callable(value) and not isinstance(value, type):
             theirs, ours = documented(getattr(cupy.cuda.runtime, name)), arguments(value)
             assert len(ours) == len(theirs), (name, theirs)
-        else:
+        elif not isinstance(value, type):
             assert value == getattr(cupy.cuda.runtime, name), name
 
 

@@ -14,21 +14,22 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from simparallel.backend import Array
+from simparallel.backend import Array, gpu_of
 from simparallel.comm.call_header import ON_GPUS
 from simparallel.comm.collective import Collective
 from simparallel.comm.gpu.ipc import IpcLink
 from simparallel.comm.gpu.link import ON_GPU, AbstractLink, GpuBody, GpuCall
 from simparallel.comm.gpu.nccl import NcclLink
 from simparallel.comm.gpu.staging import Staging
+from simparallel.comm.gpu.watchdog import NOTHING, Watchdog
 from simparallel.comm.group import Algorithm, Group
 from simparallel.comm.reduction import LOGICAL, truth
-from simparallel.comm.transport import Condition
 from simparallel.comm.validate import check_form, check_only_at
-from simparallel.errors import DeadlineError, InputError
+from simparallel.errors import DeadlineError, DeviceMismatchError, InputError
 from simparallel.gpu.device import Gpu
 from simparallel.gpu.ranges import named_range
 from simparallel.hardware.notes import note_once
@@ -58,6 +59,7 @@ class GpuCalls:
         self._links: dict[int, AbstractLink | None] = {}
         self._algorithms: dict[int, Algorithm] = {}
         self.staging = Staging(communicator.transport.arena, gpu)
+        self._watchdog: Watchdog | None = None
         gpu.wait = self.wait
         self.connect(communicator.world)
 
@@ -89,6 +91,12 @@ class GpuCalls:
         """Run a collective that `takes` accepted; arguments and result are those of `Communicator._run`."""
         link, algorithm, asker = self._links[group.slot], self._algorithms[group.slot], self._communicator.asker
         assert link is not None
+        for name, array in (("x", x), ("out", out)):
+            if array is not None and gpu_of(array) != self._gpu.number:
+                raise DeviceMismatchError(
+                    f"{what.name}: {name} is on cuda:{gpu_of(array)}, but rank {self._communicator.rank} communicates "
+                    f"from cuda:{self._gpu.number}; move it there with .to('cuda:{self._gpu.number}')."
+                )
         sizes = None if sizes is None else tuple(sizes)
         key = what.name, op, root, dims, sizes, listed, x.dtype, x.shape, asker, type(root), *map(type, dims)
         plan = algorithm.plans.get(key) or algorithm.plan_array(what, key, x, asker)
@@ -117,7 +125,9 @@ class GpuCalls:
         links = [link for link in self._links.values() if link is not None]
         try:
             while not is_done():
-                transport.looked(_NOTHING, lambda: what, 0.0)
+                transport.looked(NOTHING, lambda: what, 0.0)
+                # The GPU may wait for a rank that waits for another collective of this one.
+                self._communicator.progress()
                 for link in links:
                     link.check()
                 if time.monotonic() - start_s > transport.timeout_s:
@@ -139,22 +149,24 @@ class GpuCalls:
                 link.abort()
 
     def finish(self) -> None:
-        """Wait for the GPU, and close the links: collective over each group. Called at the end of a run."""
-        self._gpu.synchronize("the end of the run")
-        # In the same order on all ranks.
-        for slot, link in sorted(self._links.items()):
-            if link is not None:
-                link.close()
-            del self._links[slot]
-        self.staging.release()
-
-    def release(self) -> None:
-        """Free the memory of links that a failed run has left open; call it only after all ranks have ended."""
+        """Wait for the GPU at the end of this rank; others may go on to read its memory."""
         for link in self._links.values():
             if link is not None:
-                link.release()
+                link.finish()
+        self._gpu.synchronize("the end of the run")
+        if self._watchdog is not None:
+            self._watchdog.stop()
+
+    def release(self) -> None:
+        """Free the links and their memory; call it only after all ranks have ended."""
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        parts: list[Any] = [link for link in self._links.values() if link is not None]
         self._links.clear()
-        self.staging.release()
+        for part in [*parts, self.staging]:
+            # After an error of CUDA, everything that it is asked fails.
+            with suppress(Exception):
+                part.release()
 
     # --- the choice -----------------------------------------------------------------------------------
 
@@ -171,6 +183,8 @@ class GpuCalls:
                 call_type = FaultyGpuCall
             bodies = {name: partial(GpuBody, link, call_type) for name in ON_GPU}
             self._algorithms[group.slot] = Algorithm(group, bodies, ON_GPUS)
+        if isinstance(link, NcclLink) and group.views.is_shared and self._watchdog is None:
+            self._watchdog = Watchdog(group.transport, self.abort)
 
     def _link_of(self, group: Group) -> AbstractLink | None:
         if group.size == 1:
@@ -228,4 +242,3 @@ def choose(members: list[dict[str, Any]], *, shares_memory: bool) -> tuple[str, 
 
 
 _NAMES = {"nccl": NcclLink.name, "ipc": IpcLink.name, "host": "host memory"}
-_NOTHING = Condition((), (), 0)

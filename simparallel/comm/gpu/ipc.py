@@ -24,6 +24,7 @@ import numpy as np
 
 from simparallel.backend import Array
 from simparallel.comm.gpu.link import AbstractLink, GpuCall, fold
+from simparallel.comm.gpu.watchdog import NOTHING
 from simparallel.comm.shm.segment import SLOT_BYTES
 from simparallel.comm.transport import order
 from simparallel.comm.work import Steps
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 # From this size on, each of three or more ranks reduces one part, and copies the others' results.
 SHARED_WORK_BYTES = 1 << 20
 ROOMS = 2
+# cudaErrorPeerAccessAlreadyEnabled
+_ALREADY_ENABLED = 704
 
 
 class IpcLink(AbstractLink):
@@ -52,11 +55,28 @@ class IpcLink(AbstractLink):
         self.rooms: list[list[int]] = []
         self._own_events = [[self._new_event() for _ in range(ROOMS)] for _ in range(2)]
         handles = [[(event, self.runtime.ipcGetEventHandle(event)) for event in events] for events in self._own_events]
-        members = group.exchange((os.getpid(), *handles))
+        members = group.exchange((os.getpid(), gpu.number, *handles))
+        self._reach({number for pid, number, *_ in members if pid == os.getpid()})
         open_event = self.runtime.ipcOpenEventHandle
         self.shown, self.read = (
-            by_room([opened(events[kind], pid, open_event) for pid, *events in members]) for kind in range(2)
+            by_room([opened(events[kind], pid, open_event) for pid, _, *events in members]) for kind in range(2)
         )
+        self._opened_events = [
+            event
+            for kind in (self.shown, self.read)
+            for turn in kind
+            for event, (pid, *_) in zip(turn, members, strict=True)
+            if pid != os.getpid()
+        ]
+
+    def _reach(self, numbers: set[int]) -> None:
+        """Let kernels of this GPU read the memory of others in this process; CUDA does so for opened handles."""
+        for number in numbers - {self.gpu.number}:
+            try:
+                self.runtime.deviceEnablePeerAccess(number)
+            except self.runtime.CUDARuntimeError as error:
+                if error.status != _ALREADY_ENABLED:
+                    raise
 
     def _new_event(self) -> int:
         flags = self.runtime.eventDisableTiming | self.runtime.eventInterprocess
@@ -74,12 +94,22 @@ class IpcLink(AbstractLink):
         yield self.group.views.end_phase()
         self._free_rooms()
         self.room_bytes = max(1 << 20, 1 << (size_bytes - 1).bit_length())
-        self._own_rooms = [int(runtime.malloc(self.room_bytes)) for _ in range(ROOMS)]
+        for _ in range(ROOMS):
+            self._own_rooms.append(self._new_room())
         handles = [(room, runtime.ipcGetMemHandle(room)) for room in self._own_rooms]
         told = yield from self._told(handles)
         members = [(pid, opened(rooms, pid, runtime.ipcOpenMemHandle)) for pid, rooms in told]
         self.rooms = by_room([rooms for _, rooms in members])
         self._opened = [room for pid, rooms in members for room in rooms if pid != me]
+
+    def _new_room(self) -> int:
+        """Return memory outside of the pool: a handle is one of a whole allocation."""
+        try:
+            return int(self.runtime.malloc(self.room_bytes))
+        except self.runtime.CUDARuntimeError:
+            # The pool may keep what no array uses.
+            self.gpu.memory.is_empty()
+            return int(self.runtime.malloc(self.room_bytes))
 
     def _told(self, handles: list[tuple[int, bytes]]) -> Steps:
         """Send (process id, [(address, handle) of each room]) to all members; return theirs, in the group's order."""
@@ -95,8 +125,10 @@ class IpcLink(AbstractLink):
 
     def _close_rooms(self) -> None:
         """Close the others' rooms, once the GPU has read them."""
-        event = self.gpu.mark(self.stream)
-        self.gpu.wait(lambda: event.done, f"collectives of {self.group.name}")
+        event, transport = self.gpu.mark(self.stream), self.group.transport
+        # The stream waits for events only that other ranks have recorded, so no failure can keep it.
+        while not self.gpu.has_passed(event):
+            transport.looked(NOTHING, self.group.describe_running, 0.0)
         for room in self._opened:
             self.runtime.ipcCloseMemHandle(room)
         self._opened = []
@@ -106,19 +138,19 @@ class IpcLink(AbstractLink):
             self.runtime.free(room)
         self._own_rooms = []
 
-    def close(self) -> None:
+    def finish(self) -> None:
+        super().finish()
+        # The owners free them when all ranks have ended.
         self._close_rooms()
-        self.group.exchange(None)
-        super().close()
 
     def release(self) -> None:
         super().release()
         for room in self._opened:
             self.runtime.ipcCloseMemHandle(room)
         self._free_rooms()
-        for event in (event for events in self._own_events for event in events):
+        for event in (*self._opened_events, *(event for events in self._own_events for event in events)):
             self.runtime.eventDestroy(event)
-        self._opened, self._own_events = [], []
+        self._opened, self._opened_events, self._own_events = [], [], []
 
     def room_of(self, position: int, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Return a member's room of the running collective, as an array of this shape and dtype."""

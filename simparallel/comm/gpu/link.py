@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from simparallel.backend import Array
 from simparallel.comm.call import Body, Call, Settings
 from simparallel.comm.collective import COLLECTIVES
+from simparallel.comm.gpu.watchdog import NOTHING
 from simparallel.comm.reduction import Reduction, reduction
 from simparallel.comm.validate import own_piece
 from simparallel.comm.work import Steps
+from simparallel.errors import CommError
 from simparallel.gpu.device import Gpu
 
 if TYPE_CHECKING:
@@ -49,8 +51,12 @@ class AbstractLink:
 
     def hold(self, event: Any, *arrays: Array) -> None:
         """Keep arrays alive until the stream has passed an event."""
-        self._in_use = [entry for entry in self._in_use if not entry[0].done]
         self._in_use.append((event, arrays))
+
+    def let_go(self, event: Any = None) -> None:
+        """Let go of the arrays held for an event that the compute stream waits for, and for events that have passed."""
+        passed = self.gpu.has_passed
+        self._in_use = [entry for entry in self._in_use if entry[0] is not event and not passed(entry[0])]
 
     def finish_reading(self) -> None:
         """Mark the point of the stream from which on this rank no longer reads other ranks' memory."""
@@ -61,9 +67,17 @@ class AbstractLink:
     def abort(self) -> None:
         """Abort GPU operations that wait for other ranks."""
 
-    def close(self) -> None:
-        """Disconnect: collective over the group, after the GPU has finished its collectives."""
-        self.release()
+    # Errors of the library that exchanges the arrays.
+    failures: tuple[type[Exception], ...] = ()
+
+    def error(self, error: Exception) -> CommError:
+        """Return the error to raise for one of `failures`."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Wait for this rank's collectives, at its end; others may still read its memory."""
+        event = self.gpu.mark(self.stream)
+        self.gpu.wait(lambda: self.gpu.has_passed(event), f"the collectives of {self.group.name}")
 
     def release(self) -> None:
         """Free the link's memory; call it only once no member uses it."""
@@ -124,11 +138,12 @@ class GpuBody(Body):
         """Allocate the result, and record an event on the compute stream; expose nothing."""
         assert isinstance(call, GpuCall)
         gpu = self.link.gpu
+        self.link.let_go()
         if call.is_apart:
             call.x = call.x.copy()
         call.result_array = call.make_result()
-        # After the allocation, whose memory earlier operations of the compute stream may still use.
-        call.issued = gpu.mark(gpu.compute)
+        # After the allocation, whose memory earlier operations of the stream may still use.
+        call.issued = gpu.mark(gpu.cuda.get_current_stream())
         return 0, call.plan.payload_bytes
 
     def run(self, call: Call) -> Steps:
@@ -137,7 +152,12 @@ class GpuBody(Body):
         link.stream.wait_event(call.issued)
         clock = getattr(self.group.recorder, "clock", None)
         start_ns = clock.now(link.stream) if clock is not None else 0
-        yield from getattr(link, call.plan.op)(call)
+        try:
+            yield from getattr(link, call.plan.op)(call)
+        except link.failures as error:
+            # Another rank's failure is the reason, if there is one.
+            self.group.transport.check_health(NOTHING, call.describe)
+            raise link.error(error) from None
         link.finish_reading()
         if clock is not None:
             call.wall_ns = start_ns, clock.now(link.stream)
@@ -150,7 +170,7 @@ class GpuCall(Call):
     """A collective on GPUs.
 
     Attributes:
-        issued, ended: events of the compute stream at the call, and of the link's stream at its end.
+        issued, ended: events of the current stream at the call, and of the link's stream at its end.
         result_array: the array that receives the result.
     """
 
@@ -202,10 +222,32 @@ class GpuCall(Call):
     def wait(self) -> Array:
         """Finish the call on the host, and let the compute stream wait for its end."""
         result = super().wait()
-        if self.ended is not None:
-            self.gpu_body.link.gpu.compute.wait_event(self.ended)
-            self.ended = None
+        self._join()
         return result
+
+    def is_completed(self) -> bool:
+        """Advance without waiting; return whether the GPU has the result."""
+        if not super().is_completed():
+            return False
+        link = self.gpu_body.link
+        if self.ended is not None and not link.gpu.has_passed(self.ended):
+            # Another rank may have to run first.
+            self.group.transport.looked(NOTHING, self.describe, 0.0)
+            return False
+        self._join()
+        return True
+
+    def _join(self) -> None:
+        """Let the current stream and the rank's compute stream wait for the result."""
+        if self.ended is not None:
+            link = self.gpu_body.link
+            current, compute = link.gpu.cuda.get_current_stream(), link.gpu.compute
+            current.wait_event(self.ended)
+            if current is not compute:
+                compute.wait_event(self.ended)
+            # From here on, new uses of this memory come behind the collective.
+            link.let_go(self.ended)
+            self.ended = None
 
 
 def fold(xp: Any, rule: Reduction, parts: Sequence[Array], out: Array) -> None:

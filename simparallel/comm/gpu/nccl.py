@@ -38,7 +38,7 @@ class NcclLink(AbstractLink):
 
     def __init__(self, group: Group, gpu: Gpu) -> None:
         super().__init__(group, gpu)
-        self.nccl = gpu.nccl
+        self.nccl, self.failures = gpu.nccl, (gpu.nccl.NcclError,)
         # Make all connections with the communicator: later ones would block inside a collective.
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         identifier = group.exchange(self.nccl.get_unique_id() if group.position == 0 else b"")[0]
@@ -59,10 +59,10 @@ class NcclLink(AbstractLink):
         thread.start()
         self.gpu.wait(lambda: not thread.is_alive(), f"NCCL's communicator of {self.group.name}")
         if isinstance(found[0], Exception):
-            raise self._error(found[0])
+            raise self.error(found[0])
         return found[0]
 
-    def _error(self, error: Exception) -> CommError:
+    def error(self, error: Exception) -> CommError:
         return CommError(
             f"rank {self.group.transport.rank}: NCCL failed in {self.group.name}: {error}. NCCL_DEBUG=INFO prints the "
             "reason; SIMPARALLEL_GPU_LINK=host copies through host memory instead."
@@ -72,14 +72,15 @@ class NcclLink(AbstractLink):
         try:
             self._comm.check_async_error()
         except Exception as error:
-            raise self._error(error) from None
+            raise self.error(error) from None
 
     def abort(self) -> None:
         self._comm.abort()
 
-    def close(self) -> None:
-        self._watched(self._comm.destroy)
-        super().close()
+    def release(self) -> None:
+        super().release()
+        # Unlike `destroy`, it waits for no rank.
+        self._comm.abort()
 
     # --- exchanges ------------------------------------------------------------------------------------
 
@@ -107,9 +108,11 @@ class NcclLink(AbstractLink):
     # --- NCCL's own collectives ---------------------------------------------------------------------
 
     def _reduction(self, rule: Reduction, call: GpuCall) -> tuple[int, int] | None:
-        """Return NCCL's codes of the dtype and the reduction; None if it lacks either."""
+        """Return NCCL's codes of the dtype and the reduction; None if it lacks either, or gives other values."""
         kind, name = TYPES.get(call.x.dtype.char), REDUCTIONS.get(rule.ufunc.__name__)
-        if kind is None or name is None:
+        # NCCL adds float16 in float16, and its maximum of floats ignores NaN.
+        is_other = call.x.dtype == "float16" or (call.x.dtype.kind == "f" and name in ("MAX", "MIN"))
+        if kind is None or name is None or is_other:
             return None
         name = "AVG" if rule.is_mean else name
         return getattr(self.nccl, f"NCCL_{kind}"), getattr(self.nccl, f"NCCL_{name}")

@@ -7,6 +7,7 @@ size, up to `LARGEST_BYTES`; other copies are in memory that is not pinned.
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -56,11 +57,11 @@ class Staging:
             return np.empty(shape, dtype)
 
     def _pin(self, size: int) -> None:
-        try:
-            self._block = self._arena.empty((size,), np.dtype(np.uint8))
-        except SharedMemoryError:
-            return
-        self._gpu.cuda.runtime.hostRegister(self._block.ctypes.data, size, 0)
+        # Without the memory, or the right to pin it, copies are not pinned.
+        with suppress(SharedMemoryError, self._gpu.cuda.runtime.CUDARuntimeError):
+            block = self._arena.empty((size,), np.dtype(np.uint8))
+            self._gpu.cuda.runtime.hostRegister(block.ctypes.data, size, 0)
+            self._block = block
 
     def release(self) -> None:
         """Unpin and free the block."""

@@ -104,13 +104,15 @@ def play_rank(
             # Only after all collectives have ended: a rank that waits for one that is DONE raises.
             transport.set_state(DONE)
         except BaseException as error:
-            if communicator.gpu is not None:
-                communicator.gpu.abort()
             if is_process and isinstance(error, EOFError) and error.args == _END_OF_INPUT:
                 error.add_note("Ranks have no keyboard: pass values as arguments, or read them before the launch.")
             # Publish the failure at once, so that ranks that wait for this one raise.
             outcome.report = failure_report(error, keep=not is_process)
             transport.fail(outcome.report, error)
+            if communicator.gpu is not None:
+                # The failure is published, whatever NCCL says to it.
+                with suppress(Exception):
+                    communicator.gpu.abort()
         outcome.memory = recorder.memory_summary()
         if gpu is not None:
             outcome.memory["measured"] = gpu.memory.summary()

@@ -14,6 +14,7 @@ from simparallel.backend import get_float32_matmul_precision
 from simparallel.base import blas
 from simparallel.base.callsite import frames_of, user_place
 from simparallel.base.units import format_numbers
+from simparallel.comm.communicator import Communicator
 from simparallel.comm.faults.spec import Fault, faults_of
 from simparallel.comm.group import Medium
 from simparallel.comm.inline import InlineTransport, Turns
@@ -93,6 +94,8 @@ def run_threads(
     ]
     watch = _Watch(segment, turns, call, timeout_s)
 
+    communicators: dict[int, Communicator] = {}
+
     def play(turn: int) -> None:
         # Blocks until the rank gets its first turn.
         _nested.depth = depth
@@ -101,7 +104,7 @@ def run_threads(
         outcome = Outcome(rank)
         try:
             with blas.limited_threads(blas_threads or blas.default_threads(num_threads)):
-                outcome, _ = play_rank(
+                outcome, communicators[turn] = play_rank(
                     watch.calls[turn],
                     transports[turn],
                     cluster,
@@ -136,6 +139,8 @@ def run_threads(
         for turn in set(range(num_threads)) - watch.left_behind:
             threads[turn].join()
         if not watch.left_behind:
+            for communicator in communicators.values():
+                communicator.release()
             # Break the reference cycle, so that the memory is freed without the garbage collector.
             turns.transports.clear()
         # The interrupts of these threads are still pending, and with them a request to every thread.
