@@ -71,6 +71,10 @@ class Capture:
             stack.enter_context(self.gpu.cuda.using_allocator(self._pool.malloc))
             stack.callback(set_reader_gate, set_reader_gate(lambda: refuse("reads a value on the host", READ)))
             stack.callback(set_upload, set_upload(self._upload))
+            if self.gpu.clock is not None:
+                # An event that is captured has no time.
+                self.gpu.clock.is_paused = True
+                stack.callback(setattr, self.gpu.clock, "is_paused", False)
             running.capture = self
             stack.callback(setattr, running, "capture", None)
             stream.begin_capture()

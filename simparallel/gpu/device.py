@@ -10,14 +10,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simparallel.backend import Array, check_gpu_library, gpu_namespace, gpu_nccl, place, set_reader_gate
 from simparallel.gpu.memory import GpuMemory, use_memory
 from simparallel.gpu.uploads import Uploads
 
-# (is_done, what): wait until `is_done()`; errors quote `what`.
+if TYPE_CHECKING:
+    from simparallel.gpu.clock import GpuClock
+
 _PASSED, _NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady
+# (is_done, what): wait until `is_done()`; errors quote `what`.
 Wait = Callable[[Callable[[], bool], str], None]
 
 
@@ -32,11 +35,13 @@ class Gpu:
         cuda: `cupy.cuda`, or that of a stand-in.
         compute: the stream of the rank's operations.
         wait: function by which the host waits for the GPU; connected ranks watch each other meanwhile.
+        clock: the clock of recorded operations; None if none are recorded.
         memory: the pool of its arrays, inside `use_gpu`.
         nvtx: `cupy.cuda.nvtx` if operations are shown as ranges, see `ranges`; else None.
     """
 
     memory: GpuMemory
+    clock: GpuClock | None = None
     nvtx: Any = None
 
     def __init__(self, number: int) -> None:

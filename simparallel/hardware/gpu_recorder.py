@@ -75,7 +75,7 @@ class GpuRecorder(TwoClockRecorder):
         """Time operations by the events of a GPU, and show its NVTX ranges; call it before the first operation."""
         self._nvtx = gpu.nvtx
         if self.is_recording:
-            self.clock = GpuClock(gpu)
+            self.clock = gpu.clock = GpuClock(gpu)
             self._recording = GpuRecording(self._recording, self.clock)
             self._rows, self._limit = self._recording.rows, self._recording.limit
 
