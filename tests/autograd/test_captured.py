@@ -234,6 +234,33 @@ def test_launch_starts_one_graph() -> None:
     assert all(each == ["get", "get"] for _, each in found)
 
 
+def traced() -> None:
+    model = sp.nn.Linear(4, 3)
+    optimizer = sp.optim.SGD(model.parameters(), lr=0.01)
+
+    def forward_backward(x: Any) -> Any:
+        loss = (model(sp.Tensor(x)) ** 2).sum()
+        loss.backward()
+        return loss
+
+    step = sp.captured(forward_backward)
+    for number in range(6):
+        optimizer.zero_grad()
+        step(np.full((2, 4), number, np.float32))
+        optimizer.step()
+
+
+def test_trace_has_the_events_of_all_calls() -> None:
+    """Of the capture, whose operations have no times on the GPU, and of each launch."""
+    host, gpu = (
+        sp.launch(traced, world_size=1, transport="inline", array=array, record="full").trace.events
+        for array in ("numpy", "cupy")
+    )
+    assert [(e.name, e.sim_start_ps, e.sim_end_ps) for e in gpu] == [
+        (e.name, e.sim_start_ps, e.sim_end_ps) for e in host
+    ]
+
+
 def changed_number(is_seen: bool) -> list[float]:
     """Multiply by the number of the call: an attribute, which graphs ignore, or a variable."""
 
