@@ -7,8 +7,9 @@ streams are non-blocking: only events order them. Nothing here names CuPy: `cuda
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from simparallel.gpu.uploads import Uploads
 if TYPE_CHECKING:
     from simparallel.gpu.clock import GpuClock
 
+LONGEST_SETTLE_S = 0.5
 _PASSED, _NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady
 # (is_done, what): wait until `is_done()`; errors quote `what`.
 Wait = Callable[[Callable[[], bool], str], None]
@@ -101,6 +103,14 @@ class Gpu:
         if not self.has_passed(event):
             self.wait(lambda: self.has_passed(event), what)
 
+    def settle(self) -> None:
+        """Wait for the compute stream for a moment, whatever has happened to it: others will use its memory."""
+        # After an error of CUDA, everything that it is asked fails.
+        with suppress(Exception):
+            event, until_s = self.mark(self.compute), time.monotonic() + LONGEST_SETTLE_S
+            while not self.has_passed(event) and time.monotonic() < until_s:
+                time.sleep(0.001)
+
 
 def gpu_of_rank(local_rank: int) -> Gpu:
     """Return the GPU of a rank: number `local_rank` of its machine, modulo the number of GPUs.
@@ -138,5 +148,6 @@ def use_gpu(gpu: Gpu) -> Iterator[Gpu]:
         with use_memory(gpu.cuda, gpu.number) as gpu.memory, gpu.compute:
             yield gpu
     finally:
+        gpu.settle()
         _current.gpu = before
         set_reader_gate(gate)

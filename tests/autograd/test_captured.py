@@ -612,6 +612,7 @@ def forward_and_backward(op: Op, *arrays: Any) -> list[Any]:
     return [y.detach(), *(x.grad for x in leaves if x.grad is not None)]
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize("name", sorted(Op.registry))
 @settings(max_examples=5)
 @given(data=st.data())

@@ -272,7 +272,7 @@ def test_work_without_wait_ends_with_the_rank(link: str, transport: str) -> None
 def leaving() -> int:
     """Return at once on one rank, while another one computes longer than any rank waits."""
     reduced()
-    return hold_up(2.0) if sp.get_rank() == 1 else 0
+    return hold_up(1.0) if sp.get_rank() == 1 else 0
 
 
 def hold_up(seconds: float) -> int:
@@ -504,7 +504,10 @@ def repeated() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("phase", ["enter", "published", "reduce", "leave", "returned"])
+@pytest.mark.parametrize(
+    "phase",
+    ["reduce", *(pytest.param(p, marks=pytest.mark.matrices) for p in ("enter", "published", "leave", "returned"))],
+)
 @pytest.mark.parametrize("link", ["nccl", "ipc"])
 def test_death_at_any_phase_is_told(link: str, phase: str) -> None:
     """The others raise, and name the rank; the next run on fresh ranks works."""
