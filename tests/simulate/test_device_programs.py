@@ -26,8 +26,9 @@ REFUSED = {
 }
 # A GPU's pool rounds each array up to 512 bytes, so its limit of 2 KB is reached sooner than by the counted bytes.
 SOONER_FULL = {"little_memory"}
-# NumPy's has a kernel of its own, which adds in another order.
-ATTENTION = "ScaledDotProductAttention"
+# In host memory these cut their products for the cache, and BLAS adds products of another size in another order, as the
+# processor has it.
+OTHER_ORDER = ("ScaledDotProductAttention", "Conv")
 _here = threading.local()
 
 
@@ -76,7 +77,8 @@ def test_every_value_of_a_program_equals_numpys(arrays: Any, name: str, monkeypa
     for ours, theirs in zip(found, expected, strict=True):
         names = [name for name, _ in theirs]
         assert [name for name, _ in ours] == names
-        near = type(arrays)(arrays.name, 0.01, is_exact=False) if ATTENTION in names and arrays.is_exact else arrays
+        is_near = arrays.is_exact and any(name.startswith(OTHER_ORDER) for name in names)
+        near = type(arrays)(arrays.name, 0.01, is_exact=False) if is_near else arrays
         for (op, value), (_, numpys) in zip(ours, theirs, strict=True):
             near.after(100 * near.steps).assert_equal(value, numpys, f"{name}: {op}")
 
