@@ -191,6 +191,7 @@ def test_processes_over_each_link(link: str) -> None:
         assert run(several_groups, transport="shm") == expected
 
 
+@pytest.mark.matrices
 @pytest.mark.process
 def test_shared_memory_gives_the_bits_of_the_host() -> None:
     """Even where the order of a sum matters."""
@@ -261,7 +262,9 @@ def dropped() -> sp.Tensor:
     return x
 
 
-@pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=pytest.mark.process)])
+@pytest.mark.parametrize(
+    "transport", ["inline", pytest.param("shm", marks=[pytest.mark.process, pytest.mark.matrices])]
+)
 @pytest.mark.parametrize("link", ["nccl", "ipc"])
 def test_work_without_wait_ends_with_the_rank(link: str, transport: str) -> None:
     expected = [x.tolist() for x in sp.launch(dropped, world_size=SIZE, transport="inline")]
@@ -282,6 +285,7 @@ def hold_up(seconds: float) -> int:
     return 0
 
 
+@pytest.mark.matrices
 @pytest.mark.process
 @pytest.mark.parametrize("link", ["nccl", "ipc"])
 def test_end_of_a_rank_waits_for_no_other(link: str) -> None:
@@ -372,7 +376,9 @@ def failing() -> None:
     raise ValueError("an error of the program")
 
 
-@pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=pytest.mark.process)])
+@pytest.mark.parametrize(
+    "transport", ["inline", pytest.param("shm", marks=[pytest.mark.process, pytest.mark.matrices])]
+)
 @pytest.mark.parametrize("link", ["nccl", "ipc"])
 def test_error_of_the_program_stays(monkeypatch: pytest.MonkeyPatch, link: str, transport: str) -> None:
     """Also if NCCL cannot abort; and failed runs leave no memory behind."""
@@ -555,6 +561,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.matrices
 @pytest.mark.process
 @pytest.mark.parametrize("link", ["nccl", "ipc"])
 def test_warm_ranks_leave_nothing(link: str) -> None:
