@@ -33,6 +33,9 @@ from simparallel.testing import faults, strict, strict_cuda, strict_nccl
 
 SIZE = 3
 GPU = pytest.mark.parametrize("link", LINKS)
+TRANSPORTS = pytest.mark.parametrize(
+    "transport", ["inline", pytest.param("shm", marks=[pytest.mark.process, pytest.mark.matrices])]
+)
 
 
 def ours(size: int = 6, seed: int = 0) -> sp.Tensor:
