@@ -128,7 +128,10 @@ def current_gpu_is_none() -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("zero", "parts"), [("none", 1), ("zeros", 1), ("none", 3)])
+@pytest.mark.parametrize(
+    ("zero", "parts"),
+    [("none", 1), *(pytest.param(*p, marks=pytest.mark.matrices) for p in (("zeros", 1), ("none", 3)))],
+)
 def test_training_equals_the_step_itself(name: str, zero: str, parts: int) -> None:
     """Losses, weights, running statistics, gradients, events with simulated times and random counters are equal."""
     itself, captured = (on_a_gpu(train, name, is_captured, zero, parts) for is_captured in (False, True))

@@ -166,6 +166,7 @@ def truths(few_steps: None) -> dict[str, float]:
     return {task.title: synthetic(program_of(task)).step_s for task in TASKS}
 
 
+@pytest.mark.matrices
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.title.split()[0])
 def test_steps_of_known_times_are_predicted(task: Any, calibrated: ClusterSpec, truths: dict[str, float]) -> None:
     truth = truths[task.title]
@@ -197,6 +198,7 @@ def test_programs_have_all_operations_of_the_models() -> None:
     assert "Exp" not in known
 
 
+@pytest.mark.matrices
 def test_waiting_operations_are_found(calibrated: ClusterSpec) -> None:
     assert set(calibrated.device.host_waits) == WAITING
 
