@@ -70,15 +70,15 @@ ON_DEMAND = "documents", "faults", "matrices", "soak", "translations"
 # Files that take more than two seconds by themselves, although they have no mark.
 _LONG = {
     "adasum", "adasum_lab", "adasum_training", "algorithms", "api_pages", "auto_parallel", "bench_collectives",
-    "boost", "boost_resume", "calibration", "checkpoint_crash", "collectives", "collectives_out", "comm_hooks",
-    "data_files", "ddp_variants", "device_programs", "doctor", "dry_ops", "dry_programs", "elimination", "equivalence",
-    "execute", "exercises", "fault_headers", "fault_messages", "figure_scripts", "folding", "forks", "halo", "inline",
-    "join", "kit_strategies", "launch", "mismatch", "model_plans", "models", "mpi_messages", "no_garbage",
-    "pipeline_attribution", "pipeline_models", "pipeline_runtime", "pipeline_schedules", "pipeline_view", "plan",
-    "plan_view", "polling", "powersgd_memory", "preflight", "pytest_plugin", "quick_redistribution", "ranktable",
-    "redistribution", "replay", "resume", "resume_data", "resume_stops", "saved_memory", "schedule_search", "segment",
-    "sharded_ops", "strict", "sync_batchnorm", "torch", "torch_optim", "torch_training", "uneven", "view",
-    "wrapped_networks",
+    "boost", "boost_resume", "calibration", "captured", "checkpoint_crash", "collectives", "collectives_out",
+    "comm_hooks", "data_files", "ddp_variants", "device_programs", "doctor", "dry_ops", "dry_programs", "elimination",
+    "equivalence", "execute", "exercises", "fault_headers", "fault_messages", "figure_scripts", "folding", "forks",
+    "fused", "gpu_calibration", "gpu_links", "gpu_step", "halo", "inline", "join", "kit_strategies", "launch",
+    "mismatch", "model_plans", "models", "mpi_messages", "no_garbage", "pipeline_attribution", "pipeline_models",
+    "pipeline_runtime", "pipeline_schedules", "pipeline_view", "plan", "plan_view", "polling", "powersgd_memory",
+    "preflight", "pytest_plugin", "quick_redistribution", "ranktable", "redistribution", "replay", "resume",
+    "resume_data", "resume_stops", "saved_memory", "schedule_search", "segment", "sharded_ops", "strict",
+    "sync_batchnorm", "torch", "torch_optim", "torch_training", "uneven", "view", "wrapped_networks",
 }  # fmt: skip
 
 
