@@ -2,8 +2,8 @@
 
 Events on the device measure the time around all steps of a turn, so the host's part counts where the device waits for
 it. Both compute products in full float32, without TF32. The floor is the predicted time of the same
-step on a device with the measured ceilings of this one, and no cost of kernel launches. The prediction is that of a
-dry run with the calibration of this GPU, which has seen none of these steps. The captured step launches
+step on a device with the measured ceilings of this one, and no cost of kernel launches. The prediction comes from
+a dry run with the calibration of this GPU, which has seen none of these steps. The captured step launches
 forward and backward as one graph, see `captured`; it is measured after the others, and not predicted.
 """
 

@@ -1,7 +1,7 @@
 """The collectives under their public names: for Tensors, NumPy and CuPy arrays.
 
 A Tensor is replaced by its data; `host_copy` copies GPU arrays to host memory and back, unless `comm.gpu` exchanges
-them between GPUs. Signatures and docstrings are those of `Communicator`: every rank of the group makes the same calls
+them between GPUs. Signatures and docstrings come from `Communicator`: every rank of the group makes the same calls
 in the same order.
 """
 

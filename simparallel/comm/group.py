@@ -132,11 +132,13 @@ class Group:
             root: rank of the root, if the collective has one.
             asker: as in headers.
         """
-        is_given = what is not BROADCAST or self.transport.rank == root
-        data = self.medium.pack(value) if is_given else np.empty(0, np.uint8)
+        is_receiver = what is BROADCAST and self.transport.rank != root
+        data = np.empty(0, np.uint8) if is_receiver else self.medium.pack(value)
         found, unpack = run_blocks(what, self.direct, data, root, asker), self.medium.unpack
         # The bytes of each object are freed before the next one is decoded.
-        return [] if is_given and what is BROADCAST else [unpack(found.pop(position)) for position in list(found)]
+        if what is BROADCAST and not is_receiver:
+            return []
+        return [unpack(found.pop(position)) for position in list(found)]
 
     def header_error(self, parity: int) -> CollectiveMismatchError:
         """Build the error for headers that differ; it lists every rank's call and call site."""

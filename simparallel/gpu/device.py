@@ -1,7 +1,7 @@
 """`Gpu`: the GPU of a rank, with the streams on which it computes and copies.
 
 A rank computes on a stream of its own, so ranks that share a GPU run side by side, and a step can be captured. All
-streams are non-blocking: only events order them. Nothing here names CuPy: `cuda` is `cupy.cuda`, or that of a stand-in.
+streams are non-blocking: only events order them. Nothing here names CuPy: `cuda` is `cupy.cuda`, or a stand-in's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Gpu:
 
     Attributes:
         xp: its array library.
-        cuda: `cupy.cuda`, or that of a stand-in.
+        cuda: `cupy.cuda`, or a stand-in's.
         compute: the stream of the rank's operations.
         wait: function by which the host waits for the GPU; connected ranks watch each other meanwhile.
         clock: the clock of recorded operations; None if none are recorded.
@@ -93,10 +93,6 @@ class Gpu:
             raise runtime.CUDARuntimeError(status)
         return bool(status == _PASSED)
 
-    def order(self, first: Any, then: Any) -> None:
-        """Let later operations of the stream `then` wait for the earlier ones of `first`."""
-        then.wait_event(self.mark(first))
-
     def synchronize(self, what: str) -> None:
         """Wait on the host for all operations of the compute stream; errors quote `what`."""
         event = self.mark(self.compute)
@@ -104,8 +100,8 @@ class Gpu:
             self.wait(lambda: self.has_passed(event), what)
 
     def settle(self) -> None:
-        """Wait for the compute stream for a moment, whatever has happened to it: others will use its memory."""
-        # After an error of CUDA, everything that it is asked fails.
+        """Wait briefly for the compute stream, also after an error, because other code will reuse its memory."""
+        # After a CUDA error every call fails, and the run raises the error itself.
         with suppress(Exception):
             event, until_s = self.mark(self.compute), time.monotonic() + LONGEST_SETTLE_S
             while not self.has_passed(event) and time.monotonic() < until_s:

@@ -27,11 +27,11 @@ class GpuMemory:
     """A memory pool on a GPU.
 
     Args:
-        cuda: `cupy.cuda`, or that of a stand-in.
+        cuda: `cupy.cuda`, or a stand-in's.
 
     Attributes:
         peak_bytes: peak in this run of the bytes that the pool holds: its arrays, and memory kept for later ones.
-        limit_bytes: limit of these bytes, by default that of CUPY_GPU_MEMORY_LIMIT; None for all of the GPU.
+        limit_bytes: limit of these bytes; CUPY_GPU_MEMORY_LIMIT by default, None for the whole GPU.
         account: the counted arrays, for errors; None if there is no count.
     """
 

@@ -125,10 +125,7 @@ def _adam(
     factor: float, new1: float, beta2: float, new2: float, correction2: float, eps: float, rate: float,
     temporary: Array | None = None, other: Array | None = None, *, decay: str,
 ) -> None:  # fmt: skip
-    if decay == "weights":
-        p *= factor
-    elif decay == "gradient":
-        g = decayed(xp, p, g, factor, other)
+    g = decay_applied(xp, p, g, factor, other, decay)
     advance_moments(xp, m, v, g, new1, beta2, new2, temporary)
     if largest is not None:
         # amsgrad: the denominator uses the running maximum of v.
@@ -139,6 +136,13 @@ def _adam(
     quotient = xp.divide(m, quotient, out=temporary)
     quotient *= rate
     p -= quotient
+
+
+def decay_applied(xp: Any, p: Array, g: Array, factor: float, other: Array | None, decay: str) -> Array:
+    """Decay the weights in place, or return the gradient with weight decay added; `decay` says which, or "" neither."""
+    if decay == "weights":
+        p *= factor
+    return decayed(xp, p, g, factor, other) if decay == "gradient" else g
 
 
 def advance_moments(
@@ -239,10 +243,7 @@ def _moment_adam(
     of_gradient: float, of_moment: float, of_root: float, eps: float,
     temporary: Array | None = None, other: Array | None = None, *, decay: str, divides: bool,
 ) -> None:  # fmt: skip
-    if decay == "weights":
-        p *= factor
-    elif decay == "gradient":
-        g = decayed(xp, p, g, factor, other)
+    g = decay_applied(xp, p, g, factor, other, decay)
     advance_moments(xp, m, v, g, new1, beta2, new2, temporary)
     # "other" is free from here on: it now holds the step, a weighted sum of g and m.
     step = xp.multiply(g, of_gradient, out=other)

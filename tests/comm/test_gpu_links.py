@@ -347,10 +347,10 @@ def on_own_stream() -> list[float]:
     assert gpu is not None
     x = ours()
     stream = gpu.cuda.Stream(non_blocking=True)
-    gpu.order(gpu.compute, stream)
+    stream.wait_event(gpu.mark(gpu.compute))
     with stream:
         y = sp.all_reduce(x * 2) + 1
-    gpu.order(stream, gpu.compute)
+    gpu.compute.wait_event(gpu.mark(stream))
     return y.tolist()
 
 

@@ -88,7 +88,7 @@ class GpuCalls:
         sizes: Sequence[int] | None,
         listed: tuple[tuple[int, ...], ...],
     ) -> Any:
-        """Run a collective that `takes` accepted; arguments and result are those of `Communicator._run`."""
+        """Run a collective that `takes` accepted, with the arguments and the result of `Communicator._run`."""
         link, algorithm, asker = self._links[group.slot], self._algorithms[group.slot], self._communicator.asker
         assert link is not None
         for name, array in (("x", x), ("out", out)):
@@ -164,7 +164,7 @@ class GpuCalls:
         parts: list[Any] = [link for link in self._links.values() if link is not None]
         self._links.clear()
         for part in [*parts, self.staging]:
-            # After an error of CUDA, everything that it is asked fails.
+            # After a CUDA error every call fails, and the run has raised the error itself.
             with suppress(Exception):
                 part.release()
 

@@ -54,7 +54,7 @@ class AbstractLink:
         self._in_use.append((event, arrays))
 
     def let_go(self, event: Any = None) -> None:
-        """Let go of the arrays held for an event that the compute stream waits for, and for events that have passed."""
+        """Release arrays whose event has passed, and those of `event`, which the compute stream waits for."""
         passed = self.gpu.has_passed
         self._in_use = [entry for entry in self._in_use if entry[0] is not event and not passed(entry[0])]
 
