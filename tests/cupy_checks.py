@@ -1,8 +1,8 @@
 """Show every call of the stand-in to CuPy itself, without a GPU: CuPy looks at the arguments before it asks for one.
 
 The arrays of these calls have shape, dtype and strides, and no memory behind them, so a machine with a GPU must not
-run them. Of a fused function CuPy writes the kernel, whose dtypes are compared with the stand-in's, and which NVIDIA's
-compiler NVRTC translates for an H100, where it is installed.
+run them. Of a fused function CuPy writes the kernel, whose dtypes are compared with the stand-in's. NVIDIA's compiler
+NVRTC translates it, and kernels for many tensors, for an H100, where it is installed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ _NDARRAY, _INDEXER, _SCALAR = 1, 2, 3
 _VARIABLE = re.compile(r"(?<!const )\b(\w+|long long) v\d+(?:_\d+)?;")
 # An address range that is large enough for every array, also for one with negative strides.
 _BYTES, _MIDDLE = 1 << 40, 1 << 39
+
+
+class _Stream:
+    """The default stream."""
+
+    ptr = 0
 
 
 def kernel_of(function: Any, kernel_name: str, args: Any) -> Any:
@@ -174,7 +180,7 @@ def shown_to_cupy(kernels: set[str] | None = None) -> Iterator[list[str]]:
             arrays = [arg for arg in args if isinstance(arg, StrictArray)]
             check_dtypes(kernel, arrays, list(results), function.keywords.values())
             if kernels is not None:
-                kernels.add(function.keywords.get("update", function.func).__name__)
+                kernels.add(function.func.__name__.strip("_"))
                 compiled(source_of(kernel, args))
         except Exception as error:
             refused.append(f"{kernel_name}: {type(error).__name__}: {error}")
@@ -190,8 +196,20 @@ def shown_to_cupy(kernels: set[str] | None = None) -> Iterator[list[str]]:
 
         return both
 
+    def start_kernel(kernel: Any, grid: Any, block: Any, args: Any) -> None:
+        old["_start_kernel"](kernel, grid, block, args)
+        try:
+            launch = cupy.cuda.function.Function.__new__(cupy.cuda.function.Function)
+            with suppress(cupy.cuda.runtime.CUDARuntimeError):  # it asks for the GPU when it has read the arguments
+                launch(grid, block, without_memory(args), 0, _Stream)
+            if kernels is not None:
+                kernels.add(kernel.name)
+                compiled(kernel.code)
+        except Exception as error:
+            refused.append(f"{kernel.name}: {type(error).__name__}: {error}")
+
     names = [f"__{name}__" for name in _OPERATORS.split()]
-    functions = {"_guarded": guarded, "_run_fused": run_fused}
+    functions = {"_guarded": guarded, "_run_fused": run_fused, "_start_kernel": start_kernel}
     old: dict[str, Any] = {name: getattr(strict, name) for name in functions}
     old |= {name: getattr(StrictArray, name) for name in names}
     for name, function in functions.items():

@@ -1,4 +1,4 @@
-"""Helpers for updates of parameters, in at least float32: in pieces that stay in the cache, or in one kernel."""
+"""Helpers for updates of parameters, in at least float32: in pieces that stay in the cache, or in a kernel."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def converted(pieces: list[Array], factor: float) -> Iterator[list[Array]]:
 
 
 def in_one_kernel(
-    xp: Any, p: Array, grad: Array, factor: float, *others: Any, update: Callable[..., None], dtype: Any, scaled: bool,
-    **settings: Any,
-) -> None:  # fmt: skip
-    """Call `update` in `dtype`, with the gradient times `factor`, as `converted` does for pieces; for `fused`."""
+    xp: Any, p: Array, grad: Array, *others: Any, update: Callable[..., None], dtype: Any, scaled: bool, **settings: Any
+) -> None:
+    """Call `update` in `dtype`, with the gradient times the last argument, as `converted` does for pieces."""
+    *rest, factor = others
     grad = grad.astype(dtype, copy=False)
     if scaled:
         grad = grad * factor
     own = p.astype(dtype, copy=False)
-    update(xp, own, grad, *others, **settings)
+    update(xp, own, grad, *rest, **settings)
     if p.dtype != dtype:
         p[...] = own

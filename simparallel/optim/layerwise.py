@@ -3,41 +3,80 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, fused, get_namespace, is_array
+from simparallel.backend import Array, fused, get_namespace, gpu_of, is_on_gpu
 from simparallel.base.checks import check_flags, check_number
+from simparallel.gpu.multi_tensor import sums
 from simparallel.optim.adam import Adam, advance_moments
-from simparallel.optim.blocks import decayed, widened
-from simparallel.optim.norms import norm
+from simparallel.optim.blocks import decayed
+from simparallel.optim.norms import norm, squares
 from simparallel.optim.optimizer import Group, Optimizer
 
 
-def _rate(
-    lr: float, step: Array, p_norm: Any, other: Any, factor: float = 1.0, weight_decay: float = 0.0, eps: float = 0.0
-) -> Any:
-    """Return lr factor |p| / (other + weight_decay |p| + eps), or lr where a norm is 0.
+class Layerwise(Optimizer):
+    """Base of LARS and LAMB: the rate of a parameter depends on its norm and the norm of another array.
 
-    For norms on a GPU it is a 0-d array, without a host synchronization.
+    A subclass defines `phases`. On a GPU the norms and rates of all parameters are computed at once, without a wait.
     """
-    numbers = map(float, (lr, factor, weight_decay, eps))
-    if is_array(p_norm):
-        return fused(get_namespace(step), _rate_on_gpu, dtype=step.dtype)(p_norm, other, *numbers)
+
+    def phases(self, param: Tensor, grad: Array, group: Group) -> Generator[Array, Any, None]:
+        """Update a parameter: yield the other array, and receive the rate."""
+        raise TypeError(f"{self._name} does not define phases")
+
+    def rate_numbers(self, group: Group) -> tuple[float, ...]:
+        """Return lr, factor, weight decay and eps of the rate lr factor |p| / (other + weight decay |p| + eps)."""
+        raise TypeError(f"{self._name} does not define rate_numbers")
+
+    def update(self, param: Tensor, grad: Array, group: Group) -> None:
+        phases = self.phases(param, grad, group)
+        other, rate, numbers = next(phases), group["lr"], tuple(map(float, self.rate_numbers(group)))
+        if group["adapt"]:
+            if is_on_gpu(other) and param.placement is None:
+                key = _rates, gpu_of(other), other.dtype, numbers
+                self._queued.setdefault(key, []).append((param.data, other, phases))
+                return
+            rate = _rate(norm(param.data, param), norm(other, param), *numbers)
+        _send(phases, rate)
+
+    def _compute_queued(self) -> None:
+        waiting = {key: self._queued.pop(key) for key in [*self._queued] if key[0] is _rates}
+        super()._compute_queued()
+        for (_, _, dtype, numbers), entries in waiting.items():
+            params, others, phases = zip(*entries, strict=True)
+            with params[0].device:
+                found, num = sums(squares, [*params, *others]), len(params)
+                rates = fused(get_namespace(found), _rates, dtype=dtype)(found[:num], found[num:], *numbers)
+            for i, phase in enumerate(phases):
+                _send(phase, rates[i, ...])
+        super()._compute_queued()
+
+
+def _send(phases: Generator[Array, Any, None], rate: Any) -> None:
+    with suppress(StopIteration):
+        phases.send(rate)
+
+
+def _rate(p_norm: float, other: float, lr: float, factor: float, weight_decay: float, eps: float) -> float:
+    """Return lr factor |p| / (other + weight_decay |p| + eps), or lr where a norm is 0."""
     if not (p_norm > 0 and other > 0):
         return lr
     return lr * (factor * p_norm / (other + weight_decay * p_norm + eps))
 
 
-def _rate_on_gpu(
-    xp: Any, p_norm: Array, other: Array, lr: float, factor: float, weight_decay: float, eps: float, *, dtype: Any
+def _rates(
+    xp: Any, p_squares: Array, squares: Array, lr: float, factor: float, weight_decay: float, eps: float, *, dtype: Any
 ) -> Array:
+    """Return `_rate` for sums of squares of many parameters."""
+    p_norm, other = xp.sqrt(p_squares), xp.sqrt(squares)
     is_on, below = (p_norm > 0) & (other > 0), other + weight_decay * p_norm + eps
     return (lr * xp.where(is_on, factor * p_norm / xp.where(is_on, below, 1.0), 1.0)).astype(dtype)
 
 
-class LARS(Optimizer):
+class LARS(Layerwise):
     """r = coefficient |p| / (|g| + weight_decay |p| + eps);   v = momentum v + lr r (g + weight_decay p);   p = p - v
 
     where r = 1 if |p| or |g| is 0. You et al. 2017, "Large batch training of convolutional
@@ -80,23 +119,26 @@ class LARS(Optimizer):
             check_number("LARS", name, group[name])
         check_flags("LARS", group, ("adapt",))
 
-    def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp, p, grad = get_namespace(param.data), widened(param.data), widened(grad)
-        weight_decay, rate = float(group["weight_decay"]), float(group["lr"])
+    def phases(self, param: Tensor, grad: Array, group: Group) -> Generator[Array, Any, None]:
         is_first = param not in self.state
         v = self._remembered(param, group)["momentum_buffer"]
-        step = fused(xp, decayed)(p, grad, weight_decay, self._temporary(param))
-        if group["adapt"]:
-            p_norm, g_norm = norm(p, param), norm(grad, param)
-            rate = _rate(rate, step, p_norm, g_norm, group["coefficient"], weight_decay, group["eps"])
-        fused(xp, _lars, is_first=is_first)(param.data, v, step, rate, float(group["momentum"]))
+        rate = yield grad
+        numbers = group["weight_decay"], group["momentum"], rate
+        self._apply(_lars, param, grad, [v], numbers, 1, is_first=is_first)
+
+    def rate_numbers(self, group: Group) -> tuple[float, ...]:
+        return group["lr"], group["coefficient"], group["weight_decay"], group["eps"]
 
     def work(self, group: Group) -> tuple[int, int]:
         # decay 2, rate 1, v 2, p 1, and two norms; read p and grad, write p, read and write v
         return 6 + 4 * bool(group["adapt"]), 5 + 2 * bool(group["adapt"])
 
 
-def _lars(xp: Any, p: Array, v: Array, step: Array, rate: Any, momentum: float, *, is_first: bool) -> None:
+def _lars(
+    xp: Any, p: Array, g: Array, v: Array, weight_decay: float, momentum: float, rate: Any,
+    temporary: Array | None = None, *, is_first: bool,
+) -> None:  # fmt: skip
+    step = decayed(xp, p, g, weight_decay, temporary)
     step *= rate
     if is_first:
         v[...] = step
@@ -106,7 +148,7 @@ def _lars(xp: Any, p: Array, v: Array, step: Array, rate: Any, momentum: float, 
     p -= v
 
 
-class LAMB(Adam):
+class LAMB(Layerwise, Adam):
     """r = m' / (sqrt(v') + eps) + weight_decay p;   p = p - lr (|p| / |r|) r
 
     with m' and v' as in `Adam`; the ratio is 1 if |p| or |r| is 0. You et al. 2020 (2019
@@ -140,17 +182,19 @@ class LAMB(Adam):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": adapt}
         Optimizer.__init__(self, params, settings)
 
-    def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        xp, p, (beta1, beta2) = get_namespace(param.data), widened(param.data), group["betas"]
-        (m, v), t = self._moments(param, group)
+    def phases(self, param: Tensor, grad: Array, group: Group) -> Generator[Array, Any, None]:
+        (beta1, beta2), ((m, v), t) = group["betas"], self._moments(param, group)
         corrections = 1 - beta1**t, math.sqrt(1 - beta2**t)
-        settings = 1 - beta1, beta2, 1 - beta2, *corrections, group["eps"], group["weight_decay"]
-        decays, rate = bool(group["weight_decay"]), float(group["lr"])
-        others = self._temporary(param), self._temporary(param, 1) if decays else None
-        r = fused(xp, _lamb, decays=decays)(p, widened(grad), m, v, *map(float, settings), *others)
-        if group["adapt"]:
-            rate = _rate(rate, r, norm(p, param), norm(r, param))
-        fused(xp, _lamb_step)(param.data, r, rate)
+        numbers = 1 - beta1, beta2, 1 - beta2, *corrections, group["eps"], group["weight_decay"]
+        r = self._temporary(param)
+        if r is None:
+            r = get_namespace(m).empty_like(m)
+        self._apply(_lamb, param, grad, [m, v, r], numbers, 1, decays=bool(group["weight_decay"]))
+        rate = yield r
+        self._apply(_lamb_step, param, r, [], [rate], 1)
+
+    def rate_numbers(self, group: Group) -> tuple[float, ...]:
+        return group["lr"], 1.0, 0.0, 0.0
 
     def work(self, group: Group) -> tuple[int, int]:
         adapt = bool(group["adapt"])
@@ -159,22 +203,20 @@ class LAMB(Adam):
 
 
 def _lamb(
-    xp: Any, p: Array, g: Array, m: Array, v: Array, new1: float, beta2: float, new2: float,
-    correction1: float, correction2: float, eps: float, weight_decay: float,
-    temporary: Array | None, other: Array | None, *, decays: bool,
-) -> Array:  # fmt: skip
-    """Update m and v, and return r = m' / (sqrt(v') + eps) + weight_decay p, with the corrections as numbers."""
+    xp: Any, p: Array, g: Array, m: Array, v: Array, r: Array, new1: float, beta2: float, new2: float,
+    correction1: float, correction2: float, eps: float, weight_decay: float, temporary: Array | None = None,
+    *, decays: bool,
+) -> None:  # fmt: skip
+    """Update m and v, and write r = m' / (sqrt(v') + eps) + weight_decay p, with the corrections as numbers."""
     advance_moments(xp, m, v, g, new1, beta2, new2, temporary)
-    r = xp.sqrt(v, out=temporary)
+    xp.sqrt(v, out=r)
     r /= correction2
     r += eps
-    r = xp.divide(m, r, out=temporary)
+    r = xp.divide(m, r, out=r)
     r /= correction1
     if decays:
-        r += xp.multiply(p, weight_decay, out=other)
-    return r
+        r += xp.multiply(p, weight_decay, out=temporary)
 
 
-def _lamb_step(xp: Any, p: Array, r: Array, rate: Any) -> None:
-    r *= rate
-    p -= r
+def _lamb_step(xp: Any, p: Array, r: Array, rate: Any, temporary: Array | None = None) -> None:
+    p -= xp.multiply(r, rate, out=temporary)

@@ -12,11 +12,12 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import scale_loss
-from simparallel.backend import Array, get_namespace, has_data, read_numbers
+from simparallel.backend import Array, get_namespace, has_data
 from simparallel.base.checks import check_integer, check_number
 from simparallel.errors import InputError, StateDictError
+from simparallel.gpu.multi_tensor import for_each
 from simparallel.optim.blocks import widened
-from simparallel.optim.norms import over_slices
+from simparallel.optim.norms import over_slices, scale, totals
 from simparallel.optim.optimizer import Optimizer
 
 # Consecutive overflows; after more, no scale will help.
@@ -129,7 +130,18 @@ class DynamicLossScaleManager(LossScaleManager):
 def all_finite(arrays: Iterable[Tensor | Array]) -> bool:
     """Return whether no element of any array is NaN or infinite; arrays without data count as finite."""
     data = [array.data if isinstance(array, Tensor) else array for array in arrays]
-    return all(read_numbers(get_namespace(x).isfinite(x).all() for x in data if has_data(x)))
+    # Integers are finite, and the kernels take none.
+    data = [x for x in data if has_data(x) and x.dtype.kind == "f"]
+    return all(value == 0 for value in totals(data, _is_infinite, _differences))
+
+
+def _is_infinite(x: Array) -> bool:
+    return not get_namespace(x).isfinite(x).all()
+
+
+def _differences(xp: Any, x: Array) -> Array:
+    """Return 0 for finite elements, NaN for others."""
+    return x - x
 
 
 _OFF = FixedLossScaleManager(1.0, drop_overflow_update=False)
@@ -236,8 +248,7 @@ class GradScaler:
         tensors = self._widened(optimizer)
         grads = [tensor.data for tensor in tensors]
         factor = 1.0 / self.manager.get_loss_scale()
-        for grad in grads:
-            grad *= factor
+        for_each(scale, [([grad], [factor]) for grad in grads])
         overflow = False
         if self.manager.get_drop_overflow_update():
             overflow = not all_finite(grads)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from simparallel.autograd import Tensor
-from simparallel.autograd.kernels.sums import wider
-from simparallel.backend import Array, each, get_namespace, has_data, is_array, read_numbers
+from simparallel.backend import Array, each, get_namespace, gpu_of, has_data, is_array, read_numbers, to_host
 from simparallel.base.checks import check_number
 from simparallel.comm import current
 from simparallel.errors import InputError
+from simparallel.gpu.multi_tensor import for_each, sums
 
 # Elements summed in their own precision; the sums of blocks are added in float64.
 _BLOCK = 1 << 16
@@ -21,11 +21,9 @@ _BLOCK = 1 << 16
 
 def square_sum(x: Array) -> Any:
     """Return the sum of squares, accurate to about 1e-7 for any number of elements; on a GPU as a 0-d array."""
-    flat = x.reshape(-1)
-    if not isinstance(x, np.ndarray):  # no wait for the GPU, and no kernel for each block
-        flat = flat.astype(wider(x.dtype), copy=False)
-        return (flat * flat).sum().astype("float64")
-    total = 0.0
+    if not isinstance(x, np.ndarray):
+        return sums(squares, [x])[0]
+    flat, total = x.reshape(-1), 0.0
     for start in each(range(0, flat.size, _BLOCK), x):
         part = flat[start : start + _BLOCK]
         if part.dtype.itemsize < 4:
@@ -33,6 +31,31 @@ def square_sum(x: Array) -> Any:
         # NumPy's sum adds pairwise; a dot product would accumulate rounding errors.
         total += (part * part).sum().item()
     return total
+
+
+def squares(xp: Any, x: Array) -> Array:
+    """Return the squares in float64, for `sums`."""
+    x = x.astype("float64")
+    return x * x
+
+
+def totals(arrays: Sequence[Array], on_host: Callable[[Array], Any], on_gpu: Callable[..., Array]) -> list[Any]:
+    """Return numbers: `on_host(x)` for arrays in host memory, and the sums of `on_gpu(xp, x)` over those on GPUs.
+
+    The host waits once for each GPU.
+    """
+    found: list[Any] = [None] * len(arrays)
+    on_gpus: dict[int | None, list[int]] = {}
+    for i, array in enumerate(arrays):
+        if isinstance(array, np.ndarray):
+            found[i] = on_host(array)
+        else:
+            on_gpus.setdefault(gpu_of(array), []).append(i)
+    for places in on_gpus.values():
+        values = to_host(sums(on_gpu, [arrays[i] for i in places])).tolist()
+        for i, value in zip(places, values, strict=True):
+            found[i] = value
+    return found
 
 
 def norm(x: Array, of: Tensor | None = None) -> Any:
@@ -101,7 +124,7 @@ def clip_grad_norm_(
     tensors = _gradients(parameters)
     grads = [tensor.data for tensor in tensors]
     if norm_type == 2:
-        total = math.sqrt(sum(over(read_numbers(map(square_sum, grads)), tensors)))
+        total = math.sqrt(sum(over(totals(grads, square_sum, squares), tensors)))
     elif norm_type == math.inf:
         # Python's max drops NaN; the array's max keeps it.
         largest = read_numbers(get_namespace(grad).abs(grad).max() if grad.size else 0.0 for grad in grads)
@@ -121,9 +144,13 @@ def clip_grad_norm_(
     # Not above 1: gradients with a small norm stay bit-identical.
     factor = max_norm / (total + 1e-6)
     if max_norm != math.inf and not factor >= 1.0:  # also for NaN
-        for grad in grads:
-            grad *= factor
+        for_each(scale, [([grad], [factor]) for grad in grads])
     return total
+
+
+def scale(xp: Any, x: Array, factor: float) -> None:
+    """Multiply an array in place, for `for_each`."""
+    x *= factor
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
@@ -137,9 +164,12 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
         InputError: `clip_value` is not a number of 0 or more.
     """
     check_number("clip_grad_value_", "clip_value", clip_value)
-    for tensor in _gradients(parameters):
-        grad = tensor.data
-        get_namespace(grad).clip(grad, -clip_value, clip_value, out=grad)
+    numbers = -float(clip_value), float(clip_value)
+    for_each(_clip, [([tensor.data], numbers) for tensor in _gradients(parameters)])
+
+
+def _clip(xp: Any, x: Array, low: float, high: float) -> None:
+    xp.minimum(xp.maximum(x, low, out=x), high, out=x)
 
 
 def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:

@@ -16,10 +16,11 @@ from simparallel.autograd import Tensor, enable_grad
 from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import common_device
-from simparallel.backend import DRY_TYPES, Array, fused, get_namespace, is_array, to_host
+from simparallel.backend import DRY_TYPES, Array, get_namespace, is_array, is_on_gpu, to_host
 from simparallel.base.checks import check_number
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError
 from simparallel.gpu.capture import refuse, running
+from simparallel.gpu.multi_tensor import for_each
 from simparallel.hardware.devices import Device
 from simparallel.hardware.memory import OPTIMIZER
 from simparallel.hardware.recorder import Recorder, observer_of
@@ -115,6 +116,7 @@ class Optimizer:
         self._plans: dict[int, _GroupPlan] = {}  # by id of a group
         self._pieces_scratch: dict[Any, list[Array]] = {}
         self._scratch: dict[Tensor, list[Array]] = {}
+        self._queued: dict[Any, list[Any]] = {}  # function, dtype, whether scaled and settings -> updates on a GPU
         if isinstance(params, (Tensor, Mapping)) or not isinstance(params, Iterable):
             is_model = callable(getattr(params, "parameters", None))
             way_out = f"{self._name}(model.parameters(), …)" if is_model else "[params]"
@@ -355,6 +357,7 @@ class Optimizer:
         remaining = iter(zip(params, arrays, strict=True))
         # Device -> flops, bytes, widest item, tensors.
         work: dict[Device | None, list[int]] = {}
+        self._queued = {}
         for group, plan in zip(self.param_groups, plans, strict=True):
             for _ in group["params"]:
                 param, grad = next(remaining)
@@ -366,6 +369,8 @@ class Optimizer:
                 total[1] += plan.moved_bytes[param._data.itemsize] * grad.size
                 total[2] = max(total[2], grad.itemsize)
                 total[3] += 1
+        if self._queued:
+            self._compute_queued()
         mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
         observer.end_step(f"{self._name}.step", start_ns, work)
         if isinstance(observer, Recorder):
@@ -460,29 +465,30 @@ class Optimizer:
     ) -> None:
         """Call `compute(xp, p, g, *state, *numbers, *scratch, **settings)`, which changes p and the state in place.
 
-        In host memory it runs on pieces of the arrays, which stay in the cache; on a GPU it is one kernel, see `fused`,
-        without `scratch`. A float16 parameter is updated in float32, the dtype of its state (1e-8, Adam's eps, is 0
-        in float16).
+        In host memory it runs on pieces of the arrays, which stay in the cache; on a GPU in one kernel for all
+        parameters at the end of the step, see `for_each`, without `scratch`. A float16 parameter is updated in float32,
+        the dtype of its state (1e-8, Adam's eps, is 0 in float16).
 
         Args:
-            compute: an elementwise function.
+            compute: a module-level function of elements.
             param: the parameter.
             grad: its gradient, which does not change.
             state: arrays in the dtype to compute in; None for absent ones.
-            numbers: numbers that may change from step to step.
+            numbers: numbers that may change from step to step; on a GPU some may be 0-d arrays.
             num_scratch: number of work arrays, for `out`.
             factor: factor of the gradient.
-            settings: see `fused`.
+            settings: see `for_each`.
         """
-        p, name = param._data, compute.__name__
+        p = param._data
         xp, dtype = get_namespace(p), p.dtype if p.dtype.itemsize >= 4 else wider(p.dtype)
         # Rates of a schedule may be NumPy's numbers, which would change the dtype of the arithmetic.
-        numbers = [*map(float, numbers)]
         if not isinstance(p, np.ndarray):
-            update = fused(xp, in_one_kernel, name, update=compute, dtype=dtype, scaled=factor != 1, **settings)
-            update(p, grad, factor, *state, *numbers)
+            key = compute, dtype, factor != 1, tuple(settings.items())
+            plain = [number if is_on_gpu(number) else float(number) for number in (*numbers, factor)]
+            self._queued.setdefault(key, []).append(([p, grad, *state], plain))
             return
-        # Called without `fused`, which would only return it; in loops, because each comprehension would be a call.
+        numbers = [*map(float, numbers)]
+        # In loops, because each comprehension would be a call.
         arrays, num_copies, is_flat = [p, grad, *state], 2 if factor != 1 or dtype != p.dtype else 0, True
         for array in arrays:
             is_flat &= array is None or array.flags.c_contiguous
@@ -508,10 +514,16 @@ class Optimizer:
             for pieces in converted(part, factor) if num_copies else (part,):
                 compute(xp, *pieces[:num_arrays], *numbers, *pieces[num_arrays:], **settings)
 
+    def _compute_queued(self) -> None:
+        """Compute the updates of parameters on a GPU."""
+        for (compute, dtype, is_scaled, settings), calls in self._queued.items():
+            for_each(in_one_kernel, calls, update=compute, dtype=dtype, scaled=is_scaled, **dict(settings))
+        self._queued = {}
+
     def _temporary(self, param: Tensor, number: int = 0) -> Array | None:
         """Return a work array of the parameter's shape, the same one in every step; float32 for float16.
 
-        None on a GPU, where `fused` needs no memory for intermediate results.
+        None on a GPU, where a kernel needs no memory for intermediate results.
         """
         if not isinstance(param._data, np.ndarray):
             return None

@@ -28,7 +28,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from simparallel.backend import register_namespace
-from simparallel.testing import cupy_lacks, strict_cublas, strict_cuda, strict_nccl
+from simparallel.testing import cupy_lacks, strict_cublas, strict_cuda, strict_kernels, strict_nccl
 from simparallel.testing.strict_memory import memory_of_array
 
 # Functions whose results have a size that depends on values.
@@ -402,6 +402,15 @@ def _run_fused(function: Callable[..., Any], kernel_name: str, args: tuple[Any, 
     return result
 
 
+def _start_kernel(kernel: strict_kernels.RawKernel, *args: Any) -> None:
+    kernel(*args)
+    for note in _launch_listeners:
+        note(kernel.name)
+    for note in _operation_listeners:
+        for operation in kernel.operations:
+            note(operation)
+
+
 def _wrap(value: Any) -> Any:
     """Convert NumPy arrays and scalars to device arrays; leave everything else unchanged."""
     # NumPy returns a scalar for a 0-d result, CuPy an array.
@@ -562,6 +571,10 @@ class StrictNamespace:
 
     def fuse(self, *, kernel_name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return lambda function: lambda *args: _run_fused(function, kernel_name, args)
+
+    def RawKernel(self, code: str, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
+        kernel = strict_kernels.RawKernel(code, name, options)
+        return lambda *args: _start_kernel(kernel, *args)
 
     def __getattr__(self, name: str) -> Any:
         if name == "cuda" and self._module is np:

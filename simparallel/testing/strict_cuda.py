@@ -87,8 +87,8 @@ class Device:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and other.id == self.id
 
-    def __hash__(self) -> int:
-        return hash(self.id)
+    # As in CuPy.
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"<CUDA Device {self.id}>"

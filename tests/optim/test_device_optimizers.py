@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_backends import ArrayBackend
 from optimizers import every_optimizer, make
 
 import simparallel as sp
@@ -54,7 +55,8 @@ def stepped(on_device: Any, make: Any, dtype: str) -> dict[str, Any]:
 def test_optimizer_on_device_equals_numpy(arrays: Any, name: str, settings: dict[str, Any], dtype: str) -> None:
     made = partial(make, name, settings=settings)
     found = stepped(arrays.on_device, made, dtype)
-    arrays.after(10).assert_all_equal(found, stepped(np.array, made, dtype))
+    # A GPU adds the norms up in float64.
+    ArrayBackend(arrays.name, 10, is_exact=False).assert_all_equal(found, stepped(np.array, made, dtype))
 
 
 @pytest.mark.parametrize(("name", "settings"), every_optimizer(), ids=str)
@@ -69,7 +71,7 @@ def test_flops_are_the_operations(name: str, settings: dict[str, Any]) -> None:
         with strict.operations() as operations, strict.launches() as kernels:
             optimizer([gradient])
     assert optimizer.work(optimizer.param_groups[0])[0] == len(operations)
-    assert len(kernels) == (2 if more else 1)
+    assert len(kernels) == (2 if name == "LAMB" else 1)
 
 
 def test_gradients_given_as_a_list(arrays: Any) -> None:
