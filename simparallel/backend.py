@@ -124,6 +124,7 @@ def to_host(array: Array) -> np.ndarray:
         return array
     if is_array(array):
         _reader.gate()
+        run_checks()
         return array.get()
     return np.asarray(array)
 
@@ -134,6 +135,7 @@ class _Reader(threading.local):
     Attributes:
         gate: called before the host reads a value.
         upload: copies a host array to the GPU; None for CuPy's copy.
+        checks: flags on a GPU, and what to do if they are true.
     """
 
     @staticmethod
@@ -143,9 +145,12 @@ class _Reader(threading.local):
     def __init__(self) -> None:
         self.gate: Callable[[], None] = self._open
         self.upload: Callable[[np.ndarray], Array] | None = None
+        self.checks: list[tuple[Array, Callable[[], None]]] = []
 
 
 _reader = _Reader()
+# Checks that wait for a read. After more the host reads their flags, so that their arrays do not fill the memory.
+_MOST_CHECKS = 64
 
 
 def set_reader_gate(gate: Callable[[], None]) -> Callable[[], None]:
@@ -155,6 +160,40 @@ def set_reader_gate(gate: Callable[[], None]) -> Callable[[], None]:
     """
     before, _reader.gate = _reader.gate, gate
     return before
+
+
+def check_when_read(is_bad: Any, refuse: Callable[[], None]) -> None:
+    """Call `refuse`, which raises an error, if `is_bad`, a bool or a 0-d array, is true.
+
+    For an array on a GPU this happens before the host next reads a value, such as the loss, so that the host does not
+    wait for the GPU twice.
+    """
+    if not is_on_gpu(is_bad):
+        if is_bad:
+            refuse()
+        return
+    _reader.checks.append((is_bad, refuse))
+    if len(_reader.checks) >= _MOST_CHECKS:
+        _reader.gate()
+        run_checks()
+
+
+def run_checks() -> None:
+    """Read the flags of this thread's checks, after a wait for the GPU, and raise the error of the first true one."""
+    checks, _reader.checks = _reader.checks, []
+    for is_bad, (_, refuse) in zip(_numbers([flag for flag, _ in checks]), checks, strict=True):
+        if is_bad:
+            refuse()
+
+
+def has_checks() -> bool:
+    """Return whether checks of this thread wait for a read."""
+    return bool(_reader.checks)
+
+
+def drop_checks() -> None:
+    """Forget the checks of this thread, because its run has failed."""
+    _reader.checks = []
 
 
 def number_on(xp: Any, value: Any, dtype: Any) -> Array:
@@ -237,17 +276,25 @@ def reusable(array: Array) -> Array | None:
 def read_numbers(values: Iterable[Any]) -> list[Any]:
     """Return numbers and 0-d arrays as Python numbers. One copy brings all from one GPU: the host waits once."""
     found = list(values)
+    if any(map(is_on_gpu, found)):
+        _reader.gate()
+        run_checks()
+    return _numbers(found)
+
+
+def _numbers(found: list[Any]) -> list[Any]:
+    """Return numbers and 0-d arrays as Python numbers, after a wait for the GPU."""
     on_gpu: dict[int | None, list[int]] = {}
     for i, value in enumerate(found):
         if is_array(value) and not isinstance(value, np.ndarray):
             on_gpu.setdefault(gpu_of(value), []).append(i)
         elif hasattr(value, "item"):
             found[i] = value.item()
-    if on_gpu:
-        _reader.gate()
     for places in on_gpu.values():
-        with found[places[0]].device:
-            numbers = get_namespace(found[places[0]]).stack([found[i] for i in places]).get().tolist()
+        first = found[places[0]]
+        with first.device:
+            joined = first if len(places) == 1 else get_namespace(first).stack([found[i] for i in places])
+            numbers = joined.get().reshape(-1).tolist()
         for i, number in zip(places, numbers, strict=True):
             found[i] = number
     return found

@@ -16,7 +16,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from simparallel.backend import Array, random_state, set_reader_gate, set_upload, to_device_like
+from simparallel.backend import (
+    Array,
+    check_when_read,
+    random_state,
+    set_reader_gate,
+    set_upload,
+    to_device_like,
+    to_host,
+)
 from simparallel.base.callsite import is_inside, place
 from simparallel.errors import CaptureError, SimParallelError
 from simparallel.gpu.device import Gpu
@@ -152,12 +160,12 @@ def from_host(make: Callable[[], np.ndarray], like: Array) -> Array:
     return capture.add_input(make)
 
 
-def check_after(check: Callable[[], None]) -> None:
-    """Call `check`, which reads values and may raise: now, or in a capture after each launch."""
+def check_after(is_bad: Any, refuse: Callable[[], None]) -> None:
+    """Call `refuse`, which raises an error, if `is_bad` is true: when the host next reads, or after each launch."""
     if running.capture is None:
-        check()
+        check_when_read(is_bad, refuse)
     else:
-        running.capture.checks.append(check)
+        running.capture.checks.append(lambda: check_when_read(bool(to_host(is_bad)), refuse))
 
 
 def _is_of_capture(error: BaseException) -> bool:

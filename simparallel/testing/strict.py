@@ -6,7 +6,8 @@
     strict.xp.errstate                     # AttributeError: CuPy has none
 
 Differences from NumPy, as in CuPy ("Differences between CuPy and NumPy" in its user guide): 0-d results stay arrays,
-ufuncs accept no lists, only `get()` converts to NumPy. Names, keywords and dtypes that CuPy lacks are refused, see
+ufuncs accept no lists, only `get()` converts to NumPy. CuPy wraps indices around; here they are errors, except while
+`backend.check_when_read` has a check of them. Names, keywords and dtypes that CuPy lacks are refused, see
 `cupy_lacks`. An assignment that writes one element twice, undefined in CuPy, is an error here. `xp.fuse` runs a
 function as it is, and refuses operations that one kernel of CuPy cannot do.
 
@@ -27,7 +28,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from simparallel.backend import register_namespace
+from simparallel.backend import has_checks, register_namespace
 from simparallel.testing import cupy_lacks, strict_cublas, strict_cuda, strict_kernels, strict_nccl
 from simparallel.testing.strict_memory import memory_of_array
 
@@ -69,6 +70,7 @@ _operation_listeners: _Listeners = []
 def host_waits() -> AbstractContextManager[list[str]]:
     """List the operations inside the block for which the host waits for a GPU, because it needs a value.
 
+    A second read without an operation in between waits for nothing.
     They are named get, item, tolist, bool, int, float; mask, because the size of `x[mask]` depends on values;
     nonzero and other functions whose results have such a size.
     """
@@ -107,8 +109,9 @@ def _listing(listeners: _Listeners) -> Iterator[list[str]]:
 
 def _note_wait(name: str) -> None:
     strict_cuda.refuse_in_capture(name)
-    for note in _wait_listeners:
-        note(name)
+    if _wait_listeners and not strict_cuda.has_waited():
+        for note in _wait_listeners:
+            note(name)
 
 
 def _note_launch(name: str, result: Any, *sources: Any, reads: Sequence[Any] = ()) -> None:
@@ -118,12 +121,13 @@ def _note_launch(name: str, result: Any, *sources: Any, reads: Sequence[Any] = (
     """
     listeners = [*_operation_listeners, *(() if _fusing.is_on else _launch_listeners)]
     is_watching = strict_cuda.is_watching()
-    if not (listeners or is_watching):
+    if not (listeners or is_watching or _wait_listeners):
         return
     results = result if isinstance(result, (tuple, list)) else (result,)
     for array in results:
         is_filled = isinstance(array, (np.ndarray, np.generic)) and array.size > 0
         if is_filled and not _shares(array, sources):
+            strict_cuda.note_work()
             for note in listeners:
                 note(name)
             if is_watching:
@@ -295,7 +299,7 @@ class StrictArray:
         if (graph := strict_cuda.captured_graph()) is not None:
             read = lambda: self._data[_wrapped(self._data, plain)]  # noqa: E731
             return _wrap(_capture(graph, "getitem", read, None, (self._data, plain)))
-        result = _unwrap(self)[plain]
+        result = _unwrap(self)[_wrapped(self._data, plain) if has_checks() else plain]
         _note_launch("getitem", result, self._data)
         return _wrap(result)
 
@@ -311,6 +315,8 @@ class StrictArray:
             launch = lambda: write(_wrapped(self._data, plain))  # noqa: E731
             _capture(graph, "setitem", launch, self._data, (plain, plain_value))
             return
+        if has_checks():
+            plain = _wrapped(self._data, plain)
         # x[...] += y ends with x[...] = x[...], for which CuPy starts nothing.
         part = self._data[plain]
         if not (isinstance(plain_value, np.ndarray) and _is_same(part, plain_value)):
@@ -404,6 +410,7 @@ def _run_fused(function: Callable[..., Any], kernel_name: str, args: tuple[Any, 
 
 def _start_kernel(kernel: strict_kernels.RawKernel, *args: Any) -> None:
     kernel(*args)
+    strict_cuda.note_work()
     for note in _launch_listeners:
         note(kernel.name)
     for note in _operation_listeners:
@@ -465,7 +472,7 @@ def _refuse_repeats(data: np.ndarray, key: Any) -> None:
 
 
 def _wrapped(data: np.ndarray, key: Any) -> Any:
-    """Return a key with its index arrays wrapped into range, as CuPy does: captured programs check them later."""
+    """Return a key with its index arrays wrapped into range, as CuPy does."""
     parts = _parts(key)
     if any(part is None or part is ... for part in parts):
         return key
@@ -474,6 +481,18 @@ def _wrapped(data: np.ndarray, key: Any) -> Any:
         for i, part in enumerate(parts)
     ]
     return tuple(inside) if isinstance(key, tuple) else inside[0]
+
+
+def _in_range(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of a function with its indices wrapped into range."""
+    if name == "take":
+        kwargs = {**kwargs, "mode": "wrap"}
+    elif name == "take_along_axis":
+        data, indices, axis = args
+        args = data, indices % data.shape[axis], axis
+    elif name.endswith(".at"):
+        args = args[0], _wrapped(args[0], args[1]), *args[2:]
+    return args, kwargs
 
 
 class _Flags:
@@ -510,6 +529,8 @@ def _guarded(
         elif isinstance(args[0], np.ndarray):
             args = (args[0].copy(), *args[1:])
             _note_launch(name, args[0])
+        if has_checks():
+            args, kwargs = _in_range(name, args, kwargs)
         owner = getattr(function, "__self__", None)  # of a method of an array: the array
         if (graph := strict_cuda.captured_graph()) is not None:
             target = kwargs.get("out")

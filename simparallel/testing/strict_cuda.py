@@ -49,11 +49,12 @@ class StreamRaceError(RuntimeError):
 
 
 class _Thread(threading.local):
-    """The host's thread: its device and stream."""
+    """The host's thread: its device and stream, and whether it has started work since it last waited for the device."""
 
     def __init__(self) -> None:
         self.device = Device(0)
         self.stream: Stream | None = None
+        self.has_work = True
 
 
 class Device:
@@ -92,6 +93,17 @@ class Device:
 
     def __repr__(self) -> str:
         return f"<CUDA Device {self.id}>"
+
+
+def note_work() -> None:
+    """Note that this thread starts an operation."""
+    _thread.has_work = True
+
+
+def has_waited() -> bool:
+    """Note that this thread waits for the device; return whether there was nothing to wait for."""
+    had_work, _thread.has_work = _thread.has_work or bool(get_current_stream().waits_for), False
+    return not had_work
 
 
 def current_device() -> Device:
@@ -236,6 +248,7 @@ class Graph:
 
     def launch(self, stream: Stream | None = None) -> None:
         stream = get_current_stream() if stream is None else stream
+        note_work()
         for note in launch_listeners:
             note("graph")
         # A GPU raises no floating-point errors.

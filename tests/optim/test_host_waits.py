@@ -1,4 +1,4 @@
-"""A training step on a GPU waits for a value of it twice: for the check of the labels, and for the loss."""
+"""A training step on a GPU waits for it once, to read the loss; checks of labels and indices come with that read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 
 import simparallel as sp
 from simparallel import nn, optim
+from simparallel.backend import STAND_IN, drop_checks
+from simparallel.errors import LabelError, OutOfRangeError, RunFailedError
 from simparallel.testing.strict import host_waits, xp
 
 BATCH, CLASSES = 5, 4
-CHECKED = ["get", "get"]
+CHECKED = ["get"]
 NEEDED = {"Momentum": {"learning_rate": 0.1, "momentum": 0.9}}
 OPTIMIZERS = [
     name
@@ -69,7 +71,7 @@ def test_network_waits_for_nothing(make: Callable[[], nn.Module]) -> None:
 def test_unchecked_loss_is_not_waited_for() -> None:
     network = on_device(mlp())
     optimizer = optim.SGD(network.parameters(), lr=0.1)
-    assert waits_of_a_step(network, optimizer, lambda: None, check_finite=False) == ["get"]
+    assert waits_of_a_step(network, optimizer, lambda: None, check_finite=False) == []
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, np.inf])
@@ -92,7 +94,69 @@ def test_look_for_overflows_waits_once() -> None:
 def test_every_kind_of_wait_is_noted() -> None:
     x = xp.asarray(np.arange(3))
     with host_waits() as waits:
-        x.sum().item(), x.tolist(), x.get(), bool(x[1]), int(x[1]), float(x[1]), x[x > 1], xp.nonzero(x)
-    assert waits == ["item", "tolist", "get", "bool", "int", "float", "mask", "nonzero"]
-    x.get()
-    assert len(waits) == 8
+        x.sum().item(), (x + 1).tolist(), (x + 1).get(), bool(x[1] + 1), int(x[1] + 1), float(x[1] + 1)
+        x[x > 1], xp.nonzero(x + 1)
+        x.sum().item(), x.get(), x.tolist()  # the last two have nothing to wait for
+    assert waits == ["item", "tolist", "get", "bool", "int", "float", "mask", "nonzero", "item"]
+    (x + 1).get()
+    assert len(waits) == 9
+
+
+WRONG: dict[str, Callable[[Any], sp.Tensor]] = {
+    "label": lambda x: sp.functions.cross_entropy(x, sp.Tensor(xp.asarray([0, 9]))),
+    "id": lambda x: sp.functions.embedding(sp.Tensor(xp.asarray([0, -1])), x).sum(),
+    "position": lambda x: sp.functions.gather(x, 1, sp.Tensor(xp.asarray([[0], [4]]))).sum(),
+    "index": lambda x: x[sp.Tensor(xp.asarray([0, 2]))].sum(),
+}
+
+
+def leaf() -> sp.Tensor:
+    return sp.Tensor(xp.ones((2, CLASSES), "float32"), requires_grad=True)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_integers_are_refused_before_gradients(case: str) -> None:
+    x = leaf()
+    with pytest.raises((LabelError, OutOfRangeError)):
+        WRONG[case](x).backward()
+    assert x.grad is None
+    (x * 2).sum().backward()  # nothing is left behind
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("read", [sp.Tensor.item, sp.Tensor.numpy, repr, lambda loss: sp.functions.sum(loss).item()])
+def test_any_read_refuses_wrong_labels(read: Callable[[sp.Tensor], Any]) -> None:
+    loss = WRONG["label"](leaf())
+    with pytest.raises(LabelError, match="label 9 at position 1"):
+        read(loss)
+    read(loss)
+
+
+def test_many_checks_are_read_in_between() -> None:
+    with pytest.raises(LabelError):
+        print([WRONG["label"](leaf()).shape for _ in range(100)])
+    drop_checks()
+
+
+def forget() -> None:
+    WRONG["label"](leaf())
+
+
+def fail() -> None:
+    WRONG["label"](leaf())
+    raise KeyError("another error")
+
+
+@pytest.mark.parametrize("transport", ["inline", "shm"])
+def test_run_that_reads_nothing_ends_with_the_error(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STAND_IN, "simparallel.testing.strict")
+    with pytest.raises(RunFailedError, match="LabelError"):
+        sp.launch(forget, world_size=2, transport=transport, array="cupy")
+    with pytest.raises(RunFailedError, match="another error"):
+        sp.launch(fail, world_size=2, transport=transport, array="cupy")
+
+
+def test_stand_in_refuses_unchecked_indices() -> None:
+    """Red control: CuPy wraps them around without a word, so an op has to check them."""
+    with pytest.raises(IndexError):
+        xp.ones(3)[xp.asarray([3])]

@@ -18,8 +18,9 @@ from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, as_int, in
 from simparallel.autograd.ops.promotion import operands
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import Tensor, as_tensor
-from simparallel.backend import Array, assign, get_namespace, is_array, read_numbers
+from simparallel.backend import Array, assign, get_namespace, is_array, is_on_gpu, read_numbers
 from simparallel.errors import DTypeError, InputError, OutOfRangeError, ShapeError
+from simparallel.gpu.capture import check_after
 from simparallel.layout.rule import dim_names
 
 # (start, stop, step) of a slice.
@@ -187,10 +188,19 @@ class Index(Op):
 
 
 def _check_range(indices: Array, size: int, dim: int) -> None:
-    """Raise OutOfRangeError for indices outside of a dim: CuPy would wrap them around silently."""
-    least, most = read_numbers([indices.min(), indices.max()]) if indices.size else (0, 0)
-    if indices.size and not -size <= least <= most < size:
-        raise OutOfRangeError(f"Index: indices {least} … {most} are outside of dim {dim} of size {size}.")
+    """Raise OutOfRangeError for indices outside of a dim, which CuPy would wrap around; on a GPU at the next read."""
+    if not indices.size:
+        return
+    least, most = indices.min(), indices.max()
+    if is_on_gpu(indices):
+        check_after((least < -size) | (most >= size), lambda: _refuse(least, most, size, dim))
+    elif not -size <= least.item() <= most.item() < size:
+        _refuse(least, most, size, dim)
+
+
+def _refuse(least: Array, most: Array, size: int, dim: int) -> None:
+    least, most = read_numbers([least, most])
+    raise OutOfRangeError(f"Index: indices {least} … {most} are outside of dim {dim} of size {size}.")
 
 
 def split_index(items: tuple[Any, ...], shape: tuple[int, ...], is_indices: Any) -> tuple[Any, Any, Any]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simparallel.autograd.op import Context
-from simparallel.backend import Array, get_namespace, to_host
+from simparallel.backend import Array, get_namespace
 from simparallel.errors import LabelError
 from simparallel.gpu.capture import check_after
 
@@ -70,21 +70,21 @@ def pick(ctx: Context, labels: Array, num_local: int, ignore_index: int | None, 
 
 
 def check_labels(labels: Array, num_classes: int, ignore_index: int | None, who: str, words: Words = CLASSES) -> None:
-    """Raise LabelError if a label is outside of 0 … num_classes-1; the error names the first such label."""
-    # In host memory two reductions are the fastest check; on a GPU the host would wait for each.
+    """Raise LabelError if a label is outside of 0 … num_classes-1; the error names the first such label.
+
+    On a GPU it comes when the host next reads a value, such as the loss.
+    """
+    # In host memory two reductions are the fastest check.
     if labels.size == 0 or (isinstance(labels, np.ndarray) and labels.min() >= 0 and labels.max() < num_classes):
         return
     bad = (labels < 0) | (labels >= num_classes)
     if ignore_index is not None:
         bad &= labels != ignore_index
-    is_any = bad.any()
-    check_after(lambda: _refuse_any(is_any, bad, labels, num_classes, who, words))
+    check_after(bad.any(), lambda: _refuse(bad, labels, num_classes, who, words))
 
 
-def _refuse_any(is_any: Array, bad: Array, labels: Array, num_classes: int, who: str, words: Words) -> None:
-    """Raise LabelError if there is a bad label."""
-    if not to_host(is_any):
-        return
+def _refuse(bad: Array, labels: Array, num_classes: int, who: str, words: Words) -> None:
+    """Raise LabelError for the first bad label."""
     flat = labels.reshape(-1)
     position = int(get_namespace(labels).argmax(bad))
     label = int(flat[position])

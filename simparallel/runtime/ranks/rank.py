@@ -101,6 +101,8 @@ def play_rank(
                 communicator.finish()
             if communicator.gpu is not None:
                 communicator.gpu.finish()
+            if gpu is not None:
+                gpu.finish_checks()
             # Only after all collectives have ended: a rank that waits for one that is DONE raises.
             transport.set_state(DONE)
         except BaseException as error:
