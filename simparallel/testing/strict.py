@@ -281,7 +281,8 @@ class StrictArray:
         if not callable(value):
             return _wrap(value)
         strict_cuda.catch_up()
-        return _guarded(value, name, cupy_lacks.KEYWORDS_OF_METHODS.get(name, frozenset()))
+        call = _guarded(value, name, cupy_lacks.KEYWORDS_OF_METHODS.get(name, frozenset()))
+        return call if name != "view" else lambda *args: _aligned(call(*args))
 
     def item(self) -> Any:
         self._wait("item")
@@ -493,6 +494,14 @@ def _in_range(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     elif name.endswith(".at"):
         args = args[0], _wrapped(args[0], args[1]), *args[2:]
     return args, kwargs
+
+
+def _aligned(view: StrictArray) -> StrictArray:
+    """Refuse words at addresses where NumPy reads them, but no GPU does."""
+    address, size = view._data.ctypes.data, view._data.itemsize
+    if view._data.size and address % size:
+        raise RuntimeError(f"cudaErrorMisalignedAddress: words of {size} bytes at {address:#x}")
+    return view
 
 
 class _Flags:

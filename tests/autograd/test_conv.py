@@ -57,7 +57,7 @@ def conv_calls(draw):
     reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
     size = tuple(max(1, r - 2 * p) + draw(st.integers(0, 9)) for r, p in zip(reach, padding, strict=True))
     groups = draw(st.sampled_from((1, 1, 2, 3)))
-    channels, out_channels = draw(st.sampled_from((1, 3, MANY))), draw(st.sampled_from((1, 2, MANY)))
+    channels, out_channels = draw(st.sampled_from((1, 3, 16, MANY))), draw(st.sampled_from((1, 2, 16, MANY)))
     op = Conv2d(stride, draw(st.sampled_from((padding, "same"))), dilation, groups)
     num = draw(st.integers(0, 3))
     return op, (num, groups * channels, *size), (groups * out_channels, channels, *kernel)
@@ -76,6 +76,26 @@ def test_conv2d_exact_on_integers(call, seed):
     np.testing.assert_array_equal(db, dy.sum(axis=(0, 2, 3)))
     in_order = np.ascontiguousarray(x.transpose(2, 3, 0, 1)).transpose(2, 3, 0, 1)
     np.testing.assert_array_equal(op(Tensor(in_order), Tensor(w)).numpy(), conv2d(op, x, w))
+
+
+@given(call=conv_calls(), seed=st.integers(0, 100))
+def test_conv2d_on_device_is_exact_on_integers(arrays, call, seed):
+    """There dx is one product with the turned kernel where the stride is 1, and windows are copied in words."""
+    op, x_shape, w_shape = call
+    x, w, b = integers(seed, x_shape, w_shape, w_shape[:1])
+    (dy,) = integers(seed + 1, op.infer(Spec(x.shape, x.dtype), Spec(w.shape, w.dtype)).shape)
+    found = forward_and_backward(op, *map(arrays.on_device, (dy, x, w, b)))
+    for one, other in zip(found, forward_and_backward(op, dy, x, w, b), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_unaligned_images_are_gathered(arrays):
+    """The memory of a view begins between two words."""
+    x, w = integers(0, (6, 6, 1, 16), (16, 16, 3, 3))
+    buffer = arrays.on_device(np.concatenate([np.zeros(1), x.reshape(-1)]))
+    image = buffer[1:].reshape(x.shape).transpose(2, 3, 0, 1)
+    found = Conv2d()(Tensor(image), Tensor(arrays.on_device(w)))
+    np.testing.assert_array_equal(found.numpy(), conv2d(Conv2d(), x.transpose(2, 3, 0, 1), w))
 
 
 @given(

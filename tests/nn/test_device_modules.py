@@ -173,7 +173,9 @@ def test_module_on_device_equals_numpy(arrays: Any, name: str, number: int) -> N
     assert all(type(tensor.data) is arrays.type and tensor.device == "cuda:0" for tensor in tensors)
     if call.inputs:
         found = trained(ours, [arrays.on_device(x) for x in given(call)])
-        arrays.after(10).assert_all_equal(found, trained(theirs, given(call)), name)
+        # Gradients of images are one product on a GPU, and sums over the taps of the kernel in host memory.
+        near = arrays.reordered(10) if name.startswith("Conv") else arrays.after(10)
+        near.assert_all_equal(found, trained(theirs, given(call)), name)
     assert all(type(tensor.data) is arrays.type for tensor in tensors)
     state = ours.state_dict()
     assert all(type(value) is np.ndarray for value in state.values())
@@ -194,7 +196,7 @@ def test_mixed_precision_on_device_equals_numpy(arrays: Any, level: str) -> None
 
     (x,) = given(Call({}, (IMAGES,)))
     found, expected = trained(model().to("cuda:0"), [arrays.on_device(x)]), trained(model(), [x])
-    arrays.after(10).assert_all_equal(found, expected)
+    arrays.reordered(10).assert_all_equal(found, expected)
 
 
 def test_recomputation_on_device_equals_numpy(arrays: Any) -> None:

@@ -28,6 +28,8 @@ from simparallel.backend import Array, each
 
 # Size of the gathered matrix of one chunk in host memory.
 GATHERED_BYTES = 4 << 20
+# The longest word that a thread of a GPU copies at once.
+WORD_BYTES = 16
 # From this many rows on, a product in pieces is faster with its left operand in column-major order.
 ENOUGH_ROWS = 12
 
@@ -48,13 +50,22 @@ def _input_rows(at: Windows, rows: Pair) -> Pair:
     return rows[0] * at.stride[0], (rows[1] - 1) * at.stride[0] + reach
 
 
-def _add_product(xp: ModuleType, total: Array, a: Array, b: Array) -> None:
-    """Add a @ b, summed over the pieces, to total.   a: (..., b, O, L)   b: (..., b, L, K)   total: (..., O, K)"""
+def _add_product(xp: ModuleType, total: Array, a: Array, b: Array, is_first: bool) -> None:
+    """Add a @ b, summed over the pieces, to total, or write it there first.
+
+    a: (..., b, O, L)   b: (..., b, L, K)   total: (..., O, K)
+    """
+    if is_first and a.shape[-3] == 1:
+        _product(xp, a, b, total[..., None, :, :])
+        return
     if a.shape[-3] > 1 and a.shape[-2] >= ENOUGH_ROWS:
         a = xp.ascontiguousarray(a.swapaxes(-1, -2)).swapaxes(-1, -2)
     part = scratch.get(xp, "conv.product", (*a.shape[:-1], b.shape[-1]), total)
     _product(xp, a, b, part)
-    total += part[..., 0, :, :] if part.shape[-3] == 1 else part.sum(axis=-3)
+    if is_first:
+        part.sum(axis=-3, out=total)
+    else:
+        total += part[..., 0, :, :] if part.shape[-3] == 1 else part.sum(axis=-3)
 
 
 def _product(xp: ModuleType, a: Array, b: Array, out: Array) -> None:
@@ -64,6 +75,18 @@ def _product(xp: ModuleType, a: Array, b: Array, out: Array) -> None:
             num_dims = out.ndim
             a, b, out = (array[0] if array.ndim == num_dims else array for array in (a, b, out))
     xp.matmul(a, b, out=out)
+
+
+def _gather(xp: ModuleType, source: Array, strides: Sequence[int], out: Array) -> None:
+    """Copy the elements of `source` at these strides [bytes], those of a contiguous last dim, to `out`."""
+    if not isinstance(out, np.ndarray):
+        # In words of 16 bytes, because a GPU takes longer to compute the index of an element than to copy it.
+        count = WORD_BYTES // out.itemsize
+        is_aligned = source.data.ptr % WORD_BYTES == 0 and not any(step % WORD_BYTES for step in strides[:-1])
+        if strides[-1] == out.itemsize and out.shape[-1] % count == 0 and is_aligned:
+            source, out = source.view("complex128"), out.view("complex128")
+            strides = (*strides[:-1], WORD_BYTES)
+    out[...] = xp.lib.stride_tricks.as_strided(source, out.shape, strides)
 
 
 # --- pixels -------------------------------------------------------------------------------------
@@ -81,7 +104,7 @@ def _pixel_windows(xp: ModuleType, x: Array, at: Windows, rows: Pair) -> Array:
     (sh, sw), (dh, dw) = at.stride, at.dilation
     # A strided view has all windows without a copy; the assignment gathers them into contiguous memory.
     strides = (row * sh, column * sw, image, row * dh, column * dw, channel)
-    gathered[...] = xp.lib.stride_tricks.as_strided(padded, gathered.shape, strides)
+    _gather(xp, padded, strides, gathered)
     return gathered.reshape(prod(shape), at.kernel[0] * at.kernel[1] * channels)
 
 
@@ -111,8 +134,10 @@ def pixels_backward(
     """Return dx, or None if not needed; fill `dw` if given.   dy: (P, Q, N, O), x and w as in `pixels_forward`"""
     (kh, kw), (num, channels), out_channels = at.kernel, x.shape[2:], len(w)
     num_taps = kh * kw * channels
-    dw_OK = None if dw is None else xp.zeros((out_channels, num_taps), w.dtype)
-    dx = xp.zeros((*at.padded, num, channels), x.dtype) if needs_dx else None
+    dw_OK = None if dw is None else xp.empty((out_channels, num_taps), w.dtype)
+    turned = _turned_on_gpu(dy, at)
+    is_summed = needs_dx and turned is None
+    dx = xp.zeros((*at.padded, num, channels), x.dtype) if is_summed else None
     # dx is summed tap by tap.
     taps = w.transpose(2, 3, 0, 1)[:, :, None]  # (kh, kw, 1, O, C)
     for rows in _chunks(x, at, at.out[1] * num * num_taps * x.itemsize, w.nbytes):
@@ -121,7 +146,7 @@ def pixels_backward(
             cut = pieces(x, len(dy_MO), num_taps * out_channels)
             gathered = _pixel_windows(xp, x, at, rows).reshape(*cut, num_taps)
             dy_bOL = dy_MO.reshape(*cut, out_channels).transpose(0, 2, 1)
-            _add_product(xp, dw_OK, dy_bOL, gathered)  # (b, O, L) @ (b, L, K)
+            _add_product(xp, dw_OK, dy_bOL, gathered, rows[0] == 0)  # (b, O, L) @ (b, L, K)
         if dx is not None:
             cut = pieces(x, len(dy_MO), out_channels * channels)
             parts = scratch.get(xp, "conv.gathered", (kh, kw, rows[1] - rows[0], at.out[1], num, channels), x)
@@ -131,7 +156,21 @@ def pixels_backward(
                 dx[at.slices(i, j, rows)] += parts[i, j]
     if dw is not None and dw_OK is not None:
         dw[...] = dw_OK.reshape(out_channels, kh, kw, channels).transpose(0, 3, 1, 2)
+    if needs_dx and turned is not None:
+        return pixels_forward(xp, dy, _turned(w, 1), turned)
     return None if dx is None else _crop(xp, dx, at, 0)
+
+
+def _turned_on_gpu(dy: Array, at: Windows) -> Windows | None:
+    """Return the windows over dy that give dx by one product, on a GPU. In host memory sums over taps are faster."""
+    return None if isinstance(dy, np.ndarray) or at.kernel == (1, 1) else at.turned
+
+
+def _turned(w: Array, groups: int) -> Array:
+    """Turn each filter by 180° and swap its channels.   w: (O, c, kh, kw)   result: (C, o, kh, kw)"""
+    out_channels, channels, *kernel = w.shape
+    parts = w.reshape(groups, out_channels // groups, channels, *kernel).swapaxes(1, 2)[..., ::-1, ::-1]
+    return parts.reshape(groups * channels, out_channels // groups, *kernel)
 
 
 def _crop(xp: ModuleType, padded: Array, at: Windows, axis: int) -> Array:
@@ -156,7 +195,7 @@ def _plane_windows(xp: ModuleType, x: Array, at: Windows, rows: Pair, groups: in
     channel, row, column, image = padded.strides
     (sh, sw), (dh, dw) = at.stride, at.dilation
     strides = (channel, row * dh, column * dw, row * sh, column * sw, image)
-    gathered[...] = xp.lib.stride_tricks.as_strided(padded, gathered.shape, strides)
+    _gather(xp, padded, strides, gathered)
     return gathered.reshape(groups, channels // groups * at.kernel[0] * at.kernel[1], columns)
 
 
@@ -199,15 +238,17 @@ def planes_backward(
     dw_goK = None
     if dw is not None:
         dw_goK = dw.reshape(groups, out_group, num_taps)
-        dw_goK[...] = 0
-    dx = xp.zeros((channels, *at.padded, x.shape[3]), x.dtype) if needs_dx else None
+    turned = _turned_on_gpu(dy, at)
+    is_summed = needs_dx and turned is None
+    dx = xp.zeros((channels, *at.padded, x.shape[3]), x.dtype) if is_summed else None
     for rows in _chunks(x, at, row * groups * num_taps * x.itemsize, w.nbytes):
         part = slice(rows[0] * row, rows[1] * row)
         cut = pieces(x, part.stop - part.start, num_taps * out_group)
         dy_gboL = dy_goM[:, :, part].reshape(groups, out_group, *cut).transpose(0, 2, 1, 3)
         if dw_goK is not None:
             gathered = _plane_windows(xp, x, at, rows, groups).reshape(groups, num_taps, *cut)
-            _add_product(xp, dw_goK, dy_gboL, gathered.transpose(0, 2, 3, 1))  # (g, b, o, L) @ (g, b, L, K)
+            # (g, b, o, L) @ (g, b, L, K)
+            _add_product(xp, dw_goK, dy_gboL, gathered.transpose(0, 2, 3, 1), rows[0] == 0)
         if dx is not None:
             shape = (channels, *at.kernel, rows[1] - rows[0], at.out[1], x.shape[3])
             gathered = scratch.get(xp, "conv.gathered", shape, x)
@@ -219,4 +260,6 @@ def planes_backward(
                 _product(xp, w_gKo, dy_gboL, out)  # (g, 1, K, o) @ (g, b, o, L)
             for i, j in at.taps():
                 dx[(slice(None), *at.slices(i, j, rows))] += gathered[:, i, j]
+    if needs_dx and turned is not None:
+        return planes_forward(xp, dy, _turned(w, groups), turned, groups, False)
     return None if dx is None else _crop(xp, dx, at, 1)

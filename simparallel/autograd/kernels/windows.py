@@ -55,6 +55,19 @@ class Windows(NamedTuple):
         """Whether each window is one pixel: kernel and stride 1, no padding."""
         return self.kernel == self.stride == (1, 1) and self.before == self.after == (0, 0)
 
+    @property
+    def turned(self) -> Windows | None:
+        """The windows over the gradient of a convolution whose products with the kernel, turned by 180°, are dx.
+
+        None for other strides than 1, where pixels between those of the gradient would be 0, and for padding that is
+        wider than the kernel reaches.
+        """
+        reach = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
+        before, after = ((reach[0] - pad[0], reach[1] - pad[1]) for pad in (self.before, self.after))
+        if self.stride != (1, 1) or min(*before, *after) < 0:
+            return None
+        return self._replace(image=self.out, before=before, after=after, out=self.image)
+
     def slices(self, i: int, j: int, rows: Pair | None = None) -> tuple[slice, slice]:
         """Return the slices of the padded image with tap (i, j) of every window, or of window rows first … last - 1."""
         first, last = rows or (0, self.out[0])
