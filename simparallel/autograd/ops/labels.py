@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
 from simparallel.autograd.op import Context
-from simparallel.backend import Array, get_namespace
+from simparallel.backend import Array, fused, get_namespace
 from simparallel.errors import LabelError
 from simparallel.gpu.capture import check_after
 
@@ -77,10 +78,13 @@ def check_labels(labels: Array, num_classes: int, ignore_index: int | None, who:
     # In host memory two reductions are the fastest check.
     if labels.size == 0 or (isinstance(labels, np.ndarray) and labels.min() >= 0 and labels.max() < num_classes):
         return
-    bad = (labels < 0) | (labels >= num_classes)
-    if ignore_index is not None:
-        bad &= labels != ignore_index
+    bad = fused(get_namespace(labels), _outside)(labels, num_classes, ignore_index)
     check_after(bad.any(), lambda: _refuse(bad, labels, num_classes, who, words))
+
+
+def _outside(xp: ModuleType, labels: Array, num_classes: int, ignore_index: int | None) -> Array:
+    bad = (labels < 0) | (labels >= num_classes)
+    return bad if ignore_index is None else bad & (labels != ignore_index)
 
 
 def _refuse(bad: Array, labels: Array, num_classes: int, who: str, words: Words) -> None:

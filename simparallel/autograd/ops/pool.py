@@ -23,6 +23,9 @@ from simparallel.gpu.capture import from_host
 # The batch and the channels, taken whole.
 _ALL = (slice(None), slice(None))
 
+# Taps of a window in one kernel, because CUDA limits the arguments of a kernel to 4,096 bytes: 80 for each array.
+_MOST_TAPS = 16
+
 
 class AbstractPool(Op):
     """A reduction of each window of each channel.   x: (N, C, H, W)   y: (N, C, P, Q)
@@ -102,7 +105,9 @@ class MaxPool2d(AbstractPool):
             for other in others:
                 xp.maximum(y, other, out=y)
         else:
-            y = fused(xp, _largest)(first, *others)
+            y = fused(xp, _largest)(first, *others[:_MOST_TAPS])
+            for start in range(_MOST_TAPS, len(others), _MOST_TAPS):
+                y = fused(xp, _largest)(y, *others[start : start + _MOST_TAPS])
         ctx.x, ctx.y = x, y
         return y
 
@@ -115,13 +120,17 @@ class MaxPool2d(AbstractPool):
         # The windows tile the padded image exactly, so dx need not be zeroed.
         is_tiled = is_apart and padded.shape[2:] == (at.out[0] * at.kernel[0], at.out[1] * at.kernel[1])
         dx = (xp.empty_like if is_tiled else xp.zeros_like)(padded)
-        # Windows with no maximum found yet.
-        is_free = xp.ones_like(y, dtype=bool)
         places = [(*_ALL, *at.slices(i, j)) for i, j in at.taps()]
         if not isinstance(x, np.ndarray):
-            for place in places:
-                fused(xp, _give_to_first, is_apart=is_apart)(dy, y, padded[place], is_free, dx[place])
+            # No two windows may write the same pixel in one kernel.
+            step = _MOST_TAPS if is_apart else 1
+            is_free = xp.ones_like(y, dtype=bool) if step < len(places) else None
+            for start in range(0, len(places), step):
+                pixels = [array[place] for array in (padded, dx) for place in places[start : start + step]]
+                fused(xp, _give_to_first, is_apart=is_apart)(dy, y, is_free, *pixels)
             return (_crop(xp, dx, at),)
+        # Windows with no maximum found yet.
+        is_free = xp.ones_like(y, dtype=bool)
         is_first = xp.empty_like(is_free)
         part = xp.empty_like(y)
         for place in places:
@@ -142,15 +151,24 @@ def _largest(xp: ModuleType, first: Array, *others: Array) -> Array:
     return y
 
 
-def _give_to_first(xp: ModuleType, dy: Array, y: Array, x: Array, is_free: Array, dx: Array, *, is_apart: bool) -> None:
-    """Add dy to dx, of one pixel of each window, where its x is the first maximum; overwrite if `is_apart`."""
-    is_first = (x == y) & is_free
-    is_free ^= is_first
-    part = xp.where(is_first, dy, 0)
-    if is_apart:
-        dx[...] = part
-    else:
-        dx += part
+def _give_to_first(xp: ModuleType, dy: Array, y: Array, is_free: Array | None, *pixels: Array, is_apart: bool) -> None:
+    """Add dy to dx where x is the first maximum of its window; overwrite if `is_apart`.
+
+    `pixels` are x at some taps of each window, and then dx there. `is_free` are windows with no maximum found yet; None
+    for all of them.
+    """
+    for x, dx in zip(pixels[: len(pixels) // 2], pixels[len(pixels) // 2 :], strict=True):
+        is_first = x == y
+        if is_free is None:
+            is_free = xp.logical_not(is_first)
+        else:
+            is_first = is_first & is_free
+            is_free ^= is_first
+        part = xp.where(is_first, dy, 0)
+        if is_apart:
+            dx[...] = part
+        else:
+            dx += part
 
 
 class AvgPool2d(AbstractPool):
