@@ -1,4 +1,7 @@
-"""Run the CUDA source of `gpu.multi_tensor` as C++ on the host, one thread a block, beside the stand-in."""
+"""Run the CUDA source of this package's kernels as C++ on the host, beside the stand-in.
+
+Threads run one after another; where they wait for each other, a block has one thread.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +26,27 @@ using std::fabs; using std::sqrt;
 #define __global__
 #define __shared__ static
 typedef _Float16 float16;
-static struct { unsigned x; } blockIdx, threadIdx, blockDim = {1};
+static struct { unsigned x; } blockIdx, threadIdx, blockDim;
 static void __syncthreads() {}
 """
-_SIGNATURE = re.compile(r"void (\w+)\(const Table table, const int num_tensors(.*?)\)")
+_SIGNATURE = re.compile(r'extern "C" __global__ void (\w+)\((.*?)\)', re.DOTALL)
 
 
 def compiled(sources: list[str], folder: Path) -> Any:
-    """Compile kernels as one library, in which kernel number i is `run<i>(num_blocks, table, num_tensors, others)`."""
+    """Compile kernels as one library, in which kernel number i is `run<i>(num_blocks, num_threads, arguments)`."""
     text = _PRELUDE
     for i, source in enumerate(sources):
         signature = _SIGNATURE.search(source)
         assert signature is not None
-        others = [
-            f"*(double**)others[{k}]" if "*" in parameter else f"*(double*)others[{k}]"
-            for k, parameter in enumerate(signature[2].split(",")[1:])
-        ]
+        types = [parameter.rsplit(maxsplit=1)[0].replace("const ", "") for parameter in signature[2].split(",")]
+        arguments = ", ".join(f"*({kind}*)arguments[{k}]" for k, kind in enumerate(types))
         body = re.sub(r"#include .*", "", source).replace('extern "C" ', "")
-        arguments = ", ".join(["*(Table*)table", "num_tensors", *others])
         text += f"""
 namespace kernel{i} {{ {body}
-extern "C" void run{i}(int num_blocks, void* table, int num_tensors, void** others) {{
-    for (blockIdx.x = 0; blockIdx.x < (unsigned)num_blocks; blockIdx.x++) {signature[1]}({arguments});
+extern "C" void run{i}(unsigned num_blocks, unsigned num_threads, void** arguments) {{
+    blockDim.x = {"1" if "__syncthreads" in source else "num_threads"};
+    for (blockIdx.x = 0; blockIdx.x < num_blocks; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++) {signature[1]}({arguments});
 }} }}
 """
     (folder / "kernels.cpp").write_text(text)
@@ -56,18 +58,18 @@ extern "C" void run{i}(int num_blocks, void* table, int num_tensors, void** othe
     return ctypes.CDLL(str(folder / "kernels.so"))
 
 
-def _run(function: Any, grid: Any, args: Any) -> None:
-    table, num_tensors, *others = args
-    words = [np.array(x._data.ctypes.data if isinstance(x, strict.StrictArray) else x) for x in others]
-    pointers = (ctypes.c_void_p * max(1, len(words)))(*(word.ctypes.data for word in words))
-    function(int(grid[0]), ctypes.c_void_p(table.ctypes.data), int(num_tensors), pointers)
+def _run(function: Any, grid: Any, block: Any, args: Any) -> None:
+    """Call a kernel with pointers to its arguments, as CUDA does; Python's integers are 64 bits long."""
+    words = [np.array(x._data.ctypes.data if isinstance(x, strict.StrictArray) else x) for x in args]
+    pointers = (ctypes.c_void_p * len(words))(*(word.ctypes.data for word in words))
+    function(int(grid[0]), int(block[0]), pointers)
 
 
 @contextmanager
 def listed_sources() -> Iterator[list[str]]:
     """Yield the sources of all kernels that start inside the block, each once."""
     sources: dict[str, None] = {}
-    with _started_by(lambda kernel, grid, args: sources.setdefault(kernel.code)):
+    with _started_by(lambda kernel, *_: sources.setdefault(kernel.code)):
         listed: list[str] = []
         yield listed
         listed += sources
@@ -81,17 +83,16 @@ def compared(library: Any, sources: list[str]) -> Iterator[list[str]]:
     """
     different: list[str] = []
 
-    def compare(kernel: strict_kernels.RawKernel, grid: Any, args: Any) -> None:
-        memory = [array for arrays in kernel.arrays(args) for array in arrays.values()]
-        totals = [x._data for x in args[2:] if isinstance(x, strict.StrictArray)]
-        memory += totals
+    def compare(kernel: strict_kernels.RawKernel, grid: Any, block: Any, args: Any) -> None:
+        memory = kernel.memory(args)
         before = [array.copy() for array in memory]
-        _run(getattr(library, f"run{sources.index(kernel.code)}"), grid, args)
+        _run(getattr(library, f"run{sources.index(kernel.code)}"), grid, block, args)
         found = [array.copy() for array in memory]
         for array, old in zip(memory, before, strict=True):
             array[...] = old
-        kernel(grid, (), args)
-        tolerance = 1e-12 if totals else 0
+        kernel(grid, block, args)
+        # Threads of a block add up in another order than one thread.
+        tolerance = 1e-12 if "__syncthreads" in kernel.code else 0
         if not all(
             np.allclose(*pair, rtol=tolerance, atol=0, equal_nan=True) for pair in zip(found, memory, strict=True)
         ):
@@ -108,7 +109,7 @@ def _started_by(watch: Any) -> Iterator[None]:
     start = strict._start_kernel
 
     def both(kernel: Any, grid: Any, block: Any, args: Any) -> None:
-        watch(kernel, grid, args)
+        watch(kernel, grid, block, args)
         start(kernel, grid, block, args)
 
     strict._start_kernel = both

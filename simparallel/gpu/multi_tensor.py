@@ -4,37 +4,26 @@
 kernel starts for up to a hundred tensors or so, whose addresses it gets as an argument. PyTorch's optimizers with
 `foreach` and `fused` do the same.
 
-The function is one of NumPy's arrays: it may contain arithmetic, the functions of `_FUNCTIONS` with `out`, `astype` and
-`x[...] = y`. Here it is called once with variables that write the statements of the kernel. Numbers combine with arrays
-only. Branches may depend on settings, dtypes, and which arrays are None. The compiler fuses no products with sums, so
-the results have NumPy's bits.
+The function is one of NumPy's arrays, see `kernel_source`, which writes its CUDA source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
-from itertools import count
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from simparallel.backend import Array, get_namespace, gpu_of, to_device_like
+from simparallel.gpu.kernel_source import TYPES, Number, Source, compiled
 
 _THREADS = 512
 # Elements of a block: few enough to occupy all multiprocessors with some 100,000 elements.
 _CHUNK = 8 * _THREADS
 # CUDA's limit for the arguments of a kernel.
 _ARGUMENTS_BYTES = 4096
-_TYPES = {"float16": "float16", "float32": "float", "float64": "double"}
-_FUNCTIONS = {
-    "add": "{} + {}", "subtract": "{} - {}", "multiply": "{} * {}", "divide": "{} / {}", "sqrt": "sqrt({})",
-    "absolute": "fabs({})", "maximum": "maximum({}, {})", "minimum": "minimum({}, {})",
-}  # fmt: skip
 _KERNEL = """\
-template <class T> __device__ T maximum(T a, T b) {{ return a >= b || a != a ? a : b; }}
-template <class T> __device__ T minimum(T a, T b) {{ return a <= b || a != a ? a : b; }}
-
 struct Table {{
     unsigned long long addresses[{num_arrays}][{capacity}], sizes[{capacity}], ends[{capacity}];
 }};
@@ -123,88 +112,6 @@ def sums(compute: Callable[..., Array], arrays: Sequence[Array]) -> Array:
         return xp.concatenate(results)[to_device_like(order, results[0])]
 
 
-class _Variable:
-    """A variable of a kernel. Operators write the statement that computes their result."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, source: _Source, name: str, dtype: np.dtype) -> None:
-        self.source, self.name, self.dtype = source, name, dtype
-
-    def astype(self, dtype: Any, copy: bool = True) -> _Variable:
-        dtype = np.dtype(dtype)
-        if dtype == self.dtype and not copy:
-            return self
-        return self.source.variable(f"{_TYPES[dtype.name]}({self.name})", dtype)
-
-    def __setitem__(self, key: Any, value: _Variable) -> None:
-        if key is not ...:
-            raise TypeError(f"a kernel for many tensors writes whole arrays, x[...] = y, not x[{key!r}].")
-        self.source.assign(self, value.astype(self.dtype, copy=False).name)
-
-
-class _Source:
-    """The statements of a kernel for one element, written while a function runs on variables. It is also its `xp`."""
-
-    def __init__(self) -> None:
-        self.statements: list[str] = []
-        self.changed: set[str] = set()
-        self._numbers = count()
-
-    def variable(self, expression: str, dtype: np.dtype) -> _Variable:
-        name = f"v{next(self._numbers)}"
-        self.statements.append(f"{_TYPES[dtype.name]} {name} = {expression};")
-        return _Variable(self, name, dtype)
-
-    def assign(self, variable: _Variable, expression: str) -> None:
-        self.statements.append(f"{variable.name} = {expression};")
-        self.changed.add(variable.name)
-
-    def call(self, template: str, *operands: Any, out: _Variable | None = None) -> _Variable:
-        dtype = np.result_type(*(x.dtype for x in operands if isinstance(x, _Variable)))
-        # A number gets the dtype of the arrays, as in NumPy.
-        terms = [x.name if isinstance(x, _Variable) else f"{_TYPES[dtype.name]}({x})" for x in operands]
-        if out is None:
-            return self.variable(template.format(*terms), dtype)
-        self.assign(out, template.format(*terms))
-        return out
-
-    def __getattr__(self, name: str) -> Callable[..., _Variable]:
-        if name not in _FUNCTIONS:
-            raise AttributeError(f"a kernel for many tensors has no {name!r}, only {', '.join(_FUNCTIONS)}.")
-        return partial(self.call, _FUNCTIONS[name])
-
-
-def _give_operators() -> None:
-    for name, function in {"add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide"}.items():
-        template = _FUNCTIONS[function]
-
-        def binary(self: _Variable, other: Any, template: str = template) -> _Variable:
-            return self.source.call(template, self, other)
-
-        def swapped(self: _Variable, other: Any, template: str = template) -> _Variable:
-            return self.source.call(template, other, self)
-
-        def in_place(self: _Variable, other: Any, template: str = template) -> _Variable:
-            return self.source.call(template, self, other, out=self)
-
-        for prefix, method in {"": binary, "r": swapped, "i": in_place}.items():
-            setattr(_Variable, f"__{prefix}{name}__", method)
-
-
-_give_operators()
-
-
-class _Number:
-    """A number of a kernel. It has no arithmetic of its own, which C++ would do in another dtype than NumPy."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __str__(self) -> str:
-        return self.name
-
-
 class Kernel:
     """A function as a kernel for many tensors.
 
@@ -225,7 +132,7 @@ class Kernel:
         self, xp: Any, compute: Callable[..., Any], dtypes: Sequence[Any], kinds: Sequence[Any], is_sum: bool = False,
         **settings: Any,
     ) -> None:  # fmt: skip
-        self._xp, source = xp, _Source()
+        self._xp, source = xp, Source()
         arguments: list[Any] = []
         names: dict[str, int] = {}  # of the first variable of each array -> its place among the arguments
         parameters: list[str] = []
@@ -234,10 +141,10 @@ class Kernel:
             if kind is None:
                 arguments.append(None)
             elif kind is True:
-                arguments.append(_Number(f"n{place}"))
+                arguments.append(Number(f"n{place}"))
                 parameters.append(f", const double n{place}")
             else:
-                c_type, index = _TYPES[kind.name], "i" if place < len(dtypes) else "0"
+                c_type, index = TYPES[kind.name], "i" if place < len(dtypes) else "0"
                 pointers.append(f"{c_type}* a{place} = ({c_type}*)table.addresses[{len(pointers)}][t];")
                 arguments.append(source.variable(f"a{place}[{index}]", kind))
                 names[arguments[-1].name] = place
@@ -252,15 +159,13 @@ class Kernel:
         num_arrays, name = len(names), settings.get("update", compute).__name__.strip("_")
         words_bytes, others_bytes = 8 * (num_arrays + 2), 8 * (len(parameters) + 1)
         self.capacity = (_ARGUMENTS_BYTES - others_bytes) // words_bytes
-        self.source = _KERNEL.format(
+        code = _KERNEL.format(
             num_arrays=num_arrays, capacity=self.capacity, name=name, parameters="".join(parameters), chunk=_CHUNK,
             pointers="\n    ".join(pointers), statements="\n        ".join([*source.statements, *stores]), end=end,
         )  # fmt: skip
-        if "float16" in self.source:
-            self.source = "#include <cupy/float16.cuh>\n" + self.source
         words = ("addresses", "u8", (num_arrays, self.capacity)), ("sizes", "u8", self.capacity)
         self._table_type = np.dtype([*words, ("ends", "u8", self.capacity)])
-        self._start = xp.RawKernel(self.source, name, options=("--fmad=false",))
+        self.source, self._start = compiled(xp, name, code)
 
     def update(self, calls: Sequence[Call]) -> None:
         """Change the arrays of calls with the same dtypes and numbers."""

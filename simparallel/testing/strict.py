@@ -423,7 +423,8 @@ def _wrap(value: Any) -> Any:
     """Convert NumPy arrays and scalars to device arrays; leave everything else unchanged."""
     # NumPy returns a scalar for a 0-d result, CuPy an array.
     if isinstance(value, (np.ndarray, np.generic)):
-        return StrictArray(np.asarray(value))
+        known = _owners.get(id(value))
+        return StrictArray(np.asarray(value)) if known is None or known._data is not value else known
     if isinstance(value, (tuple, list)):
         return tuple(_wrap(item) for item in value)
     return value
@@ -603,7 +604,7 @@ class StrictNamespace:
         return lambda function: lambda *args: _run_fused(function, kernel_name, args)
 
     def RawKernel(self, code: str, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
-        kernel = strict_kernels.RawKernel(code, name, options)
+        kernel = strict_kernels.raw_kernel(code, name)
         return lambda *args: _start_kernel(kernel, *args)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,13 +1,13 @@
-"""The stand-in for `cupy.RawKernel`: it runs the CUDA source of `gpu.multi_tensor` with NumPy, block by block.
+"""The stand-in for `cupy.RawKernel`: it runs the CUDA source of this package's kernels with NumPy.
 
-It reads the statements of the source, which are also Python's once their types are left out, and computes the elements
-of a block as one array. The search for the tensor of a block, and the sum over its threads, are done here.
+It reads the statements of a kernel's loop, which are also Python's once their types are left out, and computes them for
+many elements at once. What a kernel does around its loop is done here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,10 @@ from simparallel.testing import strict_cuda
 
 _TYPES = {"float16": np.float16, "float": np.float32, "double": np.float64}
 _POINTER = re.compile(r"(\w+)\* (a\d+) = \(\1\*\)table\.addresses\[(\d+)\]\[t\];")
-_LOOP = re.compile(r"i \+= blockDim\.x\) \{\n(.*?)\n    \}", re.DOTALL)
+_LOOP = re.compile(r"    for \((?:unsigned )?long long \w+ = [^{]*\{\n(.*?)\n    \}", re.DOTALL)
 _PARAMETERS = re.compile(r"const double (n\d+)")
-_OPERATION = re.compile(r"= .*?(\b(?:sqrt|fabs|maximum|minimum)\b| [-+*/] )")
+_DECLARATION = re.compile(r"^\s*(?:(?:float|double|float16|long long) )?(.*);$", re.MULTILINE)
+_OPERATION = re.compile(r"v\d+ = .*?(\b(?:sqrt|fabs|maximum|minimum)\b| [-+*/] )")
 _CHUNK = re.compile(r"table\.ends\[t - 1\]\)\) \* (\d+);")
 
 
@@ -34,32 +35,103 @@ _FUNCTIONS = {
 
 
 class RawKernel:
-    """A kernel of `gpu.multi_tensor`.
+    """A kernel with a loop over elements.
 
     Attributes:
         code: its CUDA source.
         name: its name.
+        loop: the statements of its loop.
         operations: its operators and functions, without conversions.
     """
 
-    def __init__(self, code: str, name: str, options: tuple[str, ...] = ()) -> None:
-        self.code, self.name, loop, chunk = code, name, _LOOP.search(code), _CHUNK.search(code)
+    def __init__(self, code: str, name: str) -> None:
+        loop = _LOOP.search(code)
         assert loop is not None
+        self.code, self.name, self.loop = code, name, loop[1]
+        lines = _DECLARATION.sub(r"\1", loop[1])
+        self.operations = _OPERATION.findall(lines)
+        self._statements = compile(lines, name, "exec")
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> None:
+        run = self.prepared(grid, block, args)
+        strict_cuda.catch_up()
+        graph = strict_cuda.captured_graph()
+        run() if graph is None else graph.add(run)
+
+    def prepared(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> Callable[[], None]:
+        """Return a function that computes the kernel for these arguments."""
+        raise NotImplementedError
+
+    def memory(self, args: Sequence[Any]) -> list[np.ndarray]:
+        """Return the arrays that the kernel reads or writes, for these arguments."""
+        raise NotImplementedError
+
+    def _execute(self, names: dict[str, Any]) -> dict[str, Any]:
+        # A GPU raises no floating-point errors.
+        with np.errstate(all="ignore"):
+            exec(self._statements, {**_FUNCTIONS, **names}, names)
+        return names
+
+
+def raw_kernel(code: str, name: str) -> RawKernel:
+    """Return the stand-in for a kernel."""
+    return (RowSums if "num_lanes" in code else MultiTensor)(code, name)
+
+
+class RowSums(RawKernel):
+    """A kernel of `gpu.row_sums`."""
+
+    def memory(self, args: Sequence[Any]) -> list[np.ndarray]:
+        return [x._data for x in args if hasattr(x, "_data")]
+
+    def prepared(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> Callable[[], None]:
+        *arrays, totals = self.memory(args)
+        num_rows, num_columns, num_lanes, num_threads = args[-4:]
+        num_matrices = num_threads // num_lanes // num_columns
+        assert grid[0] * block[0] >= num_threads
+        assert all(array.flags.c_contiguous and array.dtype == totals.dtype for array in (*arrays, totals))
+        results = re.findall(r"(total\d+) \+=", self.loop)
+        shape = num_matrices, num_rows, num_columns
+        names = {
+            "matrix": np.arange(num_matrices)[:, None, None], "row": np.arange(num_rows)[:, None],
+            "column": np.arange(num_columns), "num_rows": num_rows, "num_columns": num_columns,
+            **{f"a{k}": array.reshape(-1) for k, array in enumerate(arrays)},
+        }  # fmt: skip
+
+        def run() -> None:
+            for array in arrays if strict_cuda.is_watching() else ():
+                strict_cuda.use(array, is_written=False)
+            found = self._execute({**names, **dict.fromkeys(results, totals.dtype.type(0))})
+            parts = totals.reshape(len(results), num_matrices, num_lanes, num_columns)
+            for k, result in enumerate(results):
+                rows = np.broadcast_to(found[result], shape)
+                for lane in range(num_lanes):
+                    # NumPy adds one row after another, as a thread does.
+                    parts[k, :, lane] = rows[:, lane::num_lanes].sum(axis=1)
+            if strict_cuda.is_watching():
+                strict_cuda.use(totals, is_written=True)
+
+        return run
+
+
+class MultiTensor(RawKernel):
+    """A kernel of `gpu.multi_tensor`, run block by block."""
+
+    def __init__(self, code: str, name: str) -> None:
+        super().__init__(code, name)
+        chunk = _CHUNK.search(code)
         assert chunk is not None
         self._chunk, self._is_sum = int(chunk[1]), "double* totals" in code
         # Name, type, row of addresses, and whether it is a single number.
         self._pointers = [
-            (match[2], np.dtype(_TYPES[match[1]]), int(match[3]), f"{match[2]}[0]" in loop[1])
+            (match[2], np.dtype(_TYPES[match[1]]), int(match[3]), f"{match[2]}[0]" in self.loop)
             for match in _POINTER.finditer(code)
         ]
         self._numbers = _PARAMETERS.findall(code)
-        self._changed = [name for name, *_ in self._pointers if f"{name}[i] = " in loop[1]]
-        lines = [re.sub(r"^\s*(?:(?:float|double|float16) )?(.*);$", r"\1", line) for line in loop[1].split("\n")]
-        self._statements = compile("\n".join(lines), name, "exec")
-        self.operations = [found[1] for line in lines if (found := _OPERATION.search(line))]
+        self._changed = [name for name, *_ in self._pointers if f"{name}[i] = " in self.loop]
 
-    def arrays(self, args: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        """Return the arrays of each tensor by their names in the source, for the arguments of a call."""
+    def _arrays(self, args: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        """Return the arrays of each tensor by their names in the source."""
         table, num_tensors = args[:2]
         return [
             {
@@ -71,15 +143,19 @@ class RawKernel:
             for t in range(num_tensors)
         ]
 
-    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> None:
+    def memory(self, args: Sequence[Any]) -> list[np.ndarray]:
+        own = [array for arrays in self._arrays(args) for array in arrays.values()]
+        return own + [x._data for x in args if hasattr(x, "_data")]
+
+    def prepared(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> Callable[[], None]:
         table, num_tensors, *others = args
         # As in CUDA, whose limit is for all arguments together.
         assert table.nbytes + 8 * (1 + len(others)) <= 4096
         assert table.shape == ()
         ends, sizes = table["ends"][:num_tensors].tolist(), table["sizes"][:num_tensors].tolist()
         assert grid == (ends[-1],)
-        tensors, totals = self.arrays(args), others[-1]._data if self._is_sum else None
-        numbers = {**_FUNCTIONS, **dict(zip(self._numbers, others, strict=False))}
+        tensors, totals = self._arrays(args), others[-1]._data if self._is_sum else None
+        numbers = dict(zip(self._numbers, others, strict=False))
 
         def run() -> None:
             for arrays, first, end, size in zip(tensors, [0, *ends], ends, sizes, strict=False):
@@ -88,13 +164,10 @@ class RawKernel:
                 for number in range(first, end):
                     start = (number - first) * self._chunk
                     names = {**numbers, **arrays, "i": slice(start, min(start + self._chunk, size)), "total": 0.0}
-                    with np.errstate(all="ignore"):
-                        exec(self._statements, names)
+                    found = self._execute(names)
                     if totals is not None:
-                        totals[number] = np.sum(names["total"])
+                        totals[number] = np.sum(found["total"])
             if totals is not None and strict_cuda.is_watching():
                 strict_cuda.use(totals, is_written=True)
 
-        strict_cuda.catch_up()
-        graph = strict_cuda.captured_graph()
-        run() if graph is None else graph.add(run)
+        return run

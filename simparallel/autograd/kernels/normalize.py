@@ -17,6 +17,17 @@ def centered(xp: ModuleType, x: Array, sums: Array, count: int) -> tuple[Array, 
     return difference, difference * difference
 
 
+def squared_distances(xp: ModuleType, x: Array, mean: Array) -> tuple[Array]:
+    """Return the squares of x - mean."""
+    difference = x - mean
+    return (difference * difference,)
+
+
+def products(xp: ModuleType, dy: Array, x: Array, mean: Array | None = None) -> tuple[Array, Array]:
+    """Return dy and dy (x - mean)."""
+    return dy, dy * (x if mean is None else x - mean)
+
+
 def spread(xp: ModuleType, squares: Array, count: int, eps: float) -> tuple[Array, Array]:
     """Return the variance, squares / count, and 1 / sqrt(variance + eps)."""
     var = squares / count
@@ -52,9 +63,11 @@ def normalize(xp: ModuleType, y: Array, x_hat: Array, r: Array, w: Array | None,
         y += b
 
 
-def scale(xp: ModuleType, y: Array, x: Array, factor: Array, w: Array | None, b: Array | None) -> None:
-    """Write x * factor * w + b to y."""
-    xp.multiply(x, factor, out=y)
+def scale(
+    xp: ModuleType, y: Array, x: Array, factor: Array, w: Array | None, b: Array | None, mean: Array | None = None
+) -> None:
+    """Write (x - mean) * factor * w + b to y."""
+    xp.multiply(x if mean is None else x - mean, factor, out=y)
     if w is not None:
         y *= w
     if b is not None:
@@ -85,9 +98,11 @@ def root_gradient(
 
 def channel_gradient(
     xp: ModuleType, dy: Array, x: Array, factor: Array, r: Array, sums: Array, sums_x: Array, count: int,
-    work: Array | None,
+    work: Array | None, mean: Array | None,
 ) -> Array:  # fmt: skip
-    """Return factor (dy - sums / count - x r sums_x / count)."""
+    """Return factor (dy - sums / count - (x - mean) r sums_x / count)."""
+    if mean is not None:
+        x = x - mean
     dx = dy * factor
     work = xp.multiply(x, factor * r * (sums_x / count), out=work)
     work += factor * (sums / count)

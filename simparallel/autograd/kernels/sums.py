@@ -1,4 +1,4 @@
-"""Accurate sums, extremes of slices and masked gradients: helpers that the ops share."""
+"""Accurate sums, extremes of slices, memory orders and masked gradients: helpers that the ops share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from simparallel.autograd.kernels.windows import ones
 from simparallel.backend import Array
+from simparallel.gpu.row_sums import itself, row_sums
 
 _HALF = np.dtype(np.float16)
 _BITS = {np.dtype(f"float{size}"): np.dtype(f"int{size}") for size in (16, 32, 64)}
@@ -38,6 +39,11 @@ def sum_rows(xp: ModuleType, x: Array, out: Array | None = None) -> Array:
         out[...] = total
         return out
     num_rows, num_columns = x.shape
+    if are_many_on_gpu(x):
+        if out is None:
+            out = xp.empty(num_columns, x.dtype)
+        row_sums(itself, [xp.ascontiguousarray(x)], out=out.reshape(1, num_columns))
+        return out
     if num_rows < FEW_ROWS:
         return x.sum(axis=0, out=out)
     if num_rows < 2 * ROWS:
@@ -48,6 +54,11 @@ def sum_rows(xp: ModuleType, x: Array, out: Array | None = None) -> Array:
     if rest:
         total += xp.matmul(ones(xp, rest, x), x[num_rows - rest :])
     return total
+
+
+def are_many_on_gpu(rows: Array) -> bool:
+    """Return whether to sum these rows by `row_sums`; fewer of them have NumPy's bits as a product."""
+    return not isinstance(rows, np.ndarray) and len(rows) >= 2 * ROWS
 
 
 def unbroadcast(xp: ModuleType, dy: Array, shape: tuple[int, ...]) -> Array:
@@ -97,6 +108,15 @@ def highest(dtype: np.dtype) -> Any:
 def divided(dy: Array, count: int) -> Array:
     """Return dy / count, computed in float32 for float16: the count may exceed 65504, the largest float16."""
     return (dy.astype(wider(dy.dtype), copy=False) / count).astype(dy.dtype, copy=False)
+
+
+def in_order_of(xp: Any, x: Array, like: Array) -> Array:
+    """Copy x to the memory order of `like`, of the same shape: mixed orders make every operation slow."""
+    if x.strides == like.strides and x.dtype == like.dtype:
+        return x
+    ordered = xp.empty_like(like)
+    ordered[...] = x
+    return ordered
 
 
 def masked(xp: ModuleType, x: Array, keep: Array, out: Array | None = None) -> Array:

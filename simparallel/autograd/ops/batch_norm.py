@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from simparallel.autograd.exchanges import Asked, Exchanges
 from simparallel.autograd.kernels import normalize
-from simparallel.autograd.kernels.sums import wider
+from simparallel.autograd.kernels.sums import in_order_of, wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, as_int, instance
-from simparallel.autograd.ops.channels import along_channels, channel_sums
+from simparallel.autograd.ops.channels import along_channels, channel_sums, sums_of_channels
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused, reusable
 from simparallel.errors import DTypeError, InputError, ShapeError
@@ -79,14 +81,21 @@ class BatchNorm(Op):
         count = ctx.count = ctx.sizes(dims, self.group_size)
         if count < 2:
             raise ShapeError(f"{self!r}: a single element per channel has no variance; x has shape {x.shape}.")
-        ctx.centered, y = fused(xp, normalize.centered)(x, along_channels(sums, x.ndim), count)
-        squares = ctx.sum_over(dims, channel_sums(xp, y), self.group_size)
+        if isinstance(x, np.ndarray):
+            ctx.mean = None
+            ctx.x, y = fused(xp, normalize.centered)(x, along_channels(sums, x.ndim), count)
+            squares = channel_sums(xp, y)
+        else:
+            # A GPU computes distances from the mean anew, instead of writing and reading them.
+            ctx.x, ctx.mean, y = x, sums / count, xp.empty_like(x)
+            squares = sums_of_channels(xp, normalize.squared_distances, [x], [ctx.mean])[0][0]
+        squares = ctx.sum_over(dims, squares, self.group_size)
         mean, var, ctx.r, *weighted = fused(xp, normalize.channel_statistics)(sums, squares, w, count, self.eps)
         if self._observe is not None:
             self._observe(*self._mean_over_groups(ctx, mean, var), count)
         ctx.scale = weighted[0] if weighted else ctx.r
-        factor, shift = (v if v is None else along_channels(v, x.ndim) for v in (ctx.scale, b))
-        fused(xp, normalize.scale)(y, ctx.centered, factor, None, shift)
+        factor, shift, mean = (v if v is None else along_channels(v, x.ndim) for v in (ctx.scale, b, ctx.mean))
+        fused(xp, normalize.scale)(y, ctx.x, factor, None, shift, mean)
         return y.astype(ctx.plan.output.dtype, copy=False)
 
     def _mean_over_groups(self, ctx: Context, mean: Array, var: Array) -> tuple[Array, Array]:
@@ -98,20 +107,19 @@ class BatchNorm(Op):
         return mean, var
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        xp, centered, r, scale = ctx.xp, ctx.centered, ctx.r, ctx.scale
-        dy = dy.astype(centered.dtype, copy=False)
-        work = dy * centered
+        xp, x, r, scale = ctx.xp, ctx.x, ctx.r, ctx.scale
+        dy = in_order_of(xp, dy.astype(x.dtype, copy=False), x)
+        means = [] if ctx.mean is None else [ctx.mean]
         # Sums of dy (db) and of dy x̂ (dw), together for a single exchange.
-        sums = xp.empty((2, dy.shape[1]), dy.dtype)
-        channel_sums(xp, dy, sums[0])
-        channel_sums(xp, work, sums[1])
+        sums, work = sums_of_channels(xp, normalize.products, [dy, x], means)
         grads = [ctx.gradient(i, sums.dtype) for i in range(1, len(ctx.needs))]
         fused(xp, normalize.affine_gradients)(*sums, r, *(*grads, None, None)[:2])
         dx = None
         if ctx.needs[0]:
             totals = ctx.sum_over(ctx.dims, sums, self.group_size)
-            of_channels = (along_channels(v, dy.ndim) for v in (scale, r, *totals))
-            dx = fused(xp, normalize.channel_gradient)(dy, centered, *of_channels, ctx.count, reusable(work))
+            *of_channels, mean = (v if v is None else along_channels(v, dy.ndim) for v in (scale, r, *totals, ctx.mean))
+            work = None if work is None else reusable(work)
+            dx = fused(xp, normalize.channel_gradient)(dy, x, *of_channels, ctx.count, work, mean)
         return (dx, *grads)
 
     def exchanges(self, plan: Plan) -> Exchanges:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd.exchanges import Asked, Exchanges
-from simparallel.autograd.kernels.sums import divided, lowest, masked
+from simparallel.autograd.kernels.sums import divided, in_order_of, lowest, masked
 from simparallel.autograd.kernels.windows import Pair, Windows, as_pair, windows
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import Context, Op, Plan, Spec, Work, instance
@@ -114,7 +114,7 @@ class MaxPool2d(AbstractPool):
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, x, y, at = ctx.xp, ctx.x, ctx.y, ctx.windows
         padded = _pad(xp, x, at, lowest(x.dtype))
-        dy = _in_order_of(xp, dy, y)
+        dy = in_order_of(xp, dy, y)
         # No pixel is in two windows, so each gradient is written once.
         is_apart = at.stride == at.kernel and at.dilation == (1, 1)
         # The windows tile the padded image exactly, so dx need not be zeroed.
@@ -323,15 +323,6 @@ def _mean_dtype(dtype: np.dtype) -> np.dtype:
 def _wide(dtype: np.dtype) -> np.dtype:
     """Return the dtype to sum in: float32 for float16."""
     return np.result_type(dtype, np.float32)
-
-
-def _in_order_of(xp: Any, x: Array, like: Array) -> Array:
-    """Copy x to the memory order of `like`, of the same shape: mixed orders make every operation slow."""
-    if x.strides == like.strides and x.dtype == like.dtype:
-        return x
-    ordered = xp.empty_like(like)
-    ordered[...] = x
-    return ordered
 
 
 def _zeros_padded(xp: Any, like: Array, at: Windows, value: Any = 0) -> Array:

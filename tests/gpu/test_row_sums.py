@@ -1,0 +1,117 @@
+"""Sums over rows on a GPU are NumPy's, and batch norm and biases use them for many rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cpp_kernels import COMPILER, compared, compiled, listed_sources
+from hypothesis import given, strategies as st
+
+import simparallel as sp
+from simparallel.gpu.row_sums import itself, row_sums
+from simparallel.testing.strict import launches, xp
+
+ROWS = st.sampled_from([1, 2, 63, 64, 65, 500, 4096, 4097, 9000])
+COLUMNS = st.sampled_from([0, 1, 3, 40])
+
+
+def parts(xp: Any, x: Any, y: Any, shift: Any) -> Any:
+    return x, x * y - shift
+
+
+def integers(rng: Any, *shape: int, dtype: str = "float32") -> np.ndarray:
+    return rng.integers(-3, 4, shape).astype(dtype)
+
+
+@given(ROWS, COLUMNS, st.sampled_from(["float32", "float64"]), st.booleans())
+def test_sums_are_numpys(num_rows: int, num_columns: int, dtype: str, has_out: bool) -> None:
+    rng = np.random.default_rng(0)
+    x, y = (integers(rng, num_rows, num_columns, dtype=dtype) for _ in range(2))
+    shift = integers(rng, num_columns, dtype=dtype)
+    out = xp.empty((2, num_columns), dtype) if has_out else None
+    with launches() as names:
+        found = row_sums(parts, [xp.asarray(x), xp.asarray(y)], [xp.asarray(shift)], out)
+    assert (found is out) == has_out
+    np.testing.assert_array_equal(found.get(), [x.sum(axis=0), (x * y - shift).sum(axis=0)], strict=True)
+    rounds = 1 + (num_rows > 64) + (num_rows > 64**2)
+    kernels = ["parts", "itself", "itself"][:rounds] if num_columns else []
+    assert [name for name in names if name != "asarray"] == kernels
+
+
+def test_errors_do_not_grow_with_the_rows() -> None:
+    """A plain sum in float32 of as many numbers is wrong in its fourth digit."""
+    x = np.random.default_rng(0).random((1 << 18, 1), np.float32)
+    exact, found = x.sum(dtype=float), row_sums(itself, [xp.asarray(x)]).get().item()
+    assert abs(found - exact) < 1e-6 * exact
+
+
+def gradients(module: Any, to_device: Any, x: np.ndarray, *axes: int) -> list[np.ndarray]:
+    array = to_device(x)
+    given = sp.Tensor(array.transpose(axes) if axes else array, requires_grad=True)
+    module = module if to_device is np.asarray else module.to("cuda:0")
+    y = module(given)
+    (y * y * 0.5 + y * 0.25).sum().backward()
+    state = [value for name, value in module.state_dict().items() if "batches" not in name]
+    return [y.numpy(), *(t.grad.numpy() for t in (given, *module.parameters())), *state]
+
+
+@pytest.mark.parametrize("order", ["planes", "pixels"])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_of_many_pixels_is_numpys(arrays: Any, order: str, affine: bool) -> None:
+    """In the memory order of images, and in that of convolutions, in which the sums are two kernels."""
+    x = np.random.default_rng(0).normal(3.0, 2.0, (8, 6, 9, 9)).astype(np.float32)
+    axes = (2, 3, 0, 1) if order == "pixels" else ()
+    if axes:
+        x = x.transpose(axes).copy()
+    found, expected = (
+        gradients(sp.nn.BatchNorm2d(6, affine=affine), to, x, *axes) for to in (arrays.on_device, np.asarray)
+    )
+    arrays.reordered(10).assert_all_equal(found, expected)
+
+
+def test_batch_norm_reads_its_input_once_more(arrays: Any) -> None:
+    """A write into it before backward is found."""
+    x = sp.Tensor(arrays.on_device(np.ones((600, 2), np.float32)))
+    y = sp.nn.BatchNorm1d(2).to("cuda:0")(x)
+    x += 1.0
+    with pytest.raises(sp.errors.AutogradError):
+        y.sum().backward()
+
+
+def test_bias_of_many_rows_is_numpys(arrays: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((5000, 3)).astype(np.float32)
+
+    def run(to: Any) -> list[np.ndarray]:
+        sp.manual_seed(0)
+        return gradients(sp.nn.Linear(3, 4), to, x)
+
+    arrays.reordered(10).assert_all_equal(run(arrays.on_device), run(np.asarray))
+
+
+def sum_all() -> None:
+    rng = np.random.default_rng(0)
+    for dtype in ("float32", "float64"):
+        for num_rows in (5, 500, 5000):
+            x, y = (xp.asarray(rng.standard_normal((num_rows, 7)).astype(dtype)) for _ in range(2))
+            row_sums(parts, [x, y], [xp.asarray(rng.standard_normal(7).astype(dtype))])
+        pixels = rng.standard_normal((4, 4, 40, 6)).astype(dtype)
+        gradients(sp.nn.BatchNorm2d(6, dtype=dtype), xp.asarray, pixels, 2, 3, 0, 1)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+def test_source_computes_the_same_as_cpp(tmp_path: Path) -> None:
+    with listed_sources() as sources:
+        sum_all()
+    library = compiled(sources, tmp_path)
+    with compared(library, sources) as different:
+        sum_all()
+    assert different == []
+    # Red control: each lane loses its first row.
+    (tmp_path / "wrong").mkdir()
+    wrong = [source.replace("row = lane;", "row = lane + num_lanes;") for source in sources]
+    with compared(compiled(wrong, tmp_path / "wrong"), sources) as different:
+        sum_all()
+    assert {"parts", "itself", "products"} <= set(different)
