@@ -173,6 +173,8 @@ def compute_all(dtype: str) -> None:
         F.cross_entropy(leaf(4, 6), labels, **settings).backward()
     for mask in (None, leaf(4, 4).detach()):
         (F.scaled_dot_product_attention(*(leaf(2, 4, 3) for _ in range(3)), attn_mask=mask) ** 2).sum().backward()
+    many = [leaf(2, 2, 128, 3), leaf(2, 2, 128, 3), leaf(2, 2, 128, 3)]
+    (F.scaled_dot_product_attention(*many) ** 2).sum().backward()
     for size, stride in ((2, 1), (2, 2), (7, 7), (6, 1)):
         (F.max_pool2d(leaf(2, 2, 14, 14), size, stride) ** 2).sum().backward()
 

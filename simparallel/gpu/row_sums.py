@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import prod
 from typing import Any
 
 from simparallel.backend import Array, get_namespace
@@ -42,16 +43,17 @@ def row_sums(
 
     Args:
         compute: a module-level function of elements, which returns one or several, see `kernel_source`.
-        arrays: contiguous, of shape (M, N) and one dtype.
+        arrays: contiguous, of one shape (..., M, N) and one dtype.
         columns: contiguous, of shape (N,) and that dtype: elements that belong to a column.
-        out: receives the sums, (results, N), contiguous and of the same dtype.
+        out: receives the sums, (results, ..., N), contiguous and of the same dtype.
 
     Returns:
-        `out`, or a new array.
+        The sums, in `out` or new memory.
     """
-    xp, (num_rows, num_columns), dtype = get_namespace(arrays[0]), arrays[0].shape, arrays[0].dtype
-    num_matrices, inputs = 1, [*arrays, *columns]
+    xp, (*stack, num_rows, num_columns), dtype = get_namespace(arrays[0]), arrays[0].shape, arrays[0].dtype
+    num_matrices, inputs = prod(stack), [*arrays, *columns]
     kernel = _kernel(xp, compute, dtype, len(arrays), len(columns))
+    num_results = kernel.num_results
     with arrays[0].device:
         while True:
             num_lanes = max(1, -(-num_rows // _ROWS))
@@ -59,12 +61,12 @@ def row_sums(
             num_matrices *= kernel.num_results
             is_last = num_lanes == 1
             shape = (num_matrices, num_columns) if is_last else (num_matrices, num_lanes, num_columns)
-            totals = out if is_last and out is not None else xp.empty(shape, dtype)
+            totals = xp.empty(shape, dtype) if out is None or not is_last else out
             if num_threads:
                 sizes = num_rows, num_columns, num_lanes, num_threads
                 kernel.start((-(-num_threads // _THREADS),), (_THREADS,), (*inputs, totals, *sizes))
             if is_last:
-                return totals
+                return totals.reshape(num_results, *stack, num_columns)
             inputs, num_rows, kernel = [totals], num_lanes, _kernel(xp, itself, dtype, 1, 0)
 
 

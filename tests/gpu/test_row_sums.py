@@ -1,4 +1,4 @@
-"""Sums over rows on a GPU are NumPy's, and batch norm and biases use them for many rows."""
+"""Sums over rows on a GPU are NumPy's, and batch norm, biases and attention use them for many rows."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ def test_sums_are_numpys(num_rows: int, num_columns: int, dtype: str, has_out: b
     out = xp.empty((2, num_columns), dtype) if has_out else None
     with launches() as names:
         found = row_sums(parts, [xp.asarray(x), xp.asarray(y)], [xp.asarray(shift)], out)
-    assert (found is out) == has_out
-    np.testing.assert_array_equal(found.get(), [x.sum(axis=0), (x * y - shift).sum(axis=0)], strict=True)
+    np.testing.assert_array_equal(
+        (out if has_out else found).get(), [x.sum(axis=0), (x * y - shift).sum(axis=0)], strict=True
+    )
+    stacked = row_sums(itself, [xp.asarray(np.stack([x, 2 * x]).reshape(1, 2, num_rows, num_columns))])
+    np.testing.assert_array_equal(stacked.get(), [[[x.sum(axis=0), 2 * x.sum(axis=0)]]], strict=True)
     rounds = 1 + (num_rows > 64) + (num_rows > 64**2)
     kernels = ["parts", "itself", "itself"][:rounds] if num_columns else []
     assert [name for name in names if name != "asarray"] == kernels
@@ -91,8 +94,21 @@ def test_bias_of_many_rows_is_numpys(arrays: Any) -> None:
     arrays.reordered(10).assert_all_equal(run(arrays.on_device), run(np.asarray))
 
 
+def attention(to: Any, causal: bool) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    inputs = [sp.Tensor(to(rng.standard_normal((2, 3, n, 8), np.float32)), requires_grad=True) for n in (90, 130, 130)]
+    (sp.functions.scaled_dot_product_attention(*inputs, is_causal=causal) ** 2).sum().backward()
+    return [x.grad.numpy() for x in inputs]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_to_many_keys_is_numpys(arrays: Any, causal: bool) -> None:
+    arrays.reordered(10).assert_all_equal(attention(arrays.on_device, causal), attention(np.asarray, causal))
+
+
 def sum_all() -> None:
     rng = np.random.default_rng(0)
+    attention(xp.asarray, True)
     for dtype in ("float32", "float64"):
         for num_rows in (5, 500, 5000):
             x, y = (xp.asarray(rng.standard_normal((num_rows, 7)).astype(dtype)) for _ in range(2))
@@ -114,4 +130,4 @@ def test_source_computes_the_same_as_cpp(tmp_path: Path) -> None:
     wrong = [source.replace("row = lane;", "row = lane + num_lanes;") for source in sources]
     with compared(compiled(wrong, tmp_path / "wrong"), sources) as different:
         sum_all()
-    assert {"parts", "itself", "products"} <= set(different)
+    assert {"parts", "itself", "product", "products"} <= set(different)

@@ -18,7 +18,10 @@ from simparallel.autograd.ops.dropout import dropout
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused, get_namespace, number_on
 from simparallel.errors import DTypeError, ShapeError
+from simparallel.gpu.row_sums import itself, row_sums
 from simparallel.layout.rule import broadcast
+
+_MANY_SCORES = 1 << 16
 
 
 class ScaledDotProductAttention(Op):
@@ -112,8 +115,11 @@ class ScaledDotProductAttention(Op):
         # A query that sees no key has scores of -inf; without the bound, -inf - -inf would give NaN.
         lowest = None if mask is None else float(np.finfo(dtype).min)
         fused(xp, _exponentials, bounded=mask is not None)(scores_ST, largest, lowest)
-        # A product with ones is the fastest sum.
-        total = (ones(xp, scores_ST.shape[-2], scores_ST) @ scores_ST)[..., None, :]
+        if _are_many_on_gpu(scores_ST):
+            total = row_sums(itself, [scores_ST])[0][..., None, :]
+        else:
+            # A product with ones is the fastest sum.
+            total = (ones(xp, scores_ST.shape[-2], scores_ST) @ scores_ST)[..., None, :]
         fused(xp, _divide, may_be_zero=mask is not None)(scores_ST, total)
         return scores_ST
 
@@ -149,7 +155,10 @@ class ScaledDotProductAttention(Op):
             inner = 1.0 if needs[3:] == (True,) else scale
             ds_ST = v @ _scaled_transpose(xp, dy, inner)
             # D also equals rowsum(dy * y), but with that form dp - D loses all digits where p is nearly 1.
-            d_T = xp.einsum("...st,...st->...t", ds_ST, p_ST)
+            if _are_many_on_gpu(ds_ST, p_ST):
+                d_T = row_sums(_product, [ds_ST, p_ST])[0]
+            else:
+                d_T = xp.einsum("...st,...st->...t", ds_ST, p_ST)
             fused(xp, _score_gradient)(ds_ST, d_T[..., None, :], p_ST)
             if needs[3:] == (True,):
                 dmask = unbroadcast(xp, ds_ST.swapaxes(-1, -2), mask_shape)
@@ -171,6 +180,18 @@ class ScaledDotProductAttention(Op):
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         # Five products instead of two.
         return Work(5 * work.flops // 2, 2 * work.size_bytes)
+
+
+def _are_many_on_gpu(*scores: Array) -> bool:
+    """Return whether to sum scores by `row_sums`; products of fewer have NumPy's bits, but take ten kernels of CuPy."""
+    first = scores[0]
+    if isinstance(first, np.ndarray) or first.size < _MANY_SCORES:
+        return False
+    return all(array.flags.c_contiguous and array.shape == first.shape for array in scores)
+
+
+def _product(xp: ModuleType, x: Array, y: Array) -> Array:
+    return x * y
 
 
 def _exponentials(xp: ModuleType, scores: Array, largest: Array, lowest: float | None, *, bounded: bool) -> None:
