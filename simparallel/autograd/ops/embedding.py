@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from simparallel.autograd.ops.labels import Words, check_labels
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, InputError, OutOfRangeError
+from simparallel.gpu.add_rows import add_rows
 from simparallel.layout.rule import dim_names
 
 ROWS = Words("id", "ids", "rows", "make the table {} rows long", "")
@@ -76,13 +78,12 @@ class Embedding(Op):
         dtable = ctx.gradient(1, dy.dtype)
         # The gradients of many equal ids add up in float32: float16 would lose digits.
         total = dtable if dy.dtype == wider(dy.dtype) else xp.empty(shape, wider(dy.dtype))
-        total[...] = 0
-        # A one-dimensional `add.at` takes about 1 ns for each number. By rows it is five times slower, and
-        # sorting the ids first is slower, too, unless there are few different ids.
-        first = ctx.ids.reshape(-1, 1).astype("int64", copy=False) * shape[1]
-        addends = dy.reshape(-1).astype(total.dtype, copy=False)
-        if shape[0]:
-            xp.add.at(total.reshape(-1), (first + xp.arange(shape[1])).reshape(-1), addends)
+        ids = ctx.ids.reshape(-1).astype("int64", copy=False)
+        addends = xp.ascontiguousarray(dy.reshape(ids.size, shape[1]), dtype=total.dtype)
+        if isinstance(total, np.ndarray):
+            _add_elements(xp, addends, ids, total)
+        else:
+            add_rows(addends, ids, total)
         if total is not dtable:
             dtable[...] = total
         if self.padding_idx is not None:
@@ -97,6 +98,16 @@ class Embedding(Op):
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         # One addition per element.
         return Work(work.size_bytes // 8, work.size_bytes)
+
+
+def _add_elements(xp: ModuleType, rows: Array, ids: Array, total: Array) -> None:
+    """Write the sums of the rows with each id to `total`."""
+    total[...] = 0
+    # A one-dimensional `add.at` takes about 1 ns for each number. By rows it is five times slower, and
+    # sorting the ids first is slower, too, unless there are few different ids.
+    if len(total):
+        places = ids[:, None] * total.shape[1] + xp.arange(total.shape[1])
+        xp.add.at(total.reshape(-1), places.reshape(-1), rows.reshape(-1))
 
 
 class OneHot(AbstractConstant):

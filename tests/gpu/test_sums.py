@@ -11,6 +11,7 @@ from cpp_kernels import COMPILER, compared, compiled, listed_sources
 from hypothesis import given, strategies as st
 
 import simparallel as sp
+from simparallel.gpu.add_rows import add_rows
 from simparallel.gpu.row_sums import itself, row_sums
 from simparallel.testing.strict import launches, xp
 
@@ -106,8 +107,36 @@ def test_attention_to_many_keys_is_numpys(arrays: Any, causal: bool) -> None:
     arrays.reordered(10).assert_all_equal(attention(arrays.on_device, causal), attention(np.asarray, causal))
 
 
+@given(st.lists(st.integers(0, 5), max_size=40), st.integers(0, 9), st.sampled_from(["float32", "float64"]))
+def test_rows_with_equal_ids_are_added_in_order(ids: list[int], num_columns: int, dtype: str) -> None:
+    """To the bit of NumPy's sum, which adds in the order of the rows."""
+    rows = np.random.default_rng(0).standard_normal((len(ids), num_columns)).astype(dtype)
+    expected, found = np.zeros((6, num_columns), dtype), xp.asarray(np.full((6, num_columns), np.nan, dtype))
+    np.add.at(expected, np.array(ids, int), rows)
+    add_rows(xp.asarray(rows), xp.asarray(np.array(ids, "int64")), found)
+    np.testing.assert_array_equal(found.get(), expected, strict=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kind", ["int64", "uint8"])
+def test_gradient_of_a_table_is_numpys_bits(arrays: Any, dtype: str, kind: str) -> None:
+    """Though many ids are equal: CuPy's own sum depends on the run."""
+    rng = np.random.default_rng(0)
+    ids, values, dy = rng.integers(0, 4, (9, 7)), rng.standard_normal((300, 5)), rng.standard_normal((9, 7, 5))
+
+    def run(to: Any) -> np.ndarray:
+        table = sp.Tensor(to(values.astype(dtype)), requires_grad=True)
+        sp.functions.embedding(sp.Tensor(to(ids.astype(kind))), table).backward(to(dy.astype(dtype)))
+        return table.grad.numpy()
+
+    np.testing.assert_array_equal(run(arrays.on_device), run(np.asarray), strict=True)
+
+
 def sum_all() -> None:
     rng = np.random.default_rng(0)
+    for dtype in ("float32", "float64"):
+        rows = xp.asarray(rng.standard_normal((700, 3)).astype(dtype))
+        add_rows(rows, xp.asarray(rng.integers(0, 9, 700)), xp.empty((11, 3), dtype))
     attention(xp.asarray, True)
     for dtype in ("float32", "float64"):
         for num_rows in (5, 500, 5000):
@@ -128,6 +157,7 @@ def test_source_computes_the_same_as_cpp(tmp_path: Path) -> None:
     # Red control: each lane loses its first row.
     (tmp_path / "wrong").mkdir()
     wrong = [source.replace("row = lane;", "row = lane + num_lanes;") for source in sources]
+    wrong = [source.replace("? 0 : ends[id - 1]", "? 0 : ends[id - 1] + 1") for source in wrong]
     with compared(compiled(wrong, tmp_path / "wrong"), sources) as different:
         sum_all()
-    assert {"parts", "itself", "product", "products"} <= set(different)
+    assert {"parts", "itself", "product", "products", "add_rows"} <= set(different)
