@@ -18,6 +18,7 @@ _BITS = {np.dtype(f"float{size}"): np.dtype(f"int{size}") for size in (16, 32, 6
 FEW_ROWS = 96
 # Rows are summed in blocks of this many; the sums of the blocks are then summed the same way.
 ROWS = 256
+MANY_ROWS = 2 * ROWS
 
 
 def wider(dtype: np.dtype) -> np.dtype:
@@ -29,8 +30,8 @@ def sum_rows(xp: ModuleType, x: Array, out: Array | None = None) -> Array:
     """Sum a floating-point x (M, N) over its rows: (N,) in x's dtype, written to `out` (contiguous) if given.
 
     A sum is a product with a vector of ones, which BLAS computes at the speed of memory. Blocks of rows keep the
-    error small: `x.sum(axis=0)` adds one row after another, and its error grows with their number. float16 is summed
-    in float32.
+    error small: `x.sum(axis=0)` adds one row after another, and its error grows with their number. A GPU sums many rows
+    by `row_sums`, and few as the host, with its bits. float16 is summed in float32.
     """
     if x.dtype == _HALF:
         total = sum_rows(xp, x.astype(np.float32))
@@ -39,14 +40,14 @@ def sum_rows(xp: ModuleType, x: Array, out: Array | None = None) -> Array:
         out[...] = total
         return out
     num_rows, num_columns = x.shape
-    if are_many_on_gpu(x):
+    if not isinstance(x, np.ndarray) and num_rows >= MANY_ROWS:
         if out is None:
             out = xp.empty(num_columns, x.dtype)
         row_sums(itself, [xp.ascontiguousarray(x)], out=out.reshape(1, num_columns))
         return out
     if num_rows < FEW_ROWS:
         return x.sum(axis=0, out=out)
-    if num_rows < 2 * ROWS:
+    if num_rows < MANY_ROWS:
         return xp.matmul(ones(xp, num_rows, x), x, out=out)
     blocks, rest = divmod(num_rows, ROWS)
     parts = xp.matmul(ones(xp, ROWS, x), x[: num_rows - rest].reshape(blocks, ROWS, num_columns))
@@ -54,11 +55,6 @@ def sum_rows(xp: ModuleType, x: Array, out: Array | None = None) -> Array:
     if rest:
         total += xp.matmul(ones(xp, rest, x), x[num_rows - rest :])
     return total
-
-
-def are_many_on_gpu(rows: Array) -> bool:
-    """Return whether to sum these rows by `row_sums`; fewer of them have NumPy's bits as a product."""
-    return not isinstance(rows, np.ndarray) and len(rows) >= 2 * ROWS
 
 
 def unbroadcast(xp: ModuleType, dy: Array, shape: tuple[int, ...]) -> Array:

@@ -7,7 +7,9 @@ from math import prod
 from types import ModuleType
 from typing import Any
 
-from simparallel.autograd.kernels.sums import are_many_on_gpu, sum_rows
+import numpy as np
+
+from simparallel.autograd.kernels.sums import MANY_ROWS, sum_rows
 from simparallel.autograd.kernels.windows import ones
 from simparallel.backend import Array
 from simparallel.gpu.row_sums import row_sums
@@ -45,8 +47,8 @@ def sums_of_channels(
         The sums, (results, c); and the last result, or None where the sums were computed without it.
     """
     rows = [_as_rows(x) for x in arrays]
-    is_alike = len({x.strides for x in arrays}) == 1 and rows[0] is not None
-    if is_alike and are_many_on_gpu(rows[0]):
+    first, is_alike = rows[0], len({x.strides for x in arrays}) == 1
+    if not (first is None or isinstance(first, np.ndarray)) and is_alike and len(first) >= MANY_ROWS:
         return row_sums(compute, rows, columns), None
     results: Sequence[Array] = compute(xp, *arrays, *(along_channels(v, arrays[0].ndim) for v in columns))
     sums = xp.empty((len(results), arrays[0].shape[1]), results[0].dtype)
