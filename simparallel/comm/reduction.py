@@ -91,7 +91,8 @@ def truth(op: str, x: np.ndarray, who: str) -> np.ndarray:
         DTypeError: x is neither of integers nor of bool.
     """
     reduction(op, x.dtype, who)
-    return (x != 0).astype(x.dtype)
+    # NumPy gives a scalar where x has no dims.
+    return np.asarray(x != 0).astype(x.dtype)
 
 
 def identity(rule: Reduction) -> Any:

@@ -306,6 +306,8 @@ def test_logical_reductions(world, op, dtype):
         assert (x == values[sp.get_rank()]).all()
         listed = sp.all_reduce([x.copy(), x[:1].copy()], op)
         works = sp.reduce(x.copy(), 0, op, async_op=True).wait()
+        without_dims = sp.all_reduce(np.array(values[sp.get_rank(), 2]), op)
+        assert without_dims == truth.reduce(values[:size, 2])
         scattered = sp.reduce_scatter(y, op=op)
         return out, reduced, listed[0], scattered, sp.all_reduce(x, op, async_op=True).wait(), works
 
