@@ -28,21 +28,22 @@ def integers(rng: Any, *shape: int, dtype: str = "float32") -> np.ndarray:
 
 
 @given(ROWS, COLUMNS, st.sampled_from(["float32", "float64"]), st.booleans())
-def test_sums_are_numpys(num_rows: int, num_columns: int, dtype: str, has_out: bool) -> None:
+def test_sums_are_numpys(arrays: Any, num_rows: int, num_columns: int, dtype: str, has_out: bool) -> None:
     rng = np.random.default_rng(0)
     x, y = (integers(rng, num_rows, num_columns, dtype=dtype) for _ in range(2))
     shift = integers(rng, num_columns, dtype=dtype)
-    out = xp.empty((2, num_columns), dtype) if has_out else None
+    out = arrays.xp.empty((2, num_columns), dtype) if has_out else None
     with launches() as names:
-        found = row_sums(parts, [xp.asarray(x), xp.asarray(y)], [xp.asarray(shift)], out)
+        found = row_sums(parts, [arrays.on_device(x), arrays.on_device(y)], [arrays.on_device(shift)], out)
     np.testing.assert_array_equal(
         (out if has_out else found).get(), [x.sum(axis=0), (x * y - shift).sum(axis=0)], strict=True
     )
-    stacked = row_sums(itself, [xp.asarray(np.stack([x, 2 * x]).reshape(1, 2, num_rows, num_columns))])
+    stacked = row_sums(itself, [arrays.on_device(np.stack([x, 2 * x]).reshape(1, 2, num_rows, num_columns))])
     np.testing.assert_array_equal(stacked.get(), [[[x.sum(axis=0), 2 * x.sum(axis=0)]]], strict=True)
     rounds = 1 + (num_rows > 64) + (num_rows > 64**2)
     kernels = ["parts", "itself", "itself"][:rounds] if num_columns else []
-    assert [name for name in names if name != "asarray"] == kernels
+    if arrays.name == "strict":
+        assert [name for name in names if name != "asarray"] == kernels
 
 
 def test_errors_do_not_grow_with_the_rows() -> None:
@@ -108,12 +109,12 @@ def test_attention_to_many_keys_is_numpys(arrays: Any, causal: bool) -> None:
 
 
 @given(st.lists(st.integers(0, 5), max_size=40), st.integers(0, 9), st.sampled_from(["float32", "float64"]))
-def test_rows_with_equal_ids_are_added_in_order(ids: list[int], num_columns: int, dtype: str) -> None:
+def test_rows_with_equal_ids_are_added_in_order(arrays: Any, ids: list[int], num_columns: int, dtype: str) -> None:
     """To the bit of NumPy's sum, which adds in the order of the rows."""
     rows = np.random.default_rng(0).standard_normal((len(ids), num_columns)).astype(dtype)
-    expected, found = np.zeros((6, num_columns), dtype), xp.asarray(np.full((6, num_columns), np.nan, dtype))
+    expected, found = np.zeros((6, num_columns), dtype), arrays.on_device(np.full((6, num_columns), np.nan, dtype))
     np.add.at(expected, np.array(ids, int), rows)
-    add_rows(xp.asarray(rows), xp.asarray(np.array(ids, "int64")), found)
+    add_rows(arrays.on_device(rows), arrays.on_device(np.array(ids, "int64")), found)
     np.testing.assert_array_equal(found.get(), expected, strict=True)
 
 
