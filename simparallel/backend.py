@@ -149,7 +149,7 @@ class _Reader(threading.local):
 
 
 _reader = _Reader()
-# Checks that wait for a read. After more the host reads their flags, so that their arrays do not fill the memory.
+# At this many checks the host reads their flags, so that their arrays do not fill the memory.
 _MOST_CHECKS = 64
 
 
@@ -174,8 +174,7 @@ def check_when_read(is_bad: Any, refuse: Callable[[], None]) -> None:
         return
     _reader.checks.append((is_bad, refuse))
     if len(_reader.checks) >= _MOST_CHECKS:
-        _reader.gate()
-        run_checks()
+        finish_checks()
 
 
 def run_checks() -> None:
@@ -186,13 +185,19 @@ def run_checks() -> None:
             refuse()
 
 
+def finish_checks() -> None:
+    """Wait for the GPU, and run the checks of this thread that no read has run."""
+    _reader.gate()
+    run_checks()
+
+
 def has_checks() -> bool:
     """Return whether checks of this thread wait for a read."""
     return bool(_reader.checks)
 
 
 def drop_checks() -> None:
-    """Forget the checks of this thread, because its run has failed."""
+    """Forget the checks of this thread: those of a run that has failed."""
     _reader.checks = []
 
 

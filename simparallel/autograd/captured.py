@@ -55,8 +55,7 @@ def captured(step: Callable[..., Any] | None = None, *, warmups: int = 2, max_gr
     The step must do the same in each call. A graph does not see what else changes on the host, such as an attribute
     that is a number; pass such numbers as arguments. It may not read values, run collectives, hooks or steps of
     optimizers, or call `zero_grad`: these belong before or after it. Masks of dropout are drawn on the host for each
-    launch. Labels and the loss are checked after a launch, with one host synchronization each, as in the step itself:
-    `backward(check_finite=False)` saves one.
+    launch. Labels and the loss are checked after a launch, with one host synchronization, as in the step itself.
 
     Named after CUDA's captures; PyTorch has `torch.cuda.make_graphed_callables`. It has not run on a real GPU yet.
 

@@ -91,8 +91,9 @@ def truth(op: str, x: np.ndarray, who: str) -> np.ndarray:
         DTypeError: x is neither of integers nor of bool.
     """
     reduction(op, x.dtype, who)
+    found = (x != 0).astype(x.dtype)
     # NumPy gives a scalar where x has no dims.
-    return np.asarray(x != 0).astype(x.dtype)
+    return np.asarray(found) if isinstance(found, np.generic) else found
 
 
 def identity(rule: Reduction) -> Any:

@@ -22,7 +22,7 @@ extern "C" __global__ void add_rows(
     if (thread >= num_threads) return;
     long long column = thread % num_columns, id = thread / num_columns;
     {type} total = 0;
-    for (long long k = id == 0 ? 0 : ends[id - 1]; k < ends[id]; k++) {{
+    for (long long k = ends[id]; k < ends[id + 1]; k++) {{
         total += rows[order[k] * num_columns + column];
     }}
     out[thread] = total;
@@ -35,7 +35,7 @@ def add_rows(rows: Array, ids: Array, out: Array) -> None:
 
     Args:
         rows: contiguous, (n, E), floating point.
-        ids: (n,) int64 from 0.
+        ids: (n,) int64; rows with an id outside of 0 … V - 1 are left out.
         out: contiguous, (V, E), of the dtype of `rows`.
     """
     xp = get_namespace(rows)
@@ -44,7 +44,8 @@ def add_rows(rows: Array, ids: Array, out: Array) -> None:
     with rows.device:
         # Stable, so rows with equal ids keep their order.
         order = xp.argsort(ids, kind="stable")
-        ends = xp.searchsorted(ids[order], xp.arange(len(out)), side="right")
+        # One more than V: of the ids below 0, of id 0, …
+        ends = xp.searchsorted(ids[order], xp.arange(-1, len(out)), side="right")
         blocks = -(-out.size // _THREADS)
         arrays = rows, order.astype("int64", copy=False), ends.astype("int64", copy=False), out
         _kernel(xp, rows.dtype)((blocks,), (_THREADS,), (*arrays, out.shape[1], out.size))

@@ -13,17 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from simparallel.backend import (
-    Array,
-    check_gpu_library,
-    drop_checks,
-    gpu_namespace,
-    gpu_nccl,
-    has_checks,
-    place,
-    run_checks,
-    set_reader_gate,
-)
+from simparallel.backend import Array, check_gpu_library, gpu_namespace, gpu_nccl, place, set_reader_gate
 from simparallel.gpu.memory import GpuMemory, use_memory
 from simparallel.gpu.uploads import Uploads
 
@@ -109,12 +99,6 @@ class Gpu:
         if not self.has_passed(event):
             self.wait(lambda: self.has_passed(event), what)
 
-    def finish_checks(self) -> None:
-        """Raise the errors of wrong labels and indices that no read has raised, see `check_when_read`."""
-        if has_checks():
-            self.synchronize("the last checks of labels and indices")
-            run_checks()
-
     def settle(self) -> None:
         """Wait briefly for the compute stream, also after an error, because other code will reuse its memory."""
         # After a CUDA error every call fails, and the run raises the error itself.
@@ -160,7 +144,6 @@ def use_gpu(gpu: Gpu) -> Iterator[Gpu]:
         with use_memory(gpu.cuda, gpu.number) as gpu.memory, gpu.compute:
             yield gpu
     finally:
-        drop_checks()
         gpu.settle()
         _current.gpu = before
         set_reader_gate(gate)

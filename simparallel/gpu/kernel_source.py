@@ -19,6 +19,7 @@ TYPES = {"float16": "float16", "float32": "float", "float64": "double"}
 _FUNCTIONS = {
     "add": "{} + {}", "subtract": "{} - {}", "multiply": "{} * {}", "divide": "{} / {}", "sqrt": "sqrt({})",
     "absolute": "fabs({})", "maximum": "maximum({}, {})", "minimum": "minimum({}, {})",
+    "clip": "minimum(maximum({}, {}), {})",
 }  # fmt: skip
 _PREAMBLE = """\
 template <class T> __device__ T maximum(T a, T b) { return a >= b || a != a ? a : b; }

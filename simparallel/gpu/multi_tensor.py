@@ -1,7 +1,7 @@
 """Kernels that compute the arrays of many tensors at once, such as all parameters of an optimizer.
 
 `for_each` calls an elementwise function on the arrays of each tensor; `sums` adds up its results over each tensor. One
-kernel starts for up to a hundred tensors or so, whose addresses it gets as an argument. PyTorch's optimizers with
+kernel starts for about a hundred tensors, whose addresses it gets as an argument. PyTorch's optimizers with
 `foreach` and `fused` do the same.
 
 The function is one of NumPy's arrays, see `kernel_source`, which writes its CUDA source.
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.backend import Array, get_namespace, gpu_of, to_device_like
+from simparallel.backend import Array, get_namespace, gpu_of, is_on_gpu, to_device_like
 from simparallel.gpu.kernel_source import TYPES, Number, Source, compiled
 
 _THREADS = 512
@@ -61,8 +61,8 @@ def for_each(compute: Callable[..., None], calls: Sequence[Call], **settings: An
     """Call `compute(xp, *arrays, *numbers, **settings)`, which changes arrays in place, for each of the tensors.
 
     On a GPU one kernel starts for all calls with the same dtypes and numbers, if no two of them change the same memory.
-    There the arrays of a call have the same shape; one that is not contiguous is copied before and, if it has changed,
-    after.
+    There the arrays of a call have the same shape. One that is not contiguous is copied; if it changes, its call gets
+    a kernel of its own, and it is copied back.
 
     Args:
         compute: a module-level function, see the top of this file.
@@ -75,8 +75,10 @@ def for_each(compute: Callable[..., None], calls: Sequence[Call], **settings: An
             compute(get_namespace(arrays[0]), *arrays, *numbers, **settings)
             continue
         dtypes = tuple([None if array is None else array.dtype for array in arrays])
-        kinds = tuple([number if isinstance(number, float) else number.dtype for number in numbers])
-        alike.setdefault((gpu_of(arrays[0]), dtypes, kinds), []).append((arrays, numbers))
+        # Numbers of NumPy may be neither floats nor hashable.
+        plain = [number if is_on_gpu(number) else float(number) for number in numbers]
+        kinds = tuple([number if isinstance(number, float) else number.dtype for number in plain])
+        alike.setdefault((gpu_of(arrays[0]), dtypes, kinds), []).append((arrays, plain))
     for (_, dtypes, kinds), members in alike.items():
         first = members[0][0][0]
         with first.device:
@@ -169,26 +171,30 @@ class Kernel:
 
     def update(self, calls: Sequence[Call]) -> None:
         """Change the arrays of calls with the same dtypes and numbers."""
-        copied: list[tuple[Array, Array]] = []
-        rows = []
+        rows, apart = [], []
         for arrays, numbers in calls:
             if arrays[0].size == 0:
                 continue
             row = [x for x in (*arrays, *numbers) if not (x is None or isinstance(x, float))]
-            if not all(x.flags.c_contiguous for x in row):
-                own = [self._xp.ascontiguousarray(x) for x in row]
-                copied += [(x, copy) for x, copy in zip(row, own, strict=True) if copy is not x]
-                row = own
-            rows.append(row)
-        if not rows:
-            return
+            own = [x if x.flags.c_contiguous else self._xp.ascontiguousarray(x) for x in row]
+            changed = [(row[i], own[i]) for i in self._changed_rows if row[i] is not own[i]]
+            if changed:
+                apart.append((own, changed))
+            else:
+                rows.append(own)
         numbers = [number for number in calls[0][1] if isinstance(number, float)]
-        addresses, sizes = np.array([[x.data.ptr for x in row] for row in rows], "u8"), [row[0].size for row in rows]
-        step = 1 if self._overlap(addresses, rows) else self.capacity
-        for start in range(0, len(rows), step):
-            self.launch(addresses[start : start + step], sizes[start : start + step], numbers)
-        for array, copy in copied:
-            array[...] = copy
+        if rows:
+            addresses, sizes = (
+                np.array([[x.data.ptr for x in row] for row in rows], "u8"),
+                [row[0].size for row in rows],
+            )
+            step = 1 if self._overlap(addresses, rows) else self.capacity
+            for start in range(0, len(rows), step):
+                self.launch(addresses[start : start + step], sizes[start : start + step], numbers)
+        for row, changed in apart:
+            self.launch(np.array([[x.data.ptr for x in row]], "u8"), [row[0].size], numbers)
+            for array, copy in changed:
+                array[...] = copy
 
     def _overlap(self, addresses: np.ndarray, rows: Sequence[Sequence[Array]]) -> bool:
         """Return whether two changed arrays share memory."""

@@ -54,6 +54,7 @@ def row_sums(
     num_matrices, inputs = prod(stack), [*arrays, *columns]
     kernel = _kernel(xp, compute, dtype, len(arrays), len(columns))
     num_results = kernel.num_results
+    assert out is None or out.dtype == dtype
     with arrays[0].device:
         while True:
             num_lanes = max(1, -(-num_rows // _ROWS))

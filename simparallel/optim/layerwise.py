@@ -7,8 +7,12 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, fused, get_namespace, gpu_of, is_on_gpu
+from simparallel.autograd.kernels.sums import wider
+from simparallel.autograd.kernels.windows import chunk_on_gpu_bytes
+from simparallel.backend import Array, fused, get_namespace, gpu_of
 from simparallel.base.checks import check_flags, check_number
 from simparallel.gpu.multi_tensor import sums
 from simparallel.optim.adam import Adam, advance_moments
@@ -20,7 +24,7 @@ from simparallel.optim.optimizer import Group, Optimizer
 class Layerwise(Optimizer):
     """Base of LARS and LAMB: the rate of a parameter depends on its norm and the norm of another array.
 
-    A subclass defines `phases`. On a GPU the norms and rates of all parameters are computed at once, without a wait.
+    A subclass defines `phases`. On a GPU the norms and rates of whole parameters are computed at once, without a wait.
     """
 
     def phases(self, param: Tensor, grad: Array, group: Group) -> Generator[Array, Any, None]:
@@ -33,26 +37,43 @@ class Layerwise(Optimizer):
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         phases = self.phases(param, grad, group)
-        other, rate, numbers = next(phases), group["lr"], tuple(map(float, self.rate_numbers(group)))
-        if group["adapt"]:
-            if is_on_gpu(other) and param.placement is None:
-                key = _rates, gpu_of(other), other.dtype, numbers
-                self._queued.setdefault(key, []).append((param.data, other, phases))
-                return
-            rate = _rate(norm(param.data, param), norm(other, param), *numbers)
-        _send(phases, rate)
+        started = param, next(phases), phases
+        numbers, is_on_host = tuple(map(float, self.rate_numbers(group))), isinstance(param.data, np.ndarray)
+        is_whole = param.placement is None
+        key = _rates, gpu_of(param.data), wider(param.dtype), bool(group["adapt"]), is_whole, numbers
+        if is_on_host or self._queued is None:
+            self._finish(key, [started])
+            return
+        self._queued.setdefault(key, []).append(started)
+        # LAMB's other arrays are new.
+        waiting = [entry for key, entries in self._queued.items() if key[0] is _rates for entry in entries]
+        if sum(other.nbytes for _, other, _ in waiting) > chunk_on_gpu_bytes():
+            self._compute_queued()
 
     def _compute_queued(self) -> None:
-        waiting = {key: self._queued.pop(key) for key in [*self._queued] if key[0] is _rates}
+        queued, self._queued = self._queued or {}, {}
+        started = {key: queued.pop(key) for key in [*queued] if key[0] is _rates}
+        self._queued = queued
         super()._compute_queued()
-        for (_, _, dtype, numbers), entries in waiting.items():
-            params, others, phases = zip(*entries, strict=True)
-            with params[0].device:
-                found, num = sums(squares, [*params, *others]), len(params)
-                rates = fused(get_namespace(found), _rates, dtype=dtype)(found[:num], found[num:], *numbers)
-            for i, phase in enumerate(phases):
-                _send(phase, rates[i, ...])
+        for key, entries in started.items():
+            self._finish(key, entries)
         super()._compute_queued()
+
+    def _finish(self, key: tuple[Any, ...], started: list[tuple[Tensor, Array, Any]]) -> None:
+        """Send their rates to updates of parameters on one GPU, or in host memory."""
+        _, gpu, dtype, adapts, is_whole, numbers = key
+        if not adapts:
+            rates = [numbers[0]] * len(started)
+        elif gpu is None or not is_whole:
+            rates = [_rate(norm(param.data, param), norm(other, param), *numbers) for param, other, _ in started]
+        else:
+            params, others, _ = zip(*started, strict=True)
+            with params[0].data.device:
+                found, num = sums(squares, [*(param.data for param in params), *others]), len(params)
+                together = fused(get_namespace(found), _rates, dtype=dtype)(found[:num], found[num:], *numbers)
+                rates = [together[i, ...] for i in range(num)]
+        for (_, _, phases), rate in zip(started, rates, strict=True):
+            _send(phases, rate)
 
 
 def _send(phases: Generator[Array, Any, None], rate: Any) -> None:

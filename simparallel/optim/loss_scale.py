@@ -131,7 +131,8 @@ def all_finite(arrays: Iterable[Tensor | Array]) -> bool:
     """Return whether no element of any array is NaN or infinite; arrays without data count as finite."""
     data = [array.data if isinstance(array, Tensor) else array for array in arrays]
     # Integers are finite, and the kernels take none.
-    data = [x for x in data if has_data(x) and x.dtype.kind == "f"]
+    data = [x for x in data if has_data(x) and x.dtype.kind in "fc"]
+    data = [part for x in data for part in ((x.real, x.imag) if x.dtype.kind == "c" else (x,))]
     return all(value == 0 for value in totals(data, _is_infinite, _differences))
 
 
@@ -247,7 +248,7 @@ class GradScaler:
         # Widen before dividing: in float16 the division would underflow.
         tensors = self._widened(optimizer)
         grads = [tensor.data for tensor in tensors]
-        factor = 1.0 / self.manager.get_loss_scale()
+        factor = 1.0 / float(self.manager.get_loss_scale())
         for_each(scale, [([grad], [factor]) for grad in grads])
         overflow = False
         if self.manager.get_drop_overflow_update():

@@ -144,7 +144,7 @@ def clip_grad_norm_(
     # Not above 1: gradients with a small norm stay bit-identical.
     factor = max_norm / (total + 1e-6)
     if max_norm != math.inf and not factor >= 1.0:  # also for NaN
-        for_each(scale, [([grad], [factor]) for grad in grads])
+        for_each(scale, [([grad], [float(factor)]) for grad in grads])
     return total
 
 
@@ -169,7 +169,7 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
 
 
 def _clip(xp: Any, x: Array, low: float, high: float) -> None:
-    xp.minimum(xp.maximum(x, low, out=x), high, out=x)
+    xp.clip(x, low, high, out=x)
 
 
 def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:

@@ -16,7 +16,7 @@ from simparallel.autograd import Tensor, enable_grad
 from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import common_device
-from simparallel.backend import DRY_TYPES, Array, get_namespace, is_array, is_on_gpu, to_host
+from simparallel.backend import DRY_TYPES, Array, get_namespace, is_array, to_host
 from simparallel.base.checks import check_number
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError
 from simparallel.gpu.capture import refuse, running
@@ -27,6 +27,8 @@ from simparallel.hardware.recorder import Recorder, observer_of
 from simparallel.optim.blocks import PIECE_BYTES, converted, in_one_kernel
 from simparallel.optim.schedules import Rate, as_schedule
 from simparallel.optim.state_dict import EXTRAS, Group, checked_state_dict
+
+_PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 class _Living(threading.local):
@@ -45,6 +47,12 @@ def optimizers_of(params: Iterable[Tensor]) -> list[Optimizer]:
     wanted = set(map(id, params))
     living = sorted(_living.optimizers.items())
     return [optimizer for _, optimizer in living if any(id(param) in wanted for param in optimizer._params())]
+
+
+def _compute(key: tuple[Any, ...], calls: list[Any]) -> None:
+    """Compute updates on a GPU with the same function and settings."""
+    compute, dtype, is_scaled, settings = key
+    for_each(in_one_kernel, calls, update=compute, dtype=dtype, scaled=is_scaled, **dict(settings))
 
 
 def call_closure(closure: Callable[[], Any] | None) -> Any:
@@ -116,7 +124,8 @@ class Optimizer:
         self._plans: dict[int, _GroupPlan] = {}  # by id of a group
         self._pieces_scratch: dict[Any, list[Array]] = {}
         self._scratch: dict[Tensor, list[Array]] = {}
-        self._queued: dict[Any, list[Any]] = {}  # function, dtype, whether scaled and settings -> updates on a GPU
+        # During a step: function, dtype, whether scaled and settings -> updates on a GPU, which one kernel makes.
+        self._queued: dict[Any, list[Any]] | None = None
         if isinstance(params, (Tensor, Mapping)) or not isinstance(params, Iterable):
             is_model = callable(getattr(params, "parameters", None))
             way_out = f"{self._name}(model.parameters(), …)" if is_model else "[params]"
@@ -141,7 +150,11 @@ class Optimizer:
         return self.state_names
 
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
-        """Change `param.data` in place. `grad`, of the same shape, and the same dtype or float32, must not change."""
+        """Change `param.data` in place. `grad`, of the same shape, and the same dtype or float32, must not change.
+
+        The updates of the optimizers here are made together on a GPU, at the end of a step; those of a subclass that
+        overrides this method one by one.
+        """
         raise TypeError(f"{self._name} does not define update")
 
     def work(self, group: Group) -> tuple[int, int]:
@@ -357,20 +370,26 @@ class Optimizer:
         remaining = iter(zip(params, arrays, strict=True))
         # Device -> flops, bytes, widest item, tensors.
         work: dict[Device | None, list[int]] = {}
-        self._queued = {}
-        for group, plan in zip(self.param_groups, plans, strict=True):
-            for _ in group["params"]:
-                param, grad = next(remaining)
-                if grad is None:
-                    continue
-                self.update(param, grad, group)
-                total = work.setdefault(param._device, [0, 0, 0, 0])
-                total[0] += plan.flops * grad.size
-                total[1] += plan.moved_bytes[param._data.itemsize] * grad.size
-                total[2] = max(total[2], grad.itemsize)
-                total[3] += 1
-        if self._queued:
-            self._compute_queued()
+        # Code of a user after `super().update(…)` would see the old values.
+        is_own = str(getattr(self.update, "__module__", "")).startswith(_PACKAGE)
+        self._queued = {} if is_own else None
+        try:
+            for group, plan in zip(self.param_groups, plans, strict=True):
+                for _ in group["params"]:
+                    param, grad = next(remaining)
+                    if grad is None:
+                        continue
+                    self.update(param, grad, group)
+                    total = work.setdefault(param._device, [0, 0, 0, 0])
+                    total[0] += plan.flops * grad.size
+                    total[1] += plan.moved_bytes[param._data.itemsize] * grad.size
+                    total[2] = max(total[2], grad.itemsize)
+                    total[3] += 1
+        finally:
+            # After an error, too: the states of these parameters have changed already.
+            if self._queued:
+                self._compute_queued()
+            self._queued = None
         mark_changed(param for param, grad in zip(params, arrays, strict=True) if grad is not None)
         observer.end_step(f"{self._name}.step", start_ns, work)
         if isinstance(observer, Recorder):
@@ -483,9 +502,11 @@ class Optimizer:
         xp, dtype = get_namespace(p), p.dtype if p.dtype.itemsize >= 4 else wider(p.dtype)
         # Rates of a schedule may be NumPy's numbers, which would change the dtype of the arithmetic.
         if not isinstance(p, np.ndarray):
-            key = compute, dtype, factor != 1, tuple(settings.items())
-            plain = [number if is_on_gpu(number) else float(number) for number in (*numbers, factor)]
-            self._queued.setdefault(key, []).append(([p, grad, *state], plain))
+            key, call = (compute, dtype, factor != 1, tuple(settings.items())), ([p, grad, *state], [*numbers, factor])
+            if self._queued is None:
+                _compute(key, [call])
+            else:
+                self._queued.setdefault(key, []).append(call)
             return
         numbers = [*map(float, numbers)]
         # In loops, because each comprehension would be a call.
@@ -515,10 +536,10 @@ class Optimizer:
                 compute(xp, *pieces[:num_arrays], *numbers, *pieces[num_arrays:], **settings)
 
     def _compute_queued(self) -> None:
-        """Compute the updates of parameters on a GPU."""
-        for (compute, dtype, is_scaled, settings), calls in self._queued.items():
-            for_each(in_one_kernel, calls, update=compute, dtype=dtype, scaled=is_scaled, **dict(settings))
-        self._queued = {}
+        """Compute the queued updates of parameters on a GPU."""
+        queued, self._queued = self._queued or {}, {}
+        for key, calls in queued.items():
+            _compute(key, calls)
 
     def _temporary(self, param: Tensor, number: int = 0) -> Array | None:
         """Return a work array of the parameter's shape, the same one in every step; float32 for float16.

@@ -479,7 +479,9 @@ def _wrapped(data: np.ndarray, key: Any) -> Any:
     if any(part is None or part is ... for part in parts):
         return key
     inside = [
-        part % data.shape[i] if isinstance(part, np.ndarray) and part.dtype.kind in "iu" and data.shape[i] else part
+        part.astype("int64") % data.shape[i]
+        if isinstance(part, np.ndarray) and part.dtype.kind in "iu" and data.shape[i]
+        else part
         for i, part in enumerate(parts)
     ]
     return tuple(inside) if isinstance(key, tuple) else inside[0]
@@ -491,7 +493,7 @@ def _in_range(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         kwargs = {**kwargs, "mode": "wrap"}
     elif name == "take_along_axis":
         data, indices, axis = args
-        args = data, indices % data.shape[axis], axis
+        args = data, indices.astype("int64") % data.shape[axis], axis
     elif name.endswith(".at"):
         args = args[0], _wrapped(args[0], args[1]), *args[2:]
     return args, kwargs

@@ -94,8 +94,8 @@ class AddRows(RawKernel):
             if strict_cuda.is_watching():
                 strict_cuda.use(out, is_written=True)
             out[...] = 0
-            ids = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-            np.add.at(out, ids, rows[order[: len(ids)]])
+            ids = np.repeat(np.arange(len(out)), np.diff(ends))
+            np.add.at(out, ids, rows[order[ends[0] : ends[-1]]])
 
         return run
 

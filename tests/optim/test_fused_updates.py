@@ -11,7 +11,7 @@ from optimizers import every_optimizer, make, optimizer_names
 
 import simparallel as sp
 from simparallel import optim
-from simparallel.backend import to_host
+from simparallel.backend import get_namespace, to_host
 from simparallel.hardware.memory import OPTIMIZER
 from simparallel.hardware.recorder import current_recorder
 from simparallel.testing.strict import launches, xp
@@ -39,6 +39,14 @@ class Half:
 
 class HalfSGD(Half, optim.SGD):
     pass
+
+
+class ClampedLAMB(optim.LAMB):
+    """An optimizer of a user that reads the parameter after an update."""
+
+    def update(self, param: sp.Tensor, grad: Any, group: Any) -> None:
+        super().update(param, grad, group)
+        param.data[...] = get_namespace(param.data).clip(param.data, -0.5, 0.5)
 
 
 def trained(new: Any, on_device: Any, shapes: Any, steps: Any) -> list[Any]:
@@ -74,10 +82,10 @@ def numbers_of(value: Any) -> np.ndarray:
     return np.asarray(value, float).reshape(-1)
 
 
-@pytest.mark.parametrize("name", [*optimizer_names(), "Layerwise", "HalfSGD"])
+@pytest.mark.parametrize("name", [*optimizer_names(), "Layerwise", "HalfSGD", "ClampedLAMB"])
 def test_update_on_device_is_numpys(name: str) -> None:
     """For any sizes, dtypes and memory orders, and parameters that miss some steps: to the bit without norms."""
-    kinds = {"Layerwise": Layerwise, "HalfSGD": HalfSGD}
+    kinds = {"Layerwise": Layerwise, "HalfSGD": HalfSGD, "ClampedLAMB": ClampedLAMB}
     settings = [s for other, s in every_optimizer() if other == name] or [{}]
 
     @example([(2, 2)] * 6, [[True] * 6] * 3, len(settings) - 1)
@@ -87,7 +95,7 @@ def test_update_on_device_is_numpys(name: str) -> None:
             return kinds[name](params) if name in kinds else make(name, params, settings[chosen])
 
         found, expected = (trained(new, on_device, shapes, steps) for on_device in (xp.asarray, np.array))
-        if name in KERNELS:
+        if name.endswith(tuple(KERNELS)):
             np.testing.assert_allclose(numbers_of(found), numbers_of(expected), rtol=1e-3, atol=1e-6)
         else:
             np.testing.assert_equal(found, expected)
@@ -159,3 +167,98 @@ def test_state_on_a_device_is_counted() -> None:
         return held
 
     assert sp.launch(program, world_size=1, transport="inline", array="cupy")[0] == [12 * 2 * 400] * 3
+
+
+def test_update_of_one_parameter_is_made_at_once() -> None:
+    param = sp.Tensor(xp.ones(3), requires_grad=True)
+    optimizer = optim.SGD([param], lr=0.5)
+    optimizer.step()  # without a gradient
+    optimizer.update(param, xp.ones(3), optimizer.param_groups[0])
+    assert param.tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_groups_with_and_without_norms(name: str) -> None:
+    """In one group the step of LAMB adds weight decay, in the others it does not, or has no norms."""
+
+    def run(on_device: Any) -> list[np.ndarray]:
+        params = [sp.Tensor(on_device(np.linspace(-1, 1, 5 + i)), requires_grad=True) for i in range(4)]
+        settings = [{}, {"weight_decay": 0.1}, {"adapt": False}, {"adapt": False, "weight_decay": 0.1}]
+        optimizer = getattr(optim, name)([{"params": [p], **s} for p, s in zip(params, settings, strict=True)], lr=0.1)
+        for _ in range(3):
+            optimizer([on_device(np.ones(p.shape)) for p in params])
+        return [p.numpy() for p in params]
+
+    np.testing.assert_allclose(numbers_of(run(xp.asarray)), numbers_of(run(np.array)), rtol=1e-9)
+
+
+def sharded(name: str) -> list[Any]:
+    sp.manual_seed(0)
+    mesh = sp.Layout((2,), ("tp",))
+    layer = sp.parallel.ColumnParallelLinear(8, 12, mesh, "tp", True, True, np.float32)
+    optimizer = getattr(optim, name)(layer.parameters(), lr=0.1)
+    x = sp.parallel.distribute_tensor(np.arange(32, dtype=np.float32).reshape(4, 8) / 32, mesh("None", "None"))
+    for _ in range(3):
+        optimizer.zero_grad()
+        (layer(x) ** 2).mean().backward()
+        optimizer.step()
+    return [p.full_tensor().numpy() for p in layer.parameters()]
+
+
+@pytest.mark.parametrize("name", [*KERNELS, "Adam"])
+def test_sharded_parameters_have_whole_norms(name: str) -> None:
+    found, expected = (
+        list(sp.launch(sharded, (name,), world_size=2, transport="inline", array=array)) for array in ("cupy", "numpy")
+    )
+    np.testing.assert_allclose(numbers_of(found), numbers_of(expected), rtol=1e-5, atol=1e-7)
+
+
+def test_rates_of_float16_are_float32() -> None:
+    """The rate of this step, 1e-8, is 0 in float16."""
+    param = sp.Tensor(xp.ones(1000, "float16"), requires_grad=True)
+    optimizer = optim.LARS([param], lr=1e-3, momentum=0.0)
+    optimizer([xp.full(1000, 100.0, "float16")])
+    np.testing.assert_allclose(optimizer.state[param]["momentum_buffer"].get(), 1e-6, rtol=1e-4)
+
+
+def test_gradients_of_any_strides_are_only_read() -> None:
+    param = sp.Tensor(xp.zeros((3, 4)), requires_grad=True)
+    optimizer = optim.SGD([param], lr=1.0)
+    one = xp.asarray(np.arange(4.0))
+    for gradient in (xp.broadcast_to(one, (3, 4)), xp.asarray(np.arange(12.0).reshape(4, 3)).T):
+        with launches() as names:
+            optimizer([gradient])
+        assert names == ["ascontiguousarray", "sgd"]
+    np.testing.assert_array_equal(param.numpy(), -(np.arange(4.0) + np.arange(12.0).reshape(4, 3).T))
+
+
+@pytest.mark.parametrize("on_device", [xp.asarray, np.array])
+def test_error_in_a_step_keeps_earlier_updates(on_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in host memory: states and parameters change together, and a later step goes on from there."""
+    params = [sp.Tensor(on_device(np.ones(2)), requires_grad=True) for _ in range(2)]
+    optimizer = optim.SGD(params, lr=0.1, momentum=0.9, dampening=0.5)
+    remembered = optimizer._remembered
+
+    def fail(param: sp.Tensor, group: Any) -> Any:
+        if param is params[1]:
+            raise MemoryError
+        return remembered(param, group)
+
+    monkeypatch.setattr(optimizer, "_remembered", fail)
+    with pytest.raises(MemoryError):
+        optimizer([on_device(np.ones(2))] * 2)
+    assert [p.tolist() for p in params] == [[0.9, 0.9], [1.0, 1.0]]
+    monkeypatch.undo()
+    optimizer([on_device(np.ones(2))] * 2)
+    np.testing.assert_allclose([p.numpy() for p in params], [[0.76] * 2, [0.9] * 2])
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])
+def test_numbers_of_numpy_clip(kind: Any) -> None:
+    param = sp.Tensor(xp.zeros(4, "float32"), requires_grad=True)
+    param.grad = xp.full(4, 2.0, "float32")
+    assert optim.clip_grad_norm_([param], kind(2)) == 4.0
+    np.testing.assert_allclose(param.grad.numpy(), 1.0, rtol=1e-5)
+    param.grad = xp.full(4, 2.0, "float32")
+    optim.clip_grad_value_([param], kind(1))
+    assert param.grad.numpy().max() == 1.0

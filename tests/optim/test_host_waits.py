@@ -156,6 +156,36 @@ def test_run_that_reads_nothing_ends_with_the_error(transport: str, monkeypatch:
         sp.launch(fail, world_size=2, transport=transport, array="cupy")
 
 
+def leave_by_hand() -> None:
+    sp.functions.cross_entropy(sp.Tensor(xp.ones((2, 4))), sp.Tensor(xp.asarray([0, 9])))
+
+
+def read_by_hand() -> float:
+    return float(xp.ones(3).sum())
+
+
+@pytest.mark.parametrize("transport", ["inline", "shm"])
+def test_checks_belong_to_a_run(transport: str) -> None:
+    """Also in runs whose arrays are in host memory, but for those that a program moves by hand; ranks are warm."""
+    with sp.Cluster(world_size=2, transport=transport) as cluster:
+        with pytest.raises(RunFailedError, match="LabelError"):
+            cluster.run(leave_by_hand)
+        with pytest.raises(RunFailedError, match="another error"):
+            cluster.run(fail)
+        assert list(cluster.run(read_by_hand)) == [3.0, 3.0]
+
+
+def test_small_integers_are_labels_of_many_classes() -> None:
+    logits = sp.Tensor(xp.ones((2, 300), "float32"), requires_grad=True)
+    sp.functions.cross_entropy(logits, sp.Tensor(xp.asarray(np.array([0, 200], np.uint8)))).backward()
+    assert np.count_nonzero(logits.grad.numpy() < 0) == 2
+
+
+def test_complex_arrays_may_be_infinite() -> None:
+    assert not optim.all_finite([np.array([1 + 1j * np.nan])])
+    assert optim.all_finite([np.array([1 + 1j]), np.arange(3)])
+
+
 def test_stand_in_refuses_unchecked_indices() -> None:
     """Red control: CuPy wraps them around without a word, so an op has to check them."""
     with pytest.raises(IndexError):

@@ -183,7 +183,7 @@ class ScaledDotProductAttention(Op):
 
 
 def _are_many_on_gpu(*scores: Array) -> bool:
-    """Return whether to sum scores by `row_sums`; products of fewer have NumPy's bits, but take ten kernels of CuPy."""
+    """Return whether to sum scores by `row_sums`; for fewer, products give NumPy's bits, but start ten kernels."""
     first = scores[0]
     if isinstance(first, np.ndarray) or first.size < _MANY_SCORES:
         return False

@@ -108,7 +108,9 @@ class BatchNorm(Op):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         xp, x, r, scale = ctx.xp, ctx.x, ctx.r, ctx.scale
-        dy = in_order_of(xp, dy.astype(x.dtype, copy=False), x)
+        dy = dy.astype(x.dtype, copy=False)
+        if not isinstance(dy, np.ndarray):
+            dy = in_order_of(xp, dy, x)
         means = [] if ctx.mean is None else [ctx.mean]
         # Sums of dy (db) and of dy x̂ (dw), together for a single exchange.
         sums, work = sums_of_channels(xp, normalize.products, [dy, x], means)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simparallel.autograd.op import Context
-from simparallel.backend import Array, fused, get_namespace
+from simparallel.backend import Array, fused, get_namespace, to_host
 from simparallel.errors import LabelError
 from simparallel.gpu.capture import check_after
 
@@ -89,9 +89,8 @@ def _outside(xp: ModuleType, labels: Array, num_classes: int, ignore_index: int 
 
 def _refuse(bad: Array, labels: Array, num_classes: int, who: str, words: Words) -> None:
     """Raise LabelError for the first bad label."""
-    flat = labels.reshape(-1)
-    position = int(get_namespace(labels).argmax(bad))
-    label = int(flat[position])
+    position = int(to_host(bad).argmax())
+    label = int(to_host(labels).reshape(-1)[position])
     way_out = f", or {words.enlarge.format(label + 1)}" if label > 0 else words.ignore.format(label)
     raise LabelError(
         f"{who}: {words.one} {label} at position {position} is outside of the {num_classes} {words.of} "

@@ -130,7 +130,7 @@ class CrossEntropy(AbstractLabelLoss):
 
     Raises:
         InputError: an unknown reduction, or label_smoothing outside of 0 … 1.
-        LabelError: in forward, a label is not a class.
+        LabelError: in forward, a label is not a class; on a GPU when the host next reads a value.
     """
 
     def __init__(self, reduction: str = "mean", ignore_index: int | None = None, label_smoothing: float = 0.0) -> None:

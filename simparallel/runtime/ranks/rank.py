@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from simparallel.autograd.tape import grad_mode
-from simparallel.backend import random_state, set_float32_matmul_precision
+from simparallel.backend import drop_checks, finish_checks, has_checks, random_state, set_float32_matmul_precision
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.communicator import SHARED_MEMORY
 from simparallel.comm.group import Medium
@@ -79,6 +79,7 @@ def play_rank(
     communicator = Communicator(transport, recorder, algorithm, medium)
     random_state.restore((seed, 0, 0, {}))
     set_float32_matmul_precision(matmul_precision)
+    drop_checks()
     grad_mode.enabled = True
     forget_settings()
     if is_process:
@@ -101,8 +102,8 @@ def play_rank(
                 communicator.finish()
             if communicator.gpu is not None:
                 communicator.gpu.finish()
-            if gpu is not None:
-                gpu.finish_checks()
+            if has_checks():
+                finish_checks()
             # Only after all collectives have ended: a rank that waits for one that is DONE raises.
             transport.set_state(DONE)
         except BaseException as error:
