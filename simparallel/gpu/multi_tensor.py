@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from simparallel.backend import Array, get_namespace, gpu_of, is_on_gpu, to_device_like
-from simparallel.gpu.kernel_source import TYPES, Number, Source, compiled
+from simparallel.gpu.kernel_source import TYPES, Number, Source, compiled, itself
 
 _THREADS = 512
 # Elements of a block: few enough to occupy all multiprocessors with some 100,000 elements.
@@ -183,25 +184,18 @@ class Kernel:
             else:
                 rows.append(own)
         numbers = [number for number in calls[0][1] if isinstance(number, float)]
-        if rows:
-            addresses, sizes = (
-                np.array([[x.data.ptr for x in row] for row in rows], "u8"),
-                [row[0].size for row in rows],
-            )
-            step = 1 if self._overlap(addresses, rows) else self.capacity
-            for start in range(0, len(rows), step):
-                self.launch(addresses[start : start + step], sizes[start : start + step], numbers)
+        step = 1 if self._overlap(rows) else self.capacity
+        for start in range(0, len(rows), step):
+            self.launch(rows[start : start + step], numbers)
         for row, changed in apart:
-            self.launch(np.array([[x.data.ptr for x in row]], "u8"), [row[0].size], numbers)
+            self.launch([row], numbers)
             for array, copy in changed:
                 array[...] = copy
 
-    def _overlap(self, addresses: np.ndarray, rows: Sequence[Sequence[Array]]) -> bool:
+    def _overlap(self, rows: Sequence[Sequence[Array]]) -> bool:
         """Return whether two changed arrays share memory."""
-        starts = addresses[:, self._changed_rows].reshape(-1)
-        ends = starts + np.array([[row[i].nbytes for i in self._changed_rows] for row in rows], "u8").reshape(-1)
-        order = np.argsort(starts)
-        return bool((starts[order][1:] < ends[order][:-1]).any())
+        spans = sorted((row[i].data.ptr, row[i].nbytes) for row in rows for i in self._changed_rows)
+        return any(start + size > after for (start, size), (after, _) in pairwise(spans))
 
     def sums(self, arrays: Sequence[Array]) -> Array:
         """Return the sum over each of the arrays."""
@@ -210,19 +204,17 @@ class Kernel:
         starts = [0, *ends[:-1]]
         totals = self._xp.empty(ends[-1], "float64")
         for i in range(0, len(arrays), self.capacity):
-            part = arrays[i : i + self.capacity]
-            addresses = np.array([[x.data.ptr] for x in part], "u8")
-            self.launch(addresses, [x.size for x in part], [totals[starts[i] :]])
+            self.launch([[array] for array in arrays[i : i + self.capacity]], [totals[starts[i] :]])
         if len(totals) == len(arrays):
             return totals
         # The sums of blocks are the arrays of the next round, until each tensor has one block.
-        again = _kernel(self._xp, _itself, (totals.dtype,), (), is_sum=True)
+        again = _kernel(self._xp, itself, (totals.dtype,), (), is_sum=True)
         return again.sums([totals[start:end] for start, end in zip(starts, ends, strict=True)])
 
-    def launch(self, addresses: np.ndarray, sizes: list[int], others: Sequence[Any]) -> None:
-        """Start the kernel for tensors with these addresses, a row for each; `others` are its further arguments."""
-        num, table = len(sizes), np.zeros((), self._table_type)
-        table["addresses"][:, :num] = addresses.T
+    def launch(self, rows: Sequence[Sequence[Array]], others: Sequence[Any]) -> None:
+        """Start the kernel for tensors with these arrays, a row for each; `others` are its further arguments."""
+        num, table, sizes = len(rows), np.zeros((), self._table_type), [row[0].size for row in rows]
+        table["addresses"][:, :num] = np.array([[array.data.ptr for array in row] for row in rows], "u8").T
         table["sizes"][:num] = sizes
         table["ends"][:num] = ends = np.cumsum([_num_blocks(size) for size in sizes])
         self._start((int(ends[-1]),), (_THREADS,), (table, np.int32(num), *others))
@@ -233,7 +225,3 @@ _kernel = cache(Kernel)
 
 def _num_blocks(size: int) -> int:
     return max(1, -(-size // _CHUNK))
-
-
-def _itself(xp: Any, x: Any) -> Any:
-    return x

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from simparallel.backend import Array, get_namespace
-from simparallel.gpu.kernel_source import TYPES, Source, Variable, compiled
+from simparallel.gpu.kernel_source import TYPES, Source, Variable, compiled, itself
 
 _THREADS = 256
 # Rows that a thread sums: few enough to occupy all multiprocessors with some 100,000 elements.
@@ -69,11 +69,6 @@ def row_sums(
             if is_last:
                 return totals.reshape(num_results, *stack, num_columns)
             inputs, num_rows, kernel = [totals], num_lanes, _kernel(xp, itself, dtype, 1, 0)
-
-
-def itself(xp: Any, x: Any) -> Any:
-    """Return x: its rows are summed."""
-    return x
 
 
 class Kernel:

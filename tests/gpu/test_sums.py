@@ -12,7 +12,8 @@ from hypothesis import given, strategies as st
 
 import simparallel as sp
 from simparallel.gpu.add_rows import add_rows
-from simparallel.gpu.row_sums import itself, row_sums
+from simparallel.gpu.kernel_source import itself
+from simparallel.gpu.row_sums import row_sums
 from simparallel.testing.strict import launches, xp
 
 ROWS = st.sampled_from([1, 2, 63, 64, 65, 500, 4096, 4097, 9000])

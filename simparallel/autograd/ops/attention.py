@@ -18,7 +18,8 @@ from simparallel.autograd.ops.dropout import dropout
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused, get_namespace, number_on
 from simparallel.errors import DTypeError, ShapeError
-from simparallel.gpu.row_sums import itself, row_sums
+from simparallel.gpu.kernel_source import itself
+from simparallel.gpu.row_sums import row_sums
 from simparallel.layout.rule import broadcast
 
 _MANY_SCORES = 1 << 16
