@@ -35,22 +35,25 @@ class Layerwise(Optimizer):
         """Return lr, factor, weight decay and eps of the rate lr factor |p| / (other + weight decay |p| + eps)."""
         raise TypeError(f"{self._name} does not define rate_numbers")
 
+    # Of the other arrays in the queue.
+    _queued_bytes = 0
+
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         phases = self.phases(param, grad, group)
-        started = param, next(phases), phases
-        numbers, is_on_host = tuple(map(float, self.rate_numbers(group))), isinstance(param.data, np.ndarray)
-        is_whole = param.placement is None
+        other, numbers, is_whole = next(phases), tuple(map(float, self.rate_numbers(group))), param.placement is None
         key = _rates, gpu_of(param.data), wider(param.dtype), bool(group["adapt"]), is_whole, numbers
-        if is_on_host or self._queued is None:
-            self._finish(key, [started])
+        if isinstance(other, np.ndarray) or self._queued is None:
+            self._finish(key, [(param, other, phases)])
             return
-        self._queued.setdefault(key, []).append(started)
-        # LAMB's other arrays are new.
-        waiting = [entry for key, entries in self._queued.items() if key[0] is _rates for entry in entries]
-        if sum(other.nbytes for _, other, _ in waiting) > chunk_on_gpu_bytes():
+        self._queued.setdefault(key, []).append((param, other, phases))
+        # LAMB's other arrays are new. Slices of sharded parameters do not count: their norms are collectives, which all
+        # ranks start at the same places, and their sizes may differ.
+        self._queued_bytes += other.nbytes if is_whole else 0
+        if self._queued_bytes > chunk_on_gpu_bytes():
             self._compute_queued()
 
     def _compute_queued(self) -> None:
+        self._queued_bytes = 0
         queued, self._queued = self._queued or {}, {}
         started = {key: queued.pop(key) for key in [*queued] if key[0] is _rates}
         self._queued = queued

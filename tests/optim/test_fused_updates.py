@@ -11,6 +11,7 @@ from optimizers import every_optimizer, make, optimizer_names
 
 import simparallel as sp
 from simparallel import optim
+from simparallel.autograd.kernels import windows
 from simparallel.backend import get_namespace, to_host
 from simparallel.hardware.memory import OPTIMIZER
 from simparallel.hardware.recorder import current_recorder
@@ -190,6 +191,19 @@ def test_groups_with_and_without_norms(name: str) -> None:
         return [p.numpy() for p in params]
 
     np.testing.assert_allclose(numbers_of(run(xp.asarray)), numbers_of(run(np.array)), rtol=1e-9)
+
+
+def test_steps_of_lamb_wait_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of one parameter after the other, where many would take too much memory."""
+    params = [sp.Tensor(xp.ones(64), requires_grad=True) for _ in range(12)]
+    optimizer, grads = optim.LAMB(params, lr=0.1), [xp.ones(64)] * 12
+    optimizer(grads)  # makes the state
+    with launches() as together:
+        optimizer(grads)
+    monkeypatch.setattr(windows, "CHUNK_ON_GPU_BYTES", 3 * 64 * 8)
+    with launches() as in_parts:
+        optimizer(grads)
+    assert in_parts == 3 * together
 
 
 def sharded(name: str) -> list[Any]:
