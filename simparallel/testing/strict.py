@@ -30,6 +30,7 @@ import numpy as np
 
 from simparallel.backend import has_checks, register_namespace
 from simparallel.testing import cupy_lacks, strict_cublas, strict_cuda, strict_kernels, strict_nccl
+from simparallel.testing.strict_indices import in_range, parts, refuse_repeats, wrapped
 from simparallel.testing.strict_memory import memory_of_array
 
 # Functions whose results have a size that depends on values.
@@ -295,12 +296,12 @@ class StrictArray:
     def __getitem__(self, key: Any) -> StrictArray:
         _refuse_in_kernel("x[…]")
         plain = _unwrap(key)
-        if any(isinstance(part, np.ndarray) and part.dtype == bool for part in _parts(plain)):
+        if any(isinstance(part, np.ndarray) and part.dtype == bool for part in parts(plain)):
             _note_wait("mask")
         if (graph := strict_cuda.captured_graph()) is not None:
-            read = lambda: self._data[_wrapped(self._data, plain)]  # noqa: E731
+            read = lambda: self._data[wrapped(self._data, plain)]  # noqa: E731
             return _wrap(_capture(graph, "getitem", read, None, (self._data, plain)))
-        result = _unwrap(self)[_wrapped(self._data, plain) if has_checks() else plain]
+        result = _unwrap(self)[wrapped(self._data, plain) if has_checks() else plain]
         _note_launch("getitem", result, self._data)
         return _wrap(result)
 
@@ -309,15 +310,15 @@ class StrictArray:
         plain, plain_value = _unwrap(key), _unwrap(value)
 
         def write(key: Any) -> None:
-            _refuse_repeats(self._data, key)
+            refuse_repeats(self._data, key)
             self._data[key] = plain_value
 
         if (graph := strict_cuda.captured_graph()) is not None:
-            launch = lambda: write(_wrapped(self._data, plain))  # noqa: E731
+            launch = lambda: write(wrapped(self._data, plain))  # noqa: E731
             _capture(graph, "setitem", launch, self._data, (plain, plain_value))
             return
         if has_checks():
-            plain = _wrapped(self._data, plain)
+            plain = wrapped(self._data, plain)
         # x[...] += y ends with x[...] = x[...], for which CuPy starts nothing.
         part = self._data[plain]
         if not (isinstance(plain_value, np.ndarray) and _is_same(part, plain_value)):
@@ -457,48 +458,6 @@ def _is_same(a: np.ndarray, b: np.ndarray) -> bool:
     return a.__array_interface__ == b.__array_interface__
 
 
-def _parts(key: Any) -> tuple[Any, ...]:
-    return key if isinstance(key, tuple) else (key,)
-
-
-def _refuse_repeats(data: np.ndarray, key: Any) -> None:
-    """Refuse indices with duplicates: CuPy does not define the value that wins; xp.add.at adds all."""
-    # Slices, integers and masks write each element once.
-    if not any(isinstance(item, np.ndarray) and item.dtype.kind in "iu" for item in _parts(key)):
-        return
-    # Count the writes to each element; np.add.at counts repeated indices, too.
-    touched = np.zeros(data.shape, np.int64)
-    np.add.at(touched, key, 1)
-    if touched.size and touched.max() > 1:
-        raise IndexError("x[indices] = … writes an element more than once; use xp.add.at.")
-
-
-def _wrapped(data: np.ndarray, key: Any) -> Any:
-    """Return a key with its index arrays wrapped into range, as CuPy does."""
-    parts = _parts(key)
-    if any(part is None or part is ... for part in parts):
-        return key
-    inside = [
-        part.astype("int64") % data.shape[i]
-        if isinstance(part, np.ndarray) and part.dtype.kind in "iu" and data.shape[i]
-        else part
-        for i, part in enumerate(parts)
-    ]
-    return tuple(inside) if isinstance(key, tuple) else inside[0]
-
-
-def _in_range(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of a function with its indices wrapped into range."""
-    if name == "take":
-        kwargs = {**kwargs, "mode": "wrap"}
-    elif name == "take_along_axis":
-        data, indices, axis = args
-        args = data, indices.astype("int64") % data.shape[axis], axis
-    elif name.endswith(".at"):
-        args = args[0], _wrapped(args[0], args[1]), *args[2:]
-    return args, kwargs
-
-
 def _aligned(view: StrictArray) -> StrictArray:
     """Refuse words at addresses where NumPy reads them, but no GPU does."""
     address, size = view._data.ctypes.data, view._data.itemsize
@@ -542,7 +501,7 @@ def _guarded(
             args = (args[0].copy(), *args[1:])
             _note_launch(name, args[0])
         if has_checks():
-            args, kwargs = _in_range(name, args, kwargs)
+            args, kwargs = in_range(name, args, kwargs)
         owner = getattr(function, "__self__", None)  # of a method of an array: the array
         if (graph := strict_cuda.captured_graph()) is not None:
             target = kwargs.get("out")

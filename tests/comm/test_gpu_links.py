@@ -187,7 +187,9 @@ def test_programs_on_a_gpu(monkeypatch: pytest.MonkeyPatch, link: str, transport
 
 
 @pytest.mark.process
-@GPU
+@pytest.mark.parametrize(
+    "link", ["ipc", *(pytest.param(link, marks=pytest.mark.matrices) for link in ("nccl", "host"))]
+)
 def test_processes_over_each_link(link: str) -> None:
     expected = list(sp.launch(several_groups, world_size=SIZE))
     with linked(link):
@@ -517,7 +519,7 @@ def repeated() -> None:
     "phase",
     ["reduce", *(pytest.param(p, marks=pytest.mark.matrices) for p in ("enter", "published", "leave", "returned"))],
 )
-@pytest.mark.parametrize("link", ["nccl", "ipc"])
+@pytest.mark.parametrize("link", [pytest.param("nccl", marks=pytest.mark.matrices), "ipc"])
 def test_death_at_any_phase_is_told(link: str, phase: str) -> None:
     """The others raise, and name the rank; the next run on fresh ranks works."""
     with linked(link), sp.Cluster(SIZE, array="cupy", echo=False, timeout_s=30) as cluster:

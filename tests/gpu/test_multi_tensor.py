@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,11 @@ def test_other_functions_are_refused(case: str) -> None:
         Kernel(xp, WRONG[case], [np.dtype("float32")], [True])
 
 
-def train() -> list[Any]:
-    """Take steps of all optimizers in all dtypes, clip, and look for infinite gradients."""
+def train(dtypes: Sequence[str] = DTYPES) -> list[Any]:
+    """Take steps of all optimizers, clip, and look for infinite gradients."""
     rng = np.random.default_rng(0)
     values: list[Any] = []
-    for dtype in DTYPES:
+    for dtype in dtypes:
         for name, settings in every_optimizer():
             params = [
                 sp.Tensor(xp.asarray(rng.standard_normal(n).astype(dtype)), requires_grad=True) for n in (9, 5000)
@@ -133,5 +134,5 @@ def test_source_computes_the_same_as_cpp(tmp_path: Path) -> None:
     (tmp_path / "wrong").mkdir()
     library = compiled([source.replace("v0 = ", "v0 = 2 * ", 1) for source in sources], tmp_path / "wrong")
     with compared(library, sources) as different:
-        train()
+        train(["float32"])
     assert {"adam", "sgd", "squares", "scale"} <= set(different)
