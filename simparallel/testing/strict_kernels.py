@@ -84,18 +84,18 @@ class AddRows(RawKernel):
     """The kernel of `gpu.add_rows`."""
 
     def prepared(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> Callable[[], None]:
-        rows, order, ends, out = self.memory(args)
-        assert grid[0] * block[0] >= out.size == args[-1]
-        assert all(array.flags.c_contiguous for array in (rows, order, ends, out))
+        rows, ids, order, out = self.memory(args)
+        assert grid[0] * block[0] >= rows.size
+        assert (*rows.shape, len(out)) == args[-3:]
+        assert all(array.flags.c_contiguous for array in (rows, ids, order, out))
 
         def run() -> None:
-            for array in (rows, order, ends) if strict_cuda.is_watching() else ():
+            for array in (rows, ids, order) if strict_cuda.is_watching() else ():
                 strict_cuda.use(array, is_written=False)
             if strict_cuda.is_watching():
                 strict_cuda.use(out, is_written=True)
-            out[...] = 0
-            ids = np.repeat(np.arange(len(out)), np.diff(ends))
-            np.add.at(out, ids, rows[order[ends[0] : ends[-1]]])
+            inside = order[(ids[order] >= 0) & (ids[order] < len(out))]
+            np.add.at(out, ids[inside], rows[inside])
 
         return run
 

@@ -113,7 +113,7 @@ def test_attention_to_many_keys_is_numpys(arrays: Any, causal: bool) -> None:
 def test_rows_with_equal_ids_are_added_in_order(arrays: Any, ids: list[int], num_columns: int, dtype: str) -> None:
     """To the bit of NumPy's sum, which adds in the order of the rows."""
     rows = np.random.default_rng(0).standard_normal((len(ids), num_columns)).astype(dtype)
-    expected, found = np.zeros((6, num_columns), dtype), arrays.on_device(np.full((6, num_columns), np.nan, dtype))
+    expected, found = np.ones((6, num_columns), dtype), arrays.on_device(np.ones((6, num_columns), dtype))
     for i, row in zip(ids, rows, strict=True):
         if 0 <= i < 6:
             expected[i] += row
@@ -136,11 +136,37 @@ def test_gradient_of_a_table_is_numpys_bits(arrays: Any, dtype: str, kind: str) 
     np.testing.assert_array_equal(run(arrays.on_device), run(np.asarray), strict=True)
 
 
+ADDED: dict[str, Any] = {
+    "rows": lambda x, ids, values: (x[ids] * values[0]).sum(),
+    "columns": lambda x, ids, values: (x[:, ids] * values[1]).sum(),
+    "apart": lambda x, ids, values: (x[ids, :, ids] * values[2]).sum(),
+    "together": lambda x, ids, values: (x[:, ids, ids] * values[3]).sum(),
+    "negative": lambda x, ids, values: (x[ids - 4] * values[0]).sum(),
+    "gather": lambda x, ids, values: (sp.functions.gather(x, 1, ids[:, None, None]) * values[4]).sum(),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("case", ADDED)
+def test_gradients_of_equal_positions_are_numpys_bits(arrays: Any, case: str, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    shapes = (3, 4, 4), (4, 3, 4), (3, 4), (4, 3), (3, 1, 1)
+    x, ids = rng.standard_normal((4, 4, 4)).astype(dtype), np.array([2, 0, 2])
+    values = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+    def run(to: Any) -> np.ndarray:
+        leaf = sp.Tensor(to(x), requires_grad=True)
+        ADDED[case](leaf, sp.Tensor(to(ids)), [sp.Tensor(to(v)) for v in values]).backward()
+        return leaf.grad.numpy()
+
+    np.testing.assert_array_equal(run(arrays.on_device), run(np.asarray), strict=True)
+
+
 def sum_all() -> None:
     rng = np.random.default_rng(0)
     for dtype in ("float32", "float64"):
         rows = xp.asarray(rng.standard_normal((700, 3)).astype(dtype))
-        add_rows(rows, xp.asarray(rng.integers(0, 9, 700)), xp.empty((11, 3), dtype))
+        add_rows(rows, xp.asarray(rng.integers(0, 9, 700)), xp.ones((11, 3), dtype))
     attention(xp.asarray, True)
     for dtype in ("float32", "float64"):
         for num_rows in (5, 500, 5000):
@@ -161,7 +187,7 @@ def test_source_computes_the_same_as_cpp(tmp_path: Path) -> None:
     # Red control: each lane loses its first row.
     (tmp_path / "wrong").mkdir()
     wrong = [source.replace("row = lane;", "row = lane + num_lanes;") for source in sources]
-    wrong = [source.replace("k = ends[id];", "k = ends[id] + 1;") for source in wrong]
+    wrong = [source.replace("long long k = first;", "long long k = first + 1;") for source in wrong]
     with compared(compiled(wrong, tmp_path / "wrong"), sources) as different:
         sum_all()
     assert {"parts", "itself", "product", "products", "add_rows"} <= set(different)

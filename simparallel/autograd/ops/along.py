@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simparallel.autograd.kernels.scatter import add_at
 from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.methods import function, method
 from simparallel.autograd.op import (
@@ -162,7 +163,8 @@ class GatherD(AbstractAlong):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         dx = ctx.xp.zeros(ctx.plan.inputs[0].shape, wider(dy.dtype))
-        ctx.xp.add.at(dx, _grid(ctx.xp, ctx.index, self._axis(dy.ndim)), dy.astype(dx.dtype, copy=False))
+        grid = _grid(ctx.xp, ctx.index, self._axis(dy.ndim))
+        add_at(ctx.xp, dx, range(dy.ndim), grid, dy.astype(dx.dtype, copy=False))
         return dx.astype(dy.dtype, copy=False), None
 
     def work(self, x: Spec, index: Spec) -> Work:
@@ -208,8 +210,8 @@ class Scatter(AbstractAlong):
         ctx.index, ctx.last = index, None
         if self.reduce == "add":
             # CuPy cannot add smaller integers in place; the sum in 64 bits is the same.
-            y = x.astype(wider(dtype) if dtype.kind == "f" else "int64")
-            xp.add.at(y, _grid(xp, index, axis), src.astype(y.dtype, copy=False))
+            y = x.astype(wider(dtype) if dtype.kind == "f" else "int64", order="C")
+            add_at(xp, y, range(y.ndim), _grid(xp, index, axis), src.astype(y.dtype, copy=False))
             return y.astype(dtype, copy=False)
         # For every position in y: the row-major number of the last element of src written there, -1 for none.
         number = xp.arange(index.size).reshape(index.shape)

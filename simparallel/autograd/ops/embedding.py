@@ -83,6 +83,7 @@ class Embedding(Op):
         if isinstance(total, np.ndarray):
             _add_elements(xp, addends, ids, total)
         else:
+            total[...] = 0
             # Ids of other slices stand at row 0.
             add_rows(addends, ids if ctx.inside is None else xp.where(ctx.inside.reshape(-1), ids, -1), total)
         if total is not dtable:

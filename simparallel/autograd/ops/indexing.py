@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd.grad_mode import no_grad
+from simparallel.autograd.kernels.scatter import add_at
 from simparallel.autograd.kernels.sums import masked
 from simparallel.autograd.methods import check_held, check_writable, function, method
 from simparallel.autograd.op import Context, Op, Spec, Work, as_dims, as_int, instance, normalize_dims
@@ -176,7 +177,7 @@ class Index(Op):
         wide = "float32" if dy.dtype == "float16" else dy.dtype
         dx = ctx.xp.zeros(shape, dtype=wide)
         if dx.size:
-            ctx.xp.add.at(dx, self._key(len(shape), ctx.indices), dy.astype(wide, copy=False))
+            add_at(ctx.xp, dx, self._dims(len(shape)), ctx.indices, dy.astype(wide, copy=False))
         return (dx.astype(dy.dtype, copy=False), *(None for _ in ctx.indices))
 
     def work(self, x: Spec, *indices: Spec) -> Work:
