@@ -73,11 +73,11 @@ _LONG = {
     "boost", "boost_resume", "calibration", "captured", "checkpoint_crash", "collectives", "collectives_out",
     "comm_hooks", "data_files", "ddp_variants", "device_programs", "doctor", "dry_ops", "dry_programs", "elimination",
     "equivalence", "execute", "exercises", "fault_headers", "fault_messages", "figure_scripts", "folding", "forks",
-    "fused", "gpu_calibration", "gpu_links", "gpu_step", "halo", "inline", "join", "kit_strategies", "launch",
-    "mismatch", "model_plans", "models", "mpi_messages", "no_garbage", "pipeline_attribution", "pipeline_models",
-    "pipeline_runtime", "pipeline_schedules", "pipeline_view", "plan", "plan_view", "polling", "powersgd_memory",
-    "preflight", "pytest_plugin", "quick_redistribution", "ranktable", "redistribution", "replay", "resume",
-    "resume_data", "resume_stops", "saved_memory", "schedule_search", "segment", "sharded_ops", "strict",
+    "fused", "fused_updates", "gpu_calibration", "gpu_links", "gpu_step", "halo", "inline", "join", "kit_strategies",
+    "launch", "mismatch", "model_plans", "models", "mpi_messages", "no_garbage", "pipeline_attribution",
+    "pipeline_models", "pipeline_runtime", "pipeline_schedules", "pipeline_view", "plan", "plan_view", "polling",
+    "powersgd_memory", "preflight", "pytest_plugin", "quick_redistribution", "ranktable", "redistribution", "replay",
+    "resume", "resume_data", "resume_stops", "saved_memory", "schedule_search", "segment", "sharded_ops", "strict",
     "sync_batchnorm", "torch", "torch_optim", "torch_training", "uneven", "view", "wrapped_networks",
 }  # fmt: skip
 

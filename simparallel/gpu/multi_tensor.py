@@ -72,7 +72,7 @@ def for_each(compute: Callable[..., None], calls: Sequence[Call], **settings: An
     """
     alike: dict[Any, list[Call]] = {}
     for arrays, numbers in calls:
-        if isinstance(arrays[0], np.ndarray):
+        if not is_on_gpu(arrays[0]):
             compute(get_namespace(arrays[0]), *arrays, *numbers, **settings)
             continue
         dtypes = tuple([None if array is None else array.dtype for array in arrays])

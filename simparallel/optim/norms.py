@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.autograd import Tensor
-from simparallel.backend import Array, each, get_namespace, gpu_of, has_data, is_array, read_numbers, to_host
+from simparallel.backend import Array, each, get_namespace, gpu_of, has_data, is_array, is_on_gpu, read_numbers, to_host
 from simparallel.base.checks import check_number
 from simparallel.comm import current
 from simparallel.errors import InputError
@@ -47,10 +47,10 @@ def totals(arrays: Sequence[Array], on_host: Callable[[Array], Any], on_gpu: Cal
     found: list[Any] = [None] * len(arrays)
     on_gpus: dict[int | None, list[int]] = {}
     for i, array in enumerate(arrays):
-        if isinstance(array, np.ndarray):
-            found[i] = on_host(array)
-        else:
+        if is_on_gpu(array):
             on_gpus.setdefault(gpu_of(array), []).append(i)
+        else:
+            found[i] = on_host(array)
     for places in on_gpus.values():
         values = to_host(sums(on_gpu, [arrays[i] for i in places])).tolist()
         for i, value in zip(places, values, strict=True):

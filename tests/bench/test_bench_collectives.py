@@ -143,6 +143,7 @@ def test_horovods_algorithm_gives_adasum(ranks: int) -> None:
         np.testing.assert_allclose(result, sp.adasum(vectors), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.matrices
 @pytest.mark.process
 def test_bench_adasum_prints_a_table_or_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -288,6 +289,7 @@ def test_peer_that_does_not_start_is_ended(tmp_path: Path, monkeypatch: pytest.M
 # --- whole runs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.matrices
 @pytest.mark.process
 def test_without_peers_memcpy_is_the_peer(capsys: pytest.CaptureFixture[str]) -> None:
     rows = collectives.main(ranks=[2], sizes=[4, 1 << 17], rounds=1, turn_s=1e-4, out="figures/c.svg")

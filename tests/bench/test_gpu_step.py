@@ -25,6 +25,8 @@ from simparallel.simulate import gpu_measuring
 from simparallel.simulate.measuring import Program
 from simparallel.testing.strict import StrictArray, launches
 
+pytestmark = pytest.mark.matrices
+
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -120,6 +120,7 @@ def train(dtypes: Sequence[str] = DTYPES) -> list[Any]:
     return values
 
 
+@pytest.mark.matrices
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 def test_source_computes_the_same_as_cpp(tmp_path: Path) -> None:
     """The source of every kernel, with its search for the tensor of a block, compiled instead of interpreted."""

@@ -176,6 +176,7 @@ def sum_all() -> None:
         gradients(sp.nn.BatchNorm2d(6, dtype=dtype), xp.asarray, pixels, 2, 3, 0, 1)
 
 
+@pytest.mark.matrices
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 def test_source_computes_the_same_as_cpp(tmp_path: Path) -> None:
     with listed_sources() as sources:

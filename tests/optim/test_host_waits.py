@@ -183,7 +183,8 @@ def test_small_integers_are_labels_of_many_classes() -> None:
 
 def test_complex_arrays_may_be_infinite() -> None:
     assert not optim.all_finite([np.array([1 + 1j * np.nan])])
-    assert optim.all_finite([np.array([1 + 1j]), np.arange(3)])
+    assert optim.all_finite([np.array([1 + 1j]), np.arange(3), np.float32(2)])
+    assert not optim.all_finite([np.float64("inf")])
 
 
 def test_stand_in_refuses_unchecked_indices() -> None:

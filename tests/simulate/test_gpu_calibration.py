@@ -32,6 +32,8 @@ from simparallel.simulate.gpu_calibration import describe_gpu, gpu_fingerprint, 
 from simparallel.simulate.gpu_measuring import PROGRAMS, GpuStopwatch, Measurement, Timed, measured, step_s, timed
 from simparallel.simulate.measuring import Program, Sample, dense, training
 
+pytestmark = pytest.mark.matrices
+
 FLOPS_PER_S, BYTES_PER_S, KERNEL_S = 50e12, 2.5e12, 3e-6
 # Operations of the synthetic device in which the interpreter reads values.
 WAITING = {"Embedding", "CrossEntropy"}
