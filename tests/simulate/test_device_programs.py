@@ -78,8 +78,8 @@ def test_every_value_of_a_program_equals_numpys(arrays: Any, name: str, monkeypa
         names = [name for name, _ in theirs]
         assert [name for name, _ in ours] == names
         is_near = arrays.is_exact and any(name.startswith(OTHER_ORDER) for name in names)
-        # Batch norm over the few pixels at the end of ResNet-50 scales differences up.
-        near = arrays.reordered(5) if is_near else arrays
+        # Batch norm over few pixels scales differences up.
+        near = arrays.reordered(20) if is_near else arrays
         for (op, value), (_, numpys) in zip(ours, theirs, strict=True):
             near.after(100 * near.steps).assert_equal(value, numpys, f"{name}: {op}")
 
