@@ -301,7 +301,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lenet": (models.lenet5, (2, 1, 28, 28)),
     "mlp": (lambda: models.mlp((6, 5, 3)), (2, 6)),
     "resnet18": (lambda: models.resnet18(3, stem="cifar"), (2, 3, 8, 8)),
-    "resnet50": (lambda: models.resnet50(3), (2, 3, 64, 64)),
+    "resnet50": (lambda: models.resnet50(3), (2, 3, 32, 32)),
 }  # fmt: skip
 
 

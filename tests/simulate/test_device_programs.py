@@ -13,7 +13,8 @@ from programs import PROGRAMS
 
 import simparallel as sp
 from simparallel.autograd import Op
-from simparallel.autograd.ops import conv
+from simparallel.autograd.kernels import im2col, sums
+from simparallel.autograd.ops import channels, conv
 from simparallel.backend import to_host
 from simparallel.errors import DeviceMismatchError, InputError, RunFailedError
 
@@ -68,8 +69,12 @@ def noted(function: Any, args: tuple[Any, ...]) -> list[tuple[str, np.ndarray]]:
 @pytest.mark.matrices
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED.keys() | SOONER_FULL])
 def test_every_value_of_a_program_equals_numpys(arrays: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Winograd's method, which only the host takes, has another rounding.
+    # Winograd's method, which only the host takes, has another rounding, and so have sums and products that only a GPU
+    # takes. Batch norm over two pixels, at the end of ResNet-50, would scale the differences up.
     monkeypatch.setattr(conv, "WINOGRAD_CHANNELS", sys.maxsize)
+    monkeypatch.setattr(im2col, "_turned_on_gpu", lambda dy, at: None)
+    for module in (sums, channels):
+        monkeypatch.setattr(module, "MANY_ROWS", sys.maxsize)
     function, args, world_size, described = PROGRAMS[name]
     settings = {"world_size": world_size, "transport": "inline", "echo": False, **described}
     expected = sp.launch(noted, (function, args), **settings)
@@ -78,8 +83,7 @@ def test_every_value_of_a_program_equals_numpys(arrays: Any, name: str, monkeypa
         names = [name for name, _ in theirs]
         assert [name for name, _ in ours] == names
         is_near = arrays.is_exact and any(name.startswith(OTHER_ORDER) for name in names)
-        # Batch norm over few pixels scales differences up.
-        near = arrays.reordered(20) if is_near else arrays
+        near = arrays.reordered() if is_near else arrays
         for (op, value), (_, numpys) in zip(ours, theirs, strict=True):
             near.after(100 * near.steps).assert_equal(value, numpys, f"{name}: {op}")
 
