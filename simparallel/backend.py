@@ -186,9 +186,10 @@ def run_checks() -> None:
 
 
 def finish_checks() -> None:
-    """Wait for the GPU, and run the checks of this thread that no read has run."""
-    _reader.gate()
-    run_checks()
+    """Wait for the GPU, and run the checks of this thread that no read has run; without any, do nothing."""
+    if _reader.checks:
+        _reader.gate()
+        run_checks()
 
 
 def has_checks() -> bool:
@@ -197,7 +198,7 @@ def has_checks() -> bool:
 
 
 def drop_checks() -> None:
-    """Forget the checks of this thread: those of a run that has failed."""
+    """Forget the checks of this thread, which an earlier run has left."""
     _reader.checks = []
 
 

@@ -44,7 +44,7 @@ class Variable:
 
     def __setitem__(self, key: Any, value: Variable) -> None:
         if key is not ...:
-            raise TypeError(f"a kernel for many tensors writes whole arrays, x[...] = y, not x[{key!r}].")
+            raise TypeError(f"a kernel writes whole arrays, x[...] = y, not x[{key!r}].")
         self.source.assign(self, value.astype(self.dtype, copy=False).name)
 
 
@@ -76,7 +76,7 @@ class Source:
 
     def __getattr__(self, name: str) -> Callable[..., Variable]:
         if name not in _FUNCTIONS:
-            raise AttributeError(f"a kernel for many tensors has no {name!r}, only {', '.join(_FUNCTIONS)}.")
+            raise AttributeError(f"a kernel has no {name!r}, only {', '.join(_FUNCTIONS)}.")
         return partial(self.call, _FUNCTIONS[name])
 
 

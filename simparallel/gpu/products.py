@@ -126,7 +126,7 @@ def _check(status: int) -> None:
 
 
 def _cublas(xp: Any) -> Any:
-    """Return the library that CuPy has loaded, or that of a stand-in."""
+    """Return the library that CuPy has loaded, or a stand-in's."""
     name = f"libcublas.so.{xp.cuda.runtime.runtimeGetVersion() // 1000}"
     return getattr(xp.cuda, "libraries", {}).get(name) or _loaded(name)
 

@@ -152,8 +152,8 @@ class Optimizer:
     def update(self, param: Tensor, grad: Array, group: Group) -> None:
         """Change `param.data` in place. `grad`, of the same shape, and the same dtype or float32, must not change.
 
-        The updates of the optimizers here are made together on a GPU, at the end of a step; those of a subclass that
-        overrides this method one by one.
+        On a GPU a step collects the updates of all parameters, and computes them at its end. A subclass that overrides
+        this method computes each update at once.
         """
         raise TypeError(f"{self._name} does not define update")
 

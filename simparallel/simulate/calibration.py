@@ -117,7 +117,7 @@ def calibrate(
     programs on the machine can only slow it down.
 
     Args:
-        out: the file; None for that of "this-host" (`this_host_file`), or of "this-gpu".
+        out: the file; None for the file of "this-host" (`this_host_file`), or of "this-gpu".
         quick: one round of shorter measurements, in less than a minute; otherwise about five. Not for a GPU.
         array: "cupy" measures the first GPU on one rank, see `gpu_calibration.calibrate_gpu`.
         tell: called with lines about the progress.

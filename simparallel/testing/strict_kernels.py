@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.gpu.kernel_source import TYPES
 from simparallel.testing import strict_cuda
 
-_TYPES = {"float16": np.float16, "float": np.float32, "double": np.float64}
+# C++ type -> NumPy's.
+_TYPES = {kind: np.dtype(name).type for name, kind in TYPES.items()}
 _POINTER = re.compile(r"(\w+)\* (a\d+) = \(\1\*\)table\.addresses\[(\d+)\]\[t\];")
 _LOOP = re.compile(r"    for \((?:unsigned )?long long \w+ = [^{]*\{\n(.*?)\n    \}", re.DOTALL)
 _PARAMETERS = re.compile(r"const double (n\d+)")

@@ -78,7 +78,7 @@ def _product(xp: ModuleType, a: Array, b: Array, out: Array) -> None:
 
 
 def _gather(xp: ModuleType, source: Array, strides: Sequence[int], out: Array) -> None:
-    """Copy the elements of `source` at these strides [bytes], those of a contiguous last dim, to `out`."""
+    """Copy the elements of `source` at these strides [bytes] to `out`."""
     if not isinstance(out, np.ndarray):
         # In words of 16 bytes, because a GPU takes longer to compute the index of an element than to copy it.
         count = WORD_BYTES // out.itemsize

@@ -57,10 +57,10 @@ class Windows(NamedTuple):
 
     @property
     def turned(self) -> Windows | None:
-        """The windows over the gradient of a convolution whose products with the kernel, turned by 180°, are dx.
+        """Windows over dy: their products with the kernel, turned by 180°, give dx.
 
-        None for other strides than 1, where pixels between those of the gradient would be 0, and for padding that is
-        wider than the kernel reaches.
+        None if the stride is not 1, because most products would be with zeros between the pixels of dy, and if the
+        padding is wider than the kernel reaches.
         """
         reach = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
         before, after = ((reach[0] - pad[0], reach[1] - pad[1]) for pad in (self.before, self.after))

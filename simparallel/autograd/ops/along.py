@@ -163,8 +163,7 @@ class GatherD(AbstractAlong):
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
         dx = ctx.xp.zeros(ctx.plan.inputs[0].shape, wider(dy.dtype))
-        grid = _grid(ctx.xp, ctx.index, self._axis(dy.ndim))
-        add_at(ctx.xp, dx, range(dy.ndim), grid, dy.astype(dx.dtype, copy=False))
+        add_at(ctx.xp, dx, _grid(ctx.xp, ctx.index, self._axis(dy.ndim)), dy.astype(dx.dtype, copy=False))
         return dx.astype(dy.dtype, copy=False), None
 
     def work(self, x: Spec, index: Spec) -> Work:
@@ -211,7 +210,7 @@ class Scatter(AbstractAlong):
         if self.reduce == "add":
             # CuPy cannot add smaller integers in place; the sum in 64 bits is the same.
             y = x.astype(wider(dtype) if dtype.kind == "f" else "int64", order="C")
-            add_at(xp, y, range(y.ndim), _grid(xp, index, axis), src.astype(y.dtype, copy=False))
+            add_at(xp, y, _grid(xp, index, axis), src.astype(y.dtype, copy=False))
             return y.astype(dtype, copy=False)
         # For every position in y: the row-major number of the last element of src written there, -1 for none.
         number = xp.arange(index.size).reshape(index.shape)

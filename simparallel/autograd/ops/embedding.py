@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from simparallel.autograd.kernels.scatter import add_rows
 from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.methods import function
 from simparallel.autograd.op import AbstractConstant, Context, Op, Spec, Work, as_int, instance
@@ -15,7 +15,6 @@ from simparallel.autograd.ops.labels import Words, check_labels
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array
 from simparallel.errors import DTypeError, InputError, OutOfRangeError
-from simparallel.gpu.add_rows import add_rows
 from simparallel.layout.rule import dim_names
 
 ROWS = Words("id", "ids", "rows", "make the table {} rows long", "")
@@ -78,14 +77,12 @@ class Embedding(Op):
         dtable = ctx.gradient(1, dy.dtype)
         # The gradients of many equal ids add up in float32: float16 would lose digits.
         total = dtable if dy.dtype == wider(dy.dtype) else xp.empty(shape, wider(dy.dtype))
+        total[...] = 0
         ids = ctx.ids.reshape(-1).astype("int64", copy=False)
-        addends = xp.ascontiguousarray(dy.reshape(ids.size, shape[1]), dtype=total.dtype)
-        if isinstance(total, np.ndarray):
-            _add_elements(xp, addends, ids, total)
-        else:
-            total[...] = 0
-            # Ids of other slices stand at row 0.
-            add_rows(addends, ids if ctx.inside is None else xp.where(ctx.inside.reshape(-1), ids, -1), total)
+        if ctx.inside is not None and not isinstance(total, np.ndarray):
+            # Ids of other slices stand at row 0, where one thread would add up all of their zeros.
+            ids = xp.where(ctx.inside.reshape(-1), ids, -1)
+        add_rows(xp, total, ids, xp.ascontiguousarray(dy.reshape(ids.size, shape[1]), dtype=total.dtype))
         if total is not dtable:
             dtable[...] = total
         if self.padding_idx is not None:
@@ -100,16 +97,6 @@ class Embedding(Op):
     def work_backward(self, needs: tuple[bool, ...], work: Work) -> Work:
         # One addition per element.
         return Work(work.size_bytes // 8, work.size_bytes)
-
-
-def _add_elements(xp: ModuleType, rows: Array, ids: Array, total: Array) -> None:
-    """Write the sums of the rows with each id to `total`."""
-    total[...] = 0
-    # A one-dimensional `add.at` takes about 1 ns for each number. By rows it is five times slower, and
-    # sorting the ids first is slower, too, unless there are few different ids.
-    if len(total):
-        places = ids[:, None] * total.shape[1] + xp.arange(total.shape[1])
-        xp.add.at(total.reshape(-1), places.reshape(-1), rows.reshape(-1))
 
 
 class OneHot(AbstractConstant):

@@ -177,7 +177,7 @@ class Index(Op):
         wide = "float32" if dy.dtype == "float16" else dy.dtype
         dx = ctx.xp.zeros(shape, dtype=wide)
         if dx.size:
-            add_at(ctx.xp, dx, self._dims(len(shape)), ctx.indices, dy.astype(wide, copy=False))
+            add_at(ctx.xp, dx, self._key(len(shape), ctx.indices), dy.astype(wide, copy=False))
         return (dx.astype(dy.dtype, copy=False), *(None for _ in ctx.indices))
 
     def work(self, x: Spec, *indices: Spec) -> Work:

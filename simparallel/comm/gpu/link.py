@@ -54,7 +54,7 @@ class AbstractLink:
         self._in_use.append((event, arrays))
 
     def let_go(self, event: Any = None) -> None:
-        """Release arrays whose event has passed, and those of `event`, which the compute stream waits for."""
+        """Release arrays whose event has passed, and the arrays of `event`: the compute stream waits for it."""
         passed = self.gpu.has_passed
         self._in_use = [entry for entry in self._in_use if entry[0] is not event and not passed(entry[0])]
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from simparallel.autograd.tape import grad_mode
-from simparallel.backend import drop_checks, finish_checks, has_checks, random_state, set_float32_matmul_precision
+from simparallel.backend import drop_checks, finish_checks, random_state, set_float32_matmul_precision
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.communicator import SHARED_MEMORY
 from simparallel.comm.group import Medium
@@ -102,8 +102,7 @@ def play_rank(
                 communicator.finish()
             if communicator.gpu is not None:
                 communicator.gpu.finish()
-            if has_checks():
-                finish_checks()
+            finish_checks()
             # Only after all collectives have ended: a rank that waits for one that is DONE raises.
             transport.set_state(DONE)
         except BaseException as error:
@@ -113,7 +112,7 @@ def play_rank(
             outcome.report = failure_report(error, keep=not is_process)
             transport.fail(outcome.report, error)
             if communicator.gpu is not None:
-                # The failure is published, whatever NCCL says to it.
+                # The failure is published already; an error of NCCL's abort adds nothing.
                 with suppress(Exception):
                     communicator.gpu.abort()
         outcome.memory = recorder.memory_summary()

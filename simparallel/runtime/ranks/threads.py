@@ -74,7 +74,7 @@ def run_threads(
         faults: faults to inject.
         tell: called with each message of a rank: progress.
         seed: seed of the random numbers of every rank.
-        matmul_precision: see `set_float32_matmul_precision`; None for that of this process.
+        matmul_precision: see `set_float32_matmul_precision`; None for the setting of this process.
         medium: how the payloads of collectives travel.
         segment: the shared memory, which also determines the ranks that run; None makes one for all ranks.
         recorder_type: class of the ranks' recorders.
