@@ -137,7 +137,7 @@ def stored(gpu: Gpu, path: str | os.PathLike[str] | None = None) -> tuple[Cluste
 
 
 def changed(spec: ClusterSpec, now: dict[str, Any]) -> str:
-    """Return which facts a calibration was measured with that are not those of `now`; "" if it fits."""
+    """Return the facts that have changed between a calibration and `now`; "" if it fits."""
     then = spec.calibration.get("machine", {})
     return "; ".join(
         f"{name} was {then.get(name)}, is {value}" for name, value in now.items() if then.get(name) != value

@@ -88,13 +88,13 @@ def launches() -> AbstractContextManager[list[str]]:
 
     They have the names of the functions and operators: matmul, add, iadd, setitem. A view of memory starts nothing. A
     product of broadcast stacks of matrices, for example, is listed once, and starts about ten small kernels. A fused
-    function has its own name, and starts one kernel. The launch of a graph is listed as graph, whatever it contains.
+    function has its own name, and starts one kernel. The launch of a graph is listed as graph.
     """
     return _listing(_launch_listeners)
 
 
 def operations() -> AbstractContextManager[list[str]]:
-    """List operations as `launches` does, but those of a fused function one by one."""
+    """List operations as `launches` does, but list each operation of a fused function."""
     return _listing(_operation_listeners)
 
 

@@ -1,6 +1,6 @@
 """The stand-in for `cupy.cuda`: streams and events that find races, captures, shared device memory.
 
-Operations run at once, whatever their stream, so a program that forgets to wait for a stream would get the right
+Operations of all streams run at once, so a program that forgets to wait for a stream would get the right
 values here, but wrong ones on a GPU. Therefore each stream has a vector clock (Fidge 1988, Mattern 1989):
 an operation that touches memory which another stream has written, or writes memory which another stream still reads,
 raises `StreamRaceError` unless events order the two. Events and streams of other processes have no clocks here.
