@@ -5,7 +5,7 @@ values here, but wrong ones on a GPU. Therefore each stream has a vector clock (
 an operation that touches memory which another stream has written, or writes memory which another stream still reads,
 raises `StreamRaceError` unless events order the two. Events and streams of other processes have no clocks here.
 
-Names, arguments and results are those of CuPy 14.2. A test compares them with CuPy where it is installed.
+Names, arguments and results follow CuPy 14.2. A test compares them with CuPy where it is installed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The stand-in for CuPy's memory pools: they count the bytes of device arrays that own memory, up to their limit.
 
 The arrays themselves are NumPy's. Each holds a block of the pool until it is freed; the pool does not refer to arrays.
-Names, arguments and results are those of CuPy 14.2. CuPy's pools also split and join blocks; these do not.
+Names, arguments and results follow CuPy 14.2. CuPy's pools also split and join blocks; these do not.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class NcclCommunicator:
         self._start(begin, stream)
 
     def _reduced(self, given: list[np.ndarray], op: int) -> np.ndarray:
-        # NCCL's order is not that of the ranks.
+        # NCCL has another order than the ranks.
         total = given[-1].copy()
         for part in given[-2::-1]:
             total = _UFUNCS[op](total, part)
