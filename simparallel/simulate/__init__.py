@@ -2,7 +2,6 @@
 
 Dry runs: `arrays` without data, the `medium` of their collectives, `folding` of ranks that are alike, `dry_run`, and
 the `prediction` that it gives. Engines: a `program` of each rank (`programs` notes those of dry runs), the `task_graph`
-of all, and their times by `algebra` or by `events`; around them `classes` (programs that are alike are timed once),
-`repeat` (so are steps), `variation` (slow ranks and jitter) and `breakdown` (where the time goes). Closed forms of a
-GPT's step: `transformer`, `transformer_time`, `transformer_memory`.
+of all, their times by `algebra` or by `events`, and their `breakdown` (where the time goes). Closed forms of a GPT's
+step: `transformer`, `transformer_time`, `transformer_memory`.
 """
