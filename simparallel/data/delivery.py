@@ -8,6 +8,7 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.tensor import as_array
+from simparallel.gpu.capture import running
 from simparallel.gpu.device import current_gpu
 
 
@@ -18,7 +19,8 @@ def delivered(values: Any) -> Tensor:
         As `Tensor`.
     """
     gpu = current_gpu()
-    if gpu is not None and not isinstance(values, Tensor):
+    # A capture refuses copies from the host; it would not see one on another stream.
+    if gpu is not None and running.capture is None and not isinstance(values, Tensor):
         values = as_array(values)
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
             values = gpu.uploads.copy(values)

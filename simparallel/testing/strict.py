@@ -31,7 +31,7 @@ import numpy as np
 from simparallel.backend import has_checks, register_namespace
 from simparallel.testing import cupy_lacks, strict_cublas, strict_cuda, strict_kernels, strict_nccl
 from simparallel.testing.strict_indices import in_range, parts, refuse_repeats, wrapped
-from simparallel.testing.strict_memory import memory_of_array
+from simparallel.testing.strict_memory import array_in, memory_of_array
 
 # Functions whose results have a size that depends on values.
 _SIZED_BY_VALUES = frozenset(("argwhere", "compress", "flatnonzero", "nonzero", "unique"))
@@ -151,6 +151,8 @@ def _capture(
 ) -> Any:
     """Add an operation to a graph, and return its result, whose values are arbitrary until the graph is launched.
 
+    A new result lies in memory of the capture's pool, which earlier results may have had.
+
     Args:
         graph: the graph.
         name: name of the operation.
@@ -177,7 +179,8 @@ def _capture(
     def is_new(array: Any) -> bool:
         return isinstance(array, np.ndarray) and array.size > 0 and not _shares(array, sources)
 
-    new = [array if name not in _NOT_FILLED and is_new(array) else None for array in results]
+    wrapped = [_allocated(array) if is_new(array) else array for array in results]
+    new = [x._data if isinstance(x, StrictArray) and name not in _NOT_FILLED else None for x in wrapped]
 
     def repeat() -> None:
         values = compute()
@@ -192,7 +195,13 @@ def _capture(
     for array in new:
         if array is not None:
             array.fill(np.nan if array.dtype.kind == "f" else 0)
-    return tuple(results) if type(found) is tuple else results[0]
+    return tuple(wrapped) if type(found) is tuple else wrapped[0]
+
+
+def _allocated(array: np.ndarray) -> StrictArray:
+    """Return a device array like a new one of NumPy, in memory of this thread's pool if it has one."""
+    memory = memory_of_array(array.nbytes)
+    return StrictArray(array) if memory is None else StrictArray(array_in(memory, array), memory=memory)
 
 
 def _shares(array: np.ndarray, sources: Sequence[Any]) -> bool:
@@ -211,7 +220,7 @@ class StrictArray:
     # Makes NumPy defer np_array + x to x, which refuses it.
     __array_ufunc__ = None
 
-    def __init__(self, data: Any, dtype: Any = None, memptr: Any = None) -> None:
+    def __init__(self, data: Any, dtype: Any = None, memptr: Any = None, *, memory: Any = None) -> None:
         if memptr is not None:
             size = prod(data) * np.dtype(dtype).itemsize
             data = strict_cuda.bytes_at(memptr.ptr, size).view(dtype).reshape(data)
@@ -225,10 +234,9 @@ class StrictArray:
             self.base = StrictArray(data.base) if owner is None else owner
         # An array that an operation has written into comes back as its result.
         same = _owners.get(id(data))
-        owns_memory = self.base is None and type(data) is np.ndarray
-        self._memory: Any = (
-            memory_of_array(data.nbytes) if same is None and owns_memory else getattr(same, "_memory", None)
-        )
+        if memory is None and same is None and self.base is None and type(data) is np.ndarray:
+            memory = memory_of_array(data.nbytes)
+        self._memory: Any = memory if same is None else same._memory
         _owners[id(data)] = self
 
     def __reduce__(self) -> Any:

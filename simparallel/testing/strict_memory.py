@@ -1,7 +1,9 @@
 """The stand-in for CuPy's memory pools: they count the bytes of device arrays that own memory, up to their limit.
 
 The arrays themselves are NumPy's. Each holds a block of the pool until it is freed; the pool does not refer to arrays.
-Names, arguments and results follow CuPy 14.2. CuPy's pools also split and join blocks; these do not.
+Only new arrays of a capture lie in the memory of their blocks, see `array_in`: a graph may overwrite what lies in memory
+that its capture has freed and used again. Names, arguments and results follow CuPy 14.2. CuPy's pools also split and join
+blocks; these do not.
 """
 
 from __future__ import annotations
@@ -12,7 +14,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 _addresses = itertools.count(1 << 48, 1 << 40)
 # CuPy rounds sizes up to this many bytes.
@@ -30,22 +35,34 @@ class OutOfMemoryError(MemoryError):
 
 
 class Memory:
-    """Memory of a device, by its size alone."""
+    """Memory of a device: its size, and its bytes once an array of a capture lies there."""
 
     def __init__(self, size: int) -> None:
         self.size, self.ptr = size, next(_addresses)
 
+    @cached_property
+    def content(self) -> bytearray:
+        return bytearray(self.size)
+
 
 class _Block:
-    """A block of a pool, given back when its array is freed. It is its own pointer."""
+    """A block of a pool, given back when its array is freed. It is its own pointer and memory."""
 
     def __init__(self, memory: Any, pool: MemoryPool) -> None:
-        self.mem, self.ptr, self._pool = memory, memory.ptr, weakref.ref(pool)
+        self.size, self.ptr, self._memory, self._pool = memory.size, memory.ptr, memory, weakref.ref(pool)
+
+    @property
+    def mem(self) -> _Block:
+        return self
+
+    @property
+    def content(self) -> bytearray:
+        return self._memory.content
 
     def __del__(self) -> None:
         pool = self._pool()
         if pool is not None:
-            pool._take_back(self.mem)
+            pool._take_back(self._memory)
 
 
 class PinnedMemory(bytearray):
@@ -130,3 +147,8 @@ def using_allocator(allocator: Callable[[int], Any] | None = None) -> Iterator[N
 def memory_of_array(size: int) -> Any:
     """Return the memory that an array of `size` bytes holds; None without an allocator."""
     return None if _thread.allocator is None or size == 0 else _thread.allocator(size)
+
+
+def array_in(block: Any, like: np.ndarray) -> np.ndarray:
+    """Return an array in the memory of a block, with the shape, dtype and order of `like`."""
+    return np.ndarray(like.shape, like.dtype, block.content, strides=np.empty_like(like).strides)

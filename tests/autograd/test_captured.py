@@ -19,6 +19,7 @@ from simparallel.autograd import Op, Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import get_namespace, random_state, to_host
 from simparallel.errors import CaptureError, LabelError, NonFiniteLossError
+from simparallel.gpu.capture import Capture
 from simparallel.gpu.device import Gpu, use_gpu
 from simparallel.hardware.recorder import current_recorder
 from simparallel.testing.strict import host_waits, launches, xp
@@ -153,6 +154,28 @@ def test_training_on_a_gpu(name: str) -> None:
     """Products inside a capture are not CuPy's own, so bits may differ."""
     itself, captured = (on_a_gpu(train, name, is_captured) for is_captured in (False, True))
     ArrayBackend("cupy", 10.0).assert_all_equal(captured, itself)
+
+
+def launched_input(arrays: ArrayBackend, *, from_graph: bool) -> Any:
+    """Return an input of a graph as its operations read it; with `from_graph` it lies in memory of the graph."""
+    with use_gpu(Gpu(0)) as gpu, pytest.MonkeyPatch.context() as patch:
+        capture, x = Capture(gpu), arrays.xp.ones(4)
+        if from_graph:
+            patch.setattr(gpu.memory, "allocate", capture._pool.malloc)
+        with capture.recording():
+            freed = x + 1
+            zeros = freed * 0
+            del freed
+            y = capture.add_input(lambda: np.full(4, 5.0)) + zeros
+        capture.launch()
+        return to_host(y).tolist()
+
+
+def test_graph_does_not_overwrite_its_inputs(arrays: ArrayBackend) -> None:
+    """The host fills them before a launch, so no operation of the graph may write to their memory."""
+    assert launched_input(arrays, from_graph=False) == [5.0] * 4
+    # Red control: memory that was freed in the capture is used again.
+    assert launched_input(arrays, from_graph=True) == [2.0] * 4
 
 
 def several_kinds(is_captured: bool) -> dict[str, Any]:
@@ -471,6 +494,7 @@ LATE: dict[str, Callable[[Any, Any], Any]] = {
     "reads_an_array": lambda model, x: to_host(x.data),
     "averages_all_batches": lambda model, x: model.norm(x).detach(),
     "writes_into_an_argument": lambda model, x: x.__iadd__(1),
+    "loads_a_batch": lambda model, x: next(iter(sp.data.DataLoader(sp.data.TensorDataset(np.ones((4, 99))), 2)))[0],
     "multiplies_by_dot": lambda model, x: xp.dot(x.data, x.data.T),
 }
 
