@@ -284,12 +284,19 @@ print(f"{shape.num_parameters / 1e9:.1f} billion parameters on {plan.world_size}
 print(f"bubble {time.bubble_ps / time.step_ps:.1%}, MFU {time.mfu:.1%}, HFU {time.hfu:.1%}")
 states, activations = float(state_bytes(plan)) / 2**30, float(activation_bytes(plan)) / 2**30
 print(f"first stage: {states:.1f} GiB of model states, {activations:.1f} GiB of activations")
+for preset in ("dgx-a100", "dgx-h100", "h200-8", "ascend910b-8"):
+    time = step_time(plan, describe(plan.world_size, preset, nodes=48))
+    print(f"{preset}: {time.step_s:.1f} s, MFU {time.mfu:.1%}")
 ```
 
 ```
 174.6 billion parameters on 384 GPUs: 77.9 s a step
 bubble 2.7%, MFU 36.3%, HFU 48.3%
 first stage: 28.6 GiB of model states, 4.8 GiB of activations
+dgx-a100: 78.2 s, MFU 36.2%
+dgx-h100: 30.8 s, MFU 28.9%
+h200-8: 29.3 s, MFU 30.4%
+ascend910b-8: 68.3 s, MFU 34.3%
 ```
 """
 

@@ -407,10 +407,18 @@ class Recorder:
         self.next_step()
 
     def work(
-        self, name: str, kind: str, wall_start_ns: int, flops: int, size_bytes: int, itemsize: int, results: int = 0
+        self,
+        name: str,
+        kind: str,
+        wall_start_ns: int,
+        flops: int,
+        size_bytes: int,
+        itemsize: int,
+        results: int = 0,
+        is_product: bool = False,
     ) -> None:
         """Record work that ends now, at the price of its flops, bytes and results, which is cached."""
-        key = name, flops, size_bytes, itemsize, results
+        key = name, flops, size_bytes, itemsize, results, is_product
         price = self.prices.get(key)
         if price is None:
             price = self.prices[key] = self.price(*key)

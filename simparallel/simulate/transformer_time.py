@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 from simparallel.errors import ClusterError, InputError
@@ -51,11 +52,21 @@ class Efficiency:
                 raise InputError(f"Efficiency: {field.name}={value!r} must be a number above 0 and at most 1.")
 
     def achieved(self, cluster: ClusterSpec) -> ClusterSpec:
-        """Return the cluster with the speeds that it achieves; latencies and launch costs stay."""
+        """Return the cluster with the speeds that it achieves, in place of its device's own curves of efficiency.
+
+        Latencies and launch costs stay.
+        """
         device = cluster.device
         peaks = {size: peak * self.product for size, peak in device.peak_flops_per_s.items()}
         bandwidth = device.memory_bandwidth_bytes_per_s * self.memory
-        device = replace(device, peak_flops_per_s=peaks, memory_bandwidth_bytes_per_s=bandwidth)
+        # The fractions hold for kernels of every size, so curves by size would count the same loss twice.
+        device = replace(
+            device,
+            peak_flops_per_s=peaks,
+            memory_bandwidth_bytes_per_s=bandwidth,
+            matmul_efficiency={},
+            memory_efficiency=None,
+        )
         between = cluster.node_link and _scaled(cluster.node_link, self.node_link)
         return replace(cluster, device=device, link=_scaled(cluster.link, self.link), node_link=between)
 
@@ -208,9 +219,10 @@ class _Prices:
         self.micro_batch_bytes = ITEM_BYTES * plan.shape.length * plan.micro_batch * plan.shape.width
 
     def kernels(self, kernels: Iterable[Kernel]) -> int:
-        time_ps = self.cluster.device.time_ps
+        # Only products and attention have flops; all other kernels take as long as their bytes.
+        time_ps = partial(self.cluster.device.time_ps, itemsize=ITEM_BYTES, is_product=True)
         return sum(
-            time_ps(round(flops * (self.attention if is_attention else 1)), size_bytes, ITEM_BYTES)
+            time_ps(round(flops * (self.attention if is_attention else 1)), size_bytes)
             for flops, size_bytes, is_attention in kernels
         )
 

@@ -11,7 +11,7 @@ from refusals import refused
 from test_transformer_memory import plans
 
 from simparallel.errors import ClusterError, InputError
-from simparallel.hardware.cluster import describe
+from simparallel.hardware.cluster import PRESETS, describe
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
 from simparallel.simulate.transformer_memory import MEGATRON_ADAM
 from simparallel.simulate.transformer_time import Efficiency, step_time
@@ -76,6 +76,33 @@ def test_half_as_fast_takes_twice_as_long(plan):
 def test_faster_hardware_is_not_slower(plan, part):
     slow = predict(plan, efficiency=replace(Efficiency(), **{part: 0.1}))
     assert slow.step_ps >= predict(plan).step_ps
+
+
+# 174.6 billion parameters on 384 devices (Narayanan et al. 2021, table 2).
+LARGE = TrainingPlan(
+    GPTShape(96, 12288, 96, 2048, 51200), tensor=8, pipeline=12, data=4, num_micro_batches=384, recompute="full"
+)
+
+
+def test_presets_with_faster_devices_take_less_time():
+    """In the same cluster: no other number decides, such as the peak of operations that are no products."""
+    cluster = describe(LARGE.world_size, "dgx-a100", nodes=48)
+    devices = {name: preset.device for name, preset in PRESETS.items()}
+    speed = {
+        name: (device.peak(2), device.memory_bandwidth_bytes_per_s, -device.launch_s)
+        for name, device in devices.items()
+    }
+    step_ps = {name: step_time(LARGE, replace(cluster, device=device)).step_ps for name, device in devices.items()}
+    pairs = [(a, b) for a in speed for b in speed if all(x <= y for x, y in zip(speed[a], speed[b], strict=True))]
+    for slow, fast in pairs:
+        assert (step_ps[fast] < step_ps[slow]) == (speed[fast] != speed[slow]), (slow, fast)
+    assert ("a100", "dgx-h100") in pairs
+    assert step_ps["a100"] == step_ps["dgx-a100"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_reach_plausible_utilisation(preset):
+    assert 0.2 < step_time(LARGE, describe(LARGE.world_size, preset, nodes=48)).mfu < 0.6
 
 
 @given(plans())

@@ -341,9 +341,8 @@ class _Factors:
         recorder = current_recorder()
         if recorder is not None:
             buffer = self._bucket.buffer()
-            recorder.work(
-                name, "backward", start_ns, self._flops * num_products, buffer.nbytes * num_products, buffer.itemsize
-            )
+            flops, size_bytes = self._flops * num_products, buffer.nbytes * num_products
+            recorder.work(name, "backward", start_ns, flops, size_bytes, buffer.itemsize, is_product=True)
 
     def _orthonormal(self, x: Array) -> Array:
         """Return an orthonormal basis of the column space of x (rows, r), computed in a wider dtype."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -305,6 +306,25 @@ def test_powersgd_reports_compression(inline):
     total = 2 * whole + sent
     assert list(inline.run(2, program)) == [((3 * whole / total, 3 * whole, total), 3)] * 2
     assert PowerSGDState().compression_stats() == (0.0, 0, 0)
+
+
+def test_powersgd_products_take_the_peak_of_products():
+    """A device whose other operations are slow multiplies as fast as before."""
+
+    def program():
+        reduced(PowerSGDState(matrix_approximation_rank=2, start_powerSGD_iter=0), comm_hooks.powerSGD_hook, 1)
+
+    spec = sp.cluster.describe(2)
+    slow = replace(spec, device=replace(spec.device, vector_flops_per_s={8: 1e6}))
+    durations = [
+        [
+            event.sim_end_ps - event.sim_start_ps
+            for event in prediction.trace.events
+            if event.name.startswith("PowerSGD")
+        ]
+        for prediction in (sp.dry_run(program, world_size=2, cluster=each) for each in (spec, slow))
+    ]
+    assert durations[0] == durations[1] != []
 
 
 def test_model_learns_with_compressed_gradients(inline):
