@@ -26,7 +26,7 @@ python() {{
     esac
 }}
 pytest() {{ command python -m simparallel.compat {name} -m pytest "$@"; }}
-{launcher}() {{ command python -m simparallel {launcher} --as {name} "$@"; }}
+{launcher}() {{ command python -m simparallel {launcher} "$@"; }}
 mpirun() {{ command python -m simparallel run --as {name} "$@"; }}
 export -f python pytest {launcher} mpirun"""
 LAUNCHERS = {"mindspore": "msrun", "torch": "torchrun"}
