@@ -3,5 +3,5 @@
 set -e
 cd "$(dirname "$0")"
 export DATA_PATH=${DATA_PATH:-$(realpath ../../data/MNIST)}
-simparallel msrun --as mindspore --worker_num=8 --local_worker_num=8 --master_port=8118 \
+simparallel msrun --worker_num=8 --local_worker_num=8 --master_port=8118 \
     --log_dir="${LOG_DIR:-log_output}" --join=True --cluster_time_out=300 distributed_operator_parallel.py

@@ -24,9 +24,6 @@ from simparallel.compat import FRONTS
 from simparallel.errors import InputError, RunFailedError
 from simparallel.hardware.cluster import DEFAULT_DEVICE, PRESETS, load_cluster
 
-# The same command under the names of several launchers.
-RUN_COMMANDS = ("run", "torchrun", "msrun")
-
 # The options of each benchmark: keyword of its `main` -> option. Options that were not given keep its defaults.
 BENCHES = {
     "step": {"names": "models"},
@@ -53,21 +50,21 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--batch-size", type=int, default=120, help="of all ranks together (default %(default)s)")
     demo.add_argument("--out", default="runs/demo", help="directory for what it writes (default %(default)s)")
 
-    for front, default, told in zip(
-        RUN_COMMANDS,
-        (None, None, 8),
+    for launcher, told in zip(
+        run_flags.LAUNCHERS,
         ("run a script on several device processes", "run, as PyTorch's launcher", "run, as MindSpore's launcher"),
         strict=True,
     ):
-        run = commands.add_parser(front, help=told)
-        run_flags.add_arguments(run, default)
+        run = commands.add_parser(launcher, help=told)
+        run_flags.add_arguments(run, launcher)
         _add_device_option(run)
         run.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
         run.add_argument(
             "--as",
             dest="framework",
-            choices=FRONTS,
-            help="in SCRIPT, import mindspore or import torch means simparallel's front",
+            choices=(*FRONTS, "none"),
+            help="in SCRIPT, import mindspore or import torch means simparallel's front (default: msrun mindspore, "
+            "torchrun torch, run none)",
         )
         run.add_argument("script", help="a Python file; it calls sp.init()")
         rest = run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
@@ -196,7 +193,7 @@ def _options(given: list[str]) -> argparse.Namespace:
     # Let the command report them: its usage is more helpful than the top level's.
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if options.command in RUN_COMMANDS:
+    if options.command in run_flags.LAUNCHERS:
         options.arguments = _passed_on(given, options)
     return options
 
@@ -230,7 +227,7 @@ def _reader_is_gone() -> bool:
 def _code_of(options: argparse.Namespace) -> int:
     """Run a command and print its errors; return the exit code."""
     commands = {
-        "demo": _demo, **dict.fromkeys(RUN_COMMANDS, _run), "bench": _bench, "trace": traces.main,
+        "demo": _demo, **dict.fromkeys(run_flags.LAUNCHERS, _run), "bench": _bench, "trace": traces.main,
         "rank-table": rank_table.main, "doctor": _doctor, "predict": predict.main,
         "plan": plan.main, "zoo": zoo.main, "figures": figures.main,
         "cluster": clusters.main, "expected-busbw": clusters.busbw,
@@ -260,6 +257,8 @@ def _run(options: argparse.Namespace) -> int:
     _check_device(options.device)
     request = run_flags.request(options)
     run_flags.tell(request.notes)
+    if options.sim_level >= 0:
+        return _code_of(_options(_prediction(options, request)))
     started = time.perf_counter()
     with _job(options, request) as (job, run, directory):
         try:
@@ -282,11 +281,19 @@ def _run(options: argparse.Namespace) -> int:
 
 def _program(options: argparse.Namespace) -> tuple[str, list[str], bool, bool]:
     """Return the arguments of `run_script` for every rank; with `--as`, `simparallel.compat` runs the script."""
-    if options.framework is None:
+    if options.framework in (None, "none"):
         return options.script, options.arguments, options.no_use_env, options.module
     settings = [*["--no-use-env"] * options.no_use_env, *["-m"] * options.module]
     # `simparallel.compat` is a module that runs the script in turn, so the launcher needs no other way to start ranks.
     return ("simparallel.compat", [options.framework, *settings, options.script, *options.arguments], False, True)
+
+
+def _prediction(options: argparse.Namespace, request: run_flags.Request) -> list[str]:
+    """Return the command that predicts the script: MindSpore's simulated runs compute nothing, too."""
+    script, arguments, _, is_module = _program(options)
+    words = ["predict", "-n", str(request.world_size), *["-m"] * is_module]
+    words += ["--nodes", str(request.nodes)] * (request.nodes > 1)
+    return [*words, *(["--cluster", options.device] * (options.device is not None)), script, *arguments]
 
 
 @contextmanager
@@ -295,10 +302,10 @@ def _job(options: argparse.Namespace, request: run_flags.Request) -> Iterator[tu
     from simparallel.cli import run_folder
 
     settings: dict[str, Any] = {
-        "device": options.device, "nodes": request.nodes, "rank_table": request.rank_table,
-        "environment": request.environment, "log_dir": request.log_dir, "log_links": request.log_links,
-        "log_files": run_folder.FILES, "timeout_s": options.timeout, "record": options.record,
-        "array": options.array,
+        "device": options.device, "devices_per_rank": options.devices_per_rank, "nodes": request.nodes,
+        "rank_table": request.rank_table, "environment": request.environment, "log_dir": request.log_dir,
+        "log_links": request.log_links, "log_files": run_folder.FILES, "timeout_s": options.timeout,
+        "record": options.record, "array": options.array,
     }  # fmt: skip
     if options.transport == "mpi":
         from simparallel.runtime.mpi.launcher import MpiJob
@@ -306,15 +313,16 @@ def _job(options: argparse.Namespace, request: run_flags.Request) -> Iterator[tu
         job = MpiJob(request.world_size, mpiexec=options.mpiexec, **settings)
         yield job, job.run, request.log_dir
         return
+    settings |= {"start_timeout_s": request.start_timeout_s, "echo": request.echo}
     if request.node is not None:
         from simparallel.runtime.nodes.launcher import NodeJob
 
-        node = NodeJob(request.world_size, request.node, start_timeout_s=request.start_timeout_s, **settings)
+        node = NodeJob(request.world_size, request.node, **settings)
         yield node, node.run, node.directory
         return
     from simparallel.runtime.ranks.shutdown import run_program
 
-    with sp.Cluster(request.world_size, start_timeout_s=request.start_timeout_s, **settings) as cluster:
+    with sp.Cluster(request.world_size, **settings) as cluster:
         yield cluster, partial(cluster.run, run_program), request.log_dir
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -32,6 +33,15 @@ from simparallel.runtime.joined.join import MEET_LIMIT_S
 from simparallel.runtime.launcher.pool import START_LIMIT_S
 from simparallel.runtime.log_folder import MPIRUN_LINKS, RANK_LINKS
 
+# Launcher -> what differs in it: defaults of its options.
+LAUNCHERS: Mapping[str, Mapping[str, object]] = {
+    "run": {},
+    "torchrun": {"framework": "torch"},
+    "msrun": {
+        "framework": "mindspore", "default_world_size": 8, "default_log_dir": ".", "log_links": MPIRUN_LINKS,
+        "master_port": 8118, "start_timeout": 600.0,
+    },
+}  # fmt: skip
 # python, python3, python3.12.
 _PYTHON = re.compile(r"python[\d.]*")
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -48,6 +58,7 @@ class Request:
         environment: variables for every rank.
         node: the node that this command starts; None for all.
         log_dir, log_links: see `runtime.logs.LogFiles`.
+        echo: whether the output of ranks is printed, or the ranks whose output is.
         start_timeout_s: seconds that the ranks may take to start.
         notes: notes on options whose effect may surprise the user.
     """
@@ -59,18 +70,15 @@ class Request:
     node: int | None
     log_dir: Path
     log_links: str
+    echo: bool | tuple[int, ...]
     start_timeout_s: float
     notes: tuple[str, ...]
 
 
-def add_arguments(command: argparse.ArgumentParser, world_size: int | None = None) -> None:
-    """Add the options of `simparallel run`, without those of the hardware and the script.
-
-    Args:
-        command: the parser.
-        world_size: number of ranks if no option gives one.
-    """
-    command.set_defaults(default_world_size=world_size)
+def add_arguments(command: argparse.ArgumentParser, launcher: str = "run") -> None:
+    """Add the options of one of `LAUNCHERS`, without those of the hardware and the script."""
+    usual = {"default_world_size": None, "default_log_dir": None, "log_links": RANK_LINKS}
+    command.set_defaults(**{**usual, **LAUNCHERS[launcher]})
 
     def add(*names: str, **settings: object) -> None:
         """Add an option under all its names, with dashes and with underscores."""
@@ -86,7 +94,7 @@ def add_arguments(command: argparse.ArgumentParser, world_size: int | None = Non
         "--worker-num",
         type=int,
         metavar="N",
-        help=f"number of devices, on all nodes (default {world_size or 1})",
+        help="number of devices, on all nodes (default 1; msrun: 8)",
     )
     add("--nodes", "--nnodes", type=_nodes, metavar="N", help="on how many nodes they are (default 1)")
     add(
@@ -96,6 +104,12 @@ def add_arguments(command: argparse.ArgumentParser, world_size: int | None = Non
         metavar="N",
         dest="per_node",
         help="devices on each node; auto or cpu: one for each core",
+    )
+    add(
+        "--devices-per-rank",
+        type=int,
+        metavar="N",
+        help="simulated devices of each rank, for DataParallel and models split over devices (default: those it names)",
     )
     add("--standalone", action="store_true", help="torchrun's; every run here stands alone")
     add(
@@ -109,11 +123,16 @@ def add_arguments(command: argparse.ArgumentParser, world_size: int | None = Non
         "--master-port",
         type=int,
         metavar="PORT",
-        help=f"MASTER_PORT of every rank (default {MASTER_PORT}); the same for all nodes of a job",
+        help=f"MASTER_PORT of every rank (default {MASTER_PORT}; msrun: 8118); the same for all nodes of a job",
     )
     add("--rank-table", "--rank-table-file", metavar="FILE", help="a rank table: its servers are the nodes")
-    add("--log-dir", help="directory for logs, trace and pictures (default runs/SCRIPT)")
+    add("--log-dir", help="directory for logs, trace and pictures (default runs/SCRIPT; msrun: this one)")
     add("--output-filename", metavar="DIR", help="the same, with logs as DIR/1/rank.N/stdout too, as mpirun has them")
+    add("--worker-log-name", metavar="NAME", help="msrun's: link the logs as NAME_N.log; {ip} and {hostname} are known")
+    add("--tail-worker-log", type=shown_ranks, default=True, metavar="N,…", help="print only what these ranks write")
+    add("--bind-core", metavar="BOOL", help="msrun's; ranks are not bound to cores, which changes no result")
+    add("--sim-level", type=int, choices=range(-1, 4), default=-1, help="msrun's: 0 … 3 predicts the script")
+    add("--sim-rank-id", type=int, metavar="N", help="msrun's, for --sim-level; the prediction is for every rank")
     add("--join", type=truth, default=True, metavar="BOOL", help="msrun's; the command waits for its ranks in any case")
     for word in ("--merge-stderr-to-stdout", "--allow-run-as-root", "--oversubscribe"):
         add(word, action="store_true", help="mpirun's; it is so in any case")
@@ -150,7 +169,7 @@ def add_arguments(command: argparse.ArgumentParser, world_size: int | None = Non
         metavar="S",
         dest="start_timeout",
         help=f"how long the devices may take to start (default {START_LIMIT_S:g} s), or the other nodes, with "
-        f"--node-rank ({MEET_LIMIT_S:g} s)",
+        f"--node-rank ({MEET_LIMIT_S:g} s); msrun: 600 s",
     )
 
 
@@ -168,6 +187,12 @@ def _per_node(text: str) -> int:
     return usable_cores() if text in ("auto", "cpu") else int(text)
 
 
+def shown_ranks(text: str) -> bool | tuple[int, ...]:
+    """Parse "-1" for all ranks, or the numbers of some, as msrun does; numbers without a rank show nothing."""
+    numbers = tuple(map(int, text.split(",")))
+    return True if -1 in numbers else numbers
+
+
 def truth(text: str) -> bool:
     """Parse "True", "False", "1" or "0", as msrun does."""
     if text.lower() not in TRUTHS:
@@ -183,6 +208,7 @@ def request(options: argparse.Namespace) -> Request:
         RankTableError: the rank table breaks a rule.
     """
     positive(timeout=options.timeout, endless=True)
+    at_least_one(devices_per_rank=options.devices_per_rank)
     if options.start_timeout is not None:
         positive(cluster_time_out=options.start_timeout, endless=True)
     table = None if options.rank_table is None else load(options.rank_table)
@@ -195,6 +221,10 @@ def request(options: argparse.Namespace) -> Request:
     if node is not None and options.transport == "mpi":
         notes.append(f"over MPI this command starts all {nodes} nodes")
         node = None
+    if options.transport == "mpi" and options.tail_worker_log is not True:
+        notes.append("--tail-worker-log: over MPI the output of all ranks is printed")
+    if options.bind_core not in (None, "False", "false", "0"):
+        notes.append(f"--bind-core {options.bind_core}: ranks are not bound to cores; this changes no result")
     if not options.join:
         notes.append("--join=False: the command waits for its ranks all the same, so that nothing is left behind")
     if options.mpiexec is not None and options.transport != "mpi":
@@ -207,11 +237,27 @@ def request(options: argparse.Namespace) -> Request:
     if options.log_dir and options.output_filename and options.log_dir != options.output_filename:
         raise InputError(f"--log-dir {options.log_dir} and --output-filename {options.output_filename}: give only one.")
     # mpirun's option names a folder, too; without either, the script's name separates the runs.
-    directory = options.log_dir or options.output_filename or Path("runs", _name(options))
-    links = MPIRUN_LINKS if options.output_filename else RANK_LINKS
+    usual = options.default_log_dir or Path("runs", _name(options))
+    directory = options.log_dir or options.output_filename or usual
+    links = MPIRUN_LINKS if options.output_filename else _links(options)
     # Nodes that a person starts one after another need more time than processes that this command starts.
     limit_s = options.start_timeout or (START_LIMIT_S if node is None else MEET_LIMIT_S)
-    return Request(world_size, nodes, table, _masters(options), node, Path(directory), links, limit_s, tuple(notes))
+    echo = options.tail_worker_log
+    return Request(
+        world_size, nodes, table, _masters(options), node, Path(directory), links, echo, limit_s, tuple(notes)
+    )
+
+
+def _links(options: argparse.Namespace) -> str:
+    """Return the pattern of the links to the ranks' logs."""
+    name = options.worker_log_name
+    if name is None:
+        return str(options.log_links)
+    if os.path.basename(name) != name:
+        raise InputError(f"--worker-log-name {name}: give a name without a folder; --log-dir names the folder.")
+    name = name.replace("{ip}", options.master_addr or MASTER_ADDR).replace("{hostname}", platform.node())
+    # The rank is filled in later, by `str.format`.
+    return name.replace("{", "{{").replace("}", "}}") + "_{rank}.log"
 
 
 def _node(options: argparse.Namespace, nodes: int) -> int | None:
@@ -242,6 +288,9 @@ def without_python(options: argparse.Namespace) -> None:
     Raises:
         InputError: python has options of its own, or no script to run.
     """
+    # Launchers also start pytest, which is no file but a module.
+    if options.script == "pytest" and not os.path.exists("pytest"):
+        options.module = True
     # A module named after python, as in `-m python`, is meant as such.
     if not _PYTHON.fullmatch(os.path.basename(options.script)) or options.module:
         return

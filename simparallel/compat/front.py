@@ -60,7 +60,14 @@ def front(base: type, name: str = "", **renamed: str) -> Callable[[Callable[...,
     return make
 
 
-_TOOLS = ("typing", "collections.abc", "__future__", "simparallel.compat.front", "simparallel.hardware.notes")
+_TOOLS = (
+    "typing",
+    "collections.abc",
+    "functools",
+    "__future__",
+    "simparallel.compat.front",
+    "simparallel.hardware.notes",
+)
 
 
 def is_public(value: object) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -137,12 +137,19 @@ class Tail:
         out: the console; None prints nothing.
         first_rank: rank of the first log.
         apart: returns a context manager inside which lines are printed; it may hide a progress bar meanwhile.
+        echo: whether lines are printed, or the ranks whose lines are.
     """
 
     def __init__(
-        self, fds: list[int], out: TextIO | None, first_rank: int = 0, apart: Apart = contextlib.nullcontext
+        self,
+        fds: list[int],
+        out: TextIO | None,
+        first_rank: int = 0,
+        apart: Apart = contextlib.nullcontext,
+        echo: bool | Collection[int] = True,
     ) -> None:
         self._apart = apart
+        self._echo = echo
         self._fds = fds
         self._first_rank = first_rank
         self._out = out
@@ -173,12 +180,14 @@ class Tail:
             self._out.flush()
 
     def _print(self, rank: int, lines: list[bytes]) -> None:
-        if self._out is None or not lines:
+        number = self._first_rank + rank
+        is_shown = self._echo if isinstance(self._echo, bool) else number in self._echo
+        if self._out is None or not lines or not is_shown:
             return
         with self._apart():
             for line in lines:
                 text = printable(line).encode(self._encoding, "backslashreplace").decode(self._encoding)
-                print(f"[rank {self._first_rank + rank}] {text}", file=self._out)
+                print(f"[rank {number}] {text}", file=self._out)
             self._out.flush()
 
 
@@ -196,6 +205,6 @@ def printable(line: bytes) -> str:
     return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)
 
 
-def console(echo: bool) -> TextIO | None:
-    """Return standard output; None if `echo` is False or it is closed."""
-    return None if not echo or sys.stdout is None or getattr(sys.stdout, "closed", False) else sys.stdout
+def console() -> TextIO | None:
+    """Return standard output; None if it is closed."""
+    return None if sys.stdout is None or getattr(sys.stdout, "closed", False) else sys.stdout

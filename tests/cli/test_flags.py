@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,6 +63,7 @@ def test_defaults() -> None:
         "--worker_num 6 --local_worker_num 4",
         "-n 2 --local_worker_num 4",
         "--nodes 0",
+        "--devices-per-rank 0",
         "--nproc-per-node -1",
         "-n 0",
         "--timeout -1",
@@ -135,11 +139,39 @@ def test_other_launchers_by_name(words: str, world_size: int) -> None:
     assert run_flags.request(main.parser().parse_args(words.split())).world_size == world_size
 
 
+def test_launchers_have_their_own_defaults() -> None:
+    """msrun's as MindSpore documents them; each launcher's front is its framework's."""
+    options = {name: main.parser().parse_args([name, "train.py"]) for name in run_flags.LAUNCHERS}
+    assert {name: given.framework for name, given in options.items()} == {
+        "run": None, "torchrun": "torch", "msrun": "mindspore",
+    }  # fmt: skip
+    found = {name: run_flags.request(given) for name, given in options.items()}
+    assert found["msrun"].environment == {"MASTER_PORT": "8118"}
+    assert found["msrun"].log_dir == Path(".")
+    assert found["msrun"].log_links == "1/rank.{rank}/stdout"
+    assert found["msrun"].start_timeout_s == 600
+    assert found["run"].environment == found["torchrun"].environment == {}
+    assert found["run"].log_dir == found["torchrun"].log_dir == Path("runs/train")
+    assert main.parser().parse_args(["msrun", "--as", "none", "train.py"]).framework == "none"
+
+
+def test_other_flags_of_msrun() -> None:
+    found = request("--worker_log_name={hostname}_{ip}_{x}", "--bind_core=True", "--tail_worker_log=0,2")
+    assert found.log_links.format(rank=3) == f"{platform.node()}_127.0.0.1_{{x}}_3.log"
+    assert found.echo == (0, 2)
+    assert "not bound to cores" in found.notes[0]
+    assert request("--tail_worker_log=-1").echo is True
+    assert request("--bind_core=False").notes == ()
+    with refused(InputError):
+        request("--worker_log_name=../x")
+
+
 @pytest.mark.parametrize(
     ("words", "script", "arguments", "is_module"),
     [
         ("python train.py --lr 1", "train.py", ["--lr", "1"], False), ("python3 -u train.py", "train.py", [], False),
         ("python -m package.train x", "package.train", ["x"], True), ("train.py python", "train.py", ["python"], False),
+        ("pytest -s test_x.py", "pytest", ["-s", "test_x.py"], True),
     ],
 )  # fmt: skip
 def test_leading_python_is_left_out(words: str, script: str, arguments: list[str], is_module: bool) -> None:
@@ -182,12 +214,20 @@ def test_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.process
-def test_msrun_and_the_layout_of_mpirun() -> None:
+def test_msrun_and_the_layout_of_mpirun(capfd: pytest.CaptureFixture[str]) -> None:
     """MindSpore's own examples: `msrun …` with its folder, and `mpirun --output-filename log_output`."""
-    words = "run --worker_num=2 --local_worker_num=2 --master_port=8118 --log_dir=msrun_log --join=True"
+    words = "msrun --worker_num=2 --local_worker_num=2 --log_dir=msrun_log --join=True --tail_worker_log=1"
     assert main.main([*words.split(), "--cluster_time_out=300", "train.py"]) == 0
     assert {"scheduler.log", "worker_0.log", "worker_1.log"} <= {path.name for path in Path("msrun_log").iterdir()}
+    assert Path("msrun_log/1/rank.1/stdout").read_text() == "epoch: 0 step: 0, loss is 2.3\n"
     assert told(1)[-2:] == ["8118", "1"]
+    printed = capfd.readouterr().out
+    assert "[rank 1] epoch" in printed
+    assert "[rank 0]" not in printed
+    # Links under another name are the run's own files, and go with the next run.
+    assert main.main(["msrun", "--worker_num=1", "--log_dir=msrun_log", "--worker_log_name=mine", "train.py"]) == 0
+    assert Path("msrun_log/mine_0.log").read_text() == "epoch: 0 step: 0, loss is 2.3\n"
+    assert not Path("msrun_log/1/rank.1/stdout").exists()
 
     assert main.main(["run", "-n", "2", "--output-filename", "log_output", "train.py"]) == 0
     for rank in range(2):
@@ -201,3 +241,23 @@ def test_sixteen_devices_of_a_rank_table() -> None:
     for rank in range(16):
         assert told(rank)[:4] == list(map(str, (rank, rank % 8, 16, rank // 8)))
         assert told(rank)[-1] == str(rank % 8)
+
+
+@pytest.mark.process
+def test_launchers_mean_their_frameworks(capfd: pytest.CaptureFixture[str]) -> None:
+    """Without --as: the front, and a script that imports no framework runs as it is; a simulated run is predicted."""
+    text = "import simparallel as sp\nsp.init()\nprint('file', __file__, __name__, __package__)\n"
+    Path("mine.py").write_text(text)
+    Path("theirs.py").write_text("import mindspore as ms\nprint(ms.nn.Dense(4, 2)(ms.Tensor([[1.0] * 4])).shape)\n")
+    assert main.main(["msrun", "--worker_num=1", "--log_dir=a", "mine.py"]) == 0
+    assert main.main(["run", "-n", "1", "--log-dir=b", "mine.py"]) == 0
+    assert Path("a/worker_0.log").read_text() == Path("b/worker_0.log").read_text() != ""
+    # In a process of its own, because a prediction installs the front where it runs.
+    words = "simparallel msrun --worker_num=4 --sim_level=1 --sim_rank_id=2 theirs.py"
+    ended = subprocess.run([sys.executable, "-m", *words.split()], capture_output=True, text=True, timeout=60)
+    assert "    4          0" in ended.stdout, ended.stderr
+    assert not Path("worker_0.log").exists()
+    assert main.main(["msrun", "--worker_num=1", "--log_dir=a", "theirs.py"]) == 0
+    assert Path("a/worker_0.log").read_text() == "(1, 2)\n"
+    assert main.main(["msrun", "--as", "none", "--worker_num=1", "--log_dir=a", "theirs.py"]) == 1
+    assert "No module named 'mindspore'" in capfd.readouterr().err

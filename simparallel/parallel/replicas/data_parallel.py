@@ -16,6 +16,7 @@ from typing import Any
 from simparallel.backend import Part, random_state
 from simparallel.errors import InputError
 from simparallel.hardware.devices import SIM, Device
+from simparallel.hardware.notes import note_once
 from simparallel.hardware.recorder import current_recorder
 from simparallel.nn import Module
 from simparallel.parallel.replicas.replicate import check_places, parallel_apply, replicate
@@ -67,6 +68,11 @@ class DataParallel(Module):
         self.dim = dim
         if len(self.device_ids) == 1:
             module.to(self.device_ids[0])
+            if device_ids is None:
+                note_once(
+                    "DataParallel: this rank has one device, so there is one replica. For several start it with "
+                    "simparallel run --devices-per-rank N, or name the devices, as in device_ids=[0, 1]."
+                )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         check_places(self.module, self.device_ids[0])

@@ -9,7 +9,7 @@ import os
 import reprlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -137,7 +137,7 @@ class Cluster:
             each on a rank and 700 here. "off": the simulated clocks alone. True means "full", False "off".
         array: "numpy", or "cupy": each new Tensor, parameter and optimizer state is on the GPU of its rank. Ranks
             beyond the number of GPUs share them. Random numbers, and so weights and masks, are the same as with NumPy.
-        echo: print the output of ranks, with `[rank N]` before each line.
+        echo: print the output of ranks, with `[rank N]` before each line; or the ranks whose output is printed.
 
     Attributes:
         world_size: number of ranks.
@@ -185,7 +185,7 @@ class Cluster:
         blas_threads: int | None = None,
         record: bool | str = "summary",
         array: str = "numpy",
-        echo: bool = True,
+        echo: bool | Collection[int] = True,
         devices_per_rank: int | None = None,
     ) -> None:
         if transport not in TRANSPORTS:

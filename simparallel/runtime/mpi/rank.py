@@ -39,7 +39,7 @@ class Config:
 
     Attributes:
         script, arguments, with_local_rank, is_module: see `run_script`.
-        world_size, device, timeout_s: see `Cluster`.
+        world_size, device, devices_per_rank, timeout_s: see `Cluster`.
         nodes: the ranks of each node; empty for one node for each machine.
         device_ids, environment: see `environment.variables`.
         log_dir, log_links: see `LogFiles`.
@@ -53,6 +53,7 @@ class Config:
     world_size: int
     nodes: list[list[int]]
     device: str | None
+    devices_per_rank: int | None
     device_ids: list[int]
     environment: dict[str, str]
     log_dir: str
@@ -81,7 +82,7 @@ def main(config_text: str) -> None:
     transport = mpi.MpiTransport(everyone.Dup(), config.timeout_s)
     transport.start()
     call = partial(run_script, config.script, config.arguments, config.with_local_rank, config.is_module)
-    spec = describe(config.world_size, config.device, nodes=nodes)
+    spec = describe(config.world_size, config.device, nodes=nodes, devices_per_rank=config.devices_per_rank)
     outcome, _ = play_rank(
         call, transport, spec, record=config.record, array=config.array, medium=MPI_MESSAGES, is_process=True
     )

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -45,8 +45,8 @@ class NodeJob:
     Args:
         world_size: number of ranks, on all nodes.
         node: number of this node.
-        nodes, rank_table, environment, device, log_links, log_files, timeout_s, record, array: see
-            `Cluster`.
+        nodes, rank_table, environment, device, devices_per_rank, log_links, log_files, timeout_s, record, array,
+            echo: see `Cluster`.
         log_dir: directory for all nodes; this node's files go to `node0`, `node1`, … in it.
         start_timeout_s: seconds to wait for the other nodes.
 
@@ -70,23 +70,25 @@ class NodeJob:
         rank_table: RankTable | None = None,
         environment: Mapping[str, str] | None = None,
         device: str = DEFAULT_DEVICE,
+        devices_per_rank: int | None = None,
         log_dir: Path,
         log_links: str = RANK_LINKS,
         log_files: Sequence[str] = (),
         timeout_s: float = DEFAULT_TIMEOUT_S,
         record: str = "summary",
         array: str = "numpy",
+        echo: bool | Collection[int] = True,
         start_timeout_s: float,
     ) -> None:
         where = places(world_size, nodes, rank_table, environment)
         check_address(where.environment.get("MASTER_ADDR", MASTER_ADDR))
         if rank_table is not None:
             check_servers(rank_table)
-        self._spec = describe(world_size, device, nodes=where.nodes)
+        self._spec = describe(world_size, device, nodes=where.nodes, devices_per_rank=devices_per_rank)
         self.trace = Trace([], self._spec)
         self.ranks = self._spec.nodes[node]
         self.directory = log_dir / f"node{node}"
-        self._links, self._head = log_links, head(log_files)
+        self._links, self._head, self._echo = log_links, head(log_files), echo
         check_log_dir(self.directory, [self.ranks], log_links, log_files)
         self._settings = {
             "world_size": world_size, "node": node, "port": int(where.environment.get("MASTER_PORT", MASTER_PORT)),
@@ -94,6 +96,7 @@ class NodeJob:
             "job": [os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)],
             "given": {"LOCAL_WORLD_SIZE": str(len(self.ranks))},
             "command": _command(), "environment": where.environment, "device": device,
+            "devices_per_rank": devices_per_rank,
             "timeout_s": timeout_s, "record": check_record(record), "array": checked.array(array),
             "start_timeout_s": start_timeout_s, "directory": str(self.directory), "launcher": os.getpid(),
         }  # fmt: skip
@@ -114,7 +117,7 @@ class NodeJob:
             # The file of an earlier run that was killed would be taken for this run's.
             (self.directory / node_rank.OUTCOME.format(rank=rank)).unlink(missing_ok=True)
         logs = {rank: self._open_log(rank) for rank in self.ranks}
-        shown = [Tail([fd], console(True), first_rank=rank) for rank, fd in logs.items()]
+        shown = [Tail([fd], console(), first_rank=rank, echo=self._echo) for rank, fd in logs.items()]
         processes: dict[int, subprocess.Popen[bytes]] = {}
         try:
             link_logs(self.directory, [self.ranks], self._links)

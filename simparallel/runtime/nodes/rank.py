@@ -38,7 +38,7 @@ class Config:
         rank, world_size, node, device_id, port, job, given, command: see `Identity`.
         rank_table: path of the table, or "".
         environment: see `environment.variables`.
-        device, timeout_s, record, array: see `Cluster`.
+        device, devices_per_rank, timeout_s, record, array: see `Cluster`.
         start_timeout_s: seconds to wait for the other nodes.
         directory: directory of this node's files.
         launcher: pid of the launcher.
@@ -59,6 +59,7 @@ class Config:
     command: str
     environment: dict[str, str]
     device: str
+    devices_per_rank: int | None
     timeout_s: float
     record: str
     array: str
@@ -113,7 +114,8 @@ def _play(config: Config) -> Outcome:
     transport = JoinedTransport(meeting, config.rank, config.timeout_s, faults=faults_of(faults, config.rank))
     transport.start()
     call = partial(run_program, config.script, config.arguments, config.with_local_rank, config.is_module)
-    spec = describe(config.world_size, config.device, nodes=meeting.nodes)
+    devices = config.devices_per_rank
+    spec = describe(config.world_size, config.device, nodes=meeting.nodes, devices_per_rank=devices)
     outcome, _ = play_rank(call, transport, spec, record=config.record, array=config.array, is_process=True)
     # A script has no return value.
     outcome.value = None

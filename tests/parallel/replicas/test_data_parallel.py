@@ -16,6 +16,7 @@ from simparallel.backend import random_state
 from simparallel.errors import DeviceMismatchError, DeviceOutOfMemoryError, InputError, LabelError, ShapeError
 from simparallel.hardware.cluster import DeviceSpec, LinkSpec, describe
 from simparallel.hardware.devices import current_device
+from simparallel.hardware.notes import forget_notes
 from simparallel.hardware.recorder import COMPUTE, COPY_IN, COPY_OUT, Recorder, use_recorder
 from simparallel.parallel import DataParallel, gather, parallel_apply, replicate, scatter
 
@@ -547,3 +548,22 @@ def test_time_is_reproducible_and_memory_per_device():
         assert memory[f"sim:{k}"]["at_peak"]["parameters"] == 0
         assert memory[f"sim:{k}"]["peak_bytes"] > model_bytes  # its replica, freed after the step
         assert memory[f"sim:{k}"]["live"]["activations"] == 0
+
+
+def test_one_device_is_noted(capsys):
+    """A rank with one device has one replica: said once, unless the program names that device itself."""
+    forget_notes()
+
+    def program():
+        sp.parallel.DataParallel(sp.nn.Linear(2, 2), device_ids=[0])
+        for _ in range(2):
+            model = sp.parallel.DataParallel(sp.nn.Linear(2, 2))
+        return len(model.device_ids)
+
+    assert list(sp.launch(program, world_size=1, transport="inline", devices_per_rank=2)) == [2]
+    assert "replica" not in capsys.readouterr().err
+    assert list(sp.launch(program, world_size=1, transport="inline")) == [1]
+    notes = capsys.readouterr().err.splitlines()
+    assert len(notes) == 1
+    assert "one replica" in notes[0]
+    assert "--devices-per-rank" in notes[0]

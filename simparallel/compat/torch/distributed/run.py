@@ -7,7 +7,7 @@ from simparallel.cli.main import main as command
 
 def main(*settings: str) -> int:
     """Start the script of the command line on the devices that it asks for; return the exit code."""
-    return command(["torchrun", "--as", "torch", *settings, *sys.argv[1:]])
+    return command(["torchrun", *settings, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,27 @@
-"""`mindspore.communication`, and its older name `.management`."""
+"""`mindspore.communication`."""
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import simparallel as sp
 from simparallel.compat.front import refuse, unused
-from simparallel.world.rank import get_group_size, get_local_rank, get_local_world_size, get_rank
+from simparallel.world import rank as _world
 
-get_local_rank_size = get_local_world_size
+
+def _joining(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function join the run that the environment describes: in MindSpore 0.2 it may be called before `init`."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _world.init_if_described()
+        return function(*args, **kwargs)
+
+    return call
+
+
+get_rank, get_local_rank = _joining(_world.get_rank), _joining(_world.get_local_rank)
+get_group_size, get_local_rank_size = _joining(_world.get_world_size), _joining(_world.get_local_world_size)
 
 
 class GlobalComm:
@@ -29,6 +44,7 @@ def release() -> None:
     """End communication: a no-op, because communication ends with the process."""
 
 
+@_joining
 def create_group(group: str, rank_ids: list[int]) -> Any:
     """Create a group of these ranks, see `sp.new_group`. Collective: over all ranks."""
     return sp.new_group(rank_ids)
