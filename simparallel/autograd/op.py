@@ -304,6 +304,8 @@ class Op(Shardable, Reversible):
             y = interpreter.run(self, inputs)
             if y is not None:
                 return y
+        elif self.in_strategy is not None:
+            self.planner.refuse_plain(self)
         arrays = [tensor._data for tensor in inputs]
         plan = self._plan(arrays)
         recording = grad_mode.enabled

@@ -19,7 +19,8 @@ class Shardable:
     def shard(self, in_strategy: tuple[Any, ...], out_strategy: Any = None) -> Self:
         """Declare how this op is cut over the devices. This changes the op itself, so make one op for each strategy.
 
-        The strategy applies to sharded inputs, and inside of `AutoParallel`; it has no effect on plain tensors.
+        The strategy applies to sharded inputs, and inside of `AutoParallel`. On plain tensors outside of it a run of
+        several ranks raises StrategyError; one rank computes whole tensors.
 
         Args:
             in_strategy: for each input, a tuple with the number of slices per dim, or a `Layout` called with its dims.

@@ -76,6 +76,7 @@ class AutoParallel:
         strict: an implicit redistribution that moves data is an error.
         plan: a `Plan`, or the file of one, to execute in place of a search, in the modes that search.
         memory_limit: of each device in the model of the search, in bytes or as "32GB"; by default the device's.
+        gather_results: False leaves Tensors among the results sharded, as for gradients that an optimizer takes.
 
     Attributes:
         plan: the plan of the last call; None before, and in semi-automatic mode.
@@ -109,6 +110,7 @@ class AutoParallel:
         strict: bool = False,
         plan: Any = None,
         memory_limit: str | int | None = None,
+        gather_results: bool = True,
     ) -> None:
         if not callable(network):
             raise InputError(f"AutoParallel: network is {format_type_of(network)}, expected a Module or a function.")
@@ -117,6 +119,7 @@ class AutoParallel:
         if parallel_mode == "semi_auto" and plan is not None:
             raise InputError("AutoParallel: a plan is for the modes that search; pass parallel_mode='auto' with it.")
         self.network, self.parallel_mode, self.strict = network, parallel_mode, strict
+        self._gathers = gather_results
         self.redistributions: list[Implicit] = []
         self._memory_limit = None if memory_limit is None else parse_bytes(memory_limit)
         self.plan = None if plan is None else context.planner.read_plan(plan)
@@ -160,7 +163,9 @@ class AutoParallel:
             is_new = self._check_equal(tuple(shapes))
             if self.parallel_mode != "semi_auto":
                 grad_mode.interpreter = self._by_plan(tuple(shapes), laid, named)
-            result = change_each(self.network(*laid, **named), _whole)
+            result = self.network(*laid, **named)
+            if self._gathers:
+                result = change_each(result, _whole)
             if is_new:
                 self._warn_of_movement()
             return result

@@ -11,7 +11,9 @@ from typing import Any
 
 from simparallel.autograd import Op, Plan, Spec, Work
 from simparallel.autograd.ops.shape import AbstractView
+from simparallel.comm import current
 from simparallel.errors import LayoutError, SimParallelError, StrategyError
+from simparallel.hardware.notes import note_once
 from simparallel.layout import strategy, suggest
 from simparallel.layout.fewest_waits import plan_quick_redistribution
 from simparallel.layout.layout import Layout
@@ -320,3 +322,17 @@ def check_mixing(op: Op, inputs: Sequence[Any]) -> None:
                 "it out with distribute_tensor(x, layout), or compute inside of implicit_replication() if every rank "
                 "holds it whole."
             )
+
+
+def refuse_plain(op: Op) -> None:
+    """Raise StrategyError for an op with a strategy that several ranks call on plain tensors: nothing would be cut."""
+    world_size = current().world_size
+    if world_size == 1:
+        note_once("ops with .shard(...) compute whole tensors here, because there is one rank.")
+        return
+    raise StrategyError(
+        f"{op!r} ({op._place}): no input is sharded, so each of the {world_size} ranks would compute "
+        "all of it. Run the step inside of AutoParallel(step), which cuts the tensors; or cut an input yourself with "
+        "distribute_tensor(x, layout); or leave out .shard(...).",
+        op=op.name,
+    )

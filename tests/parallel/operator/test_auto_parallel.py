@@ -600,3 +600,42 @@ def test_explanation_of_transformer_matches_traffic(dataset):
     expected = sorted((row.exchange.collective, row.exchange.bytes_per_rank) for row in explained.rows)
     assert sp.launch(program, world_size=4, transport="inline") == [expected] * 4
     assert len(expected) == 4  # the tied table twice, the positions' sum over the batch, all others
+
+
+def _two_products(cuts, steps):
+    """Train two products, outside of `AutoParallel` where there are no cuts; return (loss, layouts, weights)."""
+    w, v = nn.Parameter(np.arange(32.0).reshape(8, 4)), nn.Parameter(np.ones((4, 2)))
+    first, second = (ops.MatMul().shard(cut) for cut in cuts)
+    optimizer = optim.SGD([w, v], 2.0**-20)
+    step = sp.value_and_grad(lambda x: (second(first(x, w), v)).sum(), [w, v])
+    if steps is AutoParallel:
+        step = AutoParallel(step, gather_results=False)
+    for _ in range(2):
+        loss, grads = step(sp.Tensor(np.arange(32.0).reshape(4, 8)))
+        optimizer(grads)
+    return float(loss), [g.layout for g in grads], [p.full_tensor().numpy() for p in (w, v)]
+
+
+CUTS = ((1, 2), (2, 1)), ((2, 1), (1, 1))
+
+
+def test_results_may_stay_sharded():
+    loss, _, weights = _two_products(CUTS, None)
+
+    for found, layouts, cut in sp.launch(_two_products, (CUTS, AutoParallel), world_size=2, transport="inline"):
+        assert found == loss
+        assert [layout.cuts for layout in layouts] == [(2, 1), (1, 1)]
+        for a, b in zip(cut, weights, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_strategy_on_plain_tensors_is_refused():
+    with refused(RunFailedError):
+        sp.launch(_two_products, (CUTS, None), world_size=2, transport="inline")
+
+
+def test_strategy_on_one_rank_is_noted(capfd):
+    relu = ops.ReLU().shard(((4,),))
+
+    assert sp.launch(lambda: relu(sp.Tensor([-1.0, 2.0])).tolist(), world_size=1, transport="inline") == [[0.0, 2.0]]
+    assert "there is one rank" in capfd.readouterr().err
