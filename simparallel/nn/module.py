@@ -39,8 +39,8 @@ class Module(ModuleTree):
     """
 
     training: bool
-    # The names of members where a subclass calls them otherwise than its base: {"weight": "gamma"}. They are registered,
-    # listed and saved under the new names only.
+    # Where a subclass calls members otherwise than its base: {"weight": "gamma"}. They are registered, listed and saved
+    # under the new names only.
     _renamed: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self) -> None:
