@@ -11,6 +11,7 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 
 from simparallel.compat.front import is_public
 from simparallel.compat.imports import FRONTS, install
@@ -59,24 +60,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_script(options.script, options.arguments, options.no_use_env, options.module)
     except NameError as error:
         # The printed listings of tutorials often omit imports.
-        for line in _imports_of(given.framework, error.name):
+        if line := _import_of(given.framework, error.name):
             error.add_note(f"{given.framework} has this name; is one line missing?  {line}")
-            break
         raise
 
 
-def _imports_of(framework: str, name: str | None) -> list[str]:
-    """Return the lines that import this name from the framework, the deepest module first."""
+def _import_of(framework: str, name: str | None) -> str | None:
+    """Return the shortest line that imports this name from the framework, an object rather than a module."""
     package = import_module(f"simparallel.compat.{framework}")
     below = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     modules = [package, *(import_module(module.name) for module in below)]
-    found = [
-        module.__name__.removeprefix("simparallel.compat.")
+    found = {
+        f"from {module.__name__.removeprefix('simparallel.compat.')} import {name}": vars(module)[name]
         for module in modules
-        # A file that also serves as a module below it has itself as an attribute.
-        if is_public(found := vars(module).get(name or "")) and found is not module
-    ]
-    return [f"from {module} import {name}" for module in sorted(found, key=lambda m: -m.count("."))]
+        if name in vars(module) and is_public(vars(module)[name])
+    }
+    return min(found, key=lambda line: (isinstance(found[line], ModuleType), len(line)), default=None)
 
 
 if __name__ == "__main__":

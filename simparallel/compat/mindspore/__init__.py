@@ -32,7 +32,7 @@ from simparallel.compat.mindspore import (
     runtime,
     train,
 )
-from simparallel.compat.mindspore.common import *  # noqa: F403
+from simparallel.compat.mindspore.common import *
 from simparallel.compat.mindspore.parallel import AutoParallel
 from simparallel.compat.mindspore.train import (
     Callback,

@@ -10,8 +10,8 @@ import numpy as np
 
 from simparallel import Tensor, enable_grad, manual_seed, no_grad
 from simparallel.compat.torch import cuda, distributed, nn, optim, utils
-from simparallel.compat.torch.creation import *  # noqa: F403
-from simparallel.compat.torch.functions import *  # noqa: F403
+from simparallel.compat.torch.creation import *
+from simparallel.compat.torch.functions import *
 
 # The version of PyTorch whose names these are; programs may compare it.
 __version__ = "2.13.0"

@@ -1,7 +1,7 @@
 """Functions of `torch`: those of `sp.functions`, and some with other arguments or results."""
 
 # mypy: disable-error-code="no-redef"
-# ruff: noqa: F403, F821
+# ruff: noqa: F821
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from simparallel import Tensor
 from simparallel.backend import random_state
 from simparallel.compat.front import front, public_names, unused
 from simparallel.compat.mindspore.common import initializer
-from simparallel.compat.mindspore.common.dtype import *  # noqa: F403
+from simparallel.compat.mindspore.common.dtype import *
 
 set_seed = sp.set_seed
 # A plain tuple: parameters need no container class here.

@@ -9,7 +9,7 @@ from typing import Any
 from simparallel import nn
 from simparallel.compat.front import front, refuse
 from simparallel.compat.torch.nn import functional, parallel, utils
-from simparallel.nn import *  # noqa: F403
+from simparallel.nn import *
 from simparallel.nn import SyncBatchNorm, init
 from simparallel.parallel import DataParallel
 

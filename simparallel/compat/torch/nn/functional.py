@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from simparallel import Tensor, functions
-from simparallel.autograd.functions import *  # noqa: F403
+from simparallel.autograd.functions import *
 from simparallel.compat.front import refuse
 from simparallel.errors import ShapeError
 

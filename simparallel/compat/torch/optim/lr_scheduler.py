@@ -1,3 +1,3 @@
 """`torch.optim.lr_scheduler`: `sp.optim.lr_scheduler` has PyTorch's names and arguments."""
 
-from simparallel.optim.lr_scheduler import *  # noqa: F403
+from simparallel.optim.lr_scheduler import *

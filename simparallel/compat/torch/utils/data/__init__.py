@@ -1,4 +1,4 @@
-"""`torch.utils.data`, and its `distributed`."""
+"""`torch.utils.data`."""
 
 from __future__ import annotations
 

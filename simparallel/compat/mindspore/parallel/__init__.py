@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from simparallel import AutoParallel as _AutoParallel, Layout, shard
+from simparallel import AutoParallel as _AutoParallel
 from simparallel.compat.front import unused
 from simparallel.compat.mindspore.nn import (
     PipelineCell as Pipeline,
     PipelineGradReducer,
     sync_pipeline_shared_parameters,
 )
+from simparallel.compat.mindspore.parallel.shard import Layout, shard
 from simparallel.world.context import (
     get_algo_parameters,
     get_auto_parallel_context,

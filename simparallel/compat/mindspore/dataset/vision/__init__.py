@@ -1,6 +1,6 @@
-"""`mindspore.dataset.vision`, and its older name `c_transforms`."""
+"""`mindspore.dataset.vision`."""
 
-from simparallel.data.transforms import *  # noqa: F403
+from simparallel.data.transforms import *
 
 # Not in MindSpore's module of this name.
 del PadAndCrop, RandomFlip, RandomTransform, Transform, TypeCast, apply  # noqa: F821

@@ -1,4 +1,4 @@
-"""`mindspore.communication`, and its older name `.management`."""
+"""`mindspore.communication`."""
 
 from typing import Any
 

@@ -1,0 +1,3 @@
+"""`mindspore.common.parameter`: the names of `mindspore.common`."""
+
+from simparallel.compat.mindspore.common import *

@@ -1,3 +1,0 @@
-"""`mindspore.dataset.transforms`, and its older name `c_transforms`."""
-
-from simparallel.data.transforms import Compose, TypeCast

@@ -1,0 +1,3 @@
+"""`mindspore.dataset.transforms`."""
+
+from simparallel.data.transforms import Compose, TypeCast

@@ -1,0 +1,3 @@
+"""`mindspore.dataset.transforms.vision.c_transforms`: the names of `mindspore.dataset.vision`."""
+
+from simparallel.compat.mindspore.dataset.vision import *

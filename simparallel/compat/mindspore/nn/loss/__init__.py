@@ -1,0 +1,3 @@
+"""`mindspore.nn.loss`: the names of `mindspore.nn`."""
+
+from simparallel.compat.mindspore.nn import *

@@ -1,0 +1,3 @@
+"""`mindspore.parallel.auto_parallel`: the names of `mindspore.parallel`."""
+
+from simparallel.compat.mindspore.parallel import *

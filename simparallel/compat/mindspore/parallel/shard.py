@@ -1,0 +1,3 @@
+"""`mindspore.parallel.shard`."""
+
+from simparallel import Layout, shard

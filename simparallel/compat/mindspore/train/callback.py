@@ -1,0 +1,3 @@
+"""`mindspore.train.callback`: the names of `mindspore.train`."""
+
+from simparallel.compat.mindspore.train import *

@@ -1,0 +1,3 @@
+"""`mindspore.train.loss_scale_manager`: the names of `mindspore.train`."""
+
+from simparallel.compat.mindspore.train import *

@@ -1,0 +1,3 @@
+"""`mindspore.train.metrics`: the names of `mindspore.train`."""
+
+from simparallel.compat.mindspore.train import *

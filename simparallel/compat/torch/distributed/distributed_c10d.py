@@ -1,0 +1,3 @@
+"""`torch.distributed.distributed_c10d`: the names of `torch.distributed`."""
+
+from simparallel.compat.torch.distributed import *

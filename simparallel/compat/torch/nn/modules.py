@@ -1,0 +1,3 @@
+"""`torch.nn.modules`: the names of `torch.nn`."""
+
+from simparallel.compat.torch.nn import *

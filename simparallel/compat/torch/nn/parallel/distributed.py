@@ -1,0 +1,3 @@
+"""`torch.nn.parallel.distributed`: the names of `torch.nn.parallel`."""
+
+from simparallel.compat.torch.nn.parallel import *

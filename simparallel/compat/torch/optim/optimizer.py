@@ -1,0 +1,3 @@
+"""`torch.optim.optimizer`: the names of `torch.optim`."""
+
+from simparallel.compat.torch.optim import *

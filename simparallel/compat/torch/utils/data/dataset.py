@@ -1,0 +1,3 @@
+"""`torch.utils.data.dataset`: the names of `torch.utils.data`."""
+
+from simparallel.compat.torch.utils.data import *
