@@ -107,10 +107,13 @@ class SyncBatchNorm(AbstractBatchNorm):
         running_mean_init: Any = None,
         running_var_init: Any = None,
     ) -> None:
-        parameters = {"weight_init": weight_init, "bias_init": bias_init}
-        statistics = {"running_mean_init": running_mean_init, "running_var_init": running_var_init}
-        settings = num_features, eps, momentum, affine, track_running_stats, dtype
-        super().__init__(*settings, **parameters, **statistics)
+        initial = {
+            "weight_init": weight_init,
+            "bias_init": bias_init,
+            "running_mean_init": running_mean_init,
+            "running_var_init": running_var_init,
+        }
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype, **initial)
         self.process_group = process_group
         self._op_here = BatchNorm(self.eps)
         self._op.context_type = partial(SyncContext, group=process_group)

@@ -3,8 +3,10 @@
 from typing import Any
 
 import simparallel as sp
+from simparallel.comm import current
 from simparallel.compat.front import refuse, unused
-from simparallel.world.rank import get_group_size, get_local_rank, get_local_world_size, get_rank
+from simparallel.errors import InputError
+from simparallel.world.rank import get_local_rank, get_local_world_size
 
 get_local_rank_size = get_local_world_size
 
@@ -30,5 +32,35 @@ def release() -> None:
 
 
 def create_group(group: str, rank_ids: list[int]) -> Any:
-    """Create a group of these ranks, see `sp.new_group`. Collective: over all ranks."""
-    return sp.new_group(rank_ids)
+    """Create a group of these ranks under this name, see `sp.new_group`. Collective: over all ranks."""
+    _named()[group] = made = sp.new_group(rank_ids)
+    return made
+
+
+def get_rank(group: Any = None) -> int:
+    """Return this rank, or its position in a group."""
+    return sp.get_rank(group_of(group))
+
+
+def get_group_size(group: Any = None) -> int:
+    """Return the number of ranks, or of the members of a group."""
+    return sp.get_group_size(group_of(group))
+
+
+def group_of(name: Any) -> Any:
+    """Return the group that `create_group` made under this name; a group itself, or None for all ranks, as it is.
+
+    Raises:
+        InputError: there is no such group.
+    """
+    if not isinstance(name, str):
+        return name
+    if name not in _named():
+        raise InputError(f"there is no group {name!r}; create_group has made {', '.join(_named()) or 'none'}.")
+    return _named()[name]
+
+
+def _named() -> dict[str, Any]:
+    """Return this run's groups by their names."""
+    everyone: dict[str, Any] = dict.fromkeys(("hccl_world_group", "nccl_world_group", "mccl_world_group"))
+    return current().kept.setdefault(GlobalComm, everyone)
