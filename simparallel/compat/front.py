@@ -11,22 +11,25 @@ from simparallel.errors import InputError
 from simparallel.hardware.notes import note_once
 
 
-class _FrontType(type):
+class FrontType(type):
     """A metaclass: instances of a front class's base count as its own: `isinstance(sp.nn.Linear(1, 1), nn.Dense)`."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         # Only the front's own class stands for its base; subclasses that users derive from it are compared as usual.
-        if "translate" in cls.__dict__:
+        if "is_front" in cls.__dict__:
             return isinstance(instance, cls.__mro__[1])
         return super().__instancecheck__(instance)
 
 
-def front(base: type, name: str = "", **renamed: str) -> Callable[[Callable[..., Mapping[str, Any] | None]], Any]:
+def front(
+    base: type, name: str = "", members: Mapping[str, str] | None = None, **renamed: str
+) -> Callable[[Callable[..., Mapping[str, Any] | None]], Any]:
     """Turn a function with a framework's arguments into a class. A decorator.
 
     The class has the function's signature, docstring and name (or the given one); in everything else it is `base`.
     Arguments that `base` has, too, are passed on, under their own names or, as `renamed` says, under the name in
     `base`. The function refuses settings, notes unused ones, and may return arguments of `base` that replace them.
+    `members` are the framework's names of parameters and buffers, {"weight": "gamma"}.
     """
     known = inspect.signature(base).parameters
 
@@ -51,10 +54,11 @@ def front(base: type, name: str = "", **renamed: str) -> Callable[[Callable[...,
             "__qualname__": name or translate.__name__,
             "__doc__": translate.__doc__ or base.__doc__,
             "__signature__": signature,
-            "translate": staticmethod(translate),
+            "is_front": True,
+            **({"_renamed": members} if members else {}),
         }
         # A base with a metaclass of its own needs a metaclass derived from both.
-        meta = type("_FrontType", (_FrontType, type(base)), {}) if type(base) is not type else _FrontType
+        meta = type("FrontType", (FrontType, type(base)), {}) if type(base) is not type else FrontType
         return meta(name or translate.__name__, (base,), names)
 
     return make

@@ -54,8 +54,8 @@ class Affine(TensorModule):
             "weight": self._weight_init or self._default_weight, "bias": self._bias_init or self._default_bias,
         }  # fmt: skip
         for name, fill in begin.items():
-            # `get`, because an RMSNorm registers no bias at all.
-            parameter = self._parameters.get(name)
+            # An RMSNorm has no bias at all.
+            parameter = getattr(self, name, None)
             if parameter is not None:
                 fill(parameter)
 

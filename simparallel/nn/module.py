@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -39,6 +39,9 @@ class Module(ModuleTree):
     """
 
     training: bool
+    # Where a subclass calls members otherwise than its base: {"weight": "gamma"}. They are registered, listed and saved
+    # under the new names only.
+    _renamed: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self) -> None:
         # Bypass __setattr__, which reads these dicts.
@@ -98,6 +101,7 @@ class Module(ModuleTree):
     # --- registering -----------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
+        name = self._renamed.get(name, name)
         registry = self._registry_for(name, value)
         if registry is None:
             object.__setattr__(self, name, value)
@@ -137,12 +141,15 @@ class Module(ModuleTree):
             members = self.__dict__.get(registry, {})
             if name in members:
                 return members[name]
+        if name in self._renamed:
+            return getattr(self, self._renamed[name])
         # A property that raised AttributeError: call it again, so that its own message is shown.
         if any(name in vars(kind) for kind in type(self).__mro__):
             return object.__getattribute__(self, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:
+        name = self._renamed.get(name, name)
         for registry in ("_parameters", "_buffers", "_modules"):
             if name in self.__dict__.get(registry, ()):
                 self._release(name)
@@ -158,7 +165,7 @@ class Module(ModuleTree):
         """Add a parameter under `name`; None reserves the name (a layer without bias). Raises InputError."""
         if parameter is not None and not isinstance(parameter, Parameter):
             raise InputError(f"register_parameter({name!r}): {type(parameter).__name__} is not a Parameter.")
-        self._check_free(name)
+        name = self._free_name(name)
         self._parameters[name] = None
         setattr(self, name, parameter)
 
@@ -179,7 +186,7 @@ class Module(ModuleTree):
             hold(tensor, BUFFERS, f"a buffer of shape {tensor.shape}")
         if isinstance(tensor, Parameter) or not (tensor is None or isinstance(tensor, Tensor)):
             raise InputError(f"register_buffer({name!r}): {type(tensor).__name__} is not a Tensor or array.")
-        self._check_free(name)
+        name = self._free_name(name)
         self._buffers[name] = None
         setattr(self, name, tensor)
         (self._not_saved.discard if persistent else self._not_saved.add)(name)
@@ -192,7 +199,7 @@ class Module(ModuleTree):
         """
         if module is not None and not isinstance(module, Module):
             raise InputError(f"add_module({name!r}): {type(module).__name__} is not a Module.")
-        self._check_free(name)
+        name = self._free_name(name)
         self._modules[name] = None
         setattr(self, name, module)
 
@@ -205,10 +212,13 @@ class Module(ModuleTree):
                 "super().__init__()."
             )
 
-    def _check_free(self, name: str) -> None:
+    def _free_name(self, name: str) -> str:
+        """Return the name to register a member under. Raises InputError if it is taken or malformed."""
         self._check_name(name)
+        name = self._renamed.get(name, name)
         if hasattr(self, name):
             raise InputError(f"{type(self).__name__} already has an attribute {name!r}; choose another name.")
+        return name
 
     # --- saving and loading ----------------------------------------------------------------------
 

@@ -73,7 +73,8 @@ class SyncBatchNorm(AbstractBatchNorm):
     DistributedDataParallel reduces them. After `eval()`, and on one rank, it equals `BatchNorm1d` or `BatchNorm2d`.
 
     Args:
-        num_features, eps, momentum, affine, track_running_stats, dtype, weight_init, bias_init: as for `BatchNorm2d`.
+        num_features, eps, momentum, affine, track_running_stats, dtype, weight_init, bias_init, running_mean_init,
+            running_var_init: as for `BatchNorm2d`.
         process_group: ranks that share the batch; None for all.
 
     Raises:
@@ -103,8 +104,15 @@ class SyncBatchNorm(AbstractBatchNorm):
         *,
         weight_init: Any = None,
         bias_init: Any = None,
+        running_mean_init: Any = None,
+        running_var_init: Any = None,
     ) -> None:
-        initial = {"weight_init": weight_init, "bias_init": bias_init}
+        initial = {
+            "weight_init": weight_init,
+            "bias_init": bias_init,
+            "running_mean_init": running_mean_init,
+            "running_var_init": running_var_init,
+        }
         super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype, **initial)
         self.process_group = process_group
         self._op_here = BatchNorm(self.eps)
@@ -158,10 +166,10 @@ class SyncBatchNorm(AbstractBatchNorm):
     @classmethod
     def _in_place_of(cls, old: AbstractBatchNorm, process_group: Group | None) -> SyncBatchNorm:
         new = cls(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats, process_group)
-        new._weight_init, new._bias_init, new._path = old._weight_init, old._bias_init, old._path
-        # Share the old tensors instead of the new ones.
-        new._parameters.update(old._parameters)
-        new._buffers.update(old._buffers)
+        # Share the old tensors instead of the new ones, under the old names.
+        new.__dict__.update(_renamed=old._renamed, _parameters={**old._parameters}, _buffers={**old._buffers})
+        for name in ("_weight_init", "_bias_init", "_mean_init", "_var_init", "_path"):
+            new.__dict__[name] = getattr(old, name)
         new.training = old.training
         return new
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from simparallel.autograd import Tensor
 from simparallel.errors import InputError
@@ -23,7 +23,7 @@ class ModuleTree:
     # Dotted path from the outermost module; empty for a module without a parent.
     _path: str = ""
     # A wrapper adds nothing to the paths of its children.
-    _is_wrapper: ClassVar[bool] = False
+    _is_wrapper: bool = False
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """Yield (name, module) of the direct children, each once, by its first name."""

@@ -50,8 +50,12 @@ class Metric:
             ShapeError, LabelError, InputError: inputs do not fit; nothing is added.
         """
         # Computed before anything is added: a batch that does not fit leaves the sums as they were.
-        added = self.sums(*(to_host(x.data if isinstance(x, Tensor) else x) for x in inputs))
+        added = self.sums(*map(self._convert_data, inputs))
         self._sums = added if self._sums is None else _total(self._sums, added)
+
+    def _convert_data(self, data: Any) -> np.ndarray:
+        """Return the values of a Tensor or array in host memory. MindSpore's name, for subclasses."""
+        return to_host(data.data if isinstance(data, Tensor) else data)
 
     def eval(self) -> Any:
         """Return the metric of all samples of all ranks; the collected sums stay.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 from simparallel.autograd import no_grad
@@ -18,6 +17,7 @@ from simparallel.nn.amp import BLACK_LIST, custom_mixed_precision
 from simparallel.nn.state import setting
 from simparallel.optim import DynamicLossScaleManager, LossScaleManager, Optimizer
 from simparallel.parallel import AutoParallel, broadcast_parameters
+from simparallel.parallel.operator.auto import cut_by_context
 from simparallel.parallel.pipeline.module import PipelineModule
 from simparallel.train.batch_stream import BatchStream
 from simparallel.train.boost.boost import Boost
@@ -28,7 +28,7 @@ from simparallel.train.ddp_wrappers import group_of, of_first_rank, warn, wrappe
 from simparallel.train.loop import Training
 from simparallel.train.metrics import Loss, get_metrics
 from simparallel.train.step import TrainStep, loss_of
-from simparallel.world.context import CUTTING_MODES, SEARCHES, ParallelMode, check_world, get_auto_parallel_context
+from simparallel.world.context import ParallelMode, SettingsRead, check_world, get_auto_parallel_context
 from simparallel.world.rank import get_world_size
 
 
@@ -96,6 +96,7 @@ class Model:
         self.metrics = get_metrics(metrics, self._group)
         self.eval_network, self.eval_indexes = eval_network, _indexes(eval_indexes, eval_network)
         self.parallel_mode = get_auto_parallel_context("parallel_mode")
+        self._read = SettingsRead("parallel_mode", "gradients_mean", "dataset_strategy", "search_mode")
         check_world("Model")
         is_wrapped = bool(wrappers(network))
         reduces = self.parallel_mode == ParallelMode.DATA_PARALLEL
@@ -127,13 +128,13 @@ class Model:
             loss_scale_manager = DynamicLossScaleManager()
         self.loss_scale_manager = loss_scale_manager
         # The ranks of a pipeline run whole stages, so no operator is cut.
-        self._cut = None if is_pipeline else _cut_by(self.parallel_mode)
+        self._cut = None if is_pipeline else cut_by_context()
         self._reduces = reduces and get_world_size() > 1
         # Ranks agree on losses and stops if anything reduces their gradients: this step, or a wrapper in the network.
         self._is_parallel = self._reduces or ((is_wrapped or is_pipeline) and get_world_size(self._group) > 1)
         self._step: TrainStep | None = None
         if optimizer is not None:
-            cut = self._cut and partial(self._cut, parallel_mode=_search_of(self.parallel_mode))
+            cut = None if is_pipeline else cut_by_context(searches=True)
             self._step = boost.make_step(network, loss_fn, optimizer, loss_scale_manager, self._reduces, cut)
 
     def train(
@@ -172,7 +173,7 @@ class Model:
             The mean loss of each epoch.
 
         Raises:
-            InputError: no optimizer, or a bad number.
+            InputError: no optimizer, a bad number, or `set_auto_parallel_context` was called after the Model was made.
             NonFiniteLossError: (in a step) the loss is NaN or infinite.
             CheckpointError: there is no checkpoint to resume from, or it does not fit.
 
@@ -220,6 +221,7 @@ class Model:
         Raises:
             InputError: additionally, a valid_dataset without metrics.
         """
+        self._read.check("Model")
         if self._step is None:
             raise InputError("Model: training needs an optimizer; Model(network, loss_fn, optimizer).")
         epochs = check_integer("Model", "epoch", epoch, 1)
@@ -381,19 +383,6 @@ class Model:
             return (loss, output, fields[-1]), (0, 1, 2)
         given = self.eval_network(*fields)
         return tuple(given) if isinstance(given, (tuple, list)) else (given,), self.eval_indexes
-
-
-def _cut_by(parallel_mode: str) -> partial[AutoParallel] | None:
-    """Return a wrapper that shards a function of a batch, or None in modes that cut no operators."""
-    if parallel_mode not in CUTTING_MODES:
-        return None
-    return partial(AutoParallel, dataset_strategy=get_auto_parallel_context("dataset_strategy"))
-
-
-def _search_of(parallel_mode: str) -> str:
-    """Return the mode of `AutoParallel` for training; evaluation uses the cuts that training gave the parameters."""
-    is_auto = parallel_mode == ParallelMode.AUTO_PARALLEL
-    return SEARCHES[get_auto_parallel_context("search_mode")] if is_auto else "semi_auto"
 
 
 def _mix_precision(network: Module, level: str, keep_norms: bool | None) -> None:

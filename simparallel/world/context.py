@@ -13,12 +13,13 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from simparallel.backend import random_state
+from simparallel.base.callsite import user_line
 from simparallel.base.checks import check_number
 from simparallel.comm import current
 from simparallel.errors import InputError
 from simparallel.hardware.notes import forget_notes, note_once
 from simparallel.hardware.recorder import describe_device
-from simparallel.world.rank import init_if_described
+from simparallel.world.rank import init_if_described, set_memory
 
 
 class ParallelMode:
@@ -80,12 +81,39 @@ class _Settings(threading.local):
     def __init__(self) -> None:
         # `threading.local` calls it once in each thread.
         self.values = dict(_DEFAULTS)
+        # The user's line that changed `values` last; "" for the beginning of a run, None before.
+        self.line: str | None = None
         self.context: dict[str, Any] = {}
         self.algorithm: dict[str, Any] = {}
         self.cost_model: dict[str, float] = {}
 
 
 _settings = _Settings()
+
+
+class SettingsRead:
+    """Settings of the auto-parallel context that an object reads when it is made."""
+
+    def __init__(self, *names: str) -> None:
+        self._names, self._values, self._line = names, _settings.values, user_line()
+
+    def check(self, who: str) -> None:
+        """Refuse the use of an object that was made with other settings than those of now.
+
+        Raises:
+            InputError: a setting has changed since; both lines are named.
+        """
+        # Each change makes a new dict. A thread that the user started has no settings of its own.
+        if _settings.values is self._values or _settings.line is None:
+            return
+        for name in self._names:
+            before, now = self._values[name], _settings.values[name]
+            if now != before:
+                since = f"since {_settings.line} it is {now!r}" if _settings.line else f"in this run it is {now!r}"
+                raise InputError(
+                    f"{who}: it was made at {self._line}, with {name}={before!r} in the auto-parallel context; {since}."
+                    " Nothing was changed. Call set_auto_parallel_context first, and then make it."
+                )
 
 
 def set_auto_parallel_context(**settings: Any) -> None:
@@ -112,7 +140,8 @@ def set_auto_parallel_context(**settings: Any) -> None:
         Other settings of MindSpore have no effect; the first call logs a note.
 
     Raises:
-        InputError: an unknown name or a bad value; nothing is changed.
+        InputError: an unknown name or a bad value, or a mode that cuts operators beside PYNATIVE_MODE, as in MindSpore;
+            nothing is changed.
     """
     who = "set_auto_parallel_context"
     settings = {_EARLIER.get(name, name): value for name, value in settings.items()}
@@ -123,8 +152,9 @@ def set_auto_parallel_context(**settings: Any) -> None:
     unused = {name: settings.pop(name) for name in _UNUSED_PARALLEL if name in settings}
     for name, value in settings.items():
         settings[name] = _checked(name, value)
+    _check_graph_mode(who, settings.get("parallel_mode"), _settings.context.get("mode"))
     _note_unused(who, unused)
-    _settings.values.update(settings)
+    _settings.values, _settings.line = {**_settings.values, **settings}, user_line()
     mode = settings.get("parallel_mode")
     # In this mode random numbers are drawn for the whole batch: the rank takes its part of them.
     if mode == ParallelMode.DATA_PARALLEL:
@@ -156,24 +186,37 @@ def get_auto_parallel_context(name: str) -> Any:
 
 def reset_auto_parallel_context() -> None:
     """Restore the settings that a run begins with."""
-    _settings.values = dict(_DEFAULTS)
+    _settings.values, _settings.line = dict(_DEFAULTS), user_line()
     random_state.usual_part = None
 
 
 def forget_settings() -> None:
     """Restore all defaults at the beginning of a run."""
     reset_auto_parallel_context()
+    _settings.line = ""
     reset_algo_parameters()
     reset_cost_model_context()
     _settings.context = {}
     forget_notes()
 
 
+def _check_graph_mode(who: str, parallel_mode: str | None, mode: int | None) -> None:
+    """Refuse what MindSpore refuses in PYNATIVE_MODE, and note what its first versions refuse."""
+    if mode != PYNATIVE_MODE or parallel_mode in (None, ParallelMode.STAND_ALONE):
+        return
+    if parallel_mode in CUTTING_MODES:
+        raise InputError(
+            f"{who}: parallel_mode={parallel_mode!r} in PYNATIVE_MODE; MindSpore cuts operators in graph mode only. "
+            "Call set_context(mode=GRAPH_MODE) first; operations run one by one here in both modes."
+        )
+    note_once(f"{who}: {parallel_mode} in PYNATIVE_MODE: MindSpore's first versions are parallel in graph mode only.")
+
+
 # Settings of MindSpore's graph compiler and of its hardware. They do not affect values.
 _UNUSED_CONTEXT = (
     "enable_auto_mixed_precision", "enable_compile_cache", "enable_graph_kernel", "enable_hccl", "enable_loop_sink",
     "enable_mem_reuse", "enable_reduce_precision", "enable_task_sink", "jit_config", "jit_level", "max_call_depth",
-    "max_device_memory", "memory_optimize_level", "mempool_block_size", "op_timeout", "pynative_synchronize",
+    "memory_optimize_level", "mempool_block_size", "op_timeout", "pynative_synchronize",
     "save_graphs", "save_graphs_path", "variable_memory_max_size",
 )  # fmt: skip
 _UNUSED_PARALLEL = (
@@ -184,7 +227,11 @@ _TARGETS = {"CPU": None, "GPU": "a100", "Ascend": "ascend910"}
 
 
 def set_context(
-    mode: int | None = None, device_target: str | None = None, device_id: int | None = None, **settings: Any
+    mode: int | None = None,
+    device_target: str | None = None,
+    device_id: int | None = None,
+    max_device_memory: str | None = None,
+    **settings: Any,
 ) -> None:
     """Accept the settings that a MindSpore script begins with.
 
@@ -195,10 +242,13 @@ def set_context(
         device_target: "Ascend" describes this rank's device as an ascend910, "GPU" as an a100, from now on, unless
             the run was started with a device; "CPU" changes nothing.
         device_id: number of the device on its node; no effect, because the launcher has chosen it.
+        max_device_memory: such as "28GB"; see `set_memory`.
         settings: other settings of MindSpore; they have no effect, and the first call logs a note.
 
     Raises:
-        InputError: an unknown mode, target or setting, or a bad `device_id`; nothing is changed.
+        InputError: an unknown mode, target or setting, a bad `device_id` or size, or PYNATIVE_MODE beside a parallel
+            mode that cuts operators, as in MindSpore; nothing is changed.
+        DeviceOutOfMemoryError: the device already holds more than `max_device_memory`; nothing is changed.
     """
     _refuse_unknown("set_context", settings, _UNUSED_CONTEXT)
     if mode not in (None, GRAPH_MODE, PYNATIVE_MODE):
@@ -207,8 +257,12 @@ def set_context(
         raise InputError(f"set_context: device_target={device_target!r} is not one of {', '.join(_TARGETS)}.")
     if device_id is not None and not _is_count(device_id, 0):
         raise InputError(f"set_context: device_id={device_id!r} must be an integer of 0 or more.")
+    _check_graph_mode("set_context", _settings.values["parallel_mode"], mode)
+    if max_device_memory is not None:
+        set_memory(max_device_memory)
     _note_unused("set_context", settings)
     given = {"mode": mode, "device_target": device_target, "device_id": device_id, **settings}
+    given["max_device_memory"] = max_device_memory
     _settings.context.update({name: value for name, value in given.items() if value is not None})
     # Only from here on: work that was priced before keeps its price.
     preset = _TARGETS.get(device_target) if device_target is not None else None
@@ -222,7 +276,7 @@ def get_context(attr_key: str) -> Any:
     Raises:
         InputError: an unknown name.
     """
-    known = ("mode", "device_target", "device_id", *_UNUSED_CONTEXT)
+    known = ("mode", "device_target", "device_id", "max_device_memory", *_UNUSED_CONTEXT)
     if attr_key not in known:
         raise InputError(f"get_context: no setting {attr_key!r}; there are {', '.join(known)}.")
     usual = {"mode": PYNATIVE_MODE, "device_target": "CPU", "device_id": 0}

@@ -7,7 +7,7 @@ import pytest
 from refusals import refused
 
 import simparallel as sp
-from simparallel.errors import InputError, RunFailedError
+from simparallel.errors import DeviceOutOfMemoryError, InputError, RunFailedError
 from simparallel.hardware.cluster import describe
 from simparallel.hardware.notes import forget_notes
 from simparallel.world.context import (
@@ -130,6 +130,94 @@ def test_boost_needs_whole_operators():
     boost = {"boost": {"mode": "manual", "grad_freeze": True}}
     with refused(InputError):
         sp.Model(network, sp.nn.CrossEntropyLoss(), optimizer, boost_level="O1", boost_config_dict=boost)
+
+
+def made_too_early(use, mode="data_parallel"):
+    """Set the mode after the Model or reducer was made, and use it; return its weight before and after."""
+    network = sp.nn.Linear(2, 2)
+    before = network.weight.numpy().copy()
+    if use == "Model":
+        model = sp.Model(network, sp.nn.CrossEntropyLoss(), sp.optim.SGD(network.parameters(), 0.1))
+    else:
+        reducer = sp.parallel.DistributedGradReducer(network.parameters())
+    sp.set_auto_parallel_context(parallel_mode=mode, gradients_mean=mode == "data_parallel")
+    with refused(InputError):
+        if use == "Model":
+            model.train(1, [(np.ones((2, 2), np.float32), [0, 1])], progress=False)
+        else:
+            reducer([p.data for p in network.parameters()])
+    return before, network.weight.numpy()
+
+
+@pytest.mark.parametrize("use", ["Model", "DistributedGradReducer"])
+def test_context_comes_before_what_reads_it(use):
+    """MindSpore ignores settings that come after the Model: its ranks train apart."""
+    before, after = made_too_early(use)
+    np.testing.assert_array_equal(before, after)
+
+
+def test_context_may_be_set_for_the_next_model():
+    """The same settings again, settings that are read at the start of training, and a second Model are no mistakes."""
+    batches = [(np.ones((2, 2), np.float32), [0, 1])]
+    for mode in ("stand_alone", "data_parallel"):
+        sp.set_auto_parallel_context(parallel_mode=mode)
+        network = sp.nn.Linear(2, 2)
+        model = sp.Model(network, sp.nn.CrossEntropyLoss(), sp.optim.SGD(network.parameters(), 0.1))
+        sp.set_auto_parallel_context(parallel_mode=mode, parameter_broadcast=True)
+        model.train(1, batches, progress=False)
+
+
+def test_changes_of_another_run_are_told_so():
+    """A Model that a rank gets from outside was made with the settings of outside."""
+    sp.set_auto_parallel_context(parallel_mode="data_parallel")
+    network = sp.nn.Linear(2, 2)
+    model = sp.Model(network, sp.nn.CrossEntropyLoss(), sp.optim.SGD(network.parameters(), 0.1))
+
+    def program():
+        with refused(InputError):
+            model.train(1, [(np.ones((2, 2), np.float32), [0, 1])], progress=False)
+
+    sp.launch(program, world_size=1, transport="inline")
+
+
+@pytest.mark.parametrize("first", ["mode", "parallel_mode"])
+def test_pynative_mode_cuts_no_operators(first, capsys):
+    """MindSpore refuses it, too. Data parallelism there is a matter of the version: one note."""
+
+    def call(name, parallel_mode):
+        if name == "mode":
+            sp.set_context(mode=sp.PYNATIVE_MODE)
+        else:
+            sp.set_auto_parallel_context(parallel_mode=parallel_mode)
+
+    forget_notes()
+    second = "mode" if first == "parallel_mode" else "parallel_mode"
+    try:
+        call(first, "data_parallel")
+        call(second, "data_parallel")
+        call(second, "data_parallel")
+        assert capsys.readouterr().err.count("PYNATIVE_MODE") == 1
+        sp.set_context(mode=sp.GRAPH_MODE)
+        call(first, "semi_auto_parallel")
+        with refused(InputError):
+            call(second, "semi_auto_parallel")
+        assert sp.get_auto_parallel_context("parallel_mode") == (
+            "semi_auto_parallel" if first == "parallel_mode" else "data_parallel"
+        )
+    finally:
+        sp.set_context(mode=sp.GRAPH_MODE)
+
+
+def test_max_device_memory_limits_the_device():
+    def program():
+        sp.set_context(max_device_memory="1MB")
+        with refused(InputError):
+            sp.set_context(mode=sp.PYNATIVE_MODE, max_device_memory="much")
+        assert (get_context("max_device_memory"), get_context("mode")) == ("1MB", sp.PYNATIVE_MODE)
+        with refused(DeviceOutOfMemoryError):
+            sp.nn.Linear(1000, 1000)
+
+    sp.launch(program, world_size=1, transport="inline")
 
 
 def test_earlier_names_mean_the_same():

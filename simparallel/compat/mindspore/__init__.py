@@ -7,7 +7,6 @@ modes, with the same results.
 from simparallel import (
     GRAPH_MODE,
     PYNATIVE_MODE,
-    Layout,
     Model,
     ParallelMode,
     get_auto_parallel_context,
@@ -18,7 +17,6 @@ from simparallel import (
     set_auto_parallel_context,
     set_context,
     set_seed,
-    value_and_grad,
 )
 from simparallel.compat.mindspore import (
     boost,
@@ -33,7 +31,8 @@ from simparallel.compat.mindspore import (
     train,
 )
 from simparallel.compat.mindspore.common import *
-from simparallel.compat.mindspore.parallel import AutoParallel
+from simparallel.compat.mindspore.context import get_context
+from simparallel.compat.mindspore.parallel import AutoParallel, Layout
 from simparallel.compat.mindspore.train import (
     Callback,
     CheckpointConfig,

@@ -21,7 +21,7 @@ from simparallel.errors import DTypeError, InputError, ShapeError
 from simparallel.hardware.memory import GRADIENTS
 from simparallel.hardware.recorder import current_recorder
 from simparallel.parallel.ddp.buckets import by_dtype, empty_like
-from simparallel.world.context import check_world, get_auto_parallel_context
+from simparallel.world.context import SettingsRead, check_world, get_auto_parallel_context
 from simparallel.world.rank import get_world_size
 
 WHO = "DistributedGradReducer"
@@ -68,6 +68,7 @@ class DistributedGradReducer:
         if mean not in (None, True, False):
             raise InputError(f"{WHO}: mean={mean!r} must be True, False or None.")
         self.mean = bool(get_auto_parallel_context("gradients_mean") if mean is None else mean)
+        self._read = SettingsRead("gradients_mean") if mean is None else None
         if degree is not None:
             check_number(WHO, "degree", degree)
             if degree == 0:
@@ -89,11 +90,14 @@ class DistributedGradReducer:
                 rank has a gradient.
 
         Raises:
-            InputError, ShapeError, DTypeError: gradients that do not fit; nothing was sent.
+            InputError, ShapeError, DTypeError: gradients that do not fit; or `gradients_mean` was set after the reducer
+                was made. Nothing was sent.
 
         Collective: yes, one all-reduce per dtype.
         Cost: 2 (P-1)/P of the gradients' bytes per rank.
         """
+        if self._read is not None:
+            self._read.check(WHO)
         arrays = self._checked(grads)
         reduced: list[Tensor | None] = [None] * len(arrays)
         # Start all reductions before waiting for the first.

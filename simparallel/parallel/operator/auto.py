@@ -230,6 +230,24 @@ class AutoParallel:
         return f"AutoParallel({self.network!r}, {self.parallel_mode!r}, dataset_strategy={self._dataset!r})"
 
 
+def cut_by_context(searches: bool = False) -> partial[AutoParallel] | None:
+    """Return `AutoParallel` with the settings of the auto-parallel context; None in modes that cut no operators.
+
+    Args:
+        searches: whether it searches for strategies in automatic mode, as training does; evaluation takes the cuts that
+            training gave to the parameters.
+    """
+    parallel_mode = context.get_auto_parallel_context("parallel_mode")
+    if parallel_mode not in context.CUTTING_MODES:
+        return None
+    how = "semi_auto"
+    if searches and parallel_mode == context.ParallelMode.AUTO_PARALLEL:
+        how = context.SEARCHES[context.get_auto_parallel_context("search_mode")]
+    return partial(
+        AutoParallel, parallel_mode=how, dataset_strategy=context.get_auto_parallel_context("dataset_strategy")
+    )
+
+
 def micro_batches(*inputs: Any) -> list[tuple[Any, ...]]:
     """Return the parts of a batch whose gradients a step accumulates: as many as the plan of `AutoParallel` says.
 

@@ -5,7 +5,9 @@ from functools import wraps
 from typing import Any
 
 import simparallel as sp
+from simparallel.comm import current
 from simparallel.compat.front import refuse, unused
+from simparallel.errors import InputError
 from simparallel.world import rank as _world
 
 
@@ -20,8 +22,7 @@ def _joining(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-get_rank, get_local_rank = _joining(_world.get_rank), _joining(_world.get_local_rank)
-get_group_size, get_local_rank_size = _joining(_world.get_world_size), _joining(_world.get_local_world_size)
+get_local_rank, get_local_rank_size = _joining(_world.get_local_rank), _joining(_world.get_local_world_size)
 
 
 class GlobalComm:
@@ -46,5 +47,37 @@ def release() -> None:
 
 @_joining
 def create_group(group: str, rank_ids: list[int]) -> Any:
-    """Create a group of these ranks, see `sp.new_group`. Collective: over all ranks."""
-    return sp.new_group(rank_ids)
+    """Create a group of these ranks under this name, see `sp.new_group`. Collective: over all ranks."""
+    _named()[group] = made = sp.new_group(rank_ids)
+    return made
+
+
+@_joining
+def get_rank(group: Any = None) -> int:
+    """Return this rank, or its position in a group."""
+    return sp.get_rank(group_of(group))
+
+
+@_joining
+def get_group_size(group: Any = None) -> int:
+    """Return the number of ranks, or of the members of a group."""
+    return sp.get_group_size(group_of(group))
+
+
+def group_of(name: Any) -> Any:
+    """Return the group that `create_group` made under this name; a group itself, or None for all ranks, as it is.
+
+    Raises:
+        InputError: there is no such group.
+    """
+    if not isinstance(name, str):
+        return name
+    if name not in _named():
+        raise InputError(f"there is no group {name!r}; create_group has made {', '.join(_named()) or 'none'}.")
+    return _named()[name]
+
+
+def _named() -> dict[str, Any]:
+    """Return this run's groups by their names."""
+    everyone: dict[str, Any] = dict.fromkeys(("hccl_world_group", "nccl_world_group", "mccl_world_group"))
+    return current().kept.setdefault(GlobalComm, everyone)

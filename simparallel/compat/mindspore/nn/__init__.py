@@ -6,8 +6,10 @@ from typing import Any
 
 from simparallel import nn, optim
 from simparallel.autograd.kernels.windows import as_pair
+from simparallel.autograd.ops.loss import check_reduction
 from simparallel.comm import Group
-from simparallel.compat.front import front, refuse, unused
+from simparallel.compat.front import FrontType, front, refuse, unused
+from simparallel.compat.mindspore.cutting import cut
 from simparallel.compat.mindspore.nn import utils
 from simparallel.compat.mindspore.nn.pipelines import PipelineCell, PipelineGradReducer, sync_pipeline_shared_parameters
 from simparallel.errors import InputError
@@ -16,12 +18,10 @@ from simparallel.nn import (
     AdaptiveAvgPool2d,
     BCEWithLogitsLoss,
     Flatten,
-    GroupNorm,
     HuberLoss,
     Identity,
     L1Loss,
     LogSoftmax,
-    Module as Cell,
     ModuleList as CellList,
     MSELoss,
     ReLU,
@@ -38,10 +38,33 @@ from simparallel.parallel import DistributedGradReducer
 from simparallel.parallel.operator.interpreter import sharder
 from simparallel.train import F1, MAE, MSE, Accuracy, Fbeta, Loss, Metric, Precision, Recall
 from simparallel.train.step import TrainStep
-from simparallel.world.context import ParallelMode, get_auto_parallel_context
+from simparallel.world.context import ParallelMode, SettingsRead, get_auto_parallel_context
 from simparallel.world.rank import get_world_size
 
-# --- layers ------------------------------------------------------------------------------------------
+# --- cells and layers ------------------------------------------------------------------------------------------
+
+
+class Cell(nn.Module, metaclass=FrontType):
+    """Base of everything with parameters, see `sp.nn.Module`; its subclasses define `construct`.
+
+    Where the auto-parallel context cuts operators, a call outside of `AutoParallel` is cut, too.
+
+    Args:
+        auto_prefix: False names the parameters below this cell without the names of its attributes.
+        flags: no effect.
+    """
+
+    is_front = True
+
+    def __init__(self, auto_prefix: bool = True, flags: Any = None) -> None:
+        super().__init__()
+        unused("Cell", flags=flags)
+        self._is_wrapper = not auto_prefix
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        by = cut()
+        call = super().__call__
+        return (call if by is None else by(call))(*inputs, **kwargs)
 
 
 @front(nn.Linear, in_channels="in_features", out_channels="out_features", has_bias="bias")
@@ -129,19 +152,19 @@ def _norm(
 ) -> dict[str, Any]:
     """See `sp.nn.BatchNorm2d`; `momentum` is the decay factor of the running statistics."""
     refuse("BatchNorm", "give NCHW", data_format=data_format != "NCHW")
-    refuse("BatchNorm", "leave it out", moving_mean_init=moving_mean_init != "zeros")
-    refuse("BatchNorm", "leave it out", moving_var_init=moving_var_init != "ones")
     refuse("BatchNorm", "call eval() or train()", use_batch_statistics=use_batch_statistics)
     # MindSpore's momentum weighs the old statistics, PyTorch's and ours the new ones. Rounded, so that 1 - 0.9 is 0.1.
     return {"momentum": round(1 - momentum, 12)}
 
 
+_MEMBERS = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 _GAMMA_AND_BETA = {"gamma_init": "weight_init", "beta_init": "bias_init"}
-BatchNorm1d = front(nn.BatchNorm1d, "BatchNorm1d", **_GAMMA_AND_BETA)(_norm)
-BatchNorm2d = front(nn.BatchNorm2d, "BatchNorm2d", **_GAMMA_AND_BETA)(_norm)
+_INITIAL = {**_GAMMA_AND_BETA, "moving_mean_init": "running_mean_init", "moving_var_init": "running_var_init"}
+BatchNorm1d = front(nn.BatchNorm1d, "BatchNorm1d", _MEMBERS, **_INITIAL)(_norm)
+BatchNorm2d = front(nn.BatchNorm2d, "BatchNorm2d", _MEMBERS, **_INITIAL)(_norm)
 
 
-@front(nn.SyncBatchNorm, **_GAMMA_AND_BETA)
+@front(nn.SyncBatchNorm, members=_MEMBERS, **_INITIAL)
 def SyncBatchNorm(
     num_features: int,
     eps: float = 1e-5,
@@ -166,8 +189,7 @@ def SyncBatchNorm(
 
     Collective: yes, with `process_groups`.
     """
-    statistics = moving_mean_init, moving_var_init, use_batch_statistics
-    settings = _norm(num_features, eps, momentum, affine, gamma_init, beta_init, *statistics)
+    settings = _norm(num_features, eps, momentum, use_batch_statistics=use_batch_statistics)
     return {**settings, "process_group": None if process_groups is None else _own_group(process_groups)}
 
 
@@ -186,7 +208,20 @@ def _own_group(process_groups: list[list[int]]) -> Group | None:
     return sharder().groups.mine((*map(tuple, process_groups), *alone))
 
 
-@front(nn.LayerNorm, **_GAMMA_AND_BETA, epsilon="eps")
+@front(nn.GroupNorm, members=_MEMBERS, **_GAMMA_AND_BETA)
+def GroupNorm(
+    num_groups: int,
+    num_channels: int,
+    eps: float = 1e-5,
+    affine: bool = True,
+    gamma_init: Any = "ones",
+    beta_init: Any = "zeros",
+    dtype: Any = "float32",
+) -> None:
+    """Normalise groups of channels, see `sp.nn.GroupNorm`."""
+
+
+@front(nn.LayerNorm, members=_MEMBERS, **_GAMMA_AND_BETA, epsilon="eps")
 def LayerNorm(
     normalized_shape: Any,
     begin_norm_axis: int = -1,
@@ -203,7 +238,13 @@ def LayerNorm(
     refuse("LayerNorm", f"only {dims} fits", begin_params_axis=begin_params_axis if begin_params_axis != dims else None)
 
 
-@front(nn.Embedding, vocab_size="num_embeddings", embedding_size="embedding_dim", embedding_table="weight_init")
+@front(
+    nn.Embedding,
+    members={"weight": "embedding_table"},
+    vocab_size="num_embeddings",
+    embedding_size="embedding_dim",
+    embedding_table="weight_init",
+)
 def Embedding(
     vocab_size: int,
     embedding_size: int,
@@ -281,6 +322,23 @@ def _padding(who: str, pad_mode: str, padding: Any) -> Any:
 
 
 # --- losses ------------------------------------------------------------------------------------------
+
+
+class LossBase(Cell):
+    """Base of losses: `construct` returns `self.get_loss(losses)`, their "mean", "sum", or with "none" all of them."""
+
+    def __init__(self, reduction: str | None = "mean") -> None:
+        super().__init__()
+        self.reduction = check_reduction(type(self).__name__, reduction or "none")
+
+    def get_axis(self, x: Any) -> tuple[int, ...]:
+        """Return the numbers of the dims of x."""
+        return tuple(range(x.ndim))
+
+    def get_loss(self, x: Any, weights: Any = 1.0) -> Any:
+        """Return the reduction of x * weights."""
+        losses = x * weights
+        return losses if self.reduction == "none" else getattr(losses, self.reduction)()
 
 
 def SoftmaxCrossEntropyWithLogits(sparse: bool = False, reduction: str = "none") -> nn.Module:
@@ -422,7 +480,12 @@ class TrainOneStepCell(Cell):
         super().__init__()
         self.network, self.optimizer = network, optimizer
         reduces = get_auto_parallel_context("parallel_mode") == ParallelMode.DATA_PARALLEL
-        self._step = TrainStep(network, None, optimizer, _FixedLossScaleManager(sens, False), reduces)
+        self._read = SettingsRead("parallel_mode", "gradients_mean", "dataset_strategy", "search_mode")
+        self._step = TrainStep(network, None, optimizer, _FixedLossScaleManager(sens, False), reduces, cut(True))
+
+    # The step is cut as a whole, and may search for strategies.
+    __call__ = nn.Module.__call__
 
     def construct(self, *inputs: Any) -> Any:
+        self._read.check("TrainOneStepCell")
         return self._step(inputs)

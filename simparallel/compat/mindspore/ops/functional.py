@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-import simparallel as sp
-from simparallel import Tensor, functions, value_and_grad
+from simparallel import Tensor, functions
 from simparallel.autograd.functions import (
     abs,
     add,
@@ -32,7 +31,8 @@ from simparallel.autograd.functions import (
     where,
 )
 from simparallel.compat.front import public_names, refuse
-from simparallel.compat.mindspore.common import grad, jit
+from simparallel.compat.mindspore.common import grad, jit, value_and_grad
+from simparallel.compat.mindspore.communication import group_of
 from simparallel.compat.mindspore.ops.primitive import axes, number
 
 # Other names of MindSpore for the same functions.
@@ -203,9 +203,13 @@ def depend(value: Any, expr: Any) -> Any:
 
 
 def all_reduce(x: Tensor, op: str = "sum", group: Any = None) -> Tensor:
-    """Return a new Tensor with the reduction over the ranks, see `sp.all_reduce`."""
-    # MindSpore's collective returns a new tensor, ours works in place.
-    return sp.all_reduce(x.clone(), op, group)
+    """Return a new Tensor with the reduction over the ranks, see `sp.functions.all_reduce`."""
+    return functions.all_reduce(x, op, group_of(group))
 
 
-__all__ = public_names(globals(), "Tensor", "axes", "number")
+def bias_add(input_x: Any, bias: Any) -> Tensor:
+    """Return x (n, c, ...) plus the bias (c,) of each channel."""
+    return add(input_x, functions.reshape(bias, -1, *(1,) * (len(input_x.shape) - 2)))
+
+
+__all__ = public_names(globals(), "Tensor", "axes", "group_of", "number")

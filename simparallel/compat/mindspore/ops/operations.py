@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from simparallel import ops
+from simparallel import Tensor, functions, ops
 from simparallel.autograd import (
     Abs,
     Add,
@@ -38,6 +39,8 @@ from simparallel.autograd import (
     Where as Select,
 )
 from simparallel.compat.front import public_names, refuse, unused
+from simparallel.compat.mindspore.communication import group_of
+from simparallel.compat.mindspore.ops import functional
 from simparallel.compat.mindspore.ops.primitive import Primitive, Resolved, axes, number, primitive
 
 # Other names of MindSpore for the same ops.
@@ -153,11 +156,85 @@ def Gather() -> Call:
     return resolve
 
 
-class Shape:
+@primitive
+def MaxPool(
+    kernel_size: Any = 1,
+    strides: Any = 1,
+    pad_mode: str = "valid",
+    data_format: str = "NCHW",
+    *,
+    ksize: Any = None,
+    padding: str | None = None,
+) -> Call:
+    """The maximum of windows; MindSpore 0.2 calls the settings ksize and padding."""
+    refuse("MaxPool", "give NCHW", data_format=data_format != "NCHW")
+    settings = kernel_size if ksize is None else ksize, strides, (padding or pad_mode).lower()
+    return lambda x: (ops.MaxPool2d, settings, (x,))
+
+
+def BiasAdd(data_format: str = "NCHW") -> Callable[..., Tensor]:
+    """x (n, c, ...) plus the bias (c,) of each channel."""
+    refuse("BiasAdd", "give NCHW", data_format=data_format != "NCHW")
+    return functional.bias_add
+
+
+def Shape() -> Callable[..., tuple[int, ...]]:
     """The shape of a Tensor."""
-
-    def __call__(self, x: Any) -> tuple[int, ...]:
-        return tuple(x.shape)
+    return functional.shape
 
 
-__all__ = public_names(globals(), "Call", "Resolved", "axes", "number", "primitive")
+# --- collectives and gradients ---------------------------------------------------------------------
+
+
+class ReduceOp:
+    """Names of reductions over the ranks."""
+
+    SUM, MAX, MIN, PROD = "sum", "max", "min", "prod"
+
+
+def AllReduce(op: str = ReduceOp.SUM, group: Any = None) -> Callable[..., Tensor]:
+    """The reduction over the ranks, see `sp.functions.all_reduce`."""
+    return partial(functions.all_reduce, op=op, group=group_of(group))
+
+
+def AllGather(group: Any = None) -> Callable[..., Tensor]:
+    """The ranks' tensors joined along dim 0, see `sp.functions.all_gather`."""
+    return partial(functions.all_gather, group=group_of(group))
+
+
+def ReduceScatter(op: str = ReduceOp.SUM, group: Any = None) -> Callable[..., Tensor]:
+    """This rank's part along dim 0 of the reduction over the ranks, see `sp.functions.reduce_scatter`."""
+    return partial(functions.reduce_scatter, op=op, group=group_of(group))
+
+
+def Broadcast(root_rank: int, group: Any = None) -> Callable[..., tuple[Tensor, ...]]:
+    """The tensors of a tuple from rank `root_rank`, see `sp.functions.broadcast`."""
+    own = group_of(group)
+    return lambda xs: tuple(functions.broadcast(x, root_rank, own) for x in xs)
+
+
+def GradOperation(get_all: bool = False, get_by_list: bool = False, sens_param: bool = False) -> Callable[..., Any]:
+    """A function's gradients: of its first argument, of all (`get_all`), of weights (`get_by_list`), or of both.
+
+    With `sens_param` the last argument of the call is the gradient of the result; otherwise each element counts 1.
+    """
+
+    def gradients(fn: Any, weights: Any = None) -> Any:
+        if get_by_list and weights is None:
+            weights = fn.trainable_params()
+
+        def total(*args: Any) -> Tensor:
+            return (fn(*args[:-1]) * args[-1]).sum() if sens_param else fn(*args).sum()
+
+        def run(*args: Any) -> Any:
+            every = tuple(range(len(args) - sens_param))
+            return functional.grad(total, every if get_all else None if get_by_list else 0, weights)(*args)
+
+        return run
+
+    return gradients
+
+
+__all__ = public_names(
+    globals(), "Call", "Resolved", "Tensor", "axes", "functions", "group_of", "number", "partial", "primitive"
+)
