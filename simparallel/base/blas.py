@@ -31,7 +31,7 @@ def is_single_threaded() -> bool:
 
 
 def limit_threads(count: int) -> None:
-    """Make BLAS use `count` threads in this process from now on, and in libraries and processes that it starts later."""
+    """Make BLAS use `count` threads in this process from now on, also in libraries and processes that it starts."""
     global _threads
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(count)))
     if _threads != count:
