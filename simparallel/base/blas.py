@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -31,17 +31,18 @@ def is_single_threaded() -> bool:
 
 
 def limit_threads(count: int) -> None:
-    """Make BLAS use `count` threads in this process from now on."""
+    """Make BLAS use `count` threads in this process from now on, also in libraries and processes that it starts."""
     global _threads
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(count)))
     if _threads != count:
         _set_threads(count)
 
 
-def default_threads(world_size: int) -> int:
+def default_threads(world_size: int, environment: Mapping[str, str] = os.environ) -> int:
     """Return the BLAS threads of each rank: from the environment, else an equal share of the cores, at least 1."""
     for variable in THREAD_VARIABLES:
-        if os.environ.get(variable, "").isdigit():
-            return max(1, int(os.environ[variable]))
+        if environment.get(variable, "").isdigit():
+            return max(1, int(environment[variable]))
     return max(1, usable_cores() // world_size)
 
 

@@ -14,6 +14,7 @@ from simparallel.hardware.cluster import ClusterSpec, describe
 from simparallel.hardware.memory import parse_bytes
 from simparallel.hardware.notes import note_once
 from simparallel.hardware.recorder import Recorder, current_recorder, set_recorder
+from simparallel.world.process import become_rank
 
 # Variables that give the number of processes. MPI can connect the processes of the first tuple's launchers. PMIx
 # gives a process only its own rank. SLURM_NTASKS proves less: sbatch and salloc set it too, before any srun.
@@ -48,6 +49,9 @@ def init(
     RANK_ID or DEVICE_ID. They all have to be on this machine. Under mpiexec, mpirun or srun, with mpi4py installed,
     the launcher's processes become the ranks and communicate over MPI.
 
+    Ranks use as many BLAS threads as those of `launch`, and start with the same `random` and `np.random`, unless the
+    program has seeded them since it imported this package.
+
     Args:
         devices_per_rank: number of simulated devices of this rank, sim:0 to sim:n-1; None leaves it to the launcher,
             or else to the device names in use.
@@ -66,7 +70,9 @@ def init(
     if not is_running():
         launcher = foreign_launcher(os.environ)
         joined = launcher is not None and _join(*launcher, timeout_s, start_timeout_s)
-        if not joined and current_recorder() is None:
+        if joined:
+            become_rank(current().world_size, keep_own=True)
+        elif current_recorder() is None:
             set_recorder(Recorder(0, describe(1)))
     recorder = current_recorder()
     if devices_per_rank is not None and recorder is not None:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,39 @@ except KeyboardInterrupt:
     print(sp.launch(sp.get_rank, world_size=2, transport="inline"))
 """
     assert finish(start_script(tmp_path, text)) == ("interrupted 2\n[0, 1]\n", "")
+
+
+@pytest.mark.parametrize("what", ["computes", "communicates", "is in a call", "runs dry"])
+def test_signal_handler_that_raises_ends_a_run(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time limit is such a handler, as that of pytest-timeout."""
+    monkeypatch.setattr(threads, "GIVE_UP_S", 0.1 if what == "is in a call" else 20.0)
+    lock = threading.Lock()
+    lock.acquire()
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("on purpose")
+
+    def endless() -> None:
+        if sp.get_rank() == 0:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            if what == "is in a call":
+                lock.acquire()
+        while True:
+            if what == "communicates":
+                sp.barrier()
+
+    run: Any = sp.dry_run if what == "runs dry" else partial(sp.launch, transport="inline")
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with pytest.raises(TimeoutError, match="on purpose"):
+            run(endless, world_size=2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
+    assert len(left) == (what == "is in a call")
+    lock.release()
+    for thread in left:
+        thread.join(20)
 
 
 @pytest.mark.parametrize("what", ["computes", "is in a call"])

@@ -22,6 +22,7 @@ from refusals import refused
 
 from simparallel.errors import LaunchError
 from simparallel.hardware.ranktable import RankTable, format_rank_table, load, make_rank_table
+from simparallel.runtime import preflight
 from simparallel.runtime.joined import rendezvous, sockets
 from simparallel.runtime.joined.identity import Identity, identify, is_here
 from simparallel.runtime.joined.rendezvous import Meeting, meet
@@ -230,6 +231,13 @@ def test_missing_ranks_are_named() -> None:
         assert isinstance(error, LaunchError)
         assert error.facts["missing"] == [1, 3]
         assert "RANK=1 " in str(error)
+
+
+def test_ranks_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before the first one reserves memory for all."""
+    monkeypatch.setattr(preflight, "available_memory", lambda: 8 << 30)
+    with refused(LaunchError, available_bytes=8 << 30):
+        meet(rank_of(0, 999_999_999), 0.0, lambda text: None)
 
 
 @pytest.mark.parametrize(

@@ -703,7 +703,7 @@ def test_environment_of_the_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.syspath_prepend("/nowhere/at/all")
     for told in sp.launch(look, world_size=2, echo=False):
         assert told["greeting"] == "hello"
-        assert told["OMP"] == "1"
+        assert told["OMP"] == "16"  # as given, for BLAS and for what the rank starts
         assert told["cwd"] == str(tmp_path)
         assert told["path"] == ["/nowhere/at/all"]
         assert told["start method"] == "fork"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from math import inf, prod
 from typing import Any
 
@@ -118,6 +119,8 @@ class Pipeline:
         schedule.check()
         self.schedule, self.model, self.loss_fn, self.mesh = schedule, model, loss_fn, mesh
         self._communicator, self._weight_fn = communicator, weight_fn
+        # The number of this pipeline among those of the run, and of its calls so far: its messages tell them.
+        self.number, self.calls = next(communicator.kept.setdefault(Pipeline, count())), 0
         place = dict(zip(mesh.axis_names, mesh.coordinate(communicator.rank), strict=True))
         self._rank, self.replica = place[PIPELINE], place.get(DATA, 0)
         self.replicas = mesh.axis_size(DATA) if DATA in place else 1

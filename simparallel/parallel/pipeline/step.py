@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from simparallel.parallel.pipeline.pipeline import Pipeline
 
 FORWARDS, BACKWARDS = 0, 1
+# Tags name the last so many calls of a pipeline, and so many pipelines.
+CALLS, PIPELINES = 1 << 16, 1 << 8
 _WORDS = {
     FORWARD: "forward", BACKWARD: "backward", INPUT_GRADIENT: "input gradient", WEIGHT_GRADIENT: "weight gradients"
 }  # fmt: skip
@@ -81,6 +83,9 @@ class Step:
         self._masks: dict[str, int] = {}
         # This step's gradients of parameters that other ranks have, too.
         self._shared: dict[int, Array | None] = {id(p): None for _, parameters in pipeline._shared for p in parameters}
+        # A call that was refused above has sent nothing, and does not count.
+        pipeline.calls += 1
+        self._call = pipeline.calls % CALLS * PIPELINES + pipeline.number % PIPELINES
 
     def run(self) -> Tensor:
         act = {FORWARD: self._forward, BACKWARD: self._backward, INPUT_GRADIENT: self._backward_first,
@@ -108,9 +113,13 @@ class Step:
         told = f"In the pipeline: {action}, {_WORDS[action.kind]} of micro-batch {action.microbatch} in stage "
         told += f"{action.stage} ({names}), rank {self._ranks[self._rank]}."
         for tag in dict.fromkeys(map(int, re.findall(r"\btag[= ](\d+)", text))):
-            direction, (source, target, number), m = self._of_tag(tag)
+            direction, (source, target, number), m, call = self._of_tag(tag)
             value = f"value {number} of stage {source} for stage {target}, micro-batch {m}"
-            told += f" Tag {tag} is {'the gradient of ' * (direction == BACKWARDS)}{value}."
+            told += f" Tag {tag} is {'the gradient of ' * (direction == BACKWARDS)}{value}"
+            if call != self._call:
+                told += f", of call {call // PIPELINES} of pipeline {call % PIPELINES}; this is call "
+                told += f"{self._call // PIPELINES} of pipeline {self._call % PIPELINES}"
+            told += "."
         return told
 
     def _sum_shared(self) -> None:
@@ -293,29 +302,31 @@ class Step:
     def _tag(self, direction: int, crossing: Crossing, m: int) -> int:
         source, target, number = crossing
         num_stages = self._schedule.num_stages
-        return (
-            ((number * self._schedule.microbatches + m) * num_stages + source) * num_stages + target
-        ) * 2 + direction
+        value = ((number * self._schedule.microbatches + m) * num_stages + source) * num_stages + target
+        return (value * 2 + direction) * (CALLS * PIPELINES) + self._call
 
-    def _of_tag(self, tag: int) -> tuple[int, Crossing, int]:
-        """Return direction, crossing and micro-batch of a tag."""
+    def _of_tag(self, tag: int) -> tuple[int, Crossing, int, int]:
+        """Return direction, crossing, micro-batch and call of a tag."""
         num_stages = self._schedule.num_stages
-        rest, direction = divmod(tag, 2)
+        rest, call = divmod(tag, CALLS * PIPELINES)
+        rest, direction = divmod(rest, 2)
         rest, target = divmod(rest, num_stages)
         rest, source = divmod(rest, num_stages)
         number, m = divmod(rest, self._schedule.microbatches)
-        return direction, Crossing(source, target, number), m
+        return direction, Crossing(source, target, number), m, call
 
     def from_last(self, x: Array | None) -> Array:
         """Return a value of the last stage on every rank of the pipeline."""
         last = self._schedule.rank_of(self._length - 1)
+        # No stage sends a value to itself by message.
+        tag = self._tag(FORWARDS, Crossing(self._length - 1, self._length - 1, 0), 0)
         if self._rank != last:
-            return _received(self._xp, self._ranks[last], 0)
+            return _received(self._xp, self._ranks[last], tag)
         if x is None:
             raise InputError("Pipeline: the model does not return one Tensor of its last stage.")
         for rank in range(self._schedule.ranks):
             if rank != last:
-                collectives.send(x, self._ranks[rank], 0)
+                collectives.send(x, self._ranks[rank], tag)
         return x
 
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-from simparallel.base import blas
 from simparallel.comm import Communicator, join_run
 from simparallel.comm.diagnosis import unreceived
 from simparallel.comm.faults.spec import VARIABLE, faults_of, parse
@@ -283,7 +282,6 @@ def join(timeout_s: float | None = None, start_timeout_s: float | None = None) -
     if identity.world_size == 1:
         return False
     faults = parse(os.environ.get(VARIABLE, ""), identity.world_size)
-    blas.limit_threads(blas.default_threads(identity.world_size))
     meeting = meet(identity, start_timeout_s or MEET_LIMIT_S, tell)
     settle(identity, meeting)
     settings = {"faults": faults_of(faults, identity.rank)}

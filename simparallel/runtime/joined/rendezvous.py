@@ -37,6 +37,7 @@ from simparallel.runtime.joined.sockets import (
     receive,
     send,
 )
+from simparallel.runtime.preflight import check_memory
 
 PROTOCOL = 1
 RETRY_S = 0.01
@@ -94,7 +95,7 @@ def meet(identity: Identity, limit_s: float, tell: Tell) -> Meeting:
 
     Raises:
         LaunchError: ranks never arrived (fact `missing`), one ended too early (fact `rank`), the leader refused this
-            process, or the folder cannot be used.
+            process, the folder cannot be used, or the ranks do not fit into memory (see `check_memory`).
         SharedMemoryError: there is not enough memory.
     """
     hello = Hello(
@@ -114,6 +115,8 @@ def meet(identity: Identity, limit_s: float, tell: Tell) -> Meeting:
             with contextlib.suppress(FileNotFoundError), open_folder() as folder:
                 with hold_lock(folder, identity.key) as is_leader:
                     if is_leader:
+                        # Others may come when the first ones have taken their part of the memory.
+                        check_memory(identity.world_size)
                         return _Leader(identity, hello, folder, limit_s, tell).gather(deadline, life)
                 found = _follow(identity, hello, folder, deadline, life)
                 if found is not None:

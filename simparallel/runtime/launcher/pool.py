@@ -133,9 +133,10 @@ class Pool:
         self.sources = Sources()
         self.owner = os.getpid()
         self._start_timeout_s = start_timeout_s
+        environment = dict(environment or {})
         told = {
-            "nodes": [list(node) for node in nodes], "device_ids": list(device_ids),
-            "environment": dict(environment or {}), "blas_threads": blas_threads or default_threads(self.world_size),
+            "nodes": [list(node) for node in nodes], "device_ids": list(device_ids), "environment": environment,
+            "blas_threads": blas_threads or default_threads(self.world_size, {**os.environ, **environment}),
         }  # fmt: skip
         try:
             with _standard_streams_taken():

@@ -18,7 +18,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from simparallel.base.blas import THREAD_VARIABLES, default_threads
 from simparallel.base.callsite import PACKAGE
 from simparallel.base.files import write_atomically
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
@@ -150,14 +149,11 @@ class NodeJob:
     def _start(self, config: node_rank.Config, log_fd: int) -> subprocess.Popen[bytes]:
         home = str(PACKAGE.parent)
         code = f"import sys; sys.path.insert(0, {home!r}); from {node_rank.__name__} import main; main(sys.argv[1])"
-        # The share of all nodes' ranks: they run on the cores of this machine.
-        threads = str(default_threads(config.world_size))
-        environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, threads), "PYTHONUNBUFFERED": "1"}
         try:
             # In a process group of its own: Ctrl-C reaches this process alone, which then stops the ranks, see `_end`.
             return subprocess.Popen(
                 [sys.executable, "-P", "-c", code, json.dumps(asdict(config))],
-                env=environment,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 process_group=0,
                 stdin=subprocess.DEVNULL,
                 stdout=log_fd,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from simparallel.base import blas
 from simparallel.base.files import write_atomically
 from simparallel.comm.faults.spec import VARIABLE, faults_of, parse
 from simparallel.errors import CommError, SimParallelError
@@ -109,7 +108,6 @@ def _play(config: Config) -> Outcome:
     )
     faults = parse(os.environ.get(VARIABLE, ""), config.world_size)
     meeting = meet(identity, config.start_timeout_s, tell)
-    blas.limit_threads(blas.default_threads(config.world_size))
     os.environ.update(variables(config.rank, meeting.nodes, meeting.device_ids, config.environment))
     transport = JoinedTransport(meeting, config.rank, config.timeout_s, faults=faults_of(faults, config.rank))
     transport.start()

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import cloudpickle
 
-from simparallel.base import blas, callsite, pickling
+from simparallel.base import callsite, pickling
 from simparallel.base.units import format_bytes
 from simparallel.comm import Communicator
 from simparallel.comm.faults.spec import faults_of
@@ -82,7 +82,6 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
         # `kill -USR1 PID` writes the stack of every thread to the log.
         faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
         _die_with_the_host(wiring.life_fd, host_life[0], host_pid)
-        blas.limit_threads(wiring.blas_threads)
         log_records.begin()
         os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
         set_program(rank, wiring.world_size)
@@ -163,7 +162,9 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         linecache.cache.update(message["sources"])
         callsite.cells.update(message["cells"])
         call = partial(_call, message["payload"], rank, wiring.world_size, interrupts)
-        outcome, last = play_rank(call, transport, **settings, tell=launcher.tell, is_process=True)
+        outcome, last = play_rank(
+            call, transport, **settings, tell=launcher.tell, is_process=True, blas_threads=wiring.blas_threads
+        )
         # A signal may have interrupted the `finally` of `_call` before it disarmed the handler.
         interrupts.armed = False
         outcome.modules = imported.new()

@@ -10,14 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from simparallel.world.process import seed_globals
+
 # NumPy's state: 624 words, and the position among them.
 _MT19937_BYTES = 4 * 625
-
-
-def seed_globals() -> None:
-    """Seed `random` and `np.random` for a new rank, the same on every rank."""
-    random.seed(0)
-    np.random.seed(0)
 
 
 @cache

@@ -20,9 +20,9 @@ from simparallel.comm.transport import AbstractTransport
 from simparallel.hardware.cluster import ClusterSpec
 from simparallel.hardware.gpu_recorder import GpuRecorder
 from simparallel.hardware.recorder import Recorder, use_recorder
-from simparallel.runtime.ranks.random_streams import seed_globals
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.world.context import forget_settings
+from simparallel.world.process import become_rank
 
 T = TypeVar("T")
 Tell = Callable[[dict[str, Any]], None]
@@ -48,6 +48,7 @@ def play_rank(
     is_process: bool = False,
     seed: int = 0,
     matmul_precision: str = "highest",
+    blas_threads: int | None = None,
     array: str = "numpy",
     recorder_type: type[Recorder] = Recorder,
 ) -> tuple[Outcome, Communicator]:
@@ -67,6 +68,7 @@ def play_rank(
         is_process: the whole process is the rank, not only the calling thread.
         seed: seed of its random numbers.
         matmul_precision: see `set_float32_matmul_precision`.
+        blas_threads: of a process, see `become_rank`.
         array: see `Cluster`.
         recorder_type: class of its recorder.
 
@@ -83,8 +85,8 @@ def play_rank(
     grad_mode.enabled = True
     forget_settings()
     if is_process:
-        # Threads share these streams; for them `Draws` seeds and switches them.
-        seed_globals()
+        # Threads share these settings; for them `run_threads` limits BLAS, and `Draws` seeds the streams.
+        become_rank(transport.world_size, blas_threads)
     outcome = Outcome(transport.rank)
     gpu = None
     # A process is the rank as a whole: threads that the program starts belong to it, too.

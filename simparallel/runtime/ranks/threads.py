@@ -186,14 +186,16 @@ class _Watch:
 
         Raises:
             KeyboardInterrupt: after all ranks have ended; at a second Ctrl-C, without waiting for the running rank.
+            What another signal handler raises, such as that of a time limit: after all ranks have ended, or without
+            a rank that Python cannot interrupt.
         """
         try:
             self._turns.give(0)
             self._wait(self._look_at_the_time)
-        except KeyboardInterrupt:
-            # Python raises it in the main thread only; ranks that wait in a collective see the abort word.
+        except BaseException as error:
+            # Signal handlers run in the main thread only; ranks that wait in a collective see the abort word.
             self._segment.words[self._segment.map.abort()] = ABORT_INTERRUPT
-            self._interrupt_all()
+            self._interrupt_all(error)
             raise
 
     def _wait(self, look: Callable[[], None]) -> None:
@@ -245,20 +247,25 @@ class _Watch:
         transport.end()
         self._ended[turn].set()
 
-    # --- Ctrl-C -------------------------------------------------------------------------------------
+    # --- Ctrl-C, and what other signal handlers raise ----------------------------------------------
 
     def _is_interrupted(self) -> bool:
         return self._segment.words[self._segment.map.abort()] == ABORT_INTERRUPT
 
-    def _interrupt_all(self) -> None:
+    def _interrupt_all(self, reason: BaseException) -> None:
         """Interrupt the running rank, and others at their turns; at another Ctrl-C leave the running one behind."""
+        is_person = isinstance(reason, KeyboardInterrupt)
         since_s, told = time.monotonic(), False
 
         def look() -> None:
-            nonlocal told
+            nonlocal since_s, told
             passed_s, turn = time.monotonic() - since_s, self._turns.running
             self.calls[turn].interrupt(passed_s)
-            if passed_s > GIVE_UP_S and not told:
+            if passed_s > GIVE_UP_S and not is_person:
+                # A signal of a timer does not come again.
+                since_s = time.monotonic()
+                self._leave_behind(turn, reason)
+            elif passed_s > GIVE_UP_S and not told:
                 told = True
                 print(
                     f"rank {self._segment.ranks[turn]} is in a call that Python cannot interrupt, at "
@@ -271,7 +278,7 @@ class _Watch:
             try:
                 look()
                 return self._wait(look)
-            except KeyboardInterrupt as again:
+            except BaseException as again:
                 self._leave_behind(self._turns.running, again)
 
 

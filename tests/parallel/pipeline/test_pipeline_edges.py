@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from refusals import refused
 
 import simparallel as sp
 from simparallel import nn
-from simparallel.errors import CollectiveMismatchError, InputError, RunFailedError
+from simparallel.errors import CollectiveMismatchError, DeadlockError, InputError, RunFailedError
 from simparallel.optim import SGD, AdamW
 from simparallel.parallel import Pipeline
 
@@ -345,3 +347,68 @@ def test_a_recomputed_function_is_told():
             return pipeline.step(x, labels).item()
 
     assert len(set(sp.launch(program, world_size=2, transport="inline"))) == 1
+
+
+def _swapped():
+    """Two pipelines, in another order on one rank."""
+    first, second = (Pipeline(nn.Sequential(_linear(), _linear()), _mean, 2) for _ in range(2))
+    for pipeline in (second, first) if sp.get_rank() else (first, second):
+        pipeline.step(np.ones((4, 4)), np.zeros((4, 4)))
+
+
+def _swapped_predictions():
+    first, second = (Pipeline(nn.Sequential(_linear(), _linear()), _mean, 2) for _ in range(2))
+    for pipeline in (second, first) if sp.get_rank() else (first, second):
+        pipeline.predict(np.ones((4, 4)))
+
+
+def _mean(y, labels):
+    return ((y - labels) ** 2).mean()
+
+
+@pytest.mark.parametrize("program", [_swapped, _swapped_predictions])
+def test_messages_find_their_call(program):
+    """The ranks wait for each other: no message is taken for one of another pipeline, or of another step."""
+    with refused(RunFailedError) as info:
+        sp.launch(program, world_size=2, transport="inline")
+    assert isinstance(info.value.__cause__, DeadlockError)
+
+
+def test_messages_of_a_failed_step_are_apart():
+    """The next step does not take the value that the failed one has sent; the end of the run tells it."""
+
+    def forward(m, x):
+        h = m.a(x)
+        if m.training and sp.get_rank() == 1:
+            raise ValueError("before it has received h")
+        y = m.b(h)
+        if m.training:
+            raise ValueError("after it has sent h")
+        return y
+
+    def run():
+        model, x = Model(forward), np.full((4, 4), 3.0)
+        pipeline = Pipeline(model, _mean, 2, stages=[["a"], ["b", "c", "drop", "same", "other", "table"]])
+        with contextlib.suppress(ValueError):
+            pipeline.step(np.ones((4, 4)), np.zeros((4, 4)))
+        model.eval()
+        found = pipeline.step(x, np.zeros((4, 4)))
+        pipeline.collect()
+        assert np.allclose(found.item(), _mean(forward(model, sp.Tensor(x)), np.zeros((4, 4))).item())
+
+    with refused(RunFailedError, rank=1):
+        sp.launch(run, world_size=2, transport="inline")
+
+
+def test_messages_of_the_program_are_apart():
+    """A message of any small tag stays one of the program."""
+
+    def run():
+        rank, pipeline = sp.get_rank(), Pipeline(nn.Sequential(_linear(), _linear()), _mean, 2)
+        for tag in range(12):
+            sp.send(np.full((2, 4), 7.0), 1 - rank, tag)
+        pipeline.predict(np.ones((2, 4)))
+        pipeline.step(np.ones((4, 4)), np.zeros((4, 4)))
+        return sum(sp.recv(np.zeros((2, 4)), 1 - rank, tag).sum() for tag in range(12))
+
+    assert sp.launch(run, world_size=2, transport="inline") == [12 * 56.0] * 2
