@@ -320,8 +320,9 @@ def test_bad_calls_are_refused():
         (ShapeError, lambda: x.expand(-1, 2, 3)),
         (ShapeError, lambda: x[:0].max()),
         (ShapeError, lambda: x[0, :1].var()),
-        (ShapeError, lambda: F.pad(x, (-1, 0))),
+        (ShapeError, lambda: F.pad(x, (-9, 0))),
         (ShapeError, lambda: F.pad(x, (1,))),
+        (ShapeError, lambda: Op.registry["Pad"](((-1, 0),))),
         (ShapeError, lambda: x.tile(-1)),
         (ShapeError, lambda: Op.registry["Index"]((1, 0))(x, n, n)),
     ]:

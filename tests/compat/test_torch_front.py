@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from refusals import refused
 
 from simparallel.compat import torch as front
@@ -105,3 +108,42 @@ def test_arguments_without_a_meaning_are_refused():
         front.nn.functional.layer_norm(x, (3,))
     with refused(InputError):
         front.nn.MaxPool2d(2, return_indices=True)
+
+
+NUMBERS = st.integers(-20, 20) | st.integers(-80, 80).map(lambda n: n / 8)
+DTYPES = st.sampled_from(("uint8", "int8", "int16", "int32", "int64", "float32", "float64"))
+
+
+@given(NUMBERS, NUMBERS, NUMBERS, DTYPES | st.none())
+def test_arange_matches_torch(start, end, step, dtype):
+    """PyTorch drops the fractions of start and step for integers; a step of 0 leads nowhere."""
+    kinds = [{} if dtype is None else {"dtype": getattr(module, dtype)} for module in (front, torch)]
+    is_whole = "int" in (dtype or "") or (dtype is None and all(isinstance(n, int) for n in (start, end, step)))
+    if (end - start) * step < 0 or (int(step) if is_whole else step) == 0:
+        with refused(InputError):
+            front.arange(start, end, step, **kinds[0])
+        return
+    found, expected = front.arange(start, end, step, **kinds[0]), torch.arange(start, end, step, **kinds[1])
+    assert str(expected.dtype) == f"torch.{found.dtype}"
+    np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
+@given(NUMBERS, NUMBERS, st.integers(0, 9), DTYPES)
+def test_linspace_matches_torch(start, end, steps, dtype):
+    """Where the exact value is whole, PyTorch's processor may round to either side of it."""
+    if dtype == "uint8":
+        start, end = abs(start), abs(end)
+    found = front.linspace(start, end, steps, getattr(front, dtype)).numpy()
+    expected = torch.linspace(start, end, steps, dtype=getattr(torch, dtype)).numpy()
+    assert found.dtype == expected.dtype
+    if "int" in dtype:
+        exact = [int(start) + Fraction(int(end) - int(start), max(steps - 1, 1)) * i for i in range(steps)]
+        assert found.tolist() == [int(x) if x.denominator == 1 else y for x, y in zip(exact, expected, strict=True)]
+    else:
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_linspace_refuses_what_a_dtype_cannot_hold():
+    for bad in ((0, 300, 3, front.uint8), (-1, 5, 3, front.uint8), (0, 5, -1)):
+        with refused(InputError):
+            front.linspace(*bad)

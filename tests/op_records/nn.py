@@ -40,13 +40,13 @@ def reduced(op, losses, count=None):
 
 
 def label_loss(op, logp, labels, weight=None):
-    num_classes = logp.shape[1]
+    logp, num_classes = np.moveaxis(logp, 1, -1), logp.shape[1]
     weight = np.ones(num_classes) if weight is None else weight
-    kept = np.ones(len(labels)) if op.ignore_index is None else labels != op.ignore_index
+    kept = np.ones(labels.shape) if op.ignore_index is None else labels != op.ignore_index
     target = np.eye(num_classes)[np.where(kept, labels, 0).astype(int)]
     smoothing = getattr(op, "label_smoothing", 0)
     target_mix = (1 - smoothing) * target + smoothing / num_classes
-    return reduced(op, -(target_mix * weight * logp).sum(1) * kept, ((target @ weight) * kept).sum())
+    return reduced(op, -(target_mix * weight * logp).sum(-1) * kept, ((target @ weight) * kept).sum())
 
 
 def torch_label_loss(function, op, x, labels, weight=None, **settings):
@@ -162,7 +162,7 @@ def _softmax(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
 @record(
     near={
         "CrossEntropy": (
-            lambda op, x, *rest: label_loss(op, np.log(softmax(x)), *rest),
+            lambda op, x, *rest: label_loss(op, np.log(softmax(x, 1)), *rest),
             lambda op, *inputs: torch_label_loss(TF.cross_entropy, op, *inputs, label_smoothing=op.label_smoothing),
         ),
         "NLL": (label_loss, lambda op, *inputs: torch_label_loss(TF.nll_loss, op, *inputs)),
@@ -176,11 +176,12 @@ def _label_loss(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
     settings = [reduction, ignore_index]
     if name == "CrossEntropy":
         settings.append(draw(st.sampled_from((0.0, 0.25, 1.0))))
-    labels = draw(_ids((num_rows,), num_classes))
-    if ignore_index == -100 and num_rows:
+    inner = draw(shapes(0, 2))
+    labels = draw(_ids((num_rows, *inner), num_classes))
+    if ignore_index == -100 and labels.size:
         labels = labels.astype(np.int64)
-        labels[draw(st.integers(0, num_rows - 1))] = -100
-    inputs = [draw(operand((num_rows, num_classes), dtype, exact)), labels]
+        labels.flat[draw(st.integers(0, labels.size - 1))] = -100
+    inputs = [draw(operand((num_rows, num_classes, *inner), dtype, exact)), labels]
     if draw(st.booleans()):  # class weights as integers, so that no gradient is checked for them
         inputs.append(draw(arrays((num_classes,), np.int64, values=(1, 2, 3, 0))))
     return new(name, *settings), inputs
@@ -189,14 +190,14 @@ def _label_loss(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
 @record(
     near={
         "SoftmaxCrossEntropyWithLogits": (
-            lambda op, x, t: reduced(op, -(t * np.log(softmax(x))).sum(1), len(x)),
-            lambda op, x, labels: TF.cross_entropy(x, labels, reduction=reduction(op, len(x))),
+            lambda op, x, t: reduced(op, -(t * np.log(softmax(x, 1))).sum(1)),
+            lambda op, x, labels: TF.cross_entropy(x, labels, reduction=reduction(op, x[:, 0].numel())),
         )
     }
 )
 @st.composite
 def _dense_loss(draw: Draw, name: str, dtype: Any, exact: bool) -> OpCall:
-    shape = (draw(st.integers(0, 4)), draw(st.integers(1, 5)))
+    shape = (draw(st.integers(0, 4)), draw(st.integers(1, 5)), *draw(shapes(0, 2)))
     inputs = [draw(operand(shape, dtype, exact)) for _ in range(2)]
     return new(name, draw(st.sampled_from(REDUCTIONS))), inputs
 

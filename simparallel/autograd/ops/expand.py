@@ -249,14 +249,20 @@ def tile(x: Any, *repeats: int) -> Tensor:
 _PADDING = ("constant", "reflect", "replicate", "circular")
 
 
-def _mirrored(mode: str, size: int, before: int, after: int, who: str) -> list[int]:
+def _positions(mode: str, size: int, before: int, after: int) -> list[int]:
     """Return, for each position along the padded dim, the position in x to read from."""
-    least = {"reflect": max(before, after) + 1, "replicate": 1, "circular": max(before, after)}[mode]
-    if size < max(least, 1):
-        raise ShapeError(f"{who}: mode {mode!r} with ({before}, {after}) needs a dim of {least} or more, got {size}.")
+    cropped = max(-before, 0), max(-after, 0)
+    # "circular" continues at the other end of what is left; "reflect" and "replicate" also read what is cropped.
+    left = range(cropped[0], size - cropped[1])
+    new = max(before, after, 0)
+    least = {"constant": sum(cropped), "reflect": new + 1, "replicate": 1, "circular": new + sum(cropped)}[mode]
+    if size < max(least, -before - after):
+        raise ShapeError(f"pad: mode {mode!r} with ({before}, {after}) needs a dim of {least} or more, got {size}.")
     positions = range(-before, size + after)
+    if mode == "constant":
+        return list(left)
     if mode == "circular":
-        return [i % size for i in positions]
+        return [left[(i - cropped[0]) % len(left)] for i in positions]
     if mode == "replicate":
         return [min(max(i, 0), size - 1) for i in positions]
     return [abs(i) if i < size else 2 * (size - 1) - i for i in positions]
@@ -268,14 +274,14 @@ def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float = 0.0) 
 
     Args:
         x: the tensor.
-        pad: elements before and after, pair by pair, beginning with the *last* dim, as in PyTorch.
+        pad: elements before and after, pair by pair, beginning with the *last* dim, as in PyTorch; negative ones crop.
         mode: "constant"; "reflect" mirrors x at its border elements, "replicate" repeats them, "circular" continues
             at the other end.
         value: value of the new elements in mode "constant".
 
     Raises:
         InputError: an unknown mode.
-        ShapeError: an odd number of widths, or more than two for each dim.
+        ShapeError: an odd number of widths, or more than two for each dim; a dim that is too small for them.
     """
     x = as_tensor(x)
     # Earlier versions took `value` in this position.
@@ -286,11 +292,12 @@ def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float = 0.0) 
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
         raise ShapeError(f"pad: {list(pad)} must hold a pair for each of at most {x.ndim} dims.")
     widths = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
+    for i, (before, after) in enumerate(widths):
+        at = x.ndim - 1 - i
+        if (before, after) != (0, 0) if mode != "constant" else min(before, after) < 0:
+            x = x.take(_positions(mode, x.shape[at], before, after), at)
     if mode != "constant":
-        for i, (before, after) in enumerate(widths):
-            if (before, after) != (0, 0):
-                at = x.ndim - 1 - i
-                x = x.take(_mirrored(mode, x.shape[at], before, after, "pad"), at)
         return x
     widths += [(0, 0)] * (x.ndim - len(widths))
-    return instance(Pad, tuple(reversed(widths)), value)(x)
+    added = tuple((max(before, 0), max(after, 0)) for before, after in reversed(widths))
+    return instance(Pad, added, value)(x)

@@ -317,7 +317,9 @@ def as_index(value: Any, like: Tensor) -> Tensor:
     """Convert an array or a list of positions to a Tensor, a list with the array library of `like`."""
     if isinstance(value, Tensor) or is_array(value):
         return as_tensor(value)
-    return as_tensor(get_namespace(like.data).asarray(value))
+    found = get_namespace(like.data).asarray(value)
+    # NumPy takes an empty list for floats.
+    return as_tensor(found if found.size else found.astype("int64"))
 
 
 @function("take")

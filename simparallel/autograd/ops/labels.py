@@ -51,12 +51,12 @@ class Picked(NamedTuple):
 
 
 def pick(ctx: Context, labels: Array, num_local: int, ignore_index: int | None, who: str) -> Picked:
-    """Find the labels in this rank's slice of dim "v", which has `num_local` classes.
+    """Find the labels in this rank's slice of dim "v", which has `num_local` classes; one label for each row.
 
     Raises:
         LabelError: a label is outside of all classes and is not `ignore_index`.
     """
-    xp, num_classes = ctx.xp, ctx.size("v")
+    xp, num_classes, labels = ctx.xp, ctx.size("v"), labels.reshape(-1)
     check_labels(labels, num_classes, ignore_index, who)
     rows = xp.arange(labels.shape[0])
     if num_local == num_classes and ignore_index is None:

@@ -15,6 +15,7 @@ from simparallel.autograd.ops.labels import Picked, pick
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, fused
 from simparallel.errors import DTypeError, InputError, ShapeError
+from simparallel.layout.rule import dim_names
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -27,8 +28,27 @@ def check_reduction(who: str, reduction: Any) -> str:
     return reduction
 
 
+def _rows_of(scores: tuple[int, ...]) -> str:
+    """Return the names of the dims of scores (n, v, d0, ...) but that of the classes."""
+    return " ".join(["n", *dim_names(len(scores) - 2)])
+
+
+def _as_rows(scores: Array) -> Array:
+    """Return scores (n, v, d0, ...) as rows (n d0 ..., v)."""
+    n, v, *inner = scores.shape
+    return scores.transpose(0, *range(2, scores.ndim), 1).reshape(n * prod(inner), v) if inner else scores
+
+
+def _as_scores(rows: Array, shape: tuple[int, ...]) -> Array:
+    """Return rows (n d0 ..., v) as scores (n, v, d0, ...) of this shape."""
+    n, v, *inner = shape
+    return rows.reshape(n, *inner, v).transpose(0, -1, *range(1, len(shape) - 1)) if inner else rows
+
+
 class AbstractLabelLoss(Op):
-    """A loss of rows (n, v) and integer labels (n,), with an optional weight (v,) for each class.
+    """A loss of scores (n, v) and integer labels (n,), with an optional weight (v,) for each class.
+
+    Scores may be (n, v, d0, ...), with labels (n, d0, ...): a row is then the scores of one label.
 
     Args:
         reduction: "mean", "sum" or "none". The mean divides by the global number of rows; with
@@ -42,21 +62,23 @@ class AbstractLabelLoss(Op):
         self.ignore_index = ignore_index
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
-        weight = ", [v]" if len(shapes) == 3 else ""
-        return f"n [v], n{weight} -> {'n' if self.reduction == 'none' else ''}"
+        rows, weight = _rows_of(shapes[0]), ", [v]" if len(shapes) == 3 else ""
+        return f"n [v]{rows[1:]}, {rows}{weight} -> {rows if self.reduction == 'none' else ''}"
 
     def misfit(self, *shapes: tuple[int, ...]) -> str | None:
         if len(shapes) < 2:
             return None
         rows, labels = shapes[:2]
-        if len(rows) != 2:
+        if len(rows) < 2:
             return f"the scores of the classes have shape {rows}, expected (n, classes), or (n, classes, ...)"
         if labels == rows:
             return (
                 f"labels have the shape {labels} of the scores, as one-hot vectors have; give the number of the class, "
                 "labels.argmax(1), or use softmax_cross_entropy_with_logits"
             )
-        if len(labels) != 1:
+        if len(rows) > 2 and labels != (rows[0], *rows[2:]):
+            return f"rows {rows} (n, v, ...) need labels (n, ...), got {labels}."
+        if len(rows) == 2 and len(labels) != 1:
             flat = "; labels.reshape(-1) has it" if prod(labels) == rows[0] else ""
             return (
                 f"labels have shape {labels}, expected one for each row of the scores {rows}: shape ({rows[0]},){flat}"
@@ -76,7 +98,7 @@ class AbstractLabelLoss(Op):
         return Spec(shape, rows.dtype)
 
     def _reduce(self, ctx: Context, losses: Array, kept: Array | None, row_weight: Array | None) -> Array:
-        """Reduce the losses (n,); keep the divisor and the weight of each row for backward."""
+        """Reduce the losses of the rows; keep the divisor and the weight of each row for backward."""
         if kept is not None:
             row_weight = kept.astype(losses.dtype) if row_weight is None else row_weight * kept
             losses = ctx.xp.where(kept, losses, ctx.xp.zeros_like(losses))
@@ -84,35 +106,39 @@ class AbstractLabelLoss(Op):
         ctx.row_weight = row_weight
         ctx.divisor = 1
         if self.reduction == "none":
-            return losses.astype(ctx.plan.output.dtype, copy=False)
+            return losses.astype(ctx.plan.output.dtype, copy=False).reshape(ctx.plan.output.shape)
         if self.reduction == "mean":
-            ctx.divisor = max(ctx.size("n"), 1)
+            rows = _rows_of(ctx.plan.inputs[0].shape)
+            ctx.divisor = max(ctx.sizes(rows), 1)
             if row_weight is not None:
-                total = ctx.sum_over("n", row_weight.sum())
+                total = ctx.sum_over(rows, row_weight.sum())
                 ctx.divisor = ctx.xp.where(total == 0, ctx.xp.ones_like(total), total)
         return (losses.sum() / ctx.divisor).astype(ctx.plan.output.dtype)
 
     def _sums(self, plan: Plan, count: int) -> tuple[Asked, ...]:
         """Describe the exchanges: `count` sums over the classes for each row, and the divisor of the mean."""
-        rows, *others = plan.inputs
-        dtype = wider(rows.dtype)
-        sums = Asked("v", "sum", (count, rows.shape[0]), dtype)
-        is_weighted = len(others) > 1 or self.ignore_index is not None
-        divisor = Asked("n", "sum", (), dtype)
+        scores, labels, *weight = plan.inputs
+        dtype = wider(scores.dtype)
+        sums = Asked("v", "sum", (count, prod(labels.shape)), dtype)
+        is_weighted = bool(weight) or self.ignore_index is not None
+        divisor = Asked(_rows_of(scores.shape), "sum", (), dtype)
         return (sums, divisor) if is_weighted and self.reduction == "mean" else (sums,)
 
     def _row_dy(self, ctx: Context, dy: Array, dtype: Any) -> Array:
-        """Return the cotangent of each row's loss, (n,) or (1,)."""
+        """Return the cotangent of each row's loss, (rows,) or (1,)."""
         # The divisor may exceed the largest float16, so divide in the wider dtype.
-        dy = dy.astype(dtype, copy=False)
-        return dy if self.reduction == "none" else (dy / ctx.divisor).reshape(1)
+        dy = dy.astype(dtype, copy=False).reshape(-1)
+        return dy if self.reduction == "none" else dy / ctx.divisor
 
-    def work(self, rows: Spec, labels: Spec, *weight: Spec) -> Work:
-        return Work(max(2 * rows.shape[0], 1), rows.shape[0] * rows.dtype.itemsize + labels.size_bytes)
+    def work(self, scores: Spec, labels: Spec, *weight: Spec) -> Work:
+        num_rows = prod(labels.shape)
+        return Work(max(2 * num_rows, 1), num_rows * scores.dtype.itemsize + labels.size_bytes)
 
 
 class CrossEntropy(AbstractLabelLoss):
     """loss = -w[label] log softmax(logits)[label].   logits: (n, v)   labels: (n,) integers   w: (v,) or absent
+
+    Logits may be (n, v, d0, ...), with labels (n, d0, ...).
 
     With label smoothing e (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7)
     the target is (1 - e) at the label plus e / v on every class; the weights then apply to the
@@ -142,6 +168,7 @@ class CrossEntropy(AbstractLabelLoss):
     def forward(self, ctx: Context, logits: Array, labels: Array, weight: Array | None = None) -> Array:
         xp, smoothing = ctx.xp, self.label_smoothing
         dtype = xp.promote_types(logits.dtype, "float32")
+        logits = _as_rows(logits)
         num_rows, num_local = logits.shape
         picked = ctx.picked = pick(ctx, labels, num_local, self.ignore_index, self.name)
         largest = ctx.max_over("v", extreme(xp, logits, 1))  # (n, 1)
@@ -193,12 +220,12 @@ class CrossEntropy(AbstractLabelLoss):
         if smoothing:
             dlogits -= each[:, None] if len(ctx.needs) == 2 else each[:, None] * ctx.weight
         _subtract_at(ctx, dlogits, picked, at_label)
-        return (dlogits, None, None)[: len(ctx.needs)]
+        return (_as_scores(dlogits, ctx.plan.inputs[0].shape), None, None)[: len(ctx.needs)]
 
     def exchanges(self, plan: Plan) -> Exchanges:
-        logits, *others = plan.inputs
-        largest = Asked("v", "max", (logits.shape[0], 1), logits.dtype)
-        count = 2 + (len(others) > 1) + 2 * (self.label_smoothing > 0)
+        logits, labels, *weight = plan.inputs
+        largest = Asked("v", "max", (prod(labels.shape), 1), logits.dtype)
+        count = 2 + len(weight) + 2 * (self.label_smoothing > 0)
         return Exchanges((largest, *self._sums(plan, count)))
 
     def work(self, logits: Spec, labels: Spec, *weight: Spec) -> Work:
@@ -212,7 +239,8 @@ class CrossEntropy(AbstractLabelLoss):
 class NLL(AbstractLabelLoss):
     """loss = -w[label] logp[label].   logp: (n, v) log-probabilities   labels: (n,) integers   w: (v,) or absent
 
-    The class dim may be cut: the ranks exchange the label's element. No gradient flows to the weights.
+    logp may be (n, v, d0, ...), with labels (n, d0, ...). The class dim may be cut: the ranks exchange the label's
+    element. No gradient flows to the weights.
 
     Args:
         reduction: "mean", "sum", or "none" for the loss of each row.
@@ -221,6 +249,7 @@ class NLL(AbstractLabelLoss):
 
     def forward(self, ctx: Context, logp: Array, labels: Array, weight: Array | None = None) -> Array:
         dtype = wider(logp.dtype)
+        logp = _as_rows(logp)
         num_rows, num_local = logp.shape
         picked = ctx.picked = pick(ctx, labels, num_local, self.ignore_index, self.name)
         sums = ctx.xp.zeros((1 + (weight is not None), num_rows), dtype=dtype)
@@ -233,18 +262,18 @@ class NLL(AbstractLabelLoss):
         return self._reduce(ctx, losses, picked.kept, row_weight)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
-        logp = ctx.plan.inputs[0]
+        logp, labels, *_ = ctx.plan.inputs
         row_dy = self._row_dy(ctx, dy, wider(logp.dtype))
-        dlogp = ctx.xp.zeros(logp.shape, dtype=logp.dtype)
+        dlogp = ctx.xp.zeros((prod(labels.shape), logp.shape[1]), dtype=logp.dtype)
         _subtract_at(ctx, dlogp, ctx.picked, row_dy if ctx.row_weight is None else row_dy * ctx.row_weight)
-        return (dlogp, None, None)[: len(ctx.needs)]
+        return (_as_scores(dlogp, logp.shape), None, None)[: len(ctx.needs)]
 
     def exchanges(self, plan: Plan) -> Exchanges:
         return Exchanges(self._sums(plan, len(plan.inputs) - 1))
 
 
 class SoftmaxCrossEntropyWithLogits(Op):
-    """loss = -sum over v of labels * log softmax(logits).   logits, labels: (n, v)
+    """loss = -sum over v of labels * log softmax(logits).   logits, labels: (n, v) or (n, v, d0, ...)
 
     The labels are probabilities, or any weights of the classes. The loss is finite for all finite
     logits. The class dim may be cut: the ranks exchange the maximum, then three sums in one
@@ -258,7 +287,8 @@ class SoftmaxCrossEntropyWithLogits(Op):
         self.reduction = check_reduction(self.name, reduction)
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
-        return f"n [v], n [v] -> {'n' if self.reduction == 'none' else ''}"
+        rows = _rows_of(shapes[0])
+        return f"n [v]{rows[1:]}, n [v]{rows[1:]} -> {rows if self.reduction == 'none' else ''}"
 
     def infer(self, logits: Spec, labels: Spec) -> Spec:
         check_float(logits=logits, labels=labels)
@@ -266,6 +296,7 @@ class SoftmaxCrossEntropyWithLogits(Op):
 
     def forward(self, ctx: Context, logits: Array, labels: Array) -> Array:
         xp, dtype = ctx.xp, wider(ctx.plan.output.dtype)
+        logits, labels = _as_rows(logits), _as_rows(labels)
         largest = ctx.max_over("v", extreme(xp, logits, 1))
         shifted = xp.subtract(logits, largest, dtype=dtype)
         exps = xp.exp(shifted)
@@ -279,9 +310,10 @@ class SoftmaxCrossEntropyWithLogits(Op):
             ctx.logp = xp.subtract(shifted, log_total[:, None], out=shifted)
         if self.reduction != "none":
             losses = losses.sum() / self._divisor(ctx)
-        return losses.astype(ctx.plan.output.dtype, copy=False)
+        return losses.astype(ctx.plan.output.dtype, copy=False).reshape(ctx.plan.output.shape)
 
     def backward(self, ctx: Context, dy: Array) -> Sequence[Array | None]:
+        shape = ctx.plan.inputs[0].shape
         # The divisor may exceed the largest float16, so divide in the wider dtype.
         row_dy = dy.astype(ctx.softmax.dtype, copy=False).reshape(-1, 1)
         row_dy = row_dy / self._divisor(ctx)
@@ -290,15 +322,17 @@ class SoftmaxCrossEntropyWithLogits(Op):
             dlogits = ctx.softmax * ctx.label_sum[:, None]
             dlogits -= ctx.labels
             dlogits *= row_dy
+            dlogits = _as_scores(dlogits, shape)
         if ctx.needs[1]:
-            dlabels = ctx.logp * -row_dy
+            dlabels = _as_scores(ctx.logp * -row_dy, shape)
         return dlogits, dlabels
 
     def _divisor(self, ctx: Context) -> int:
-        return max(ctx.size("n"), 1) if self.reduction == "mean" else 1
+        return max(ctx.sizes(_rows_of(ctx.plan.inputs[0].shape)), 1) if self.reduction == "mean" else 1
 
     def exchanges(self, plan: Plan) -> Exchanges:
-        (num_rows, _), dtype = plan.inputs[0].shape, plan.inputs[0].dtype
+        (n, _, *inner), dtype = plan.inputs[0]
+        num_rows = n * prod(inner)
         sums = Asked("v", "sum", (3, num_rows), wider(plan.output.dtype))
         return Exchanges((Asked("v", "max", (num_rows, 1), dtype), sums))
 
@@ -329,22 +363,8 @@ def reducing(op: Any, reduction: Any, *settings: Any) -> Any:
         raise
 
 
-def _classes_last(x: Tensor) -> Tensor:
-    """Reshape (n, v, d0, …) to rows (n * d0 …, v)."""
-    if x.ndim < 3:
-        return x
-    order = (0, *range(2, x.ndim), 1)
-    return x.permute(*order).reshape(x.shape[0] * prod(x.shape[2:]), x.shape[1])
-
-
-def _label_loss(op: Any, x: Tensor, y: Tensor, weight: Any) -> Tensor:
-    rows, shape = x.shape, y.shape
-    if len(rows) > 2:
-        if shape != (rows[0], *rows[2:]):
-            raise ShapeError(f"{op.name}: rows {rows} (n, v, ...) need labels (n, ...), got {shape}.")
-        x, y = _classes_last(x), Tensor._result(y.data.reshape(-1), None, y._device)
-    result = op(x, y) if weight is None else op(x, y, as_tensor(weight).detach())
-    return result.reshape(*shape) if op.reduction == "none" and len(shape) > 1 else result
+def _label_loss(op: Any, scores: Any, labels: Any, weight: Any) -> Tensor:
+    return op(scores, labels) if weight is None else op(scores, labels, as_tensor(weight).detach())
 
 
 @function()
@@ -382,14 +402,11 @@ def _probability_loss(x: Tensor, target: Tensor, op: Any, weight: Any) -> Tensor
     """Return the cross-entropy with class probabilities; the mean divides by the number of rows, as in PyTorch."""
     if op.ignore_index is not None:
         raise InputError("cross_entropy: ignore_index applies to labels, but the target holds probabilities.")
-    inner = (x.shape[0], *x.shape[2:])
-    logits, p = _classes_last(x), _classes_last(target)
     if op.label_smoothing:
-        p = p * (1 - op.label_smoothing) + op.label_smoothing / x.shape[1]
+        target = target * (1 - op.label_smoothing) + op.label_smoothing / x.shape[1]
     if weight is not None:
-        p = p * as_tensor(weight).detach()
-    losses = reducing(SoftmaxCrossEntropyWithLogits, op.reduction)(logits, p)
-    return losses.reshape(*inner) if op.reduction == "none" and len(inner) > 1 else losses
+        target = target * as_tensor(weight).detach().reshape(-1, *(1,) * (x.ndim - 2))
+    return reducing(SoftmaxCrossEntropyWithLogits, op.reduction)(x, target)
 
 
 @function()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from operator import index
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import simparallel as sp
 from simparallel import Tensor
 from simparallel.compat.front import public_names
+from simparallel.errors import InputError
 from simparallel.hardware.cuda import cuda_device
 from simparallel.hardware.devices import Device
 
@@ -57,16 +59,42 @@ def arange(
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return the numbers from start to end, without end; `arange(end)` begins at 0."""
-    numbers = np.arange(start, end, step) if end is not None else np.arange(0, start, step)
+    """Return the numbers from start to end, without end; `arange(end)` begins at 0.
+
+    As in PyTorch, integer dtypes drop the fractions of start and step, and int64 that of end, too.
+
+    Raises:
+        InputError: the step is 0, or leads away from end.
+    """
+    given = (0, start, step) if end is None else (start, end, step)
+    first, last, by = (number.item() if isinstance(number, (Tensor, np.generic)) else number for number in given)
     # PyTorch's default dtypes; NumPy would give float64.
-    kind = dtype or (np.float32 if numbers.dtype.kind == "f" else np.int64)
-    return _placed(Tensor(numbers.astype(kind)), None, device, requires_grad)
+    kind = np.dtype(dtype or (np.float32 if any(isinstance(n, float) for n in (first, last, by)) else np.int64))
+    if (by if kind.kind == "f" else int(by)) == 0 or (last - first) * by < 0:
+        raise InputError(f"arange: steps of {by} in {kind} do not lead from {first} to {last}.")
+    if kind == np.int64:
+        first, last, by = int(first), int(last), int(by)
+    count = ceil((last - first) / by)
+    if kind.kind in "iu":
+        first, by = int(first), int(by)
+    return _placed(Tensor((first + by * np.arange(count)).astype(kind)), None, device, requires_grad)
 
 
 def linspace(start: float, end: float, steps: int, dtype: Any = np.float32, device: Any = None) -> Tensor:
-    """Return equally spaced numbers, both ends included."""
-    return _placed(Tensor(np.linspace(start, end, steps, dtype=dtype)), None, device, False)
+    """Return equally spaced numbers, both ends included; integer dtypes drop all fractions, as in PyTorch.
+
+    Raises:
+        InputError: a negative number of steps, or an end that the dtype cannot hold.
+    """
+    kind = np.dtype(dtype)
+    first, last = (int(start), int(end)) if kind.kind in "iu" else (float(start), float(end))
+    is_held = kind.kind not in "iu" or np.iinfo(kind).min <= min(first, last) <= max(first, last) <= np.iinfo(kind).max
+    if steps < 0 or not is_held:
+        raise InputError(f"linspace: cannot make {steps} numbers from {first} to {last} in {kind}.")
+    at, gap = np.arange(steps), (last - first) / max(steps - 1, 1)
+    # PyTorch counts the second half from the end.
+    numbers = np.where(at < max(steps // 2, 1), first + gap * at, last - gap * (steps - 1 - at))
+    return _placed(Tensor(numbers.astype(kind)), None, device, False)
 
 
 def eye(n: int, m: int | None = None, dtype: Any = np.float32, device: Any = None) -> Tensor:
@@ -137,4 +165,4 @@ def _placed(made: Tensor, dtype: Any, device: Any, requires_grad: bool) -> Tenso
     return made.requires_grad_() if requires_grad else made
 
 
-__all__ = public_names(globals(), "Device", "Tensor", "cuda_device", "index")
+__all__ = public_names(globals(), "Device", "InputError", "Tensor", "ceil", "cuda_device", "index")

@@ -120,7 +120,7 @@ class VocabParallelEmbedding(Embedding):
 
 
 class VocabParallelCrossEntropy(Module):
-    """Cross-entropy of logits with the class dim cut along `axis`; nothing is gathered.
+    """Cross-entropy of logits (n, v) or (n, v, ...) with the class dim v cut along `axis`; nothing is gathered.
 
     Forward makes two all-reduces: of each row's maximum, then of its sum and its label's logit; backward makes none.
 
@@ -142,7 +142,9 @@ class VocabParallelCrossEntropy(Module):
         layout = logits.layout
         axis = self.axis
         # An axis of one device cuts nothing, and layouts leave it out.
-        is_cut = layout is not None and (axis in layout.axes_by_dim[-1] or layout.mesh.axis_size(axis) == 1)
+        is_cut = layout is not None and (
+            any(axis in axes for axes in layout.axes_by_dim[1:2]) or layout.mesh.axis_size(axis) == 1
+        )
         if not is_cut:
             raise LayoutError(
                 f"VocabParallelCrossEntropy: the class dim of the logits is not cut along {self.axis!r}; they are laid "

@@ -142,6 +142,20 @@ def test_vocabulary_parallel_embedding_and_loss(size):
         np.testing.assert_allclose(gradient, table.weight.grad.numpy(), rtol=1e-9, atol=1e-12)
 
 
+def test_vocab_loss_of_a_score_for_each_pixel():
+    """The classes are dim 1, whatever follows."""
+    x, labels = np.random.default_rng(0).standard_normal((4, 6, 2)), np.arange(8).reshape(4, 2) % 6
+
+    def device():
+        cut = distribute_tensor(labels, MESH("dp", "None"))
+        with refused(LayoutError):
+            VocabParallelCrossEntropy()(distribute_tensor(x, MESH("dp", "None", "tp")), cut)
+        return VocabParallelCrossEntropy()(distribute_tensor(x, MESH("dp", "tp", "None")), cut).full_tensor().item()
+
+    expected = F.cross_entropy(x, labels).item()
+    assert sp.launch(device, world_size=4, transport="inline") == pytest.approx([expected] * 4, rel=1e-12)
+
+
 def test_vocab_loss_on_an_axis_of_one_device():
     """The same program runs for every size of the axis, also 1."""
 
