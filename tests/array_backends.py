@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from simparallel import backend
+from simparallel.autograd import Op
 from simparallel.backend import Array, to_host
 from simparallel.testing import strict, strict_cuda
 
@@ -136,6 +137,35 @@ def linked(link: str) -> Iterator[None]:
         for name, value in {**settings, backend.STAND_IN: "simparallel.testing.strict"}.items():
             patch.setenv(name, value)
         patch.setattr(strict_cuda, "num_devices", LINKS[link])
+        yield
+
+
+@contextmanager
+def other_rounding(wrong: str = "", error: float = 0.0) -> Iterator[None]:
+    """Let ops of device arrays round as another machine: each value may be one unit in the last place off.
+
+    Args:
+        wrong: an op, or an op's backward, whose values are farther off.
+        error: how far, relative to the value.
+    """
+    forward, backward, rng = Op.run_forward, Op.run_backward, np.random.default_rng(0)
+
+    def changed(array: Any, name: str) -> Any:
+        if isinstance(array, (np.ndarray, type(None))) or array.dtype.kind != "f":
+            return array
+        largest = error if name == wrong else np.finfo(array.dtype).eps
+        factors = 1 + largest * rng.uniform(-1, 1, array.shape)
+        return array * backend.get_namespace(array).asarray(factors.astype(array.dtype))
+
+    def run_forward(self: Op, ctx: Any, inputs: Any) -> Any:
+        return changed(forward(self, ctx, inputs), self.name)
+
+    def run_backward(self: Op, ctx: Any, dy: Any) -> Any:
+        return [changed(array, self.backward_name) for array in backward(self, ctx, dy)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Op, "run_forward", run_forward)
+        patch.setattr(Op, "run_backward", run_backward)
         yield
 
 

@@ -114,8 +114,8 @@ class Capture:
     def add_input(self, make: Callable[[], np.ndarray]) -> Array:
         """Return an array of the graph; each launch first copies the array of `make()` into it."""
         host = make()
-        # Not from the graph's pool, whose memory may have been that of an array of an earlier operation: the graph would
-        # write there after the launch has copied the input.
+        # Not from the graph's pool: an earlier operation of the graph may have had the memory, and would write there
+        # after the launch has copied the input.
         with self.gpu.cuda.using_allocator(self.gpu.memory.allocate):
             array = self.gpu.xp.empty(host.shape, host.dtype)
         self._inputs.append((array, make))

@@ -1,8 +1,8 @@
 """The stand-in for CuPy's memory pools: they count the bytes of device arrays that own memory, up to their limit.
 
 The arrays themselves are NumPy's. Each holds a block of the pool until it is freed; the pool does not refer to arrays.
-Only new arrays of a capture lie in the memory of their blocks, see `array_in`: a graph may overwrite what lies in memory
-that its capture has freed and used again. Names, arguments and results follow CuPy 14.2. CuPy's pools also split and join
+Only new arrays of a capture lie in the memory of their blocks, see `array_in`: a graph overwrites memory that its
+capture has freed and used again. Names, arguments and results follow CuPy 14.2. CuPy's pools also split and join
 blocks; these do not.
 """
 

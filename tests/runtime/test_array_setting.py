@@ -6,6 +6,7 @@ On a GPU the programs run on threads and on processes, whose CUDA contexts start
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -48,7 +49,10 @@ def kinds_of(parameters: Any) -> set[str]:
 
 
 def one_device() -> Any:
-    model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10))
+    # A bias would have no gradient but rounding, which AdamW scales up.
+    model = nn.Sequential(
+        nn.Linear(64, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10)
+    )
     return steps(model, sp.optim.AdamW(model.parameters(), lr=0.01))
 
 
@@ -161,6 +165,19 @@ def test_program_on_device_equals_numpy(arrays: Any, transport: str, program: An
         assert ours.pop("kinds") <= {arrays.type_name}
         assert theirs.pop("kinds") <= {"numpy.ndarray"}
         arrays.after(10 * arrays.steps).assert_all_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("wrong", ["", "Linear.backward", "BatchNorm", "Dropout.backward"])
+def test_rounding_is_told_from_errors(wrong: str) -> None:
+    """Within the tolerances of a GPU, values may be rounded otherwise; red control: an op may not be 1% wrong."""
+    expected, gpu = (
+        sp.launch(one_device, world_size=1, transport="inline")[0],
+        array_backends.ArrayBackend("cupy", 10.0),
+    )
+    with array_backends.other_rounding(wrong, 0.01):
+        found = sp.launch(one_device, world_size=1, transport="inline", array="cupy")[0]
+    with pytest.raises(AssertionError) if wrong else nullcontext():
+        gpu.assert_all_equal((found["losses"], found["state"]), (expected["losses"], expected["state"]))
 
 
 def shared_batch() -> Any:

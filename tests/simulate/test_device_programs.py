@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
+import array_backends
 import numpy as np
 import pytest
 from programs import PROGRAMS
@@ -66,26 +68,51 @@ def noted(function: Any, args: tuple[Any, ...]) -> list[tuple[str, np.ndarray]]:
     return _here.values
 
 
-@pytest.mark.matrices
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED.keys() | SOONER_FULL])
-def test_every_value_of_a_program_equals_numpys(arrays: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Winograd's method, which only the host takes, has another rounding, and so have sums and products that only a GPU
-    # takes. Batch norm over two pixels, at the end of ResNet-50, would scale the differences up.
+@pytest.fixture
+def host_like_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the host and a GPU take the same methods.
+
+    Winograd's method, which only the host takes, has another rounding, and so have sums and products that only a GPU
+    takes.
+    """
     monkeypatch.setattr(conv, "WINOGRAD_CHANNELS", sys.maxsize)
     monkeypatch.setattr(im2col, "_turned_on_gpu", lambda dy, at: None)
     for module in (sums, channels):
         monkeypatch.setattr(module, "MANY_ROWS", sys.maxsize)
+
+
+@pytest.mark.matrices
+@pytest.mark.usefixtures("host_like_gpu")
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED.keys() | SOONER_FULL])
+def test_every_value_of_a_program_equals_numpys(arrays: Any, name: str) -> None:
     function, args, world_size, described = PROGRAMS[name]
     settings = {"world_size": world_size, "transport": "inline", "echo": False, **described}
     expected = sp.launch(noted, (function, args), **settings)
     found = sp.launch(noted, (function, args), **settings, **arrays.run_settings)
     for ours, theirs in zip(found, expected, strict=True):
-        names = [name for name, _ in theirs]
-        assert [name for name, _ in ours] == names
-        is_near = arrays.is_exact and any(name.startswith(OTHER_ORDER) for name in names)
-        near = arrays.reordered() if is_near else arrays
-        for (op, value), (_, numpys) in zip(ours, theirs, strict=True):
-            near.after(100 * near.steps).assert_equal(value, numpys, f"{name}: {op}")
+        is_near = arrays.is_exact and any(op.startswith(OTHER_ORDER) for op, _ in theirs)
+        assert_near(ours, theirs, arrays.reordered() if is_near else arrays, name)
+
+
+def assert_near(ours: list[Any], theirs: list[Any], arrays: Any, name: str) -> None:
+    assert [op for op, _ in ours] == [op for op, _ in theirs]
+    for (op, value), (_, numpys) in zip(ours, theirs, strict=True):
+        arrays.after(100 * arrays.steps).assert_equal(value, numpys, f"{name}: {op}")
+
+
+@pytest.mark.matrices
+@pytest.mark.usefixtures("host_like_gpu")
+@pytest.mark.parametrize("name", ["modules[resnet18]", "modules[resnet50]"])
+def test_rounding_is_told_from_errors(name: str) -> None:
+    """Within the tolerances of a GPU, values may be rounded otherwise; red control: an op may not be 5% wrong."""
+    function, args, *_ = PROGRAMS[name]
+    settings = {"world_size": 1, "transport": "inline", "echo": False}
+    expected = sp.launch(noted, (function, args), **settings)[0]
+    for wrong in ("", "BatchNorm"):
+        with array_backends.other_rounding(wrong, 0.05):
+            found = sp.launch(noted, (function, args), array="cupy", **settings)[0]
+        with pytest.raises(AssertionError) if wrong else nullcontext():
+            assert_near(found, expected, array_backends.ArrayBackend("cupy"), name)
 
 
 @pytest.mark.parametrize("name", REFUSED)
