@@ -415,6 +415,7 @@ class Recorder:
         size_bytes: int,
         itemsize: int,
         results: int = 0,
+        *,
         is_product: bool = False,
     ) -> None:
         """Record work that ends now, at the price of its flops, bytes and results, which is cached."""

@@ -22,7 +22,7 @@ from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Cluster
 from simparallel.runtime.ranks.threads import run_threads
 from simparallel.runtime.reports import Outcome, run_failed
-from simparallel.simulate.folding import FoldedSegment, alike, assigned, first_guess, wanted
+from simparallel.simulate.folding import FoldedSegment, alike, assigned, continued, first_guess, wanted
 from simparallel.simulate.medium import DRY, FOLDED
 from simparallel.simulate.prediction import Prediction
 from simparallel.simulate.programs import ProgramRecorder
@@ -200,7 +200,9 @@ def _folded(
             more = wanted(segment, alike(events, run)) - run
             if not more:
                 return outcomes, assigned(segment)
-        run |= more
+        run |= continued(more, run, spec.world_size)
+        if len(run) > MOST_RANKS:
+            break
     if spec.world_size <= MOST_RANKS:
         return _whole(call, spec, settings, recorders)
     raise ClusterError(
