@@ -2,7 +2,8 @@
 
 A `DryArray` has everything of an array but its elements: shape, dtype, strides, views, the array that owns its memory.
 So an op makes the same views and copies of dry arrays as of real ones, keeps as many bytes for backward, and computes
-nothing. The operating system allocates memory only when it is first written, so these arrays take none.
+nothing. The operating system allocates memory only when it is first written, so these arrays take none, and a large one
+may be larger than the machine's memory.
 
 Every function of NumPy that would read elements is one of three kinds here: a ufunc, whose result follows from shapes
 and dtypes; a function with an entry in `_RULES`; or a function written in Python, which runs on dry arrays itself.
@@ -12,6 +13,7 @@ All others raise `UnknownValueError`, and so does a program that asks for an ele
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -23,8 +25,11 @@ import numpy as np
 
 from simparallel.backend import has_data, register_namespace
 from simparallel.base.callsite import user_line
+from simparallel.base.system import address_space
 from simparallel.errors import UnknownValueError
 
+# Larger arrays take address space; the allocator of others is faster.
+_LARGE_BYTES = 1 << 20
 _NUMPY = os.path.dirname(np.__file__) + os.sep
 
 
@@ -44,8 +49,17 @@ def _has_elements(found: Any) -> bool:
     return isinstance(found, (np.ndarray, np.generic)) and not isinstance(found, DryArray)
 
 
+_BASE: Any = np.ndarray.base
+
+
 class DryArray(np.ndarray):
     """An array of a shape and dtype without elements. Made by `empty`; results of dry arrays are dry."""
+
+    @property
+    def base(self) -> Any:  # type: ignore[override]
+        """The array that owns the memory, as in a real run; None if it is this one."""
+        base = _BASE.__get__(self)
+        return None if type(base) is mmap.mmap else base
 
     # --- computing: the results have shapes and no elements ------------------------------------------
 
@@ -308,10 +322,12 @@ class _Given(threading.local):
 
     Attributes:
         asked: called when the program asks for a value: on a GPU, the host would wait.
+        new: in a dry run, makes the array of a parameter from its shape and dtype.
     """
 
     value: Any = None
     asked: Callable[[], object] | None = None
+    new: Callable[[Any, Any], np.ndarray] | None = None
 
 
 given = _Given()
@@ -342,7 +358,14 @@ def _given(what: str) -> Any:
 
 def empty(shape: Any, dtype: Any = float, order: Any = "C", strides: Any = None, **_: Any) -> DryArray:
     """Return a new array without data."""
-    return np.ndarray.__new__(DryArray, shape, dtype, None, 0, strides, order if order in ("C", "F") else "C")
+    size_bytes = np.dtype(dtype).itemsize * (math.prod(shape) if isinstance(shape, (tuple, list)) else int(shape))
+    memory = address_space(size_bytes) if size_bytes >= _LARGE_BYTES else None
+    return np.ndarray.__new__(DryArray, shape, dtype, memory, 0, strides, order if order in ("C", "F") else "C")
+
+
+def uninitialized(shape: Any, dtype: Any) -> np.ndarray:
+    """Return an array for a parameter, which an initializer fills next; one without data in a dry run."""
+    return np.empty(shape, dtype) if given.new is None else given.new(shape, dtype)
 
 
 def dried(array: np.ndarray) -> DryArray:

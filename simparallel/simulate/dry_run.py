@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from simparallel.backend import Array, has_data, random_state
-from simparallel.base.dry_arrays import given, without_data
+from simparallel.base.dry_arrays import empty, given, without_data
 from simparallel.base.system import without_huge_pages
 from simparallel.comm import current
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
@@ -146,11 +146,12 @@ def _dry(call: Callable[[], Any]) -> Any:
     recorder = current_recorder()
     assert isinstance(recorder, TwoClockRecorder)
     recorder.home = partial(_home, recorder)
-    before, given.asked = given.asked, recorder.read
+    before = given.asked, given.new
+    given.asked, given.new = recorder.read, partial(_new, recorder)
     try:
         return call()
     finally:
-        given.asked = before
+        given.asked, given.new = before
 
 
 def _whole(
@@ -176,6 +177,12 @@ def _home(recorder: TwoClockRecorder, array: Array, requires_grad: bool) -> Arra
     if has_data(array):
         recorder.copy_in(array.nbytes)
     return without_data(array) if requires_grad else array
+
+
+def _new(recorder: TwoClockRecorder, shape: Any, dtype: Any) -> Array:
+    array = empty(shape, dtype)
+    recorder.copy_in(array.nbytes)
+    return array
 
 
 def _folded(

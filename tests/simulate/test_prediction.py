@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -151,6 +152,46 @@ def test_memory_limit_is_refused_as_in_a_run() -> None:
             start()
         errors.append(caught.value.__cause__)
     assert errors[0] == errors[1]
+
+
+def large_data_parallel() -> None:
+    """Train 160 GB of weights."""
+    model = sp.parallel.DistributedDataParallel(sp.nn.Linear(200_000, 200_000))
+    optimizer = sp.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(np.zeros((2, 200_000), np.float32)).sum().backward()
+        optimizer.step()
+
+
+def large_pipeline() -> None:
+    """Train four times 40 GB of weights, on two replicas of two stages, with one array for all gradients of a stage."""
+    model = sp.nn.Sequential(*(sp.nn.Linear(100_000, 100_000) for _ in range(4)))
+    mesh = sp.Mesh((2, 2), ("dp", "pp"))
+    pipeline = sp.parallel.Pipeline(model, sp.nn.MSELoss(), microbatches=2, mesh=mesh)
+    optimizer = sp.optim.AdamW(pipeline.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        pipeline.step(np.zeros((2, 100_000), np.float32), np.zeros((2, 100_000), np.float32))
+        optimizer.step()
+
+
+def large_others() -> None:
+    """Make what fills parameters by other ways."""
+    sp.nn.LSTM(100_000, 50_000)
+    sp.nn.initializer("normal", (200_000, 100_000))
+    sp.nn.Embedding(1_000_000, 20_000, padding_idx=0)
+
+
+@pytest.mark.parametrize("program", [large_data_parallel, large_pipeline, large_others])
+def test_parameters_take_no_memory(program: Any) -> None:
+    tracemalloc.start()
+    try:
+        prediction = sp.dry_run(program, world_size=4)
+        assert tracemalloc.get_traced_memory()[1] < 100e6
+    finally:
+        tracemalloc.stop()
+    assert prediction.peak_bytes > 100e9
 
 
 def test_decision_by_a_value_names_its_line() -> None:
