@@ -7,7 +7,8 @@ may be larger than the machine's memory.
 
 Every function of NumPy that would read elements is one of three kinds here: a ufunc, whose result follows from shapes
 and dtypes; a function with an entry in `_RULES`; or a function written in Python, which runs on dry arrays itself.
-All others raise `UnknownValueError`, and so does a program that asks for an element.
+All others raise `UnknownValueError`, and so does a program that asks for an element. `unknown_numbers` adds the
+functions that make arrays of numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from contextlib import contextmanager
+from functools import lru_cache, wraps
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -56,7 +58,7 @@ class DryArray(np.ndarray):
     """An array of a shape and dtype without elements. Made by `empty`; results of dry arrays are dry."""
 
     @property
-    def base(self) -> Any:  # type: ignore[override]
+    def base(self) -> Any:
         """The array that owns the memory, as in a real run; None if it is this one."""
         base = _BASE.__get__(self)
         return None if type(base) is mmap.mmap else base
@@ -682,7 +684,7 @@ class DryNamespace:
 
     @staticmethod
     def asarray(x: Any, dtype: Any = None, **_: Any) -> Any:
-        if isinstance(x, (list, tuple)) and not all(map(has_data, x)):
+        if isinstance(x, (list, tuple)) and _is_unknown(x):
             x = np.stack([DryNamespace.asarray(one) for one in x])
         elif isinstance(x, DryScalar):
             x = x._array
@@ -693,9 +695,9 @@ class DryNamespace:
         return np.asarray(x, dtype)
 
     @staticmethod
-    def array(x: Any, dtype: Any = None, **_: Any) -> Any:
-        x = DryNamespace.asarray(x, dtype)
-        return x.copy()
+    def array(x: Any, dtype: Any = None, *, ndmin: int = 0, **_: Any) -> Any:
+        x = DryNamespace.asarray(x, dtype).copy()
+        return x.reshape((1,) * (ndmin - x.ndim) + x.shape)
 
     @staticmethod
     def ascontiguousarray(x: Any, dtype: Any = None, **_: Any) -> Any:
@@ -710,3 +712,48 @@ class DryNamespace:
 xp = DryNamespace()
 for _scalar_type in (DryScalar, UnknownNumber):
     register_namespace(DryArray, xp, _scalar_type, is_dry=True)
+
+
+# --- NumPy's functions that make arrays of numbers ----------------------------------------------------
+
+
+def _is_unknown(x: Any) -> bool:
+    """Return whether a value, or one inside of lists and tuples, has no data."""
+    return any(map(_is_unknown, x)) if isinstance(x, (list, tuple)) else not has_data(x)
+
+
+def _aware(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return NumPy's function, which in a dry run makes an array without data of values that have none."""
+
+    @wraps(function)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        is_dry = given.new is not None and args and _is_unknown(args[0])
+        return (getattr(xp, function.__name__) if is_dry else function)(*args, **kwargs)
+
+    return make
+
+
+_NUMPY_FUNCTIONS: dict[str, Any] = {"array": np.array, "asarray": np.asarray}
+_runs = [0]
+_runs_lock = threading.Lock()
+
+
+@contextmanager
+def unknown_numbers() -> Iterator[None]:
+    """Make `np.array([loss.item()])` an array without data inside the block, on threads that are ranks of a dry run.
+
+    NumPy asks a number for its value, and there is no value that would not hide that it is unknown. These functions
+    are replaced because NumPy has no protocol for them.
+    """
+
+    def count(change: int) -> None:
+        with _runs_lock:
+            _runs[0] += change
+            for name, function in _NUMPY_FUNCTIONS.items():
+                setattr(np, name, _aware(function) if _runs[0] else function)
+
+    count(1)
+    try:
+        yield
+    finally:
+        count(-1)

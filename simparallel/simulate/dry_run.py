@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from simparallel.backend import Array, has_data, random_state
-from simparallel.base.dry_arrays import empty, given, without_data
+from simparallel.base.dry_arrays import empty, given, unknown_numbers, without_data
 from simparallel.base.system import without_huge_pages
 from simparallel.comm import current
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
@@ -121,7 +121,7 @@ def _predicted(
     call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], fold: bool
 ) -> tuple[Prediction, list[Outcome]]:
     recorders: dict[int, ProgramRecorder] = {}
-    with without_huge_pages():
+    with without_huge_pages(), unknown_numbers():
         # With jitter, no two ranks are alike.
         if fold and spec.world_size > 1 and spec.jitter is None:
             outcomes, stands_for = _folded(call, spec, settings, recorders)

@@ -208,6 +208,69 @@ def test_decision_by_a_value_names_its_line() -> None:
     assert cause.facts["place"].startswith("test_prediction.py:")
 
 
+def average_of_losses() -> None:
+    """Average the losses of all ranks in an array of numbers, in place, beside known numbers."""
+    model = sp.parallel.DistributedDataParallel(sp.nn.Linear(4, 2))
+    total = 0.0
+    for _ in range(2):
+        loss = model(np.ones((2, 4), np.float32)).sum()
+        loss.backward()
+        total += loss.item()
+    mean = sp.all_reduce(np.array([total]), "mean")
+    print(f"{mean[0]:.3f}", sp.all_reduce(np.asarray([[total, 2], (1.5, total)], np.float32)))
+
+
+def clipped_pipeline(norm_type: float) -> None:
+    model = sp.nn.Sequential(sp.nn.Linear(4, 4), sp.nn.ReLU(), sp.nn.Linear(4, 4), sp.nn.Linear(4, 4))
+    pipeline = sp.parallel.Pipeline(model, sp.nn.MSELoss(), microbatches=2)
+    optimizer = sp.optim.SGD(pipeline.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        pipeline.step(np.ones((4, 4), np.float32), np.ones((4, 4), np.float32))
+        pipeline.clip_grad_norm_(1.0, norm_type)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("program", "args"), [(average_of_losses, ()), *((clipped_pipeline, (norm,)) for norm in (2.0, 3.0, float("inf")))]
+)
+def test_sums_of_unknown_numbers_have_real_events(program: Any, args: Any) -> None:
+    dry = sp.dry_run(program, args, world_size=3, fold=False)
+    assert diff(dry.trace, sp.launch(program, args, world_size=3, transport="inline", record="full").trace).is_equal
+
+
+def array_of_unknown(then: Any) -> None:
+    then(np.array([sp.nn.Linear(2, 1)(np.ones((1, 2), np.float32)).sum().item(), 1.0]))
+
+
+@pytest.mark.parametrize(
+    "decide", [lambda x: x[0] > 1 and 1, lambda x: 1 if sp.all_reduce(x).mean() > 1 else 2, lambda x: float(x[1])]
+)
+def test_arrays_of_unknown_numbers_decide_nothing(decide: Any) -> None:
+    before = np.array, np.asarray
+    with pytest.raises(RunFailedError) as caught:
+        sp.dry_run(array_of_unknown, (decide,), world_size=2)
+    assert isinstance(caught.value.__cause__, UnknownValueError)
+    assert (np.array, np.asarray) == before
+
+
+def test_arrays_of_unknown_numbers_have_numpy_shapes() -> None:
+    """Also in a dry run inside of a dry run; outside of them, NumPy's functions are its own."""
+
+    def program() -> None:
+        unknown = sp.nn.Linear(2, 1)(np.ones((1, 2), np.float32)).sum().item()
+        sp.dry_run(lambda: None)
+        for make in (np.array, np.asarray):
+            for like in (lambda x: x, lambda x: [x], lambda x: [[1, x], (x, 2.5)], lambda x: [[1, 2], [3, 4]]):
+                found, real = make(like(unknown)), make(like(1.0))
+                assert (found.shape, found.dtype) == (real.shape, real.dtype)
+        assert np.array([unknown], "f4", ndmin=3).shape == (1, 1, 1)
+
+    before = np.array, np.asarray
+    sp.dry_run(program)
+    assert (np.array, np.asarray) == before
+
+
 SCRIPT = """
 import sys
 import numpy as np
