@@ -48,6 +48,8 @@ class Turns:
         # Ranks that gave way while polling, and can continue.
         self.looking: dict[int, Callable[[], str]] = {}
         self.deadlock: dict[int, str] | None = None
+        # Whether a rank has ended or failed. Before, no wait has to look at the states of all.
+        self.has_ended = False
 
     def begin(self, rank: int) -> None:
         """Wait for the turn."""
@@ -67,7 +69,7 @@ class Turns:
     def pass_on(self, rank: int) -> bool:
         """Give the turn to the next rank that can continue; False if that is `rank` itself."""
         # The next rank first and this one last: the order of turns is the same on every run.
-        order = [(rank + i) % len(self.gates) for i in range(1, len(self.gates) + 1)]
+        order = (*range(rank + 1, len(self.gates)), *range(rank + 1))
         chosen = next((r for r in order if self._can_run(r)), None)
         if chosen is None:
             # No rank can continue. The first one in order gets the turn, to raise the error.
@@ -103,6 +105,10 @@ class InlineTransport(AbstractTransport):
         turns.transports.append(self)
         self.start()
 
+    def set_state(self, state: int) -> None:
+        super().set_state(state)
+        self.turns.has_ended |= state != RUNNING
+
     def sees(self, where: slice, what: bytes) -> bool:
         """Return False: other ranks run only while this one waits, so polling is useless."""
         return False
@@ -134,7 +140,8 @@ class InlineTransport(AbstractTransport):
             raise KeyboardInterrupt
         if self.turns.deadlock is not None:
             raise self._deadlock_error()
-        self.check_health(needed, describe)
+        if self.turns.has_ended:
+            self.check_health(needed, describe)
 
     def _told(self, rank: int) -> str:
         """Describe where a rank that has passed the turn on is now."""
@@ -153,6 +160,8 @@ class InlineTransport(AbstractTransport):
             return True
         if self.words[self.segment.map.abort()]:
             return True
+        if not self.turns.has_ended:
+            return False
         # A failed rank ends every wait, because the failure has to be raised.
         states = [self.state_of(rank) for rank in self.segment.ranks]
         if any(state >= FAILED for state in states):

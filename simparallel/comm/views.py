@@ -140,6 +140,8 @@ class Views:
 
     def spread(self, data: bytes) -> bytes:
         """Return the bytes of a span of ranks: `data` for each member, zeros for other ranks."""
+        if self.is_dense:
+            return data * len(self._span)
         members = set(self.ranks)
         return b"".join(data if rank in members else bytes(len(data)) for rank in self._span)
 

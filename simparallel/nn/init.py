@@ -18,6 +18,7 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.autograd.tape import mark_changed
 from simparallel.backend import filled, is_array, random_normal, random_state, random_uniform, to_device_like
+from simparallel.base.dry_arrays import uninitialized
 from simparallel.errors import DTypeError, InputError, ShapeError
 from simparallel.nn.deferred import Recipe, deferring, draw as drawn, placeholder, recipe_of
 from simparallel.nn.module import Parameter
@@ -481,7 +482,7 @@ def initializer(init: Any, shape: Any = None, dtype: Any = np.float32) -> Parame
             raise InputError(f"initializer: init={init!r} needs a shape.")
         shape = init.shape
     shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    return begin(Parameter(np.empty(shape, np.dtype(dtype or np.float32))))
+    return begin(Parameter(uninitialized(shape, np.dtype(dtype or np.float32))))
 
 
 def __dir__() -> list[str]:

@@ -15,6 +15,7 @@ from simparallel.autograd.ops.interpolate import check_settings
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import random_state
 from simparallel.base.checks import check_integer, is_integer
+from simparallel.base.dry_arrays import uninitialized
 from simparallel.errors import DTypeError, InputError
 from simparallel.nn.deferred import zero_row
 from simparallel.nn.module import Module, Parameter, TensorModule
@@ -41,7 +42,7 @@ class Affine(TensorModule):
         """
         who, dtype = type(self).__name__, check_floating(self, dtype)
         for name, shape in shapes.items():
-            setattr(self, name, None if shape is None else Parameter(np.empty(shape, dtype)))
+            setattr(self, name, None if shape is None else Parameter(uninitialized(shape, dtype)))
         if weight_init is not None:
             self._weight_init = init.as_initializer(weight_init, f"{who}: weight_init")
         if bias_init is not None:

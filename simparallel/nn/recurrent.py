@@ -20,6 +20,7 @@ from simparallel.autograd import Tensor, functions as F
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import get_namespace
 from simparallel.base.checks import check_integer
+from simparallel.base.dry_arrays import uninitialized
 from simparallel.errors import InputError, ShapeError
 from simparallel.nn.layers import Dropout, check_floating, format_settings
 from simparallel.nn.module import Module, Parameter
@@ -55,7 +56,7 @@ class AbstractRecurrent(Module):
         if self.bias:
             shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
         for name, shape in shapes.items():
-            self.register_parameter(name + suffix, Parameter(np.empty(shape, self._dtype)))
+            self.register_parameter(name + suffix, Parameter(uninitialized(shape, self._dtype)))
 
     def reset_parameters(self) -> None:
         """Draw new initial values: all uniform in ±1 / sqrt(hidden_size)."""

@@ -124,18 +124,20 @@ def clip_grad_norm_(
     tensors = _gradients(parameters)
     grads = [tensor.data for tensor in tensors]
     if norm_type == 2:
-        total = math.sqrt(sum(over(totals(grads, square_sum, squares), tensors)))
+        found = over(totals(grads, square_sum, squares), tensors)
     elif norm_type == math.inf:
-        # Python's max drops NaN; the array's max keeps it.
         largest = read_numbers(get_namespace(grad).abs(grad).max() if grad.size else 0.0 for grad in grads)
-        largest = over(largest, tensors, "max")
-        total = math.nan if any(math.isnan(value) for value in largest) else max(largest, default=0.0)
+        found = over(largest, tensors, "max")
     else:
-        sums = read_numbers(_power_sum(grad, norm_type) for grad in grads)
-        total = sum(over(sums, tensors)) ** (1.0 / norm_type)
-    unknown = next((grad for grad in grads if not has_data(grad)), None)
+        found = over(read_numbers(_power_sum(grad, norm_type) for grad in grads), tensors)
+    unknown = next((x for x in (*grads, *found) if not has_data(x)), None)
     if unknown is not None:
-        return unknown.sum().item()
+        return get_namespace(unknown).asarray(unknown).sum().item()
+    if norm_type == math.inf:
+        # Python's max drops NaN.
+        total = math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+    else:
+        total = math.sqrt(sum(found)) if norm_type == 2 else sum(found) ** (1.0 / norm_type)
     if error_if_nonfinite and not math.isfinite(total):
         raise InputError(
             f"clip_grad_norm_: the norm of the {len(grads)} gradients is {total}, so nothing was clipped. Skip "

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from simparallel.backend import Array, has_data, random_state
-from simparallel.base.dry_arrays import given, without_data
+from simparallel.base.dry_arrays import empty, given, unknown_numbers, without_data
 from simparallel.base.system import without_huge_pages
 from simparallel.comm import current
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
@@ -22,7 +22,7 @@ from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Cluster
 from simparallel.runtime.ranks.threads import run_threads
 from simparallel.runtime.reports import Outcome, run_failed
-from simparallel.simulate.folding import FoldedSegment, alike, assigned, first_guess, wanted
+from simparallel.simulate.folding import FoldedSegment, alike, assigned, continued, first_guess, wanted
 from simparallel.simulate.medium import DRY, FOLDED
 from simparallel.simulate.prediction import Prediction
 from simparallel.simulate.programs import ProgramRecorder
@@ -121,7 +121,7 @@ def _predicted(
     call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], fold: bool
 ) -> tuple[Prediction, list[Outcome]]:
     recorders: dict[int, ProgramRecorder] = {}
-    with without_huge_pages():
+    with without_huge_pages(), unknown_numbers():
         # With jitter, no two ranks are alike.
         if fold and spec.world_size > 1 and spec.jitter is None:
             outcomes, stands_for = _folded(call, spec, settings, recorders)
@@ -146,11 +146,12 @@ def _dry(call: Callable[[], Any]) -> Any:
     recorder = current_recorder()
     assert isinstance(recorder, TwoClockRecorder)
     recorder.home = partial(_home, recorder)
-    before, given.asked = given.asked, recorder.read
+    before = given.asked, given.new
+    given.asked, given.new = recorder.read, partial(_new, recorder)
     try:
         return call()
     finally:
-        given.asked = before
+        given.asked, given.new = before
 
 
 def _whole(
@@ -178,6 +179,12 @@ def _home(recorder: TwoClockRecorder, array: Array, requires_grad: bool) -> Arra
     return without_data(array) if requires_grad else array
 
 
+def _new(recorder: TwoClockRecorder, shape: Any, dtype: Any) -> Array:
+    array = empty(shape, dtype)
+    recorder.copy_in(array.nbytes)
+    return array
+
+
 def _folded(
     call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], recorders: dict[int, ProgramRecorder]
 ) -> tuple[list[Outcome], Sequence[int]]:
@@ -200,7 +207,9 @@ def _folded(
             more = wanted(segment, alike(events, run)) - run
             if not more:
                 return outcomes, assigned(segment)
-        run |= more
+        run |= continued(more, run, spec.world_size)
+        if len(run) > MOST_RANKS:
+            break
     if spec.world_size <= MOST_RANKS:
         return _whole(call, spec, settings, recorders)
     raise ClusterError(

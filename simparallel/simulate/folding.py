@@ -8,14 +8,15 @@ Which ranks are alike is found by running them. A first run of rank 0, the last 
 different, such as a straggler, shows their groups. Then the first and the last member of every group of a
 representative run, too. If two that are next to each other in a group have equal events at equal times, the ranks
 between them are taken to be like the first; if not, the rank in the middle runs, too. A rank that is sent a message,
-or is the root of a collective, runs as well. This finds programs that differ by the ranks' places in their groups; it
-does not find one rank in the middle that does something else on its own (`if get_rank() == 5: ...`): for such programs
-there is `fold=False`.
+or is the root of a collective, runs as well. So do all members of a collective whose parts may have any sizes, and the
+ranks at which the sizes of known parts, or of objects, change. This finds programs that differ by the ranks' places in
+their groups; it does not find one rank in the middle that does something else on its own (`if get_rank() == 5: ...`):
+for such programs there is `fold=False`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -67,6 +68,7 @@ class FoldedSegment(Segment):
     Attributes:
         needed: ranks that a representative asked for and that do not run.
         groups: the members of all groups that were made, in order.
+        shared: (slot, members) of a group -> what the views of all its members share.
     """
 
     def __init__(self, world_size: int, ranks: Sequence[int]) -> None:
@@ -77,6 +79,14 @@ class FoldedSegment(Segment):
         super().__init__(len(ranks), arena_bytes=_ARENA_BYTES + slots_bytes, control=control)
         self.world_size, self.ranks = world_size, tuple(ranks)
         self.groups: dict[tuple[int, ...], None] = {}
+        self.shared: dict[tuple[int, tuple[int, ...]], tuple[list[int], list[list[int]], list[Any]]] = {}
+
+    def need(self, ranks: Iterable[int]) -> None:
+        """Raise NotRunError if any of these ranks does not run."""
+        missing = set(ranks).difference(self.ranks)
+        self.needed |= missing
+        if missing:
+            raise NotRunError(f"rank {min(missing)} does not run")
 
 
 class FoldedViews(Views):
@@ -87,23 +97,19 @@ class FoldedViews(Views):
         assert isinstance(segment, FoldedSegment)
         segment.groups[ranks] = None
         run = set(segment.ranks)
-        super().__init__(transport, slot, tuple(rank for rank in ranks if rank in run))
-        # Headers and marks are those of the representatives; payloads and notes are asked for by position.
+        super().__init__(transport, slot, tuple(filter(run.__contains__, ranks)))
+        # Headers, marks and times are those of the representatives; payloads and notes are asked for by position.
         self.position, self.size = ranks.index(transport.rank), len(ranks)
-        self.members = represented(ranks, run)
-        control = segment.map
-        self.notes = [[control.note(slot, parity, rank) for rank in self.members] for parity in (0, 1)]
-        self.offsets = [self._offsets(control, parity) for parity in (0, 1)]
-
-    def _reader(self, word: int, parity: int) -> Callable[[memoryview], tuple[int, ...]]:
-        if word == h.OFFSET:
-            return super()._reader(word, parity)
-        # Times and flags are joined, so one of each representative is enough.
-        notes, self.notes = self.notes, [list(dict.fromkeys(found)) for found in self.notes]
-        try:
-            return super()._reader(word, parity)
-        finally:
-            self.notes = notes
+        # What has an entry for each member is made once for all of them.
+        found = segment.shared.get((slot, ranks))
+        if found is None:
+            members = represented(ranks, run)
+            places = [dict(zip(self.ranks, notes, strict=True)) for notes in self.notes]
+            self.notes = [[place[rank] for rank in members] for place in places]
+            found = members, self.notes, [self._reader(h.OFFSET, parity) for parity in (0, 1)]
+            segment.shared[slot, ranks] = found
+        self.members, self.notes, readers = found
+        self.offsets = [each._replace(offsets=read) for each, read in zip(self.offsets, readers, strict=True)]
 
     def arenas(self, dtype: Any) -> Arenas:
         found = self._arenas.get(dtype)
@@ -162,8 +168,7 @@ def wanted(segment: FoldedSegment, classes: Mapping[int, int]) -> set[int]:
     for group in groups:
         found |= {group[0], group[-1]}
         if group in inner or not inner:
-            run = [(place, classes[rank]) for place, rank in enumerate(group) if rank in classes]
-            found |= {group[(p + q) // 2] for (p, a), (q, b) in pairwise(run) if a != b and q - p > 1}
+            found |= between(group, classes)
     if found <= classes.keys():
         # A group's collectives join the clocks of the members that run: each class of its members has to be among them.
         stands_for = assigned(segment)
@@ -172,6 +177,34 @@ def wanted(segment: FoldedSegment, classes: Mapping[int, int]) -> set[int]:
             one_of_class = {classes[stands_for[rank]]: rank for rank in group}
             found |= {rank for number, rank in one_of_class.items() if number not in joined}
     return found
+
+
+def between(group: Sequence[int], values: Mapping[int, Any]) -> set[int]:
+    """Return the ranks in the middle between members with different values, where no other has one.
+
+    Args:
+        group: ranks, in the group's order.
+        values: rank -> anything; for some members.
+    """
+    known = [(place, values[rank]) for place, rank in enumerate(group) if rank in values]
+    return {group[(p + q) // 2] for (p, a), (q, b) in pairwise(known) if a != b and q - p > 1}
+
+
+def continued(found: set[int], run: set[int], world_size: int) -> set[int]:
+    """Return the ranks, and those that follow them at equal distances: a chain of messages shows one rank in each run.
+
+    Args:
+        found: ranks that have to run.
+        run: ranks that ran.
+        world_size: number of all ranks.
+    """
+    following: set[int] = set()
+    for rank in found:
+        steps = (rank - other for other in run if 2 * other - rank in run)
+        if step := min(steps, key=abs, default=0):
+            length = next(n for n in range(2, len(run) + 2) if rank - n * step not in run)
+            following.update(range(rank, rank + length * step, step))
+    return found | following & set(range(world_size))
 
 
 def assigned(segment: FoldedSegment) -> list[int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import cloudpickle
@@ -15,8 +16,10 @@ import simparallel.comm.call_header as h
 from simparallel.backend import has_data
 from simparallel.base import pickling
 from simparallel.base.dry_arrays import DryArray, DryScalar, UnknownNumber, dried, empty, without_data
+from simparallel.base.units import format_bytes
 from simparallel.comm.algorithms.direct import SmallAllReduce, given
 from simparallel.comm.algorithms.direct_adasum import SmallAdasum
+from simparallel.comm.blocks import Blocks
 from simparallel.comm.call import Body, Call, Factory, Nothing, Settings
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.group import Group
@@ -24,9 +27,13 @@ from simparallel.comm.shm.medium import SHARED_MEMORY
 from simparallel.comm.uneven import Parts
 from simparallel.comm.validate import native
 from simparallel.comm.work import Steps
+from simparallel.errors import ClusterError
 from simparallel.hardware.cluster import Traffic
 from simparallel.hardware.recorder import Recorder
-from simparallel.simulate.folding import FoldedViews
+from simparallel.simulate.folding import FoldedSegment, FoldedViews, between
+
+# What a rank of a folded run may get as objects.
+_MOST_BYTES = 1 << 30
 
 
 class DryBody:
@@ -174,9 +181,20 @@ def _unpack(data: np.ndarray) -> Any:
 
 
 def _choose_folded(name: str, group: Group, x: Any, settings: Settings) -> Body:
-    if name not in COLLECTIVES or COLLECTIVES[name].root:
+    needed: Sequence[int] = ()
+    if name == "uneven":
+        # Any member may have another size, whatever sizes those have that run.
+        needed = group.ranks
+    elif name not in COLLECTIVES or COLLECTIVES[name].root:
         # No other rank has the root's payload, so it has to run.
-        group.transport.segment.map.place(group.ranks[settings.root])
+        needed = group.ranks[settings.root : settings.root + 1]
+    elif COLLECTIVES[name].divides and settings.sizes is not None:
+        # The first member of each row of equal parts.
+        size_of = dict(zip(group.ranks, settings.sizes, strict=True))
+        needed = [next(members) for _, members in groupby(group.ranks, size_of.get)]
+    segment = group.transport.segment
+    assert isinstance(segment, FoldedSegment)
+    segment.need(needed)
     body = _WHOLE.get(name, SHARED_MEMORY.bodies[name])(group, x, settings)
     if x is not None:
         # Members that share a representative read its payload at their own places, so it is shown whole.
@@ -184,9 +202,31 @@ def _choose_folded(name: str, group: Group, x: Any, settings: Settings) -> Body:
     return body
 
 
+class _FoldedBlocks(Blocks):
+    """Objects, whose sizes tell which ranks have to run."""
+
+    def run(self, call: Call) -> Steps:
+        segment, sizes = self.group.transport.segment, call.notes(h.NBYTES)
+        assert isinstance(segment, FoldedSegment)
+        run = set(segment.ranks)
+        known = {rank: size for rank, size in zip(self.group.ranks, sizes, strict=True) if rank in run}
+        segment.need(between(self.group.ranks, known))
+        taken = [size for giver, size in enumerate(sizes) if self.takes(call.plan.op, self.position, giver)]
+        if sum(taken) > _MOST_BYTES:
+            raise ClusterError(
+                f"{call.plan.op}_object: a rank gets {len(taken):,} objects of {format_bytes(sum(taken))} in all, and "
+                f"each rank of a dry run makes its own; more than {format_bytes(_MOST_BYTES)} is refused. Send smaller "
+                "objects, or predict a smaller world.",
+                world_size=segment.world_size,
+                most=_MOST_BYTES,
+            )
+        return (yield from super().run(call))
+
+
 # Bodies that divide the work among the members need all of them.
-_WHOLE: Mapping[str, Factory] = {"all_reduce": SmallAllReduce, "adasum": SmallAdasum}
+_WHOLE: Mapping[str, Factory] = {"all_reduce": SmallAllReduce, "adasum": SmallAdasum, "objects": _FoldedBlocks}
 _FOLDED: Mapping[str, Factory] = {name: partial(_choose_folded, name) for name in SHARED_MEMORY.bodies}
+
 
 DRY = SHARED_MEMORY._replace(call=DryCall, pack=_pack, unpack=_unpack)
 FOLDED = DRY._replace(views=FoldedViews, bodies=_FOLDED)

@@ -85,7 +85,7 @@ class ProgramRecorder(TwoClockRecorder):
 
 def _flow(links: Sequence[Any], duration_ps: int) -> int:
     """Return the bytes for which the narrowest of these links is busy for this time [ps]."""
-    if not links:
+    if not links or not duration_ps:
         return 0
     return int(min(link.capacity_bytes_per_s / link.share for link in links) * duration_ps / PS_PER_S)
 

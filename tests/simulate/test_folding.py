@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from refusals import refused
 
 import simparallel as sp
 from simparallel.comm.views import Views
-from simparallel.errors import ClusterError
+from simparallel.errors import ClusterError, RunFailedError
 from simparallel.hardware.cluster import describe
 from simparallel.simulate.dry_run import dry_run
 from simparallel.simulate.prediction import Prediction
@@ -36,6 +37,7 @@ def check_folded(program: Any, world_size: int, *args: Any, **described: Any) ->
         assert folded.memory[folded.stands_for[rank]] == whole.memory[whole.stands_for[rank]]
     assert folded.makespan_s == whole.makespan_s
     assert folded.classes == whole.classes
+    assert folded.sent_bytes() == whole.sent_bytes()
     assert len(folded.memory) <= world_size
     return folded
 
@@ -121,6 +123,64 @@ def test_receivers_and_roots_run() -> None:
     check_folded(program, 6)
 
 
+def uneven_calls(calls: list[tuple[str, list[list[int]]]], parts: int) -> None:
+    """Make calls whose sizes differ by rank, and compute with each result.
+
+    Args:
+        calls: name, and a square matrix of sizes: row r has those of the group's member r.
+        parts: number of groups of the world.
+    """
+    rank, size = sp.get_rank(), sp.get_world_size() // parts
+    groups = [sp.new_group(range(start, start + size)) for start in range(0, size * parts, size)]
+    group, me = groups[rank // size], rank % size
+    for name, sizes in calls:
+        own, ends = sizes[me], {"group": group}
+        x: Any = np.ones((own[0], 2), np.float32)
+        if name in ("all_gather", "gather"):
+            x = getattr(sp, name)(x, **ends, uneven=True, **({"dst": group.ranks[-1]} if name == "gather" else {}))
+        elif name == "scatter":
+            root = group.ranks[size // 2]
+            given = [np.ones((n, 2), np.float32) for n in sizes[size // 2]]
+            x = sp.scatter(given if rank == root else None, root, group, uneven=rank == root)
+        elif name == "all_to_all":
+            rows = np.ones((sum(own), 2), np.float32)
+            x = sp.all_to_all(rows, **ends, input_splits=own, output_splits=[row[me] for row in sizes])
+        elif name == "reduce_scatter":
+            x = sp.reduce_scatter(np.ones((sum(sizes[0]), 2), np.float32), **ends, input_splits=sizes[0])
+        elif name == "sendrecv":
+            got = np.empty((sizes[me - 1][0], 2), np.float32)
+            sp.sendrecv(x, group.ranks[(me + 1) % size], got, group.ranks[me - 1])
+            x = got
+        else:  # objects whose sizes ascend
+            x = sp.all_gather_object(b"x" * sum(sizes[0][: me + 1]), group)[me]
+        rows = sum(map(len, x)) if isinstance(x, list) else 0 if x is None else len(x)
+        w = sp.Tensor(np.ones((rows, 2), np.float32), requires_grad=True)
+        (w * w).sum().backward()
+
+
+@st.composite
+def uneven_programs(draw: Any) -> tuple[int, list[tuple[str, list[list[int]]]], int]:
+    """Draw the size of the world, calls, and the number of groups."""
+    size, parts = draw(st.integers(2, 5)), draw(st.integers(1, 2))
+    names = ["all_gather", "gather", "scatter", "all_to_all", "reduce_scatter", "sendrecv", "objects"]
+    row = st.lists(st.integers(0, 4), min_size=size, max_size=size)
+    matrix = st.lists(row, min_size=size, max_size=size)
+    return size * parts, draw(st.lists(st.tuples(st.sampled_from(names), matrix), min_size=1, max_size=3)), parts
+
+
+@settings(max_examples=20)
+@given(uneven_programs())
+def test_folded_uneven_calls_equal_all_ranks(program: Any) -> None:
+    world_size, calls, parts = program
+    check_folded(uneven_calls, world_size, calls, parts)
+
+
+@pytest.mark.parametrize("sizes", [[1, 2, 3, 4], [1, 2, 2, 1]])
+def test_sizes_of_ranks_between_others_count(sizes: list[int]) -> None:
+    folded = check_folded(lambda: sp.all_gather(np.ones((sizes[sp.get_rank()], 3)), uneven=True), 4)
+    assert [event.size_bytes for event in folded.trace.events] == [24 * sum(sizes)] * 4
+
+
 @pytest.mark.parametrize("size", [1, 70_000])
 def test_folded_values_count_every_rank(size: int) -> None:
     """Real arrays of collectives: the ranks that do not run give what their representative gives."""
@@ -152,10 +212,38 @@ def test_large_world_runs_few_ranks() -> None:
     assert prediction.stands_for == [0] * 4096
 
 
-def test_program_of_its_own_on_every_rank_is_refused() -> None:
-    def program() -> None:
-        sp.send(np.zeros(1), (sp.get_rank() + 1) % 600)
+def test_program_of_its_own_on_every_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soon: a chain of messages doubles in each run."""
+    monkeypatch.setattr("simparallel.simulate.dry_run.MOST_RANKS", 64)
+    runs = []
 
-    with pytest.raises(ClusterError) as caught:
-        dry_run(program, world_size=600)
-    assert caught.value.facts == {"world_size": 600, "most": 512}
+    def program() -> None:
+        rank, size = sp.get_rank(), sp.get_world_size()
+        runs.append(rank)
+        sp.recv(np.empty(1), (rank + 1) % size)
+
+    with refused(ClusterError, world_size=16_384, most=64):
+        dry_run(program, world_size=16_384)
+    assert len(runs) < 2 * 64
+
+
+def test_chain_of_messages_is_found_in_few_runs() -> None:
+    """Each rank sends to the next one, as the stages of a pipeline do."""
+    runs = []
+
+    def program() -> None:
+        rank, size, x = sp.get_rank(), sp.get_world_size(), np.zeros(1)
+        runs.append(rank)
+        if rank:
+            sp.recv(x, rank - 1)
+        if rank < size - 1:
+            sp.send(x, rank + 1)
+
+    assert len(check_folded(program, 32).memory) == 32
+    assert runs.count(0) <= 7
+
+
+def test_objects_that_fill_the_memory_are_refused() -> None:
+    with refused(RunFailedError) as caught:
+        dry_run(lambda: sp.all_gather_object(bytes(10**6)), world_size=8192)
+    assert caught.value.__cause__.facts == {"world_size": 8192, "most": 1 << 30}

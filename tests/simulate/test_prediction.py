@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -153,6 +154,46 @@ def test_memory_limit_is_refused_as_in_a_run() -> None:
     assert errors[0] == errors[1]
 
 
+def large_data_parallel() -> None:
+    """Train 160 GB of weights."""
+    model = sp.parallel.DistributedDataParallel(sp.nn.Linear(200_000, 200_000))
+    optimizer = sp.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(np.zeros((2, 200_000), np.float32)).sum().backward()
+        optimizer.step()
+
+
+def large_pipeline() -> None:
+    """Train four times 40 GB of weights, on two replicas of two stages, with one array for all gradients of a stage."""
+    model = sp.nn.Sequential(*(sp.nn.Linear(100_000, 100_000) for _ in range(4)))
+    mesh = sp.Mesh((2, 2), ("dp", "pp"))
+    pipeline = sp.parallel.Pipeline(model, sp.nn.MSELoss(), microbatches=2, mesh=mesh)
+    optimizer = sp.optim.AdamW(pipeline.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        pipeline.step(np.zeros((2, 100_000), np.float32), np.zeros((2, 100_000), np.float32))
+        optimizer.step()
+
+
+def large_others() -> None:
+    """Make what fills parameters by other ways."""
+    sp.nn.LSTM(100_000, 50_000)
+    sp.nn.initializer("normal", (200_000, 100_000))
+    sp.nn.Embedding(1_000_000, 20_000, padding_idx=0)
+
+
+@pytest.mark.parametrize("program", [large_data_parallel, large_pipeline, large_others])
+def test_parameters_take_no_memory(program: Any) -> None:
+    tracemalloc.start()
+    try:
+        prediction = sp.dry_run(program, world_size=4)
+        assert tracemalloc.get_traced_memory()[1] < 100e6
+    finally:
+        tracemalloc.stop()
+    assert prediction.peak_bytes > 100e9
+
+
 def test_decision_by_a_value_names_its_line() -> None:
     def decide() -> None:
         loss = (sp.nn.Linear(2, 1)(sp.Tensor(np.ones((1, 2), np.float32)))).sum()
@@ -165,6 +206,69 @@ def test_decision_by_a_value_names_its_line() -> None:
     cause = caught.value.__cause__
     assert isinstance(cause, UnknownValueError)
     assert cause.facts["place"].startswith("test_prediction.py:")
+
+
+def average_of_losses() -> None:
+    """Average the losses of all ranks in an array of numbers, in place, beside known numbers."""
+    model = sp.parallel.DistributedDataParallel(sp.nn.Linear(4, 2))
+    total = 0.0
+    for _ in range(2):
+        loss = model(np.ones((2, 4), np.float32)).sum()
+        loss.backward()
+        total += loss.item()
+    mean = sp.all_reduce(np.array([total]), "mean")
+    print(f"{mean[0]:.3f}", sp.all_reduce(np.asarray([[total, 2], (1.5, total)], np.float32)))
+
+
+def clipped_pipeline(norm_type: float) -> None:
+    model = sp.nn.Sequential(sp.nn.Linear(4, 4), sp.nn.ReLU(), sp.nn.Linear(4, 4), sp.nn.Linear(4, 4))
+    pipeline = sp.parallel.Pipeline(model, sp.nn.MSELoss(), microbatches=2)
+    optimizer = sp.optim.SGD(pipeline.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        pipeline.step(np.ones((4, 4), np.float32), np.ones((4, 4), np.float32))
+        pipeline.clip_grad_norm_(1.0, norm_type)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("program", "args"), [(average_of_losses, ()), *((clipped_pipeline, (norm,)) for norm in (2.0, 3.0, float("inf")))]
+)
+def test_sums_of_unknown_numbers_have_real_events(program: Any, args: Any) -> None:
+    dry = sp.dry_run(program, args, world_size=3, fold=False)
+    assert diff(dry.trace, sp.launch(program, args, world_size=3, transport="inline", record="full").trace).is_equal
+
+
+def array_of_unknown(then: Any) -> None:
+    then(np.array([sp.nn.Linear(2, 1)(np.ones((1, 2), np.float32)).sum().item(), 1.0]))
+
+
+@pytest.mark.parametrize(
+    "decide", [lambda x: x[0] > 1 and 1, lambda x: 1 if sp.all_reduce(x).mean() > 1 else 2, lambda x: float(x[1])]
+)
+def test_arrays_of_unknown_numbers_decide_nothing(decide: Any) -> None:
+    before = np.array, np.asarray
+    with pytest.raises(RunFailedError) as caught:
+        sp.dry_run(array_of_unknown, (decide,), world_size=2)
+    assert isinstance(caught.value.__cause__, UnknownValueError)
+    assert (np.array, np.asarray) == before
+
+
+def test_arrays_of_unknown_numbers_have_numpy_shapes() -> None:
+    """Also in a dry run inside of a dry run; outside of them, NumPy's functions are its own."""
+
+    def program() -> None:
+        unknown = sp.nn.Linear(2, 1)(np.ones((1, 2), np.float32)).sum().item()
+        sp.dry_run(lambda: None)
+        for make in (np.array, np.asarray):
+            for like in (lambda x: x, lambda x: [x], lambda x: [[1, x], (x, 2.5)], lambda x: [[1, 2], [3, 4]]):
+                found, real = make(like(unknown)), make(like(1.0))
+                assert (found.shape, found.dtype) == (real.shape, real.dtype)
+        assert np.array([unknown], "f4", ndmin=3).shape == (1, 1, 1)
+
+    before = np.array, np.asarray
+    sp.dry_run(program)
+    assert (np.array, np.asarray) == before
 
 
 SCRIPT = """

@@ -129,7 +129,7 @@ class ControlMap:
         letters = round_up(starts.pop(), PAGE // WORD)
         return (*starts, letters, letters + p * p * RING * LETTER_WORDS)
 
-    @property
+    @cached_property
     def _mark_words(self) -> int:
         return round_up(NUM_MARKS * self.world_size, LINE // WORD)
 

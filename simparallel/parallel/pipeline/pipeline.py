@@ -288,15 +288,15 @@ class Pipeline:
     def _over_ranks(self, values: list[float], gradients: list[Tensor], op: str = "sum") -> list[float]:
         """Reduce values of this rank's gradients over all ranks, to a single one; see `over_slices`."""
         with_gradient = [p for p in self.parameters() if p.grad is not None]
-        # Python's max drops NaN.
-        own = next((value for value in values if value != value), max(values, default=0.0))
+        xp, own = get_namespace(*values), 0.0
         if op == "sum":
-            own = 0.0
             for value, parameter in zip(values, with_gradient, strict=True):
                 slices = 1 if parameter.placement is None else prod(parameter.placement.layout.cuts)
                 holders = len(self._owners[id(parameter)]) * self.replicas * len(self._mates)
                 own += value * slices / holders
-        return [self._communicator.all_reduce(np.asarray(own, np.float64), op).item()]
+        elif values:
+            own = xp.max(xp.asarray(values))
+        return [self._communicator.all_reduce(xp.asarray(own, np.float64), op).item()]
 
     def any_rank(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank, such as for `GradScaler(reduce_overflow=pipeline.any_rank)`."""
