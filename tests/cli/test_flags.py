@@ -259,5 +259,7 @@ def test_launchers_mean_their_frameworks(capfd: pytest.CaptureFixture[str]) -> N
     assert not Path("worker_0.log").exists()
     assert main.main(["msrun", "--worker_num=1", "--log_dir=a", "theirs.py"]) == 0
     assert Path("a/worker_0.log").read_text() == "(1, 2)\n"
+    # MindSpore's default device is Ascend.
+    assert json.loads(Path("a/metrics.json").read_text())["cluster"] == "1 x ascend910"
     assert main.main(["msrun", "--as", "none", "--worker_num=1", "--log_dir=a", "theirs.py"]) == 1
     assert "No module named 'mindspore'" in capfd.readouterr().err
