@@ -40,7 +40,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ADDRESS",
-        help="address of a server; once for each (default 10.0.0.1, 10.0.0.2, …)",
+        help="address of a server; once for each (default 127.0.0.1, 127.0.0.2, …: this machine)",
     )
     make.add_argument("--form", choices=FORMS, default="1.0", help="default %(default)s")
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from simparallel.compat.front import is_public
 from simparallel.compat.imports import FRONTS, install
 from simparallel.runtime.ranks.script import check_script, run_script
+from simparallel.world.context import set_context
 
 # Doubled braces stand for single ones in str.format.
 SHELL = """\
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(given.program)
     # Before the script is compiled and run: its first imports already mean the front.
     install(given.framework)
+    if given.framework == "mindspore":
+        # The device that MindSpore's packages are made for, unless the script or the run names another one.
+        set_context(device_target="Ascend")
     check_script(options.script, options.module)
     try:
         run_script(options.script, options.arguments, options.no_use_env, options.module)

@@ -195,10 +195,11 @@ def _of_preset(
     return replace(plain, rules=preset.rules)
 
 
-def with_device(cluster: ClusterSpec, preset: str) -> ClusterSpec:
-    """Return a cluster with the same ranks and nodes, and this preset's devices and links."""
+def with_device(cluster: ClusterSpec, preset: str | DeviceSpec) -> ClusterSpec:
+    """Return a cluster with the same ranks and nodes, and this preset's devices and links; it is assumed as before."""
     nodes = cluster.nodes if len(cluster.nodes) > 1 else 1
-    return describe(cluster.world_size, preset, nodes=nodes, devices_per_rank=cluster.devices_per_rank)
+    described = describe(cluster.world_size, preset, nodes=nodes, devices_per_rank=cluster.devices_per_rank)
+    return replace(described, is_assumed=cluster.is_assumed)
 
 
 def __dir__() -> list[str]:

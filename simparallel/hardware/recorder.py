@@ -28,7 +28,7 @@ import numpy as np
 from simparallel.backend import Array, has_data, is_array
 from simparallel.base.units import format_numbers
 from simparallel.errors import InputError
-from simparallel.hardware.cluster import ClusterSpec, describe, picoseconds, with_device
+from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, describe, picoseconds, with_device
 from simparallel.hardware.devices import FIRST, SIM, Device
 from simparallel.hardware.memory import ACTIVATIONS, MemoryAccount, NullAccount
 from simparallel.hardware.recording import (
@@ -564,7 +564,7 @@ def observer_of(device: Device | None) -> Recorder | NullObserver:
     return recorder if device is None or device is FIRST else recorder.of(device)
 
 
-def describe_device(preset: str) -> None:
+def describe_device(preset: str | DeviceSpec) -> None:
     """Price this rank's further work on a preset device, unless the run was started with a described one."""
     recorder = current_recorder()
     if recorder is None:

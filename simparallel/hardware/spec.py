@@ -18,15 +18,14 @@ from simparallel.errors import ClusterError
 from simparallel.hardware.collective_cost import PRICES, TIMES, Level, Spread, best_time, price, stepwise_time
 from simparallel.hardware.description import load, save, table
 from simparallel.hardware.device import Curve, DeviceSpec, picoseconds
+from simparallel.hardware.hccl import broken_rule
 from simparallel.hardware.jitter import Jitter
 from simparallel.hardware.links import Groups, Link, LinkSpec, Tier
 from simparallel.hardware.numbers import check_number
 
 # A spec holds lists of ranks, which take 0.1 GB for so many.
 MAX_RANKS = 1 << 20
-# HCCL's rules for servers of Ascend 910: cards 0–3 and 4–7 are two rings.
 RULES = ("", "hccl")
-_HCCL_SIZES, _HCCL_RING, _HCCL_SERVER = (1, 2, 4, 8), 4, 8
 
 
 @dataclass(frozen=True)
@@ -541,7 +540,7 @@ class ClusterSpec:
         """Check that the cluster's collective library can make a group of these ranks.
 
         With the rules of HCCL: 1, 2, 4 or 8 cards of each server; 2 or 4 of them inside one ring, of cards 0–3 or 4–7;
-        all 8 cards of every server for a cluster of several. Source: MindSpore r0.2, tutorial of distributed training.
+        all 8 cards of every server for a cluster of several.
 
         Raises:
             ClusterError: the group breaks a rule. Fact: `ranks`.
@@ -554,16 +553,7 @@ class ClusterSpec:
         many = len(ranks) == self.world_size and len(on_nodes) > 1
         for node, members in on_nodes.items():
             cards = sorted(self.device_id(rank) for rank in members)
-            text = ""
-            if many and len(cards) != _HCCL_SERVER:
-                text = (
-                    f"a cluster of several servers needs all {_HCCL_SERVER} cards of each; choose a multiple of 8 ranks"
-                )
-            elif len(cards) not in _HCCL_SIZES:
-                text = "a group has 1, 2, 4 or 8 cards of a server; choose another number of ranks"
-            elif len(cards) < _HCCL_SERVER and len({card // _HCCL_RING for card in cards}) > 1:
-                text = "cards 0–3 and 4–7 are two rings, and a group of 2 or 4 must be inside one; choose cards of one"
-            if text:
+            if text := broken_rule(cards, many):
                 raise ClusterError(
                     f"group of {format_number_of(len(ranks), 'rank')}: ranks {format_numbers(sorted(members))} are "
                     f"cards {format_numbers(cards)} of server {node}. HCCL: {text}, or a cluster without its rules.",

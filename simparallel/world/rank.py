@@ -13,7 +13,7 @@ from simparallel.gpu.device import current_gpu
 from simparallel.hardware.cluster import ClusterSpec, describe
 from simparallel.hardware.memory import parse_bytes
 from simparallel.hardware.notes import note_once
-from simparallel.hardware.recorder import Recorder, current_recorder, set_recorder
+from simparallel.hardware.recorder import Recorder, current_recorder, describe_device, set_recorder
 from simparallel.world.process import become_rank
 
 # Variables that give the number of processes. MPI can connect the processes of the first tuple's launchers. PMIx
@@ -68,11 +68,16 @@ def init(
     """
     # A rank of our own launcher, or of an earlier call, is in its run already.
     if not is_running():
-        launcher = foreign_launcher(os.environ)
+        launcher, before = foreign_launcher(os.environ), current_recorder()
         joined = launcher is not None and _join(*launcher, timeout_s, start_timeout_s)
         if joined:
             become_rank(current().world_size, keep_own=True)
-        elif current_recorder() is None:
+            if before is not None:
+                # `set_context` and `set_memory` may come before `init`: the rank keeps the device that they describe.
+                describe_device(before.cluster.device)
+                if before.memory.limit_bytes is not None:
+                    set_memory(before.memory.limit_bytes)
+        elif before is None:
             set_recorder(Recorder(0, describe(1)))
     recorder = current_recorder()
     if devices_per_rank is not None and recorder is not None:

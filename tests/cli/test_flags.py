@@ -248,7 +248,9 @@ def test_launchers_mean_their_frameworks(capfd: pytest.CaptureFixture[str]) -> N
     """Without --as: the front, and a script that imports no framework runs as it is; a simulated run is predicted."""
     text = "import simparallel as sp\nsp.init()\nprint('file', __file__, __name__, __package__)\n"
     Path("mine.py").write_text(text)
-    Path("theirs.py").write_text("import mindspore as ms\nprint(ms.nn.Dense(4, 2)(ms.Tensor([[1.0] * 4])).shape)\n")
+    theirs = "import mindspore as ms\nfrom mindspore.communication import init\n"
+    theirs += "init()\nprint(ms.nn.Dense(4, 2)(ms.Tensor([[1.0] * 4])).shape)\n"
+    Path("theirs.py").write_text(theirs)
     assert main.main(["msrun", "--worker_num=1", "--log_dir=a", "mine.py"]) == 0
     assert main.main(["run", "-n", "1", "--log-dir=b", "mine.py"]) == 0
     assert Path("a/worker_0.log").read_text() == Path("b/worker_0.log").read_text() != ""
@@ -257,7 +259,10 @@ def test_launchers_mean_their_frameworks(capfd: pytest.CaptureFixture[str]) -> N
     ended = subprocess.run([sys.executable, "-m", *words.split()], capture_output=True, text=True, timeout=60)
     assert "    4          0" in ended.stdout, ended.stderr
     assert not Path("worker_0.log").exists()
-    assert main.main(["msrun", "--worker_num=1", "--log_dir=a", "theirs.py"]) == 0
-    assert Path("a/worker_0.log").read_text() == "(1, 2)\n"
+    assert main.main(["msrun", "--worker_num=3", "--log_dir=a", "theirs.py"]) == 0
+    assert Path("a/worker_1.log").read_text() == "(1, 2)\n"
+    # MindSpore's default device is Ascend, and HCCL would refuse three of them.
+    assert json.loads(Path("a/metrics.json").read_text())["cluster"] == "3 x ascend910"
+    assert Path("a/worker_0.log").read_text().count("server 0 has cards 0–2. HCCL: ") == 1
     assert main.main(["msrun", "--as", "none", "--worker_num=1", "--log_dir=a", "theirs.py"]) == 1
     assert "No module named 'mindspore'" in capfd.readouterr().err

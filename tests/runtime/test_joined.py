@@ -469,6 +469,9 @@ import sys
 import simparallel as sp
 from simparallel.compat import mindspore as ms
 from simparallel.compat.mindspore.communication.management import get_group_size, get_rank
+from simparallel.hardware.recorder import current_recorder
+ms.set_context(device_target="Ascend")
+ms.runtime.set_memory(max_size="2MB")
 if sys.argv[1] == "numbers":
     print(get_rank(), get_group_size())
 ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
@@ -476,7 +479,8 @@ network = ms.nn.Dense(2, 1, weight_init="ones", bias_init="zeros")
 model = ms.Model(network, optimizer=ms.nn.SGD(network.trainable_params(), 0.5))
 x = sp.Tensor([float(sp.get_rank() + 1)])
 sp.all_reduce(x)
-print("sum", x.item(), sp.get_rank())
+trace = sp.Trace.of_this_rank()
+print("sum", x.item(), sp.get_rank(), trace.cluster.name, current_recorder().memory.limit_bytes)
 """
 
 
@@ -496,7 +500,7 @@ def test_mindspore_ranks_join_without_init(tmp_path: Path) -> None:
     ]
     for rank, process in enumerate(ranks):
         written = process.communicate(timeout=60)[0]
-        assert f"sum 3.0 {rank}" in written, written
+        assert f"sum 3.0 {rank} 2 x ascend910 2000000" in written, written
         assert "trains alone" not in written
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from refusals import refused
@@ -262,8 +264,14 @@ def test_device_target_describes_the_device():
         return sp.launch(program, world_size=2, transport="inline", **settings).trace
 
     assert used().cluster.device.name == "ascend910"
-    assert used().cluster == describe(2, "ascend910")
+    assert used().cluster == replace(describe(2, "ascend910"), is_assumed=True)
     assert used(device="a100").cluster.device.name == "a100"
+
+    def chosen_twice():
+        set_context(device_target="Ascend")
+        set_context(device_target="GPU")
+
+    assert sp.launch(chosen_twice, world_size=2, transport="inline").trace.cluster.device.name == "a100"
     assert used().events[0].sim_end_ps != used(device="a100").events[0].sim_end_ps
 
 

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from simparallel.errors import RankTableError
+from simparallel.hardware.hccl import flaw_of
 from simparallel.hardware.ranktable.jsontext import JsonError, Node, Problem, parse, read_limited
 from simparallel.hardware.ranktable.table import MAX_DEVICES, Device, RankTable, Server, hides, in_order
 
 MAX_WARNINGS = 20
-_USUAL_COUNTS = (1, 2, 4, 8)
 
 
 class RankTableWarning(UserWarning):
@@ -167,13 +167,9 @@ class _Reader:
                 self.fail(
                     self._ranks[rank], "", f"rank_id {rank} of {len(self._ranks)} devices, but there is no {number}"
                 )
-        for server in servers:
-            if len(server.devices) not in _USUAL_COUNTS:
-                self.warn(
-                    root.line,
-                    "",
-                    f"server {server.server_id} has {len(server.devices)} devices; HCCL takes 1, 2, 4 or 8",
-                )
+        flaw = flaw_of((server.server_id, (device.device_id for device in server.devices)) for server in servers)
+        if flaw:
+            self.warn(root.line, "", flaw)
         return servers, "1.0" if forms == ["server_list"] else "lab"
 
     def _one_zero(self, root: Node) -> list[Server]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from simparallel.errors import ClusterError, InputError
@@ -97,7 +97,7 @@ def make_rank_table(
     Args:
         num_servers: at least 1.
         devices_per_server: at least 1.
-        server_ids: addresses of the servers; by default 10.0.0.1, 10.0.0.2, …
+        server_ids: addresses of the servers; by default 127.0.0.1, 127.0.0.2, …, which are all this machine.
         path: path for messages.
 
     Raises:
@@ -110,20 +110,21 @@ def make_rank_table(
         raise InputError(f"{num_servers * devices_per_server} devices: a table has at most {MAX_DEVICES}.")
     if server_ids and len(server_ids) != num_servers:
         raise InputError(f"{len(server_ids)} server addresses for {num_servers} servers; give one for each.")
-    # 250 hosts per network, numbered from 1.
-    ids = server_ids or [f"10.0.{server // 250}.{server % 250 + 1}" for server in range(num_servers)]
     servers = []
-    for number, server_id in enumerate(ids):
-        devices = [
-            Device(device, _address(number, device, devices_per_server), number * devices_per_server + device)
-            for device in range(devices_per_server)
-        ]
+    for number, server_id in enumerate(server_ids or map(_loopback, range(num_servers))):
+        first = number * devices_per_server
+        ranks = range(first, first + devices_per_server)
+        addresses = _addresses(number * -(-devices_per_server // 4), devices_per_server)
+        devices = map(Device, range(devices_per_server), addresses, ranks)
         servers.append(Server(server_id, tuple(devices)))
     return RankTable(tuple(servers), path=path)
 
 
 def merge_rank_tables(tables: Sequence[RankTable], path: str = "rank_table.json") -> RankTable:
     """Merge tables into one with all servers in order; ranks are renumbered from 0.
+
+    Servers with loopback addresses are simulated ones of this machine, such as `make_rank_table` makes. They get new
+    addresses, because tables made apart have the same ones.
 
     Args:
         tables: at least one, in any forms; the result has the form of the first.
@@ -139,12 +140,17 @@ def merge_rank_tables(tables: Sequence[RankTable], path: str = "rank_table.json"
         raise InputError(f"{total} devices: a table has at most {MAX_DEVICES}.")
     seen: dict[str, str] = {}
     servers: list[Server] = []
-    rank = 0
+    rank = num_quads = 0
     for table in tables:
         # Compare with other tables only: servers of one table may share an address.
         own: dict[str, str] = {}
         for server in table.servers:
             devices = []
+            if server.server_id.startswith("127."):
+                pairs = zip(server.devices, _addresses(num_quads, len(server.devices)), strict=True)
+                renamed = tuple(replace(device, device_ip=address) for device, address in pairs)
+                server = replace(server, server_id=_loopback(len(servers)), devices=renamed)
+                num_quads += -(-len(renamed) // 4)
             if not hides(server.server_id):
                 own[f"server {server.server_id}"] = table.path
             for device in server.devices:
@@ -164,13 +170,19 @@ def hides(server_id: str) -> bool:
     return "*" in server_id or server_id == "0.0.0.0"
 
 
-def _address(server: int, device: int, devices_per_server: int) -> str:
-    """Return a device's address like those of published tables: device d is on network 192.(d % 4 + 1).
+def _loopback(server: int) -> str:
+    """Return the address of a simulated server, 250 to a network."""
+    return f"127.0.{server // 250}.{server % 250 + 1}"
 
-    Each server has one number per four devices on each of the four networks.
+
+def _addresses(num_quads: int, num_devices: int) -> Iterator[str]:
+    """Yield devices' addresses like those of published tables: device d is on network 192.(d % 4 + 1).
+
+    Each four devices of a server have one number on the four networks; `num_quads` numbers are taken.
     """
-    number = server * -(-devices_per_server // 4) + device // 4
-    return f"192.{device % 4 + 1}.{27 + number // 240}.{number % 240 + 6}"
+    for device in range(num_devices):
+        number = num_quads + device // 4
+        yield f"192.{device % 4 + 1}.{27 + number // 240}.{number % 240 + 6}"
 
 
 def in_order(servers: Sequence[Server]) -> tuple[Server, ...]:

@@ -1,5 +1,6 @@
 """`mindspore.communication`."""
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -8,7 +9,11 @@ import simparallel as sp
 from simparallel.comm import current
 from simparallel.compat.front import refuse, unused
 from simparallel.errors import InputError
+from simparallel.hardware.hccl import flaw_of
+from simparallel.hardware.notes import note_once
+from simparallel.hardware.recorder import current_recorder
 from simparallel.world import rank as _world
+from simparallel.world.context import get_context
 
 
 def _joining(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,6 +44,12 @@ def init(backend_name: str | None = None) -> None:
         refuse("init", "leave it out", backend_name=backend_name)
     unused("init", backend_name=backend_name)
     sp.init()
+    recorder = current_recorder()
+    # The reader of a rank table has told its flaws.
+    if recorder is not None and get_context("device_target") == "Ascend" and "RANK_TABLE_FILE" not in os.environ:
+        card = recorder.cluster.device_id
+        if flaw := flaw_of((number, map(card, ranks)) for number, ranks in enumerate(recorder.cluster.nodes)):
+            note_once(f"init: {flaw}")
 
 
 def release() -> None:
