@@ -64,7 +64,14 @@ def front(
     return make
 
 
-_TOOLS = ("typing", "collections.abc", "__future__", "simparallel.compat.front", "simparallel.hardware.notes")
+_TOOLS = (
+    "typing",
+    "collections.abc",
+    "functools",
+    "__future__",
+    "simparallel.compat.front",
+    "simparallel.hardware.notes",
+)
 
 
 def is_public(value: object) -> bool:

@@ -27,6 +27,7 @@ from simparallel.hardware.recorder import Recorder, observer_of
 from simparallel.optim.blocks import PIECE_BYTES, converted, in_one_kernel
 from simparallel.optim.schedules import Rate, as_schedule
 from simparallel.optim.state_dict import EXTRAS, Group, checked_state_dict
+from simparallel.world.rank import note_if_alone
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
@@ -313,6 +314,8 @@ class Optimizer:
         """Return the plan of a group; if its settings have changed, check them, and make a new one."""
         settings = [group[name] for name in self.defaults]
         plan = self._plans.get(id(group))
+        if plan is None:
+            note_if_alone(f"{self._name}.step")
         if plan is None or plan.settings != settings:
             self.check(group)
             names, (flops, accesses) = self.remembers(group), self.work(group)

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from simparallel.errors import InputError
 from simparallel.hardware.ranktable import RankTable, read_rank_table
+from simparallel.world.rank import CHILD_VARIABLE
 
 MASTER_ADDR, MASTER_PORT = "127.0.0.1", 29500
-# Value: the rank's pid, then `mark_of` its variables. Processes that a rank starts inherit it, but differ in pid.
-CHILD_VARIABLE = "SIMPARALLEL_RANK_PROCESS"
 
 
 def variables(

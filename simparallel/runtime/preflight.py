@@ -16,7 +16,7 @@ from simparallel.base.units import format_bytes
 from simparallel.comm.shm.memfd import available_memory
 from simparallel.comm.shm.segment import WORD, ControlMap
 from simparallel.errors import LaunchError
-from simparallel.runtime.environment import CHILD_VARIABLE
+from simparallel.world.rank import CHILD_VARIABLE
 
 # Limit on the nesting depth of "inline" launches.
 MAX_NESTED = 3

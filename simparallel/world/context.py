@@ -19,7 +19,7 @@ from simparallel.comm import current
 from simparallel.errors import InputError
 from simparallel.hardware.notes import forget_notes, note_once
 from simparallel.hardware.recorder import describe_device
-from simparallel.world.rank import set_memory
+from simparallel.world.rank import init_if_described, set_memory
 
 
 class ParallelMode:
@@ -388,9 +388,14 @@ def _note_unused(who: str, settings: Mapping[str, Any]) -> None:
 def check_world(who: str) -> None:
     """Refuse a `device_num` or `global_rank` other than the run's, before any rank waits for another.
 
+    In a parallel mode, first join the run that the environment describes, as a program that does not call `init` means.
+
     Raises:
         InputError: they disagree.
+        LaunchError: see `init`.
     """
+    if _settings.values["parallel_mode"] != ParallelMode.STAND_ALONE:
+        init_if_described()
     # Both numbers come from the launcher; a script may only repeat them.
     for name, real in (("device_num", current().world_size), ("global_rank", current().rank)):
         value = _settings.values[name]

@@ -12,6 +12,7 @@ from simparallel.errors import InputError, LaunchError
 from simparallel.gpu.device import current_gpu
 from simparallel.hardware.cluster import ClusterSpec, describe
 from simparallel.hardware.memory import parse_bytes
+from simparallel.hardware.notes import note_once
 from simparallel.hardware.recorder import Recorder, current_recorder, set_recorder
 
 # Variables that give the number of processes. MPI can connect the processes of the first tuple's launchers. PMIx
@@ -21,6 +22,8 @@ _OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK_SIZE")
 # Used together with a rank table.
 _PLACES = ("RANK_ID", "DEVICE_ID")
 _SIZE_UNKNOWN = "PMIX_RANK"
+# Value: the rank's pid, then a mark of its variables. Processes that a rank starts inherit it, but differ in pid.
+CHILD_VARIABLE = "SIMPARALLEL_RANK_PROCESS"
 
 
 class Joiner(Protocol):
@@ -85,6 +88,36 @@ def foreign_launcher(environment: Mapping[str, str]) -> tuple[str, int] | None:
     # A launcher with a variable of its own has stated its size, which is 1 here.
     is_known = any(variable in environment for variable in _MPI_LAUNCHERS)
     return (_SIZE_UNKNOWN, 0) if _SIZE_UNKNOWN in environment and not is_known else None
+
+
+def _unjoined_run() -> tuple[str, int] | None:
+    """Return what `foreign_launcher` finds if this process could still join that run."""
+    # A process that a rank has started inherits its variables, but is no rank.
+    return None if is_running() or CHILD_VARIABLE in os.environ else foreign_launcher(os.environ)
+
+
+def init_if_described() -> None:
+    """Call `init` if this process is not a rank yet, and its environment says that it is one of several.
+
+    Collective: as `init`.
+
+    Raises:
+        LaunchError: see `init`.
+    """
+    if _unjoined_run() is not None:
+        init()
+
+
+def note_if_alone(who: str) -> None:
+    """Note once that this process works alone, although its environment says that it is one of several."""
+    found = _unjoined_run()
+    if found is not None:
+        variable, count = found
+        told = f"{count} processes are one job" if count else "this process is one of a job"
+        note_once(
+            f"{who}: {variable}={os.environ[variable]} says that {told}, but this one never called init(), so it "
+            f"trains alone. Call init() first, or unset {variable}."
+        )
 
 
 def _join(variable: str, count: int, timeout_s: float | None, start_timeout_s: float | None) -> bool:

@@ -456,6 +456,42 @@ def test_eight_pytests_as_a_tutorial_starts_them(tmp_path: Path) -> None:
         assert ("taken from the folder above" in written) == (rank == 0)
 
 
+WITHOUT_INIT = """
+import sys
+import simparallel as sp
+from simparallel.compat import mindspore as ms
+from simparallel.compat.mindspore.communication.management import get_group_size, get_rank
+if sys.argv[1] == "numbers":
+    print(get_rank(), get_group_size())
+ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
+network = ms.nn.Dense(2, 1, weight_init="ones", bias_init="zeros")
+model = ms.Model(network, optimizer=ms.nn.SGD(network.trainable_params(), 0.5))
+x = sp.Tensor([float(sp.get_rank() + 1)])
+sp.all_reduce(x)
+print("sum", x.item(), sp.get_rank())
+"""
+
+
+@pytest.mark.process
+def test_mindspore_ranks_join_without_init(tmp_path: Path) -> None:
+    """A published program calls `init` only as a script, but pytest imports it: `get_rank` and `Model` join, too."""
+    environment = {**os.environ, "RANK_TABLE_FILE": write_table(tmp_path, 1, 2), "RANK_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", WITHOUT_INIT, first],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**environment, "TMPDIR": tempfile.gettempdir(), "DEVICE_ID": str(rank)},
+        )
+        for rank, first in enumerate(("numbers", "model"))
+    ]
+    for rank, process in enumerate(ranks):
+        written = process.communicate(timeout=60)[0]
+        assert f"sum 3.0 {rank}" in written, written
+        assert "trains alone" not in written
+
+
 @pytest.mark.process
 def test_command_for_each_node(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(

@@ -19,8 +19,8 @@ from simparallel.cli import doctor, main
 from simparallel.comm.shm import memfd, segment
 from simparallel.errors import ClusterError, LaunchError, RunFailedError, SharedMemoryError
 from simparallel.runtime import preflight
-from simparallel.runtime.environment import CHILD_VARIABLE
 from simparallel.runtime.preflight import MAX_NESTED, needed_bytes, room_for_ranks
+from simparallel.world.rank import CHILD_VARIABLE
 
 process = pytest.mark.process
 

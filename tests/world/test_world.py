@@ -12,6 +12,7 @@ from refusals import refused
 import simparallel as sp
 from simparallel.errors import ClusterError, LaunchError, RankTableError
 from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec, describe
+from simparallel.hardware.notes import forget_notes
 from simparallel.hardware.ranktable import make_rank_table
 from simparallel.runtime.environment import variables
 from simparallel.trace import Trace
@@ -191,3 +192,38 @@ def test_unjoinable_processes_are_refused(variable: str, monkeypatch: pytest.Mon
     with refused(RankTableError if variable == "WORLD_SIZE" else LaunchError):
         sp.init()
     assert sp.launch(lambda: sp.init() or sp.get_world_size(), world_size=2, transport="inline") == [2, 2]
+
+
+def step_once() -> None:
+    x = sp.nn.Parameter([1.0])
+    optimizer = sp.optim.SGD([x], 0.1)
+    for _ in range(2):
+        (x * x).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"WORLD_SIZE": "4", "RANK": "1"}, "WORLD_SIZE=4 says that 4 processes are one job"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2 says that 2 processes are one job"),
+        ({"RANK_TABLE_FILE": "t.json", "DEVICE_ID": "3"}, "RANK_TABLE_FILE=t.json says that this process is one of"),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, None),
+        ({}, None),
+        ({"WORLD_SIZE": "4", world.CHILD_VARIABLE: "1 of a rank"}, None),
+    ],
+)
+def test_training_alone_without_init_is_noted(environment, told, monkeypatch, capsys) -> None:
+    for name in (*world._MPI_LAUNCHERS, *NAMES, "RANK_TABLE_FILE", world.CHILD_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    forget_notes()
+    step_once()
+    step_once()
+    notes = [line for line in capsys.readouterr().err.splitlines() if "trains alone" in line]
+    assert len(notes) == (told is not None)
+    assert told is None or f"SGD.step: {told}" in notes[0]
+    # Ranks have joined.
+    sp.launch(step_once, world_size=2, transport="inline")
+    assert "trains alone" not in capsys.readouterr().err

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 
 from simparallel.errors import LaunchError
 from simparallel.hardware.ranktable import RankTable, format_rank_table, load
-from simparallel.runtime.environment import CHILD_VARIABLE, MASTER_ADDR, MASTER_PORT, mark_of
+from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT, mark_of
+from simparallel.world.rank import CHILD_VARIABLE
 
 # Launchers and schedulers set a different value for each job. torchrun keeps its run id when it restarts the ranks,
 # so the restart count is part of the job, too.

@@ -1,14 +1,28 @@
 """`mindspore.communication`."""
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import simparallel as sp
 from simparallel.comm import current
 from simparallel.compat.front import refuse, unused
 from simparallel.errors import InputError
-from simparallel.world.rank import get_local_rank, get_local_world_size
+from simparallel.world import rank as _world
 
-get_local_rank_size = get_local_world_size
+
+def _joining(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function join the run that the environment describes: in MindSpore 0.2 it may be called before `init`."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _world.init_if_described()
+        return function(*args, **kwargs)
+
+    return call
+
+
+get_local_rank, get_local_rank_size = _joining(_world.get_local_rank), _joining(_world.get_local_world_size)
 
 
 class GlobalComm:
@@ -31,17 +45,20 @@ def release() -> None:
     """End communication: a no-op, because communication ends with the process."""
 
 
+@_joining
 def create_group(group: str, rank_ids: list[int]) -> Any:
     """Create a group of these ranks under this name, see `sp.new_group`. Collective: over all ranks."""
     _named()[group] = made = sp.new_group(rank_ids)
     return made
 
 
+@_joining
 def get_rank(group: Any = None) -> int:
     """Return this rank, or its position in a group."""
     return sp.get_rank(group_of(group))
 
 
+@_joining
 def get_group_size(group: Any = None) -> int:
     """Return the number of ranks, or of the members of a group."""
     return sp.get_group_size(group_of(group))
