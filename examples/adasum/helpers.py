@@ -3,9 +3,10 @@
 import numpy as np
 from mindspore import nn, ops
 from mindspore.common import initializer as weight_init
+from mindspore.communication import GlobalComm
 
 
-class CrossEntropySmooth(nn.Cell):
+class CrossEntropySmooth(nn.LossBase):
     """Cross-entropy with smoothed labels."""
 
     def __init__(self, sparse=True, reduction="mean", smooth_factor=0.0, num_classes=1000):
@@ -26,15 +27,16 @@ class ClassifyCorrectCell(nn.Cell):
     """The number of correct predictions of all ranks."""
 
     def __init__(self, network):
-        super().__init__()
+        super().__init__(auto_prefix=False)
         self._network = network
         self.argmax = ops.Argmax()
         self.equal = ops.Equal()
         self.sum = ops.ReduceSum()
+        self.allreduce = ops.AllReduce(ops.ReduceOp.SUM, GlobalComm.WORLD_COMM_GROUP)
 
     def construct(self, data, label):
         right = self.equal(self.argmax(self._network(data)), label)
-        return (ops.all_reduce(self.sum(ops.cast(right, "float32"))),)
+        return (self.allreduce(self.sum(ops.cast(right, "float32"))),)
 
 
 def get_lr(lr_init, lr_end, lr_max, warmup_epochs, total_epochs, steps_per_epoch, lr_decay_mode):
@@ -61,9 +63,10 @@ def init_weight(net):
 
 
 def init_group_params(net, weight_decay=1e-4):
-    """Return groups of weights with decay, and of biases and norm parameters without."""
-    normal = [param for param in net.trainable_params() if param.ndim > 1]
-    rest = [param for param in net.trainable_params() if param.ndim <= 1]
+    """Return groups of weights with decay, and of biases and the parameters of norms without."""
+    kept = "beta", "gamma", "bias"
+    normal = [param for param in net.trainable_params() if not any(word in param.name for word in kept)]
+    rest = [param for param in net.trainable_params() if any(word in param.name for word in kept)]
     return [
         {"params": normal, "weight_decay": weight_decay},
         {"params": rest},

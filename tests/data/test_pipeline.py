@@ -161,6 +161,12 @@ def test_batch_and_repeat(size, batch_size, drop, count, repeat_first):
     assert (batched.get_batch_size(), batched.get_repeat_count()) == (batch_size, count)
 
 
+def test_imagenet_has_312_steps_of_16_ranks():
+    """The number of steps that a tutorial prints for batches of 256."""
+    images = data.NumpySlicesDataset(np.zeros(1_281_167, np.uint8), num_shards=16, shard_id=15)
+    assert images.batch(256, drop_remainder=True).get_dataset_size() == 312
+
+
 @given(st.integers(1, 30), st.integers(0, 12), st.integers(1, 3))
 def test_epoch_can_begin_in_the_middle(size, start, count):
     """Resuming: the same rows as if the first ones had been read, and none of those is computed."""

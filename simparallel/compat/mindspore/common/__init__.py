@@ -50,7 +50,7 @@ def value_and_grad(
             return change_each((value, grads), _whole)
         if grad_position is None:
             return change_each(value, _whole), grads
-        return change_each((value, grads[0]), _whole), grads[1]
+        return change_each(value, _whole), (change_each(grads[0], _whole), grads[1])
 
     return in_context(sp.value_and_grad(fn, grad_position, weights, has_aux), finish)
 

@@ -84,7 +84,7 @@ def group_of(name: Any) -> Any:
     if not isinstance(name, str):
         return name
     if name not in _named():
-        raise InputError(f"there is no group {name!r}; create_group has made {', '.join(_named()) or 'none'}.")
+        raise InputError(f"group={name!r} was not made by create_group; there are {', '.join(_named())}.")
     return _named()[name]
 
 

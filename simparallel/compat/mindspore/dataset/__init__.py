@@ -3,6 +3,7 @@
 from simparallel.backend import manual_seed as _manual_seed, random_state as _random_state
 from simparallel.compat.front import unused
 from simparallel.compat.mindspore.dataset import transforms, vision
+from simparallel.compat.mindspore.dataset.transforms import transforms as _transforms
 from simparallel.data import (
     Cifar10Dataset,
     FashionMnistDataset,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simparallel import nn, optim
+from simparallel import functions, nn, optim
 from simparallel.autograd.kernels.windows import as_pair
 from simparallel.autograd.ops.loss import check_reduction
 from simparallel.comm import Group
@@ -255,6 +255,18 @@ def Embedding(
 ) -> None:
     """Rows by index, see `sp.nn.Embedding`."""
     unused("Embedding", use_one_hot=use_one_hot or None)
+
+
+class Pad(Cell):
+    """Pad each dim by its pair of widths; mode "CONSTANT" pads zeros, "REFLECT" mirrors at the border elements."""
+
+    def __init__(self, paddings: Any, mode: str = "CONSTANT") -> None:
+        super().__init__()
+        refuse("Pad", "choose CONSTANT or REFLECT", mode=mode if mode not in ("CONSTANT", "REFLECT") else None)
+        self._widths, self._mode = [width for pair in reversed(paddings) for width in pair], mode.lower()
+
+    def construct(self, x: Any) -> Any:
+        return functions.pad(x, self._widths, self._mode)
 
 
 @front(nn.MaxPool2d)
