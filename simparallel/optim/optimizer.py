@@ -83,6 +83,10 @@ class _GroupPlan:
     moved_bytes: dict[int, int]
 
 
+class StageParameters(list[Any]):
+    """The parameters of this rank's stages of a pipeline: a stage without parameters, as of an activation, is legal."""
+
+
 class Optimizer:
     """Base of the optimizers. A subclass defines `check`, `update` and `work`.
 
@@ -100,7 +104,7 @@ class Optimizer:
         state: parameter -> name -> array or number.
 
     Raises:
-        InputError: no parameters, one of them twice, or a setting out of range.
+        InputError: no parameters, except for those of a stage; one of them twice, or a setting out of range.
         DTypeError: a parameter that is not floating point.
         AutogradError: a parameter that was computed by an op.
     """
@@ -131,14 +135,11 @@ class Optimizer:
             is_model = callable(getattr(params, "parameters", None))
             way_out = f"{self._name}(model.parameters(), …)" if is_model else "[params]"
             raise InputError(f"{self._name}: params must be a list of Tensors or of dicts; write {way_out}.")
-        entries: list[Any] = list(params)
-        if not entries:
+        entries: list[Any] = params if isinstance(params, StageParameters) else list(params)
+        if not entries and entries is not params:
             raise InputError(f"{self._name}: the list of parameters is empty; give at least one parameter.")
-        if isinstance(entries[0], Mapping):
-            for group in entries:
-                self.add_param_group(group)
-        else:
-            self.add_param_group({"params": entries})
+        for group in entries if entries and isinstance(entries[0], Mapping) else [{"params": entries}]:
+            self.add_param_group(group)
         _living.optimizers[next(_living.numbers)] = self
 
     # --- for subclasses to define ----------------------------------------------------------------
@@ -173,13 +174,13 @@ class Optimizer:
         """Add parameters with their own settings; the defaults give the rest. Raise InputError, see the class."""
         if not isinstance(group, Mapping) or "params" not in group:
             raise InputError(f"{self._name}: a group is a dict with the key 'params', got {group!r}.")
-        params = group["params"]
-        params = [params] if isinstance(params, Tensor) else list(params)
+        is_of_stage = isinstance(group["params"], StageParameters)
+        params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
         unknown = sorted(set(group) - {"params", *self.defaults, *EXTRAS})
         if unknown:
             known = ", ".join(self.defaults)
             raise InputError(f"{self._name}: unknown settings {', '.join(unknown)}; known: {known}.")
-        if not params:
+        if not params and not is_of_stage:
             raise InputError(f"{self._name}: group {len(self.param_groups)} has no parameters.")
         known_params = set(self._params())
         for i, param in enumerate(params):

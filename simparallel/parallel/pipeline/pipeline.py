@@ -26,6 +26,7 @@ from simparallel.nn.deferred import is_deferred, materialize
 from simparallel.nn.parameter import Parameter
 from simparallel.nn.state import LoadResult, load
 from simparallel.optim.norms import clip_grad_norm_
+from simparallel.optim.optimizer import StageParameters
 from simparallel.parallel.operator.interpreter import running_on
 from simparallel.parallel.pipeline.action import read_cell
 from simparallel.parallel.pipeline.schedule import BIDIRECTIONAL, Schedule, pipeline_schedule
@@ -204,8 +205,8 @@ class Pipeline:
         return iter(self._named)
 
     def parameters(self) -> list[Parameter]:
-        """Return the parameters of this rank's stages, for its optimizer."""
-        return [parameter for _, parameter in self._named]
+        """Return the parameters of this rank's stages, for its optimizer; none if these stages have none."""
+        return StageParameters(parameter for _, parameter in self._named)
 
     def predict(self, *inputs: Any) -> Tensor:
         """Run forward off the tape; return the model's output for these inputs on every rank of the pipeline.

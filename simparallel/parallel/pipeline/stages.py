@@ -162,6 +162,8 @@ def balanced(
 ) -> Stages:
     """Return stages of one or more consecutive children each, whose largest sum of costs is as small as possible.
 
+    Of such stages these have the fewest without any cost, and then begin as early as possible.
+
     Args:
         costs: of each child.
         count: number of stages.
@@ -189,17 +191,23 @@ def balanced(
         is_given = counts is None or (first, last) == (starts[stage], starts[stage + 1])
         return is_given and (fits is None or fits(stage, first, last))
 
-    # best[i]: with the first i children in the stages so far, the cost of the largest, and the beginning of each.
-    best: list[tuple[float, tuple[int, ...]]] = [(0, ())] + [(inf, ())] * len(names)
+    # best[i]: with the first i children in the stages so far, the cost of the largest, the number of stages without
+    # cost, and the beginning of each.
+    none: tuple[float, int, tuple[int, ...]] = inf, 0, ()
+    best = [(0.0, 0, ()), *[none] * len(names)]
     for stage in range(count):
         best = [
             min(
-                ((max(best[j][0], sums[i] - sums[j]), (*best[j][1], j)) for j in range(i) if is_allowed(stage, j, i)),
-                default=(inf, ()),
+                (
+                    (max(best[j][0], sums[i] - sums[j]), best[j][1] + (sums[i] == sums[j]), (*best[j][2], j))
+                    for j in range(i)
+                    if is_allowed(stage, j, i)
+                ),
+                default=none,
             )
             for i in range(len(names) + 1)
         ]
-    largest, found = best[-1]
+    largest, _, found = best[-1]
     if largest == inf:
         raise InputError(
             f"Pipeline: no {format_number_of(count, 'stage')} fit into memory_limit, with their weights, gradients and "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
+from hypothesis import example, given, strategies as st
 from refusals import refused
 
 import simparallel as sp
@@ -13,6 +15,7 @@ from simparallel import nn
 from simparallel.errors import CollectiveMismatchError, DeadlockError, InputError, RunFailedError
 from simparallel.optim import SGD, AdamW
 from simparallel.parallel import Pipeline
+from simparallel.parallel.pipeline.stages import balanced
 
 
 def _linear(inputs=4, outputs=4):
@@ -412,3 +415,47 @@ def test_messages_of_the_program_are_apart():
         return sum(sp.recv(np.zeros((2, 4)), 1 - rank, tag).sum() for tag in range(12))
 
     assert sp.launch(run, world_size=2, transport="inline") == [12 * 56.0] * 2
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "LAMB", "LARS", "RAdam"])
+def test_stages_without_parameters(name):
+    """Their optimizers do nothing, and the others train as on one device."""
+
+    def train():
+        sp.manual_seed(0)
+        net = nn.Sequential(_linear(), nn.ReLU(), _linear())
+        pipeline = Pipeline(net, _mean, 2)
+        optimizer = getattr(sp.optim, name)([{"params": pipeline.parameters(), "lr": 0.1}])
+        twin = getattr(sp.optim, name)(pipeline.parameters(), lr=1.0)
+        schedule, scaler = sp.optim.StepLR(optimizer, 1), sp.optim.GradScaler(reduce_overflow=pipeline.any_rank)
+        x = np.arange(16.0).reshape(4, 4)
+        for _ in range(3):
+            pipeline.step(x, x / 2)
+            norm = pipeline.clip_grad_norm_(0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            schedule.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        return float(pipeline.step(x, x / 2)), norm, len(pipeline.parameters()), len(twin.parameters)
+
+    ranks, (alone,) = (sp.launch(train, world_size=count, transport="inline") for count in (3, 1))
+    assert [found[2:] for found in ranks] == [(2, 2), (0, 0), (2, 2)]
+    assert all(np.allclose(found[:2], alone[:2]) for found in ranks)
+
+
+@given(st.lists(st.sampled_from([0, 0, 1, 2, 5]), min_size=1, max_size=7), st.integers(0, 6))
+@example([5, 0, 0, 1, 1], 2)
+def test_stages_have_parameters_where_they_can(costs, number):
+    """Of the stages whose largest is smallest, those are taken that have the fewest without parameters."""
+
+    def key(starts):
+        sums = [sum(costs[a:b]) for a, b in pairwise((*starts, len(costs)))]
+        return max(sums), sums.count(0), starts
+
+    count = 1 + number % len(costs)
+    best = min(key((0, *cuts)) for cuts in combinations(range(1, len(costs)), count - 1))
+    found = balanced({str(number): cost for number, cost in enumerate(costs)}, count)
+    assert key(tuple(int(stage[0]) for stage in found)) == best
+    # As many stages have parameters as there can be.
+    assert best[1] == max(0, count - sum(cost > 0 for cost in costs))
