@@ -13,7 +13,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel import functions as F
-from simparallel.errors import InputError, ShapeError
+from simparallel.errors import DTypeError, InputError, ShapeError
 from simparallel.testing.strategies import FLOATS, arrays
 
 torch = pytest.importorskip("torch")
@@ -73,6 +73,29 @@ def test_interpolation(mode: str, data: Any) -> None:
     if mode != "nearest":
         how["align_corners"] = data.draw(st.booleans())
     same(lambda x: F.interpolate(x, mode=mode, **how), lambda x: TF.interpolate(x, mode=mode, **how), x)
+
+
+@given(st.data())
+def test_interpolation_of_uint8_has_torchs_bits(data: Any) -> None:
+    """PyTorch has no linear mode for uint8: compare with an image of one row."""
+    height, width = (data.draw(st.integers(1, 7)) for _ in range(2))
+    x = data.draw(
+        arrays((2, data.draw(st.sampled_from((1, 2, 4))), height, width), np.uint8, values=(0, 1, 6, 55, 255))
+    )
+    size = [data.draw(st.integers(1, 11)) for _ in range(2)]
+    corners = data.draw(st.booleans())
+    for how in ({"mode": "nearest"}, {"mode": "bilinear", "align_corners": corners}):
+        same(lambda x: F.interpolate(x, size, **how), lambda x: TF.interpolate(x, size, **how), x)
+    how["size"] = [1, size[1]]
+    row = F.interpolate(x[:, :, 0], size[1], mode="linear", align_corners=corners)
+    np.testing.assert_array_equal(row.numpy(), TF.interpolate(torch.tensor(x[:, :, :1]), **how)[:, :, 0].numpy())
+
+
+def test_linear_interpolation_of_integers_is_refused() -> None:
+    for dtype in ("int8", "int64", "bool"):
+        with refused(DTypeError):
+            F.interpolate(np.ones((1, 1, 3), dtype), 2, mode="linear")
+        assert F.interpolate(np.ones((1, 1, 3), dtype), 2).dtype == dtype
 
 
 @given(st.data())

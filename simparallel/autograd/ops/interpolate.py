@@ -10,7 +10,7 @@ import numpy as np
 from simparallel.autograd.methods import function
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import get_namespace, to_device_like
-from simparallel.errors import InputError, ShapeError
+from simparallel.errors import DTypeError, InputError, ShapeError
 
 _MODES = {"nearest": (3, 4, 5), "linear": (3,), "bilinear": (4,)}
 
@@ -35,22 +35,30 @@ def interpolate(
         recompute_scale_factor: take the distance between pixels from the two sizes. By default `scale_factor` gives
             it, which differs where the size was rounded down.
 
+    Returns:
+        A Tensor of the dtype of x. The linear modes round uint8 after each dim, the last dim first, as PyTorch does.
+
     Raises:
         InputError: an unknown mode, not exactly one of size and scale_factor, a size below 1, align_corners with
-            "nearest", or recompute_scale_factor without scale_factor. ShapeError: dims that do not fit.
+            "nearest", or recompute_scale_factor without scale_factor. ShapeError: dims that do not fit. DTypeError: a
+            linear mode of other integers than uint8.
     """
     check_settings("interpolate", size, scale_factor, mode, align_corners, recompute_scale_factor)
     x = as_tensor(x)
     if x.ndim not in _MODES[mode]:
         dims = " or ".join(map(str, _MODES[mode]))
         raise ShapeError(f"interpolate: mode {mode!r} needs x of {dims} dims, (N, C, ...), got shape {x.shape}.")
+    if mode != "nearest" and not (x.dtype.kind == "f" or x.dtype == np.uint8):
+        raise DTypeError(
+            f"interpolate: mode {mode!r} takes floating point or uint8, got {x.dtype}; use astype('float32')."
+        )
     given = np.atleast_1d(size if scale_factor is None else scale_factor).tolist()
     given = given * (x.ndim - 2) if len(given) == 1 else given
     if len(given) != x.ndim - 2:
         raise ShapeError(
             f"interpolate: {given} must have one entry for each of the {x.ndim - 2} dims of {x.shape} after C."
         )
-    for dim, value in enumerate(given, 2):
+    for dim, value in reversed(tuple(enumerate(given, 2))):
         before = x.shape[dim]
         after = value if scale_factor is None else floor(before * value)
         if not (isinstance(after, int) and after > 0 and before > 0):
@@ -93,8 +101,15 @@ def _along(x: Tensor, dim: int, size: int, ratio: float, mode: str, align_corner
     # Linear: y = (1 - share) x[low] + share x[low + 1]; at the end of the dim both are the last element.
     low = np.minimum(place.astype(np.int64), old - 1)
     share = (place - low).clip(0, 1).reshape([-1 if i == dim else 1 for i in range(x.ndim)])
-    upper = get_namespace(x._data).asarray(share, dtype=x.dtype if x.dtype.kind == "f" else np.float32)
-    return _taken(x, low, dim) * (1 - upper) + _taken(x, low + 1, dim) * upper
+    weights = np.stack([1 - share, share])
+    is_float = x.dtype.kind == "f"
+    if not is_float:
+        # PyTorch's weights of uint8 are 16-bit integers, so that these sums are exact in float32.
+        unit = 2.0 ** (14 if weights.max() * 2**15 + 0.5 >= 2**15 else 15)
+        weights = np.floor(weights * unit + 0.5) / unit
+    lower, upper = get_namespace(x._data).asarray(weights, dtype=x.dtype if is_float else np.float32)
+    y = _taken(x, low, dim) * lower + _taken(x, low + 1, dim) * upper
+    return y if is_float else (y + 0.5).floor().astype(x.dtype)
 
 
 def _taken(x: Tensor, at: np.ndarray, dim: int) -> Tensor:
