@@ -8,20 +8,26 @@ that stops, fails or loses data between any two.
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import secrets
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from simparallel.base.system import BINARY, CLOSE_ON_EXEC, NO_FOLLOW, NO_WAITING
+from simparallel.errors import InputError
+
+T = TypeVar("T")
 
 # Most bytes per system call.
 WRITE_BYTES = 4 << 20
 DIRECTORY_MODE = 0o700
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -203,6 +209,78 @@ def remove_tree(path: Path, files: Files = FILES) -> None:
         else:
             files.remove(Path(entry.path))
     files.remove_directory(path)
+
+
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading: opening a pipe or reading a device might never return.
+
+    Raises:
+        OSError: the file is missing, cannot be read, or is not a regular file.
+    """
+    try:
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_WAITING))  # noqa: SIM115 (returned)
+    except ValueError as error:
+        # A path with null bytes.
+        raise OSError(0, str(error)) from None
+    # Checked on the open file: a path may change.
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(0, "it is not a regular file")
+    return file
+
+
+def read_limited(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
+    """Return the contents of a regular file.
+
+    Raises:
+        OSError: as `open_file`, or the file is larger than the limit.
+    """
+    with open_file(path) as file:
+        # A sparse file may have any size. Files of /proc have none.
+        is_large = os.fstat(file.fileno()).st_size > limit_bytes
+        data = b"" if is_large else file.read(limit_bytes + 1)
+    if is_large or len(data) > limit_bytes:
+        raise OSError(0, f"it has more than {limit_bytes} bytes, the most that is read")
+    return data
+
+
+def read_text(path: str | os.PathLike[str], limit_bytes: int) -> str:
+    """Return the text of a regular file in UTF-8.
+
+    Raises:
+        InputError: it cannot be read, is too large, or is not UTF-8: the reason and the line, without the path.
+    """
+    try:
+        data = read_limited(path, limit_bytes)
+        return data.decode()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"line {line} is not UTF-8: byte 0x{data[error.start]:02x}") from None
+
+
+def parse_json(text: str, read: Callable[[Any], T]) -> T:
+    """Return `read(data)` for the data of a JSON text.
+
+    Raises:
+        InputError: the text is not JSON, or nested too deeply: the reason and the place.
+    """
+    try:
+        try:
+            data = json.loads(text, parse_constant=_refuse_constant)
+            # A lone surrogate is no character, and can be neither printed nor saved.
+            if _SURROGATE.search(text):
+                json.dumps(data, ensure_ascii=False).encode()
+        except ValueError as error:
+            raise InputError(f"is not JSON: {error}") from None
+        return read(data)
+    except RecursionError:
+        raise InputError("is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
 
 
 def open_regular(path: Path) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from simparallel.base.system import NO_WAITING, memory_size_bytes
+from simparallel.base import files
+from simparallel.base.system import memory_size_bytes
 from simparallel.base.units import format_bytes
 from simparallel.errors import DataError
 
@@ -147,19 +147,11 @@ def open_file(path: str | os.PathLike[str] | io.BytesIO) -> Iterator[IO[bytes]]:
         return
     path = Path(path)
     try:
-        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (only its errors are caught)
-    except (OSError, ValueError) as error:
-        text = getattr(error, "strerror", None) or str(error)
-        raise bad_file(path, f"cannot be opened: {text}.") from None
+        file = files.open_file(path)
+    except OSError as error:
+        raise bad_file(path, f"cannot be opened: {error.strerror or error}.") from None
     with file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise bad_file(path, "not a regular file.")
         yield file
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    # Otherwise opening a pipe would wait for its writer.
-    return os.open(path, flags | NO_WAITING)
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from simparallel.base.files import write_atomically
+from simparallel.base.files import read_limited, write_atomically
 from simparallel.base.units import format_bytes, format_count, format_number_of, format_seconds
 from simparallel.errors import ClusterError
 from simparallel.hardware.links import Groups
-from simparallel.hardware.ranktable.jsontext import JsonError, Node, parse, read_limited
+from simparallel.hardware.ranktable.jsontext import MAX_BYTES, JsonError, Node, parse
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ def load(kind: type[T], path: str | os.PathLike[str]) -> T:
     reader = _Reader(name)
     try:
         # Comments and trailing commas do not change the meaning.
-        node = parse(read_limited(name), lambda _: None)
+        node = parse(read_limited(name, MAX_BYTES), lambda _: None)
     except OSError as error:
         raise ClusterError(
             f"{name}: cannot be read: {error.strerror or error}.", path=name, line=None, key=None
@@ -103,7 +103,7 @@ def from_plain(kind: type[T], data: Any, name: str) -> T:
 def _nodes(data: Any) -> Node:
     if isinstance(data, dict):
         return Node({key: _nodes(value) for key, value in data.items()}, 0)
-    return Node([_nodes(item) for item in data] if isinstance(data, list) else data, 0)
+    return Node([_nodes(item) for item in data] if isinstance(data, (list, tuple)) else data, 0)
 
 
 def _values(node: Node) -> Any:
@@ -135,7 +135,7 @@ class _Reader:
             if value is None and NoneType in args:
                 return None
             return self.read(node, next(arg for arg in args if arg is not NoneType), where)
-        if is_dataclass(hint):
+        if is_dataclass(hint) or (isinstance(value, dict) and hasattr(hint, "_fields")):
             return self._object(node, hint, where)
         if origin is dict:
             if not isinstance(value, dict):
@@ -150,9 +150,9 @@ class _Reader:
             if not isinstance(value, list) or not (is_long or len(value) == len(kinds)):
                 self.fail(node, where, f"must be a list{'' if is_long else f' of {len(kinds)} values'}")
             each = (kinds[0],) * len(value) if is_long else kinds
-            return tuple(
-                self.read(item, kind, f"{where}[{i}]") for i, (item, kind) in enumerate(zip(value, each, strict=True))
-            )
+            items = zip(value, each, strict=True)
+            read = tuple(self.read(item, kind, f"{where}[{i}]") for i, (item, kind) in enumerate(items))
+            return hint(*read) if hasattr(hint, "_fields") else read
         if hint is float and type(value) is int:
             return float(value)
         # 80e9, for a number of bytes.
@@ -177,14 +177,18 @@ class _Reader:
     def _object(self, node: Node, kind: Any, where: str) -> Any:
         if not isinstance(node.value, dict):
             self.fail(node, where, f"must be an object, not {_shown(node.value)}")
-        known = {each.name: each for each in fields(kind)}
+        # A dataclass, or a NamedTuple.
+        if is_dataclass(kind):
+            known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}
+        else:
+            known = {name: name not in kind._field_defaults for name in kind._fields}
         for key, item in node.value.items():
             if key not in known:
                 near = get_close_matches(key, known, 1)
                 told = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
                 self.fail(item, where, f'unknown key "{key[:40]}"; {told}', key)
-        for key, each in known.items():
-            if key not in node.value and each.default is MISSING and each.default_factory is MISSING:
+        for key, is_needed in known.items():
+            if is_needed and key not in node.value:
                 self.fail(node, where, f'"{key}" is missing', key)
         hints = _hints(kind)
         values = {key: self.read(item, hints[key], _joined(where, key)) for key, item in node.value.items()}

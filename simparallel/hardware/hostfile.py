@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
+from simparallel.base.files import read_limited
 from simparallel.errors import ClusterError
 from simparallel.hardware.links import Groups
-from simparallel.hardware.ranktable.jsontext import MAX_BYTES, read_limited
+from simparallel.hardware.ranktable.jsontext import MAX_BYTES
 from simparallel.hardware.spec import MAX_RANKS
 
 
@@ -21,11 +22,9 @@ def read_host_file(path: str | os.PathLike[str]) -> Groups:
     """
     name = os.fspath(path)
     try:
-        data = read_limited(name)
+        data = read_limited(name, MAX_BYTES)
     except OSError as error:
         raise ClusterError(f"{name}: cannot be read: {error.strerror or error}.", path=name, line=None) from None
-    if len(data) > MAX_BYTES:
-        raise ClusterError(f"{name}: has more than {MAX_BYTES} bytes, the most that is read.", path=name, line=None)
     ranks: dict[str, list[int]] = {}
     total = 0
     for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):

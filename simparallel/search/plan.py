@@ -6,18 +6,20 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from simparallel.base.checks import is_integer
-from simparallel.base.files import write_atomically
+from simparallel.base.files import parse_json, read_text, write_atomically
 from simparallel.base.html import table
 from simparallel.base.units import format_seconds
-from simparallel.errors import PlanError
+from simparallel.errors import ClusterError, InputError, PlanError
+from simparallel.hardware.description import from_plain
 from simparallel.layout.mesh import plain_cuts
 from simparallel.search.explanation import Cuts, Explanation, Move, Option, strategy_text
 
 FORMAT = 1
+# The largest file that is read.
+MAX_BYTES = 1 << 26
 
 
 class PlannedOp(NamedTuple):
@@ -163,12 +165,11 @@ class Plan:
         if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("ops"), list):
             raise PlanError(f"{where}: no plan of format {FORMAT}: expected an object with 'format' and 'ops'.")
         try:
-            ops = tuple(_read(entry) for entry in data["ops"])
-            rest = {name: value for name, value in data.items() if name not in ("format", "ops")}
-            told = {name: tuple(rest.get(name, ())) for name in ("notes", "recomputed")}
-            plan = cls(**{**rest, "ops": ops, **told})
-        except (TypeError, KeyError, ValueError) as error:
-            raise PlanError(f"{where}: {error}; compare with a file that Plan.save has written.") from None
+            plan = from_plain(cls, {name: value for name, value in data.items() if name != "format"}, where)
+        except ClusterError as error:
+            raise PlanError(f"{error} Compare with a file that Plan.save has written.") from None
+        for planned in plan.ops:
+            _checked(planned.name, planned.in_strategy, planned.out_strategy, where)
         for name in ("device_num", "num_micro_batches"):
             number = getattr(plan, name)
             if not is_integer(number) or number < 1:
@@ -184,12 +185,9 @@ class Plan:
         """
         where = os.fspath(path)
         try:
-            data = json.loads(Path(path).read_text("utf-8"))
-        except OSError as error:
-            raise PlanError(f"{where}: {error.strerror or error}.") from None
-        except ValueError as error:
-            raise PlanError(f"{where}: no JSON: {error}.") from None
-        return cls.from_dict(data, where)
+            return parse_json(read_text(path, MAX_BYTES), lambda data: cls.from_dict(data, where))
+        except InputError as error:
+            raise PlanError(f"{where}: {error}.") from None
 
     # --- as text ----------------------------------------------------------------------------------------
 
@@ -244,26 +242,16 @@ def _shapes_text(shapes: Cuts) -> str:
     return " ".join("x".join(map(str, shape)) or "()" for shape in shapes)
 
 
-def _read(entry: dict[str, Any]) -> PlannedOp:
-    cuts, out = _checked(entry["name"], _tuples(entry["in_strategy"]), _tuples(entry.get("out_strategy")))
-    shapes = tuple(tuple(shape) for shape in entry["shapes"])
-    options = tuple(Option(*_tuples(option)) for option in entry.get("options", ()))
-    moves = tuple(Move(*move) for move in entry.get("moves", ()))
-    return PlannedOp(entry["name"], entry["op"], shapes, cuts, out, entry.get("line", ""), options, moves)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _checked(name: str, in_strategy: Any, out_strategy: Any) -> tuple[Cuts | None, tuple[int, ...] | None]:
+def _checked(
+    name: str, in_strategy: Any, out_strategy: Any, where: str = "plan"
+) -> tuple[Cuts | None, tuple[int, ...] | None]:
     """Return a strategy of plain integers. Whether it is legal depends on the op."""
     cuts, out = plain_cuts(in_strategy), plain_cuts(out_strategy)
     rows: Sequence[Any] = cuts if isinstance(cuts, tuple) else () if cuts is None else (None,)
     for row in (*rows, *(() if out is None else (out,))):
         if not isinstance(row, tuple) or not all(type(cut) is int and cut >= 1 for cut in row):
             raise PlanError(
-                f"plan: the strategy of {name} is {in_strategy!r}, {out_strategy!r}; expected a tuple of cuts for each "
-                "input, such as ((8, 1), (1, 1)), and for the output None or a tuple."
+                f"{where}: the strategy of {name} is {in_strategy!r}, {out_strategy!r}; expected a tuple of cuts for "
+                "each input, such as ((8, 1), (1, 1)), and for the output None or a tuple."
             )
     return cuts, out

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from simparallel.base.files import parse_json
 from simparallel.errors import InputError
 from simparallel.hardware.cluster import ClusterSpec
 from simparallel.hardware.description import from_plain, plain
@@ -173,12 +174,10 @@ def loads(text: str) -> tuple[list[Event], ClusterSpec, str, dict[tuple[int, int
     Raises:
         InputError: the text was not made by `dumps`.
     """
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"not JSON: {error}") from error
-    except RecursionError as error:
-        raise InputError("not a trace: JSON nested too deeply") from error
+    return parse_json(text, _read)
+
+
+def _read(data: Any) -> tuple[list[Event], ClusterSpec, str, dict[tuple[int, int], Totals] | None, str]:
     if not isinstance(data, dict) or not isinstance(data.get("traceEvents"), list):
         raise InputError("not a trace: no object with a list 'traceEvents'")
     other = data.get("otherData")

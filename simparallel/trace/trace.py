@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from simparallel.base.files import write_atomically
+from simparallel.base.files import read_text, write_atomically
 from simparallel.base.html import frame as html_frame, table as html_table
 from simparallel.base.units import format_number_of, format_numbers, format_seconds
 from simparallel.errors import InputError
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # A notebook keeps the page in its file: 50 kB, and about 55 bytes an event.
 _MOST_IN_NOTEBOOK = 5000
+# The largest file that is read: some three million events.
+MAX_BYTES = 1 << 30
 
 
 def _order(event: Event) -> tuple[Any, ...]:
@@ -363,11 +365,9 @@ class Trace:
             InputError: the file cannot be read, or was not written by `save`. Fact: `path`.
         """
         try:
-            with open(path, "rb") as file:
-                text = file.read().decode()
-            events, cluster, name, totals, timed_by = chrome.loads(text)
+            events, cluster, name, totals, timed_by = chrome.loads(read_text(path, MAX_BYTES))
             return cls(events, cluster, name=name, totals=totals, timed_by=timed_by)
-        except (OSError, UnicodeDecodeError, InputError) as error:
+        except InputError as error:
             raise InputError(f"Trace.load({os.fspath(path)!r}): {error}", path=os.fspath(path)) from error
 
     def timeline(

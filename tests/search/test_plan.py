@@ -113,7 +113,16 @@ def test_illegal_strategies_are_refused_by_the_op(plan):
         train("residual", plan=Plan(1, plan.ops).with_("up.Linear", ((3, 1), (1, 1), (1,))))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1, "ops": [{}]}', '{"format": 1, "ops": []}'])
+PLAN = '{"format": 1, "device_num": 2, "ops": %s}'
+OP = '[{"name": "a", "op": "Sum", "shapes": [[2]], "in_strategy": %s}]'
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", PLAN % "[{}]", '{"format": 1, "ops": []}', PLAN % '[], "step_time_ps": "x"', PLAN % ("[" * 9999),
+     PLAN % OP % '"x"', PLAN % OP % "[[0]]", PLAN % '[], "cluster": "\\ud800"', PLAN % '[], "cost_ps": NaN'],
+    ids=range(11),
+)  # fmt: skip
 def test_bad_files(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.json").write_text(text)

@@ -7,9 +7,7 @@ lines, silently keeps the last of two equal keys and accepts NaN. Limits bound t
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -18,29 +16,6 @@ MAX_BYTES = 1 << 19
 # The parser recurses, and `int` takes time that grows with the square of the digits.
 MAX_DEPTH = 64
 MAX_DIGITS = 30
-
-
-def read_limited(path: str) -> bytes:
-    """Return the contents of a regular file, at most one byte more than `parse` takes.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    # A path with null bytes is a ValueError.
-    try:
-        with open(path, "rb", opener=_open_regular) as file:
-            return file.read(MAX_BYTES + 1)
-    except ValueError as error:
-        raise OSError(0, str(error)) from None
-
-
-def _open_regular(path: str, flags: int) -> int:
-    # O_NONBLOCK: opening a pipe would block until it has a writer. Checked on the open file: a path may change.
-    fd = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(0, "it is not a regular file")
-    return fd
 
 
 # Possessive quantifiers (++) never give back what they matched, so no text makes the match slower than linear.

@@ -15,9 +15,10 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from simparallel.base.files import read_limited
 from simparallel.errors import RankTableError
 from simparallel.hardware.hccl import flaw_of
-from simparallel.hardware.ranktable.jsontext import JsonError, Node, Problem, parse, read_limited
+from simparallel.hardware.ranktable.jsontext import MAX_BYTES, JsonError, Node, Problem, parse
 from simparallel.hardware.ranktable.table import MAX_DEVICES, Device, RankTable, Server, hides, in_order
 
 MAX_WARNINGS = 20
@@ -47,7 +48,7 @@ def load(path: str | os.PathLike[str], *, strict: bool = False) -> RankTable:
     """Read a table like `read_rank_table`, but leave the warnings in its `.warnings`."""
     name = os.fspath(path)
     try:
-        data = read_limited(name)
+        data = read_limited(name, MAX_BYTES)
     except OSError as error:
         raise RankTableError(f"{name}: cannot be read: {error.strerror or error}", path=name, line=None) from None
     return parse_rank_table(data, name, strict=strict)

@@ -9,7 +9,7 @@ from simparallel.errors import ScheduleError
 
 # Forward, input gradient, weight gradient, and both gradients at once.
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, BACKWARD = KINDS = "F", "I", "W", "B"
-_ACTION = re.compile(r"(\d+)([FIWB])(\d+)")
+_ACTION = re.compile(r"([0-9]{1,9})([FIWB])([0-9]{1,9})")
 # PyTorch writes an overlapped pair as (3F7;4B3)OVERLAP_F_B.
 _PAIR = re.compile(rf"\(({_ACTION.pattern})[+;]({_ACTION.pattern})\)(OVERLAP_F_B)?")
 

@@ -30,16 +30,16 @@ def depth_of(lists: Lists) -> int:
 
     A rank receives just before it computes, and sends just after. With depth 0 a sender waits for its receiver.
     """
-    steps = [list(_steps(lists, rank)) for rank in range(len(lists.cells))]
+    rank_of = lists.rank_of
+    steps = [list(_steps(lists, rank, rank_of)) for rank in range(len(lists.cells))]
     depth = 0
     while not _ends(steps, depth):
         depth += 1
     return depth
 
 
-def _steps(lists: Lists, rank: int) -> Iterator[Step]:
+def _steps(lists: Lists, rank: int, rank_of: dict[int, int]) -> Iterator[Step]:
     """Yield the receives and sends of a rank in order."""
-    rank_of = lists.rank_of
     for cell in lists.cells[rank]:
         for action in cell:
             before = lists.before(action)

@@ -16,7 +16,7 @@ import simparallel.parallel.pipeline.attribution as attribution
 import simparallel.parallel.pipeline.rules as rules
 import simparallel.parallel.pipeline.timing as timing
 from simparallel.base.checks import is_integer
-from simparallel.base.files import write_atomically
+from simparallel.base.files import read_text, write_atomically
 from simparallel.base.html import PALE, table
 from simparallel.base.units import format_number_of
 from simparallel.errors import InputError, ScheduleError
@@ -36,6 +36,9 @@ from simparallel.parallel.pipeline.timing import Cost, Lists, Span, Time
 
 # Where the stages are: rank s mod P, back and forth, or two replicas in opposite directions.
 LOOP, ZIGZAG, BIDIRECTIONAL = "loop", "v", "bidirectional"
+
+# The largest file that is read.
+MAX_BYTES = 1 << 26
 
 
 class Rule(NamedTuple):
@@ -384,14 +387,22 @@ class Schedule:
 
         Raises:
             InputError: no actions, or stages that cannot be divided evenly among the ranks.
-            ScheduleError: a cell that is not an action.
+            ScheduleError: a cell that is not an action, or text that is no CSV.
         """
-        rows = [[cell.strip() for cell in row if cell.strip()] for row in csv.reader(io.StringIO(text)) if row]
+        try:
+            rows = [[cell.strip() for cell in row if cell.strip()] for row in csv.reader(io.StringIO(text)) if row]
+        except csv.Error as error:
+            raise ScheduleError(f"Schedule.from_csv: no CSV: {error}.") from None
         cells = [[read_cell(cell, f"rank {r}, cell {n}") for n, cell in enumerate(row)] for r, row in enumerate(rows)]
         each = [action for row in cells for cell in row for action in cell]
         if not each:
             raise InputError("Schedule.from_csv: no actions; expected a row of cells such as 0F0 for each rank.")
         num_stages, count = (max(values) + 1 for values in zip(*((a.stage, a.microbatch) for a in each), strict=True))
+        # A number that no schedule of this size can have would take time and memory.
+        if max(num_stages, count) > len(each):
+            raise InputError(
+                f"Schedule.from_csv: {len(each)} actions are too few for {num_stages} stages and {count} micro-batches."
+            )
         chunks, rest = divmod(num_stages, len(rows))
         if rest:
             raise InputError(
@@ -402,8 +413,15 @@ class Schedule:
 
     @classmethod
     def load_csv(cls, path: str | os.PathLike[str], *, placement: str = LOOP) -> Schedule:
-        """Return the schedule of a file, see `from_csv`. Raises OSError."""
-        return cls.from_csv(Path(path).read_text("utf-8"), placement=placement, name=Path(path).stem)
+        """Return the schedule of a file, see `from_csv`.
+
+        Raises:
+            ScheduleError: the file cannot be read, or has no schedule. Facts: `path`, and those of `from_csv`.
+        """
+        try:
+            return cls.from_csv(read_text(path, MAX_BYTES), placement=placement, name=Path(path).stem)
+        except (InputError, ScheduleError) as error:
+            raise ScheduleError(f"{os.fspath(path)}: {error}", **{**error.facts, "path": os.fspath(path)}) from None
 
     # --- as text --------------------------------------------------------------------------------------
 

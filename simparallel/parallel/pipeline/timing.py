@@ -88,6 +88,16 @@ class Lists(NamedTuple):
         """Stage -> its rank."""
         return {action.stage: rank for rank, cells in enumerate(self.cells) for cell in cells for action in cell}
 
+    @property
+    def ranks_of(self) -> dict[int | None, set[int]]:
+        """Stage -> all ranks that do its actions; more than one only where a schedule is wrong."""
+        found: dict[int | None, set[int]] = {}
+        for rank, cells in enumerate(self.cells):
+            for cell in cells:
+                for action in cell:
+                    found.setdefault(action.stage, set()).add(rank)
+        return found
+
 
 def spans(lists: Lists, duration: Callable[[Action], float], message: float = 0) -> list[list[Span]]:
     """Return the start and end of each cell of each rank.
@@ -100,28 +110,29 @@ def spans(lists: Lists, duration: Callable[[Action], float], message: float = 0)
     Raises:
         ScheduleError: the ranks wait for each other in a cycle. Facts: `rank`, `cell`.
     """
-    rank_of = lists.rank_of
+    rank_of, ranks_of = lists.rank_of, lists.ranks_of
     ended: dict[Action, float] = {}
     found: list[list[Span]] = [[] for _ in lists.cells]
     free = [0.0 if isinstance(message, float) else 0] * len(lists.cells)
-    is_moving = True
-    while is_moving:
-        is_moving = False
-        for rank, cells in enumerate(lists.cells):
-            while len(found[rank]) < len(cells):
-                cell = cells[len(found[rank])]
-                come = arrivals(lists, cell, rank, rank_of, ended, message)
-                if come is None:
-                    break
-                start = max((free[rank], *(time for time, _ in come)))
-                end = start
-                for action in cell:
-                    end += duration(action)
-                for action in cell:
-                    ended[action] = end
-                found[rank].append(Span(start, end))
-                free[rank] = end
-                is_moving = True
+    # Ranks whose next cell may have its inputs by now.
+    ready = dict.fromkeys(reversed(range(len(lists.cells))))
+    while ready:
+        rank, _ = ready.popitem()
+        cells = lists.cells[rank]
+        while len(found[rank]) < len(cells):
+            cell = cells[len(found[rank])]
+            come = arrivals(lists, cell, rank, rank_of, ended, message)
+            if come is None:
+                break
+            start = max((free[rank], *(time for time, _ in come)))
+            end = start
+            for action in cell:
+                end += duration(action)
+            for action in cell:
+                ended[action] = end
+                ready.update(dict.fromkeys(ranks_of.get(lists.after(action), ())))
+            found[rank].append(Span(start, end))
+            free[rank] = end
     if any(len(done) < len(cells) for done, cells in zip(found, lists.cells, strict=True)):
         raise _stuck(lists, found, ended)
     return found

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from simparallel.base.files import expanded, open_regular, read_into
+from simparallel.base.system import memory_size_bytes
 from simparallel.errors import CheckpointError
 from simparallel.train.checkpoint import tree as trees
 from simparallel.train.checkpoint.arrays import Block, Region, raw
@@ -217,16 +218,20 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def read_whole(path: Path, max_bytes: int | None = None) -> bytes:
-    """Read a regular file. Raises CheckpointError, also if it has more than `max_bytes`."""
+    """Read a regular file. Raises CheckpointError, also if it has more than `max_bytes` (None: the memory there is)."""
     try:
         descriptor, size = open_regular(path)
         with open(descriptor, "rb", buffering=0) as file:
             if max_bytes is not None and size > max_bytes:
                 raise checkpoint_error(path, f"{path} has {size} bytes, the limit is {max_bytes}.")
+            if 0 < memory_size_bytes() < size:
+                raise MemoryError
             # The size was checked first, so a huge file is refused without reading it.
             content = file.read(size) if size else b""
     except OSError as error:
         raise unreadable(path, error) from None
+    except MemoryError:
+        raise checkpoint_error(path, f"{path} has {size} bytes, but the memory is too small for it.") from None
     if len(content) != size:
         raise checkpoint_error(path, f"{path}: {size} bytes were expected, {len(content)} were read.")
     return content
