@@ -26,6 +26,7 @@ from simparallel.simulate.folding import FoldedSegment, alike, assigned, continu
 from simparallel.simulate.medium import DRY, FOLDED
 from simparallel.simulate.prediction import Prediction
 from simparallel.simulate.programs import ProgramRecorder, WorkRecorder
+from simparallel.simulate.progress import progress
 
 # Worlds up to this size can be run whole. Folding that takes more rounds than this finds few ranks that are alike.
 MOST_RANKS, MOST_ROUNDS = 512, 32
@@ -122,7 +123,7 @@ def _predicted(
     call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], fold: bool
 ) -> tuple[Prediction, list[Outcome]]:
     recorders: dict[int, WorkRecorder] = {}
-    with without_huge_pages(), unknown_numbers():
+    with without_huge_pages(), unknown_numbers(), progress(spec.world_size, recorders):
         # With jitter, no two ranks are alike.
         if fold and spec.world_size > 1 and spec.jitter is None:
             outcomes, stands_for = _folded(call, spec, settings, recorders)

@@ -191,7 +191,9 @@ def _unpack_alike(data: np.ndarray) -> Any:
 
 
 def _is_constant(value: Any) -> bool:
-    return all(map(_is_constant, value)) if type(value) is tuple else isinstance(value, str | bytes | int | float | None)
+    return (
+        all(map(_is_constant, value)) if type(value) is tuple else isinstance(value, str | bytes | int | float | None)
+    )
 
 
 # --- the two media ------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import threading
 import tracemalloc
 from dataclasses import replace
 from typing import Any
@@ -17,6 +19,7 @@ from simparallel.cli.main import main
 from simparallel.errors import ClusterError, InputError, RunFailedError, UnknownValueError
 from simparallel.hardware.cluster import PS_PER_S, describe
 from simparallel.hardware.device import OpCost
+from simparallel.simulate import progress
 from simparallel.trace.diff import diff
 
 
@@ -239,6 +242,47 @@ def test_parameters_take_no_memory(program: Any) -> None:
     finally:
         tracemalloc.stop()
     assert prediction.peak_bytes > 100e9
+
+
+class Terminal(io.StringIO):
+    """A stream that says when it was written."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.is_terminal, self.written = is_terminal, threading.Event()
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    def write(self, text: str) -> int:
+        self.written.set()
+        return super().write(text)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_long_run_shows_progress_on_a_terminal(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal(is_terminal)
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(progress, "QUIET_S", 0)
+    monkeypatch.setattr(progress, "EVERY_S", 0.001)
+
+    def program() -> None:
+        train(1)
+        assert stream.written.wait(10) if is_terminal else not stream.written.is_set()
+
+    sp.dry_run(program, world_size=64)
+    lines = stream.getvalue().split("\r")
+    assert bool(lines[1:]) == is_terminal
+    assert not is_terminal or lines[1].startswith("dry run: ")
+    assert lines[-1] == ""
+    assert all("of 64 ranks run" in line for line in lines[1:-2])
+
+
+def test_short_run_shows_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal(True)
+    monkeypatch.setattr("sys.stderr", stream)
+    sp.dry_run(train, world_size=2)
+    assert stream.getvalue() == ""
 
 
 def test_decision_by_a_value_names_its_line() -> None:
