@@ -89,6 +89,9 @@ def _tell(prediction: Prediction, options: argparse.Namespace) -> None:
         told = {
             "step_time_s": prediction.step_time_s,
             "makespan_s": prediction.makespan_s,
+            "peak_bytes": prediction.peak_bytes,
+            "capacity_bytes": prediction.capacity_bytes,
+            "fits": prediction.fits,
             "ranks": prediction.summary(),
         }
         print(json.dumps(told, indent=1))

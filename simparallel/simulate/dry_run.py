@@ -25,7 +25,8 @@ from simparallel.runtime.reports import Outcome, run_failed
 from simparallel.simulate.folding import FoldedSegment, alike, assigned, continued, first_guess, wanted
 from simparallel.simulate.medium import DRY, FOLDED
 from simparallel.simulate.prediction import Prediction
-from simparallel.simulate.programs import ProgramRecorder
+from simparallel.simulate.programs import ProgramRecorder, WorkRecorder
+from simparallel.simulate.progress import progress
 
 # Worlds up to this size can be run whole. Folding that takes more rounds than this finds few ranks that are alike.
 MOST_RANKS, MOST_ROUNDS = 512, 32
@@ -57,7 +58,8 @@ def dry_run(
         world_size: number of ranks.
         cluster: the described hardware: a `ClusterSpec`, the name of a preset or a file; None is the default device.
         fold: run ranks with the same program once, see `simulate.folding`. False runs every rank.
-        device_memory: capacity of each device, such as "80GB"; None for no limit.
+        device_memory: capacity of each device, such as "80GB", at which the program fails; None for no limit: then the
+            prediction says whether it fits into the memory of the described device.
         algorithm, timeout_s: as for `Cluster`.
         unknown: the value of every number that the program asks for and a dry run does not know, such as a loss; a
             number, or a function that returns one. None makes a decision by such a number an error.
@@ -120,8 +122,8 @@ def predict(call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any]
 def _predicted(
     call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], fold: bool
 ) -> tuple[Prediction, list[Outcome]]:
-    recorders: dict[int, ProgramRecorder] = {}
-    with without_huge_pages(), unknown_numbers():
+    recorders: dict[int, WorkRecorder] = {}
+    with without_huge_pages(), unknown_numbers(), progress(spec.world_size, recorders):
         # With jitter, no two ranks are alike.
         if fold and spec.world_size > 1 and spec.jitter is None:
             outcomes, stands_for = _folded(call, spec, settings, recorders)
@@ -132,19 +134,29 @@ def _predicted(
         raise error from cause
     # The program may have chosen another device than the default.
     spec = next((outcome.cluster for outcome in outcomes if outcome.cluster is not None), spec)
-    prediction = Prediction(outcomes, spec, stands_for, lambda other: predict(call, other, settings, fold), recorders)
+    capacity_bytes = settings["memory_bytes"] or spec.device.memory_bytes
+    prediction = Prediction(
+        outcomes, spec, stands_for, lambda other: predict(call, other, settings, fold), recorders, capacity_bytes
+    )
     return prediction, outcomes
 
 
-def _run(call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], **more: Any) -> list[Outcome]:
-    kept = {"recorder_type": TwoClockRecorder, **settings, **more}
-    return run_threads(partial(_dry, call), spec, record="full", seed=random_state.seed, **kept)
+def _run(
+    call: Callable[[], Any],
+    spec: ClusterSpec,
+    settings: dict[str, Any],
+    recorders: dict[int, WorkRecorder],
+    **more: Any,
+) -> list[Outcome]:
+    kept = {"recorder_type": WorkRecorder, **settings, **more}
+    return run_threads(partial(_dry, call, recorders), spec, record="full", seed=random_state.seed, **kept)
 
 
-def _dry(call: Callable[[], Any]) -> Any:
-    """Run the program on this rank, with new tensors that have no data if they are trained."""
+def _dry(call: Callable[[], Any], recorders: dict[int, WorkRecorder]) -> Any:
+    """Run the program on this rank, with new tensors that have no data if they are trained; keep its recorder."""
     recorder = current_recorder()
-    assert isinstance(recorder, TwoClockRecorder)
+    assert isinstance(recorder, WorkRecorder)
+    recorders[recorder.rank] = recorder
     recorder.home = partial(_home, recorder)
     before = given.asked, given.new
     given.asked, given.new = recorder.read, partial(_new, recorder)
@@ -155,17 +167,11 @@ def _dry(call: Callable[[], Any]) -> Any:
 
 
 def _whole(
-    call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], recorders: dict[int, ProgramRecorder]
+    call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], recorders: dict[int, WorkRecorder]
 ) -> tuple[list[Outcome], Sequence[int]]:
-    """Run all ranks; keep the recorders of their programs."""
-
-    def noted() -> Any:
-        recorder = current_recorder()
-        assert isinstance(recorder, ProgramRecorder)
-        recorders[recorder.rank] = recorder
-        return call()
-
-    return _run(noted, spec, settings, medium=DRY, recorder_type=ProgramRecorder), range(spec.world_size)
+    """Run all ranks, and note their programs."""
+    outcomes = _run(call, spec, settings, recorders, medium=DRY, recorder_type=ProgramRecorder)
+    return outcomes, range(spec.world_size)
 
 
 def _with_unknown(value: Any, call: Callable[[], Any]) -> Any:
@@ -186,7 +192,7 @@ def _new(recorder: TwoClockRecorder, shape: Any, dtype: Any) -> Array:
 
 
 def _folded(
-    call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], recorders: dict[int, ProgramRecorder]
+    call: Callable[[], Any], spec: ClusterSpec, settings: dict[str, Any], recorders: dict[int, WorkRecorder]
 ) -> tuple[list[Outcome], Sequence[int]]:
     """Run representatives until no more are needed; return their outcomes, and the representative of every rank."""
     run = first_guess(spec)
@@ -198,7 +204,7 @@ def _folded(
             segment.groups |= dict.fromkeys(group.ranks for group in current().groups)
             return result
 
-        outcomes = _run(grouped, spec, settings, medium=FOLDED, segment=segment)
+        outcomes = _run(grouped, spec, settings, recorders, medium=FOLDED, segment=segment)
         more = segment.needed - run
         if not more:
             if any(outcome.report is not None for outcome in outcomes):

@@ -177,6 +177,25 @@ def _unpack(data: np.ndarray) -> Any:
     return _Unpickler(io.BytesIO(data.data)).load()
 
 
+_last: list[tuple[bytes, Any]] = [(b"", None)]
+
+
+def _unpack_alike(data: np.ndarray) -> Any:
+    """Return the object; of equal bytes one after another the same one, if it cannot change."""
+    text, (before, value) = data.tobytes(), _last[0]
+    if text != before:
+        value = _unpack(data)
+        if _is_constant(value):
+            _last[0] = text, value
+    return value
+
+
+def _is_constant(value: Any) -> bool:
+    return (
+        all(map(_is_constant, value)) if type(value) is tuple else isinstance(value, str | bytes | int | float | None)
+    )
+
+
 # --- the two media ------------------------------------------------------------------------------------
 
 
@@ -229,4 +248,4 @@ _FOLDED: Mapping[str, Factory] = {name: partial(_choose_folded, name) for name i
 
 
 DRY = SHARED_MEMORY._replace(call=DryCall, pack=_pack, unpack=_unpack)
-FOLDED = DRY._replace(views=FoldedViews, bodies=_FOLDED)
+FOLDED = DRY._replace(views=FoldedViews, bodies=_FOLDED, unpack=_unpack_alike)

@@ -18,7 +18,7 @@ from simparallel.hardware.recording import join
 from simparallel.runtime.reports import Outcome
 from simparallel.simulate.events import Interference
 from simparallel.simulate.folding import alike
-from simparallel.simulate.programs import ProgramRecorder, contended, critical_events
+from simparallel.simulate.programs import ProgramRecorder, WorkRecorder, contended, critical_events
 from simparallel.trace import Trace
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Prediction:
         trace: the events of the ranks that ran, as a run has them; `timeline()` and `save()` are its methods.
         memory: rank that ran -> memory of its device, as `Results.memory`.
         values: rank that ran -> the value that the program returned.
+        capacity_bytes: memory of each device: the described one's, or the limit that `dry_run` was given.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class Prediction:
         cluster: ClusterSpec,
         stands_for: Sequence[int],
         again: Callable[[ClusterSpec], Prediction],
-        recorders: Mapping[int, ProgramRecorder],
+        recorders: Mapping[int, WorkRecorder],
+        capacity_bytes: int,
     ) -> None:
         events, totals = join([outcome.recorded for outcome in outcomes])
         self.cluster, self.world_size = cluster, cluster.world_size
@@ -56,6 +58,7 @@ class Prediction:
         self.trace = Trace(events, cluster, name="prediction", totals=totals)
         self.memory = {outcome.rank: outcome.memory for outcome in outcomes}
         self.values = {outcome.rank: outcome.value for outcome in outcomes}
+        self.capacity_bytes = capacity_bytes
         self._again, self._recorders = again, recorders
 
     # --- time -----------------------------------------------------------------------------------------
@@ -106,33 +109,44 @@ class Prediction:
     def summary(self) -> list[dict[str, Any]]:
         """Return a dict for each class of ranks and device, with the keys of `Trace.summary` and these:
 
-        `ranks` (number of ranks of the class), `utilisation` (see the method), `peak_bytes` (of the device's memory).
-        compute + exposed communication + idle time is the makespan.
+        `ranks` (number of ranks of the class), `mfu` and `hfu` (of the device, see `utilisation`), `peak_bytes` (of the
+        device's memory). compute + exposed communication + idle time is the makespan.
         """
         rows = []
         for row in self.trace.summary():
             rank = row["rank"]
             if rank in self.classes:
-                memory = self.memory[rank]["devices"][f"sim:{row['device']}"]
+                device = row["device"]
+                memory = self.memory[rank]["devices"][f"sim:{device}"]
+                needed, again = (self._at_peak(rank, device, is_needed) for is_needed in (True, False))
                 rows.append({
-                    **row, "ranks": self.classes[rank], "utilisation": self.utilisation(rank),
+                    **row, "ranks": self.classes[rank], "mfu": needed, "hfu": needed + again,
                     "peak_bytes": memory["peak_bytes"],
                 })  # fmt: skip
         return rows
 
-    def utilisation(self, rank: int = 0, itemsize: int = 4, model_flops: int | None = None) -> float:
-        """Return the share of the device's peak rate that a rank's work reaches over the makespan.
+    def utilisation(self, rank: int = 0, model_flops: int | None = None) -> float:
+        """Return the share of the makespan that a rank's work takes at the peak of its device, 0 to 1.
+
+        Each operation counts with the peak for its own dtype, of products or of other operations. Of several devices,
+        it is the mean. `summary` has it for each device: `hfu`, and `mfu` without recomputed work and the optimizer's.
 
         Args:
             rank: a rank; its representative is measured.
-            itemsize: bytes of an item, which choose the peak: 4 for float32, 2 for float16.
             model_flops: flops of the rank that the model needs, for the model flops utilisation (MFU, Chowdhery et al.
                 2022, "PaLM", appendix B). None takes all flops done, recomputed ones included: the hardware flops
                 utilisation (HFU).
         """
-        events = self._events_of(rank)
-        flops = sum(event.flops for event in events) if model_flops is None else model_flops
-        return flops / (self.makespan_s * self.cluster.device.peak(itemsize)) if self.makespan_s else 0.0
+        flops = sum(event.flops for event in self._events_of(rank))
+        devices = [device.index for device in self._recorders[self.stands_for[rank]].devices]
+        shares = [self._at_peak(rank, device, is_needed) for device in devices for is_needed in (True, False)]
+        done = sum(shares) / len(devices)
+        return done if model_flops is None else done * model_flops / flops if flops else 0.0
+
+    def _at_peak(self, rank: int, device: int, is_needed: bool) -> float:
+        """Return the share of the makespan that work of a device takes at peak: what the model needs, or the rest."""
+        at_peak_ps = self._recorders[self.stands_for[rank]].at_peak_ps[device, is_needed]
+        return at_peak_ps / PS_PER_S / self.makespan_s if self.makespan_s else 0.0
 
     def _events_of(self, rank: int) -> list[Event]:
         if not 0 <= rank < self.world_size:
@@ -176,6 +190,11 @@ class Prediction:
     def peak_bytes(self) -> int:
         """The largest memory peak of any device."""
         return max(device["peak_bytes"] for memory in self.memory.values() for device in memory["devices"].values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory peak of every device is within its capacity."""
+        return self.peak_bytes <= self.capacity_bytes
 
     def memory_over_time(self, rank: int = 0, ax: Axes | None = None, **settings: Any) -> Axes:
         """Draw the memory of a rank's device after each operation, by category; see `Trace.memory`."""
@@ -239,12 +258,14 @@ class Prediction:
         return critical_events(self._all_recorders("critical_path"))
 
     def _all_recorders(self, who: str) -> list[ProgramRecorder]:
-        if len(self._recorders) < self.world_size:
+        found = [self._recorders.get(rank) for rank in range(self.world_size)]
+        programs = [recorder for recorder in found if isinstance(recorder, ProgramRecorder)]
+        if len(programs) < self.world_size:
             raise InputError(
                 f"{who}: {len(self.memory)} of {self.world_size} ranks were run, and all are needed. Use "
                 "dry_run(..., fold=False)."
             )
-        return [self._recorders[rank] for rank in range(self.world_size)]
+        return programs
 
     # --- text and pictures ----------------------------------------------------------------------------
 
@@ -264,15 +285,20 @@ class Prediction:
             (
                 str(row["ranks"]), str(row["rank"]) + (f" sim:{row['device']}" if row["device"] else ""),
                 *(format_seconds(row[key]) for key in ("compute_time_s", "exposed_communication_s", "idle_time_s")),
-                format_bytes(row["peak_bytes"]), f"{row['utilisation']:.1%}",
+                format_bytes(row["peak_bytes"]), f"{row['mfu']:.1%}", f"{row['hfu']:.1%}",
             )
             for row in self.summary()
         ]  # fmt: skip
-        return [("ranks", "like rank", "compute", "exposed", "idle", "peak memory", "work of peak"), *rows]
+        return [("ranks", "like rank", "compute", "exposed", "idle", "peak memory", "MFU", "HFU"), *rows]
 
     def _notes(self) -> list[str]:
-        notes = ["exposed: communicates while it does not compute; idle: does neither; all times are modelled"]
         device = self.cluster.device
+        notes = [
+            f"{'fits' if self.fits else 'does not fit'}: {format_bytes(self.peak_bytes)} at the peak, a device has "
+            f"{format_bytes(self.capacity_bytes)}",
+            "exposed: communicates while it does not compute; idle: does neither; all times are modelled",
+            "MFU, HFU: share of the time that the model's work, and all work, would take at the peak of its dtypes",
+        ]
         return [*notes, f"{device.name}: {device.notes}"] if device.notes else notes
 
     def _head(self) -> str:

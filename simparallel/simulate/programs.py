@@ -1,13 +1,14 @@
-"""Programs of dry runs: every rank notes what it issues, so that the engines can time it anew."""
+"""Recorders of dry runs: the work of a rank at its device's peak; and its program, which the engines can time anew."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from simparallel.autograd.grad_mode import grad_mode
 from simparallel.errors import InputError
-from simparallel.hardware.cluster import PS_PER_S, ClusterSpec
+from simparallel.hardware.cluster import PS_PER_S, ClusterSpec, picoseconds
 from simparallel.hardware.recorder import Event
 from simparallel.hardware.two_clocks import TwoClockRecorder
 from simparallel.simulate.algebra import solve
@@ -17,7 +18,38 @@ from simparallel.simulate.program import COLLECTIVE, RECEIVE, SEND, Call, Progra
 from simparallel.simulate.task_graph import TaskGraph, task_graph
 
 
-class ProgramRecorder(TwoClockRecorder):
+class WorkRecorder(TwoClockRecorder):
+    """A recorder that also sums the time that the flops of the work take at the peak for their own dtypes.
+
+    Attributes:
+        at_peak_ps: (number of the device, whether the model needs the work) -> time [ps]; the model needs neither
+            recomputed work nor the optimizer's.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.at_peak_ps: Counter[tuple[int, bool]] = Counter()
+        # Id of a price, which is kept -> time at peak [ps].
+        self._at_peak_of: dict[int, int] = {}
+
+    def price(
+        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
+    ) -> tuple[int, int, int]:
+        price = super().price(name, flops, size_bytes, itemsize, results, is_product)
+        self._at_peak_of[id(price)] = picoseconds(flops / self.cluster.device.peak(itemsize, is_product))
+        return price
+
+    def compute(
+        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
+    ) -> None:
+        start_ps = self.now_ps
+        super().compute(name, kind, wall_start_ns, wall_end_ns, price, layer)
+        # Measured operations may be faster than the described peak.
+        at_peak_ps = min(self._at_peak_of[id(price)], self.now_ps - start_ps)
+        self.at_peak_ps[self._number, kind != "optimizer" and not grad_mode.recomputing] += at_peak_ps
+
+
+class ProgramRecorder(WorkRecorder):
     """A recorder that also notes the program of its rank: what is issued when, and what the program waits for.
 
     Attributes:

@@ -41,8 +41,8 @@ def check_same_tensors(
     Collective: yes.
     """
     listed = list(tensors)
-    own = [(name, x.shape, str(x.dtype), role) for name, x, role in listed]
-    parts = [_held(x, communicator.rank) for _, x, _ in listed]
+    own = tuple((name, x.shape, str(x.dtype), role) for name, x, role in listed)
+    parts = tuple(_held(x, communicator.rank) for _, x, _ in listed)
     # One exchange compares everything. Every rank gets all lists, so all ranks raise the same error.
     told = communicator.all_gather_object((own, parts, number), group)
     share = group or communicator.world
@@ -63,10 +63,10 @@ def check_same_tensors(
     # Held slices -> the ranks that hold them.
     equal: dict[tuple[Held, ...], list[int]] = {}
     for rank, (_, held, _) in zip(share.ranks, told, strict=True):
-        equal.setdefault(tuple(held), []).append(rank)
+        equal.setdefault(held, []).append(rank)
     if len(equal) == 1:
         return largest
-    other = next(held for held in equal if held != tuple(first_parts))
+    other = next(held for held in equal if held != first_parts)
     number = next(i for i, (a, b) in enumerate(zip(first_parts, other, strict=True)) if a != b)
     groups = [ranks for ranks in equal.values() if len(ranks) > 1]
     # A group can help only if at least two ranks hold equal slices.
