@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from refusals import refused
-from run_listing import launch, text_of
+from run_listing import AROUND_AUTO_PARALLEL, launch, text_of, torch_names
 
 import simparallel as sp
 
@@ -174,25 +174,6 @@ def test_missing_import_is_named(mnist, tmp_path):
     assert "from mindspore.common.initializer import initializer" in ended.stderr
 
 
-# Names that the tutorial on automatic parallelism expects: a folder, ResNet, and here a small size.
-AROUND_AUTO_PARALLEL = """
-import os, sys, types
-import numpy as np
-import mindspore.dataset.vision as vision
-from simparallel.models.resnet import BasicBlock, ResNet
-resize = vision.Resize
-vision.Resize = lambda size: resize((size[0] // 28, size[1] // 28))
-start = []
-def resnet50(batch_size, num_classes):
-    global network
-    network = ResNet(BasicBlock, (1, 1), num_classes, "cifar")
-    start.extend(np.copy(array) for array in network.state_dict().values())
-    return network
-sys.modules["resnet"] = types.SimpleNamespace(resnet50=resnet50)
-data_path = os.environ["DATA_PATH"]
-"""
-
-
 @pytest.fixture(scope="module")
 def auto_parallel(tmp_path_factory):
     """Return the unchanged listing's output; and, without shuffling, results and output of two ranks and one device."""
@@ -284,19 +265,6 @@ def test_adasum_agrees_with_torch(oracle, amp_level):
 
 
 # --- the article on PyTorch ---------------------------------------------------------------------------
-
-
-def torch_names(samples: int = 64) -> str:
-    """Define the names that the article's listings expect: a dataset, a model, a loss function and an optimizer."""
-    return f"""
-import torch
-import simparallel as sp
-torch.manual_seed(1)
-dataset = torch.utils.data.TensorDataset(*[x[:{samples}] for x in sp.data.digits("train")[:]])
-model = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
-loss_fn = torch.nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-"""
 
 
 def test_torch_distributed():
