@@ -144,6 +144,8 @@ def train(form, mode, data):
         "jit": ms.jit(step), "plain": step, "cell": nn.TrainOneStepCell(nn.WithLossCell(net, loss_fn), optimizer),
     }  # fmt: skip
     losses = [float(steps[form](ms.Tensor(x), ms.Tensor(label))) for _ in range(3)]
+    if form == "cell":
+        assert (steps["cell"]._step.plan is not None) == (mode == "auto_parallel")
     whole = [p.full_tensor().numpy() for p in net.get_parameters()]
     cuts = [p.layout.cuts for p in net.get_parameters() if p.layout is not None]
     return losses, np.sort(net(ms.Tensor(x)).numpy(), axis=0), whole, cuts
