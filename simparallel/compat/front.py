@@ -69,7 +69,9 @@ _TOOLS = (
     "collections.abc",
     "functools",
     "__future__",
+    "simparallel.compat.cutting",
     "simparallel.compat.front",
+    "simparallel.compat.groups",
     "simparallel.hardware.notes",
 )
 

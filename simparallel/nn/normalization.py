@@ -34,7 +34,7 @@ class AbstractBatchNorm(Affine):
         track_running_stats: False always uses the statistics of the batch, and leaves the running ones unchanged.
         dtype: floating-point dtype of parameters and buffers.
         weight_init, bias_init: initial values, see `nn.initializer`; None for 1 and 0.
-        running_mean_init, running_var_init: initial values of the running statistics; None for 0 and 1.
+        running_mean_init, running_var_init: initial values of the running statistics, likewise.
         group_size: number of neighbouring slices that share statistics if a strategy cuts the batch; it must divide the
             number of slices. None for all, 1 for separate statistics on each device. The running statistics are the
             mean over all groups, the same on every rank.
@@ -66,16 +66,14 @@ class AbstractBatchNorm(Affine):
         *,
         weight_init: Any = None,
         bias_init: Any = None,
-        running_mean_init: Any = None,
-        running_var_init: Any = None,
+        running_mean_init: Any = 0.0,
+        running_var_init: Any = 1.0,
         group_size: int | None = None,
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        begin = 0.0 if running_mean_init is None else running_mean_init
-        self._mean_init = init.as_initializer(begin, f"{who}: running_mean_init")
-        begin = 1.0 if running_var_init is None else running_var_init
-        self._var_init = init.as_initializer(begin, f"{who}: running_var_init")
+        self._mean_init = init.as_initializer(running_mean_init, f"{who}: running_mean_init")
+        self._var_init = init.as_initializer(running_var_init, f"{who}: running_var_init")
         self.num_features = check_integer(type(self).__name__, "num_features", num_features, 1)
         self.eps, self.momentum = check_eps(self, eps), momentum
         self.affine, self.track_running_stats = affine, track_running_stats

@@ -104,8 +104,8 @@ class SyncBatchNorm(AbstractBatchNorm):
         *,
         weight_init: Any = None,
         bias_init: Any = None,
-        running_mean_init: Any = None,
-        running_var_init: Any = None,
+        running_mean_init: Any = 0.0,
+        running_var_init: Any = 1.0,
     ) -> None:
         initial = {
             "weight_init": weight_init,

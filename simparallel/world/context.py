@@ -122,7 +122,8 @@ def set_auto_parallel_context(**settings: Any) -> None:
     Args:
         parallel_mode: one of `ParallelMode`, by default "stand_alone". In data-parallel mode `nn.Dropout` takes the
             ranks' batches as equal parts of one batch. In the semi-automatic and automatic modes `Model` runs its
-            steps under `AutoParallel`; in a training loop of your own, wrap the step in it.
+            steps under `AutoParallel`; in a training loop of your own, wrap the step in it, or write it with
+            MindSpore's names (`simparallel.compat.mindspore`), whose cells, `jit` and `value_and_grad` do so.
         gradients_mean: whether gradients are divided by the number of ranks after the sum. False by default, as in
             MindSpore: if losses are means over a rank's part of the batch, the sum acts as a learning rate that many
             times as large. MindSpore 0.2 calls it mirror_mean.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from copy import deepcopy
 
+import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from refusals import refused
 
 import simparallel as sp
+from simparallel.comm import current
 from simparallel.compat import mindspore as ms
 from simparallel.compat.mindspore import Layout, communication, nn, ops
 from simparallel.compat.mindspore.communication import GlobalComm
@@ -141,6 +144,8 @@ def train(form, mode, data):
         "jit": ms.jit(step), "plain": step, "cell": nn.TrainOneStepCell(nn.WithLossCell(net, loss_fn), optimizer),
     }  # fmt: skip
     losses = [float(steps[form](ms.Tensor(x), ms.Tensor(label))) for _ in range(3)]
+    if form == "cell":
+        assert (steps["cell"]._step.plan is not None) == (mode == "auto_parallel")
     whole = [p.full_tensor().numpy() for p in net.get_parameters()]
     cuts = [p.layout.cuts for p in net.get_parameters() if p.layout is not None]
     return losses, np.sort(net(ms.Tensor(x)).numpy(), axis=0), whole, cuts
@@ -194,6 +199,45 @@ def test_gradients_of_arguments_are_whole():
     for loss, dx, dw, again in sp.launch(program, world_size=4, transport="inline"):
         assert (loss, dx, again.numpy().tolist()) == (56.0, [[2.0] * 4] * 2, [[2.0] * 4] * 2)
         assert dw == [[4.0] * 2, [6.0] * 2, [8.0] * 2, [10.0] * 2]
+
+
+def test_cut_function_can_be_sent_and_is_forgotten():
+    """It goes to other processes by cloudpickle; what a rank keeps of it ends with it, as in a loop that makes many."""
+    step = ms.jit(lambda x: ops.ReLU().shard(((2, 1),))(x))
+
+    def program():
+        ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
+        x = ms.Tensor(np.array([[-1.0, 2.0]] * 2))
+        kept = current().kept
+        for _ in range(3):
+            assert ms.grad(lambda x: ops.ReLU()(x).sum())(x).numpy().tolist() == [[0.0, 1.0]] * 2
+        gc.collect()
+        assert step(x).numpy().tolist() == [[0.0, 2.0]] * 2
+        return len(kept[sp.AutoParallel])
+
+    sent = cloudpickle.loads(cloudpickle.dumps(program))
+    assert list(sp.launch(sent, world_size=2, transport="inline")) == [1, 1]
+
+
+def test_plans_and_dry_runs_of_cells():
+    """A network explained, or run dry, under a context that cuts is cut once."""
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
+    net = Network()
+    net.matmul1.shard(((2, 2), (2, 1)))
+    try:
+        planned = net.explain((8, 6), device_num=4)
+    finally:
+        ms.reset_auto_parallel_context()
+    assert "MatMul" in str(planned)
+
+    def program():
+        ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
+        made = Network()
+        made.matmul1.shard(((2, 2), (2, 1)))
+        ms.jit(made)(sp.Tensor(np.ones((8, 6), np.float32)))
+
+    real, dry = sp.launch(program, world_size=4, transport="inline"), sp.dry_run(program, world_size=4)
+    assert sum(e.sent_bytes for e in real.trace.events) == sum(e.sent_bytes for e in dry.trace.events) > 0
 
 
 def test_train_cell_was_made_for_another_context():

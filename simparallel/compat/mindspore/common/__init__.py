@@ -9,12 +9,12 @@ import numpy as np
 
 import simparallel as sp
 from simparallel import Tensor
-from simparallel.autograd.tree_map import change_each
+from simparallel.autograd.tree_map import change_each as _change_each
 from simparallel.backend import random_state
+from simparallel.compat.cutting import in_context
 from simparallel.compat.front import front, public_names, unused
 from simparallel.compat.mindspore.common import initializer
 from simparallel.compat.mindspore.common.dtype import *
-from simparallel.compat.mindspore.cutting import in_context
 
 set_seed = sp.set_seed
 # A plain tuple: parameters need no container class here.
@@ -47,10 +47,10 @@ def value_and_grad(
     def finish(found: tuple[Any, Any]) -> tuple[Any, Any]:
         value, grads = found
         if weights is None:
-            return change_each((value, grads), _whole)
+            return _change_each((value, grads), _whole)
         if grad_position is None:
-            return change_each(value, _whole), grads
-        return change_each(value, _whole), (change_each(grads[0], _whole), grads[1])
+            return _change_each(value, _whole), grads
+        return _change_each(value, _whole), (_change_each(grads[0], _whole), grads[1])
 
     return in_context(sp.value_and_grad(fn, grad_position, weights, has_aux), finish)
 
@@ -84,4 +84,4 @@ def jit(fn: Any = None, **settings: Any) -> Any:
 # The name of `jit` before MindSpore 2.0.
 ms_function = jit
 
-__all__ = public_names(globals(), "change_each", "in_context", "initializer", "random_state")
+__all__ = public_names(globals(), "initializer", "random_state")

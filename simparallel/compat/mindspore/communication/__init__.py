@@ -6,9 +6,8 @@ from functools import wraps
 from typing import Any
 
 import simparallel as sp
-from simparallel.comm import current
 from simparallel.compat.front import refuse, unused
-from simparallel.errors import InputError
+from simparallel.compat.groups import group_of, groups
 from simparallel.hardware.hccl import flaw_of
 from simparallel.hardware.notes import note_once
 from simparallel.hardware.recorder import current_recorder
@@ -59,7 +58,7 @@ def release() -> None:
 @_joining
 def create_group(group: str, rank_ids: list[int]) -> Any:
     """Create a group of these ranks under this name, see `sp.new_group`. Collective: over all ranks."""
-    _named()[group] = made = sp.new_group(rank_ids)
+    groups()[group] = made = sp.new_group(rank_ids)
     return made
 
 
@@ -73,22 +72,3 @@ def get_rank(group: Any = None) -> int:
 def get_group_size(group: Any = None) -> int:
     """Return the number of ranks, or of the members of a group."""
     return sp.get_group_size(group_of(group))
-
-
-def group_of(name: Any) -> Any:
-    """Return the group that `create_group` made under this name; a group itself, or None for all ranks, as it is.
-
-    Raises:
-        InputError: there is no such group.
-    """
-    if not isinstance(name, str):
-        return name
-    if name not in _named():
-        raise InputError(f"group={name!r} was not made by create_group; there are {', '.join(_named())}.")
-    return _named()[name]
-
-
-def _named() -> dict[str, Any]:
-    """Return this run's groups by their names."""
-    everyone: dict[str, Any] = dict.fromkeys(("hccl_world_group", "nccl_world_group", "mccl_world_group"))
-    return current().kept.setdefault(GlobalComm, everyone)

@@ -6,10 +6,10 @@ from typing import Any
 
 from simparallel import functions, nn, optim
 from simparallel.autograd.kernels.windows import as_pair
-from simparallel.autograd.ops.loss import check_reduction
+from simparallel.autograd.ops.loss import check_reduction as _check_reduction
 from simparallel.comm import Group
+from simparallel.compat.cutting import cut
 from simparallel.compat.front import FrontType, front, refuse, unused
-from simparallel.compat.mindspore.cutting import cut
 from simparallel.compat.mindspore.nn import utils
 from simparallel.compat.mindspore.nn.pipelines import PipelineCell, PipelineGradReducer, sync_pipeline_shared_parameters
 from simparallel.errors import InputError
@@ -341,7 +341,7 @@ class LossBase(Cell):
 
     def __init__(self, reduction: str | None = "mean") -> None:
         super().__init__()
-        self.reduction = check_reduction(type(self).__name__, reduction or "none")
+        self.reduction = _check_reduction(type(self).__name__, reduction or "none")
 
     def get_axis(self, x: Any) -> tuple[int, ...]:
         """Return the numbers of the dims of x."""

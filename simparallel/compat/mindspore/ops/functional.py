@@ -31,8 +31,8 @@ from simparallel.autograd.functions import (
     where,
 )
 from simparallel.compat.front import public_names, refuse
+from simparallel.compat.groups import group_of
 from simparallel.compat.mindspore.common import grad, jit, value_and_grad
-from simparallel.compat.mindspore.communication import group_of
 from simparallel.compat.mindspore.ops.primitive import axes, number
 
 # Other names of MindSpore for the same functions.
@@ -212,4 +212,4 @@ def bias_add(input_x: Any, bias: Any) -> Tensor:
     return add(input_x, functions.reshape(bias, -1, *(1,) * (len(input_x.shape) - 2)))
 
 
-__all__ = public_names(globals(), "Tensor", "axes", "group_of", "number")
+__all__ = public_names(globals(), "Tensor", "axes", "number")

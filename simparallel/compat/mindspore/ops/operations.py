@@ -39,8 +39,8 @@ from simparallel.autograd import (
     Where as Select,
 )
 from simparallel.compat.front import public_names, refuse, unused
-from simparallel.compat.mindspore.communication import group_of
-from simparallel.compat.mindspore.ops import functional
+from simparallel.compat.groups import group_of
+from simparallel.compat.mindspore.ops import functional as _functional
 from simparallel.compat.mindspore.ops.primitive import Primitive, Resolved, axes, number, primitive
 
 # Other names of MindSpore for the same ops.
@@ -175,12 +175,12 @@ def MaxPool(
 def BiasAdd(data_format: str = "NCHW") -> Callable[..., Tensor]:
     """x (n, c, ...) plus the bias (c,) of each channel."""
     refuse("BiasAdd", "give NCHW", data_format=data_format != "NCHW")
-    return functional.bias_add
+    return _functional.bias_add
 
 
 def Shape() -> Callable[..., tuple[int, ...]]:
     """The shape of a Tensor."""
-    return functional.shape
+    return _functional.shape
 
 
 # --- collectives and gradients ---------------------------------------------------------------------
@@ -228,13 +228,11 @@ def GradOperation(get_all: bool = False, get_by_list: bool = False, sens_param: 
 
         def run(*args: Any) -> Any:
             every = tuple(range(len(args) - sens_param))
-            return functional.grad(total, every if get_all else None if get_by_list else 0, weights)(*args)
+            return _functional.grad(total, every if get_all else None if get_by_list else 0, weights)(*args)
 
         return run
 
     return gradients
 
 
-__all__ = public_names(
-    globals(), "Call", "Resolved", "Tensor", "axes", "functions", "group_of", "number", "partial", "primitive"
-)
+__all__ = public_names(globals(), "Call", "Resolved", "Tensor", "axes", "functions", "number", "primitive")

@@ -28,18 +28,18 @@ def in_context(fn: Callable[..., Any], finish: Callable[[Any], Any] | None = Non
         fn: a function of Tensors.
         finish: turns the results, which are sharded, into those to return; None gathers all of them.
     """
-    # For each rank, which may be a thread: these objects keep the shapes that they have compared, and their plans.
-    made: WeakKeyDictionary[Any, dict[Any, AutoParallel]] = WeakKeyDictionary()
 
     @wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         by = cut(searches=True)
         if by is None:
             return fn(*args, **kwargs)
-        of_rank, settings = made.setdefault(current(), {}), tuple(by.keywords.values())
-        if settings not in of_rank:
-            of_rank[settings] = by(fn, gather_results=finish is None)
-        result = of_rank[settings](*args, **kwargs)
+        # One object for each rank, which may be a thread: it keeps the shapes that were compared, and its plans.
+        made = current().kept.setdefault(AutoParallel, WeakKeyDictionary()).setdefault(run, {})
+        settings = tuple(by.keywords.values())
+        if settings not in made:
+            made[settings] = by(fn, gather_results=finish is None)
+        result = made[settings](*args, **kwargs)
         return result if finish is None else finish(result)
 
     return run
