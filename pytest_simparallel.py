@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _MARKER = (
     "world(size, transport='shm', **settings): run the body of the test on `size` ranks, which stay warm between "
-    "tests. Fixtures are sent to each rank. transport='inline' for threads; settings are those of Cluster"
+    "tests; each test is forked from them. Fixtures are sent to each rank. transport='inline' for threads; settings "
+    "are those of Cluster"
 )
 _LEFT = "left behind by simparallel"
 _pools: pytest.StashKey[Pools] = pytest.StashKey()
@@ -45,7 +46,10 @@ def _pools_of(config: pytest.Config) -> Pools:
 
 @pytest.fixture(scope="session")
 def world(pytestconfig: pytest.Config) -> Any:
-    """Return warm ranks: `world.run(4, fn, *args)` calls `fn` on four processes; see `simparallel.testing.Ranks`."""
+    """Return warm ranks: `world.run(4, fn, *args)` calls `fn` on four processes; see `simparallel.testing.Ranks`.
+
+    Each run is forked from them, so that no run sees what an earlier one changed in its process.
+    """
     return _pools_of(pytestconfig).ranks("shm")
 
 

@@ -67,6 +67,12 @@ def is_installed(file: str) -> bool:
     return file.startswith(_NOT_THE_USERS) or os.path.realpath(file).startswith(_NOT_THE_USERS)
 
 
+def is_of_installed(name: str) -> bool:
+    """Return whether an imported module has a file that is not the user's."""
+    file = _file(sys.modules.get(name))
+    return bool(file) and is_installed(file)
+
+
 class Sources:
     """The files that devices have imported, as they were at that time."""
 

@@ -16,7 +16,7 @@ import pytest
 
 from simparallel.base.callsite import is_inside
 from simparallel.errors import InputError, LaunchError, RunFailedError
-from simparallel.runtime.launcher.launch import Results
+from simparallel.runtime.launcher.launch import Cluster, Results
 from simparallel.runtime.module_watch import is_installed
 from simparallel.testing.leaks import belongings, new_belongings, start_blas_threads
 from simparallel.testing.ranks import Ranks
@@ -85,10 +85,15 @@ def _checked(item: pytest.Function, marker: pytest.Mark) -> tuple[int, dict[str,
 
 
 class _TestRanks(Ranks):
-    """Ranks that run functions of test modules, and print the rank before each line of output."""
+    """Ranks that run functions of test modules apart from each other, and print the rank before each line of output."""
 
     def __init__(self, transport: str, **settings: Any) -> None:
         super().__init__(transport, **{"echo": True, **settings})
+
+    def cluster(self, world_size: int, **settings: Any) -> Cluster:
+        cluster = super().cluster(world_size, **settings)
+        cluster.forks = True
+        return cluster
 
     def run(self, world_size: int, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Results:
         __tracebackhide__ = True

@@ -12,7 +12,7 @@ class Ranks:
     """Ranks of one transport, which stay warm between tests.
 
     The first run of a size starts its ranks; with processes that takes half a second. Later runs take some
-    milliseconds.
+    milliseconds. A process keeps what a function changes in it, but not those of the pytest plugin.
 
     Args:
         transport: "shm" (processes) or "inline" (threads, which start anew with each run).

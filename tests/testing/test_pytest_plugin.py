@@ -145,10 +145,10 @@ def test_fixture_gives_warm_ranks(check):
         @pytest.mark.parametrize("n", range(3))
         def test_pids(world, n):
             def own():
-                return os.getpid()
+                return os.getppid()
 
             pids.append(tuple(world.run(2, own)))
-            assert len(set(pids)) == 1
+            assert len(set(pids)) == 1, "each run is forked from the same two"
 
         def test_failure(world):
             world.run(2, lambda: 1 / sp.get_rank())
@@ -157,6 +157,38 @@ def test_fixture_gives_warm_ranks(check):
 
     result.assert_outcomes(passed=3, failed=1)
     result.stdout.fnmatch_lines(["*- rank 0 failed: ZeroDivisionError: division by zero -*"])
+
+
+@pytest.mark.process
+def test_tests_do_not_see_each_other(check):
+    """A test changes what it likes on its ranks, which begin with what fixtures have set in the session's process."""
+    result = check(
+        """
+        import os
+
+        @pytest.fixture
+        def value(request, monkeypatch, tmp_path):
+            monkeypatch.chdir(tmp_path)
+            monkeypatch.setenv("OF_A_FIXTURE", request.node.name)
+            return request.node.name, str(tmp_path)
+
+        @world(2)
+        @pytest.mark.parametrize("n", range(2))
+        def test_change(monkeypatch, value, n):
+            assert (os.environ["OF_A_FIXTURE"], os.getcwd()) == value
+            assert "OF_A_TEST" not in os.environ
+            monkeypatch.setenv("OF_A_TEST", "1")
+            monkeypatch.setattr(sp, "all_reduce", None)
+
+        @world(2)
+        def test_clean():
+            assert "OF_A_FIXTURE" not in os.environ and "OF_A_TEST" not in os.environ
+            assert sp.all_reduce(np.ones(1)) == 2
+        """.replace("\n        ", "\n"),
+        "shm",
+    )
+
+    result.assert_outcomes(passed=3)
 
 
 @pytest.mark.process

@@ -159,6 +159,9 @@ class Cluster:
 
     # Runs a program in place of the ranks: (call, cluster, settings of the run) -> outcomes; see `simulate.dry_run`.
     instead: ClassVar[Callable[..., list[Outcome]] | None] = None
+    # Whether each rank of a run is a process of its own, forked from the warm one: then no run sees what an earlier one
+    # changed in its process. Not on GPUs, which a forked process cannot use.
+    forks = False
     # Tools around the programs of all runs; see `running`.
     around: ClassVar[tuple[Around, ...]] = ()
 
@@ -301,7 +304,8 @@ class Cluster:
             pool = self._warm_pool()
             self._forget_reports()
             shown: dict[str, Any] = {"echo": self.echo, "note": notes, "apart": notes.bar.hidden}
-            return pool.run(payload, self.spec, **shown, **settings)  # type: ignore[arg-type]
+            fork = self.forks and settings["array"] == "numpy"
+            return pool.run(payload, self.spec, fork=fork, **shown, **settings)  # type: ignore[arg-type]
         finally:
             notes.close()
             if self._pool is not None and not self._pool.usable:

@@ -107,7 +107,6 @@ class Pool:
         usable: whether another run can be sent.
         sources: the user's modules that its devices have imported.
         owner: pid of the launcher; the copy of the pool in a forked process must not be used.
-        pids: the devices' processes, by rank.
 
     Raises:
         LaunchError: the processes did not start.
@@ -145,7 +144,7 @@ class Pool:
             way_out = " Use fewer ranks, or raise the limit (ulimit -n, -u)." * (error.errno in _SCARCE)
             raise LaunchError(f"the device processes did not start: {error}.{way_out}") from error
         try:
-            self.pids = self._wait_until_ready()
+            self._pids = self._wait_until_ready()
         except BaseException:
             # Also on Ctrl-C, whose traceback would keep this pool alive.
             self.close()
@@ -267,6 +266,7 @@ class Pool:
         seed: int = 0,
         matmul_precision: str = "highest",
         array: str = "numpy",
+        fork: bool = False,
         echo: bool | Collection[int] = True,
         note: Note | None = None,
         apart: Apart = contextlib.nullcontext,
@@ -281,6 +281,8 @@ class Pool:
             faults: faults to inject.
             seed: seed of the random numbers of every rank.
             matmul_precision: see `set_float32_matmul_precision`.
+            fork: whether each rank runs in a process forked for this run, which begins with the environment, the
+                directory and the path for imports of this one.
             note: called with each message that a rank sends while it runs: progress, figures.
             apart: returns a context manager inside which the ranks' lines are printed, see `Tail`.
 
@@ -291,7 +293,7 @@ class Pool:
         # All ranks have answered the previous run, so none uses the shared words any more.
         began_ns = time.time_ns()
         self.segment.reset()
-        for rank, pid in enumerate(self.pids):
+        for rank, pid in enumerate(self._pids):
             self.segment.words[self.segment.map.pid(rank)] = pid
         settings = {
             "cluster": cluster, "timeout_s": timeout_s, "record": record, "memory_bytes": memory_bytes,
@@ -299,7 +301,9 @@ class Pool:
             "matmul_precision": matmul_precision, "array": array,
         }  # fmt: skip
         # Pickled once for all ranks.
-        message = pickling.dumps({"payload": payload, "settings": settings, **_cells()})
+        surroundings = (dict(os.environ), _module_path(), _directory()) if fork else None
+        call = {"payload": payload, "settings": settings, "surroundings": surroundings}
+        message = pickling.dumps({**call, **_cells()})
         run = Run(self, Tail(self.logs.rank_fds, console(), apart=apart, echo=echo), note, timeout_s)
         try:
             for rank, connection in enumerate(self.connections):
@@ -322,6 +326,11 @@ class Pool:
             run.tail.show(final=True)
         report_unreceived(self.segment, run.outcomes)
         return run.outcomes
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that run the ranks."""
+        return [self.segment.words[self.segment.map.pid(rank)] for rank in range(self.world_size)]
 
     def is_intact(self) -> bool:
         """Return False if a device or the host has ended since the last run."""
@@ -359,14 +368,16 @@ def _standard_streams_taken() -> Iterator[None]:
 def _module_path() -> list[str]:
     """Return `sys.path` for the devices as text, with "" replaced by the current directory if it still exists."""
     found = [os.fsdecode(entry) for entry in sys.path if isinstance(entry, (str, bytes, os.PathLike))]
-    if "" in found:
-        try:
-            here = [os.getcwd()]
-        except FileNotFoundError:
-            # The directory was removed; Python then skips the entry, too.
-            here = []
-        found = [path for entry in found for path in ([entry] if entry else here)]
-    return found
+    # Python skips the entry of a directory that was removed, too.
+    return [path for entry in found for path in [entry or _directory()] if path]
+
+
+def _directory() -> str:
+    """Return the current directory; "" if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def _cells() -> dict[str, dict[str, Any]]:

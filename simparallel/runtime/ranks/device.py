@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import faulthandler
 import io
@@ -20,7 +21,7 @@ import cloudpickle
 
 from simparallel.base import callsite, pickling
 from simparallel.base.units import format_bytes
-from simparallel.comm import Communicator
+from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.faults.spec import faults_of
 from simparallel.comm.shm.arena import Arena
 from simparallel.comm.shm.segment import Segment
@@ -30,11 +31,13 @@ from simparallel.runtime import channel
 from simparallel.runtime.environment import variables
 from simparallel.runtime.module_watch import Imported
 from simparallel.runtime.ranks import log_records
+from simparallel.runtime.ranks.fork import Fork, follow
 from simparallel.runtime.ranks.rank import flush_output, play_rank
 from simparallel.runtime.ranks.shutdown import end_program, end_with_parent, forget_the_hosts, run_program, write_out
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.runtime.title import set_program
 from simparallel.view import shown
+from simparallel.world.process import seed_globals
 
 # The host waits for twice as long.
 END_LIMIT_S = 1.0
@@ -81,19 +84,23 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
         faulthandler.enable(file=sys.stderr)
         # `kill -USR1 PID` writes the stack of every thread to the log.
         faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-        _die_with_the_host(wiring.life_fd, host_life[0], host_pid)
+        _die_with_parent(wiring.life_fd, host_life[0], host_pid)
         log_records.begin()
-        os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
+        _set_variables(rank, wiring)
         set_program(rank, wiring.world_size)
-        os.environ["MPLBACKEND"] = shown.backend_for_ranks(os.environ.get("MPLBACKEND"))
         interrupts = Interrupts()
         signal.signal(signal.SIGINT, interrupts)
-        _serve(rank, wiring, interrupts, streams)
+        _serve(rank, wiring, interrupts, streams, host_life[0])
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         _leave(code, streams)
+
+
+def _set_variables(rank: int, wiring: Wiring) -> None:
+    os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
+    os.environ["MPLBACKEND"] = shown.backend_for_ranks(os.environ.get("MPLBACKEND"))
 
 
 def _leave(code: int, streams: Streams) -> None:
@@ -133,13 +140,14 @@ class ToLauncher:
         self.send(pickling.dumps(note))
 
 
-def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) -> None:
+def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams, host_life: int) -> None:
     connection = Connection(wiring.connection_fds[rank])
     launcher = ToLauncher(connection)
     segment = Segment(wiring.world_size, fd=wiring.segment_fd)
     arena = Arena(segment, rank)
     last: Communicator | None = None
     imported = Imported()
+    fork = Fork(partial(_die_with_parent, wiring.life_fd, host_life))
     shown.deliver = lambda png: launcher.tell({"kind": "figure", "rank": rank, "png": png})
     launcher.tell({"kind": "ready", "pid": os.getpid()})
     while True:
@@ -154,6 +162,16 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         settings = message["settings"]
         timeout_s, check, faults = (settings.pop(name) for name in ("timeout_s", "check", "faults"))
         transport = ShmTransport(segment, rank, timeout_s, arena, check=check, faults=faults_of(faults, rank))
+        surroundings, modules = message["surroundings"], []
+        if surroundings is not None:
+            follow(surroundings)
+            _set_variables(rank, wiring)
+            _import_for(message["payload"], transport)
+            modules = imported.new()
+            streams.flush()
+            if not fork.begin():
+                continue
+            launcher = ToLauncher(connection)
         transport.start()
         # The previous run's function may have set its own handler.
         signal.signal(signal.SIGINT, interrupts)
@@ -167,11 +185,22 @@ def _serve(rank: int, wiring: Wiring, interrupts: Interrupts, streams: Streams) 
         )
         # A signal may have interrupted the `finally` of `_call` before it disarmed the handler.
         interrupts.armed = False
-        outcome.modules = imported.new()
+        outcome.modules = modules + imported.new()
         streams.flush()
         outcome.lost_output = streams.lost()
         log_records.flush()
         launcher.send(*_packed(outcome))
+        if surroundings is not None:
+            fork.has_answered()
+            return
+
+
+def _import_for(payload: bytes, transport: ShmTransport) -> None:
+    """Import the modules that the user's function refers to, as in a run: then processes that are forked have them."""
+    seed_globals()
+    # The forked process tries again, and reports the error.
+    with use_communicator(Communicator(transport).beside()), contextlib.suppress(BaseException):
+        cloudpickle.loads(payload)
 
 
 def _call(payload: bytes, rank: int, world_size: int, interrupts: Interrupts) -> Any:
@@ -290,11 +319,11 @@ def _take_own_descriptors(rank: int, wiring: Wiring, host_life: tuple[int, int])
             os.close(fd)
 
 
-def _die_with_the_host(launcher_life: int, host_life: int, host_pid: int) -> None:
-    """End this process when the host or the launcher ends: by PR_SET_PDEATHSIG, and by a thread that watches pipes."""
+def _die_with_parent(launcher_life: int, host_life: int, parent: int) -> None:
+    """End this process with its parent, the host or the launcher: by PR_SET_PDEATHSIG, and by a watch over pipes."""
     end_with_parent()
-    # The host may have died before prctl took effect.
-    if os.getppid() != host_pid:
+    # The parent may have died before prctl took effect.
+    if os.getppid() != parent:
         os._exit(1)
 
     def watch() -> None:
