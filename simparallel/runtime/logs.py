@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from simparallel.base.names import printable
 from simparallel.runtime.log_folder import (
     RANK_LINKS,
     SCHEDULER_LOG,
@@ -177,7 +178,7 @@ class Tail:
             return
         with self._apart():
             for line in lines:
-                text = printable(line).encode(self._encoding, "backslashreplace").decode(self._encoding)
+                text = shown(line).encode(self._encoding, "backslashreplace").decode(self._encoding)
                 print(f"[rank {self._first_rank + rank}] {text}", file=self._out)
             self._out.flush()
 
@@ -187,13 +188,12 @@ def last_turn(line: bytes) -> bytes:
     return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
-def printable(line: bytes) -> str:
+def shown(line: bytes) -> str:
     """Return a line as a terminal would show it, with control characters escaped.
 
     A carriage return starts the line again, as progress bars do.
     """
-    text = last_turn(line).rstrip(b"\r").decode("utf-8", errors="backslashreplace")
-    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)
+    return printable(last_turn(line).rstrip(b"\r").decode("utf-8", errors="backslashreplace"))
 
 
 def console(echo: bool) -> TextIO | None:

@@ -20,7 +20,7 @@ import simparallel as sp
 from simparallel.cli import main
 from simparallel.errors import InputError, LaunchError
 from simparallel.runtime.launcher.pool import Pool
-from simparallel.runtime.logs import LogFiles, Tail, last_turn, printable
+from simparallel.runtime.logs import LogFiles, Tail, last_turn, shown
 from simparallel.runtime.ranks.device import LogFile
 from simparallel.runtime.ranks.notices import Bar, Notes
 from simparallel.view.shown import BACKEND, backend_for_ranks
@@ -261,7 +261,7 @@ def test_overwritten_parts_of_a_line_are_dropped(first: bytes, rest: list[bytes]
     kept = b""
     for part in (first, *rest):
         kept = last_turn(kept + part)
-    assert printable(kept) == printable(first + b"".join(rest))
+    assert shown(kept) == shown(first + b"".join(rest))
 
 
 def test_progress_bar_without_end_takes_no_memory(tmp_path: Path) -> None:
