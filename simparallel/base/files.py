@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import secrets
 import stat
 import sys
@@ -27,7 +26,6 @@ T = TypeVar("T")
 # Most bytes per system call.
 WRITE_BYTES = 4 << 20
 DIRECTORY_MODE = 0o700
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -269,9 +267,6 @@ def parse_json(text: str, read: Callable[[Any], T]) -> T:
     try:
         try:
             data = json.loads(text, parse_constant=_refuse_constant)
-            # A lone surrogate is no character, and can be neither printed nor saved.
-            if _SURROGATE.search(text):
-                json.dumps(data, ensure_ascii=False).encode()
         except ValueError as error:
             raise InputError(f"is not JSON: {error}") from None
         return read(data)

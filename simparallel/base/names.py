@@ -1,4 +1,4 @@
-"""Look things up by name; the error for an unknown name suggests similar ones."""
+"""Look things up by name; the error for an unknown name suggests similar ones. Show names of users safely."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import TypeVar
 from simparallel.errors import UnknownNameError
 
 T = TypeVar("T")
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters and lone surrogates as escapes, such as \\x1b; tabs and line ends stay."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\t\n" else repr(c)[1:-1] for c in text)
 
 
 def find(known: Mapping[str, T], name: str, room: str, kind: str) -> T:

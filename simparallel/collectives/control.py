@@ -90,6 +90,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, shared: bool = 
 
     Raises:
         SharedMemoryError: the arena is full.
+        DTypeError: with `shared`: dtype is no dtype, or one of Python objects.
     """
     return current().empty(shape, dtype) if shared else np.empty(shape, dtype)
 

@@ -16,7 +16,7 @@ from simparallel.comm.p2p import Inbox, Outbox, receive
 from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.validate import check_array
 from simparallel.comm.work import Lane, Work
-from simparallel.errors import CommError, InputError, ShapeError
+from simparallel.errors import CommError, DTypeError, InputError, ShapeError
 from simparallel.hardware.recorder import Recorder
 
 _NOTHING = Condition((), (), 0)
@@ -172,13 +172,20 @@ class Mailbox:
         Raises:
             SharedMemoryError: no memory.
             ShapeError: shape is not an integer or a tuple of integers of 0 or more.
+            DTypeError: dtype is no dtype, or one of Python objects.
         """
         if not self._has_memory:
             self.check_allowed("empty")
         sizes: Any = (shape,) if is_integer(shape) else shape
         if not isinstance(sizes, Sequence) or not all(is_integer(size) and size >= 0 for size in sizes):
             raise ShapeError(f"empty: shape={shape!r} must be an integer of 0 or more, or a tuple of them.")
-        return self.transport.arena.empty(tuple(map(int, sizes)), np.dtype(dtype))
+        try:
+            kind = np.dtype(dtype)
+        except TypeError as error:
+            raise DTypeError(f"empty: dtype={dtype!r:.60} is no dtype: {error}.") from None
+        if kind.hasobject:
+            raise DTypeError(f"empty: dtype={dtype!r:.60}: Python objects cannot be in memory that ranks share.")
+        return self.transport.arena.empty(tuple(map(int, sizes)), kind)
 
     def forbid(self, why: str, *, memory: bool = False) -> None:
         """Make collectives and messages raise CommError with this reason from now on. An earlier reason is kept.

@@ -103,7 +103,9 @@ def identity(rule: Reduction) -> Any:
         DTypeError: it has none.
     """
     dtype, ufunc = rule.accumulate, rule.ufunc
-    # NumPy has no identity of maximum and minimum, because it depends on the dtype.
+    # NumPy has no identity of maximum and minimum, because it depends on the dtype; and that of "and" is -1, all bits.
+    if ufunc is np.bitwise_and:
+        return np.array(ufunc.identity).astype(dtype)[()]
     if ufunc not in (np.maximum, np.minimum):
         return ufunc.identity
     is_max = ufunc is np.maximum

@@ -128,6 +128,7 @@ def _npy_header(source: Source, text: bytes) -> tuple[tuple[int, ...], bool, np.
 _SPACE = re.compile(rb"(?:[ \t\r\n\v\f]|#[^\r\n]*[\r\n])+")
 # The lookahead refuses a longer number, instead of splitting it in two.
 _NUMBER = re.compile(rb"\d{1,9}(?!\d)")
+_PLAIN = b"0123456789 \t\r\n\v\f"
 # Any other character, or a number of more than 5 digits.
 _NOT_PLAIN = re.compile(rb"[^0-9 \t\r\n\v\f]|\d{6}")
 
@@ -205,12 +206,14 @@ def _plain(source: Source, shape: tuple[int, ...]) -> np.ndarray:
     at, count = source.position, prod(shape)
     # Bounded by the number of pixels, so that a small header cannot be followed by endless text.
     text = source.rest(20 * count + 1000, "pixels")
-    bad = _NOT_PLAIN.search(text)
+    words = text.split()
+    # The search is slow, so it only finds the place.
+    is_plain = not text.translate(None, _PLAIN) and max(map(len, words), default=0) <= 5
+    bad = None if is_plain else _NOT_PLAIN.search(text)
     if bad is not None:
         raise source.fail(
             f"{bad.group()!r} is among the pixels; only numbers up to 65535 are allowed.", at + bad.start()
         )
-    words = text.split()
     if len(words) != count:
         raise source.fail(f"{len(words)} values for shape {shape}, expected {count}.", at)
     # `_NOT_PLAIN` has refused longer numbers, so 5 characters hold each of them.

@@ -75,12 +75,12 @@ class Source:
 
     def rest(self, limit: int, what: str) -> bytes:
         """Read the remaining bytes; more than `limit` are an error."""
-        text = b""
+        parts, start = [], self.position
         while part := self._read(CHUNK):
-            text += part
-            if len(text) > limit:
+            parts.append(part)
+            if self.position - start > limit:
                 raise self.fail(f"more than {limit} bytes of {what}.")
-        return text
+        return b"".join(parts)
 
     def array(self, shape: tuple[int, ...], dtype: Any, what: str) -> np.ndarray:
         """Read the rest of the stream as an array, which it must fill exactly.

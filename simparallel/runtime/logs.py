@@ -8,8 +8,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
+from simparallel.base.names import printable
 from simparallel.runtime.log_folder import (
     RANK_LINKS,
     SCHEDULER_LOG,
@@ -20,6 +21,7 @@ from simparallel.runtime.log_folder import (
     unusable,
 )
 
+AnyBytes = TypeVar("AnyBytes", bytes, bytearray)
 READ_BYTES = 1 << 20
 Apart = Callable[[], contextlib.AbstractContextManager[object]]
 
@@ -154,7 +156,8 @@ class Tail:
         self._first_rank = first_rank
         self._out = out
         self._read = [os.fstat(fd).st_size for fd in fds]
-        self._open_line = [b""] * len(fds)
+        # A long line comes in many parts: appending to a bytearray does not copy what is there.
+        self._open_line = [bytearray() for _ in fds]
         self._encoding = getattr(out, "encoding", None) or "utf-8"
 
     def show(self, *, final: bool = False) -> None:
@@ -163,19 +166,24 @@ class Tail:
             size = os.fstat(fd).st_size
             # The user may have truncated the log.
             if size < self._read[rank]:
-                self._read[rank], self._open_line[rank] = 0, b""
+                self._read[rank], self._open_line[rank] = 0, bytearray()
             while self._read[rank] < size:
                 data = os.pread(fd, min(size - self._read[rank], READ_BYTES), self._read[rank])
                 if not data:
                     break
                 self._read[rank] += len(data)
-                lines = (self._open_line[rank] + data).split(b"\n")
-                # A progress bar may rewrite its line thousands of times: keep the last version only.
-                self._open_line[rank] = last_turn(lines.pop())
+                *lines, rest = data.split(b"\n")
+                if lines:
+                    lines[0] = bytes(self._open_line[rank] + lines[0])
+                    self._open_line[rank] = bytearray()
+                self._open_line[rank] += rest
+                if b"\r" in rest:
+                    # A progress bar may rewrite its line thousands of times: keep the last version only.
+                    self._open_line[rank] = last_turn(self._open_line[rank])
                 self._print(rank, lines)
             if final and self._open_line[rank]:
-                self._print(rank, [self._open_line[rank]])
-                self._open_line[rank] = b""
+                self._print(rank, [bytes(self._open_line[rank])])
+                self._open_line[rank] = bytearray()
         if self._out is not None:
             self._out.flush()
 
@@ -186,23 +194,25 @@ class Tail:
             return
         with self._apart():
             for line in lines:
-                text = printable(line).encode(self._encoding, "backslashreplace").decode(self._encoding)
+                text = shown(line).encode(self._encoding, "backslashreplace").decode(self._encoding)
                 print(f"[rank {number}] {text}", file=self._out)
             self._out.flush()
 
 
-def last_turn(line: bytes) -> bytes:
+def last_turn(line: AnyBytes) -> AnyBytes:
     """Return the text after the last carriage return that has text behind it: all that a terminal would show."""
-    return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
+    text = line.rstrip(b"\r")
+    start = text.rfind(b"\r") + 1
+    # Of the carriage returns behind it one is enough.
+    return line[start : len(text) + 1]
 
 
-def printable(line: bytes) -> str:
+def shown(line: bytes) -> str:
     """Return a line as a terminal would show it, with control characters escaped.
 
     A carriage return starts the line again, as progress bars do.
     """
-    text = last_turn(line).rstrip(b"\r").decode("utf-8", errors="backslashreplace")
-    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)
+    return printable(last_turn(line).rstrip(b"\r").decode("utf-8", errors="backslashreplace"))
 
 
 def console() -> TextIO | None:

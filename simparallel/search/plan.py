@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from simparallel.base.checks import is_integer
 from simparallel.base.files import parse_json, read_text, write_atomically
 from simparallel.base.html import table
+from simparallel.base.names import printable
 from simparallel.base.units import format_seconds
 from simparallel.errors import ClusterError, InputError, PlanError
 from simparallel.hardware.description import from_plain
@@ -196,7 +197,7 @@ class Plan:
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = [self.title, *self.notes, *self._saved_memory()]
         lines += ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def __repr__(self) -> str:
         return str(self)

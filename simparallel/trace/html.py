@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from simparallel.base.html import shown
 from simparallel.base.units import format_seconds
 from simparallel.hardware.cluster import PS_PER_S
 from simparallel.hardware.memory import CATEGORIES
@@ -47,7 +47,7 @@ def dumps(
         {**_data(events, totals, title, notes), "measured": measured}, separators=(",", ":"), allow_nan=False
     )
     parts = _page()
-    return "".join((parts[0], escape(title), parts[1], data.replace("<", "\\u003c"), parts[2]))
+    return "".join((parts[0], shown(title), parts[1], data.replace("<", "\\u003c"), parts[2]))
 
 
 @cache

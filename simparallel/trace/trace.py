@@ -11,6 +11,7 @@ import numpy as np
 
 from simparallel.base.files import read_text, write_atomically
 from simparallel.base.html import frame as html_frame, table as html_table
+from simparallel.base.names import printable
 from simparallel.base.units import format_number_of, format_numbers, format_seconds
 from simparallel.errors import InputError
 from simparallel.gpu.device import current_gpu
@@ -235,7 +236,7 @@ class Trace:
         span_s = metrics.makespan_ps(totals) / PS_PER_S
         head = f"{self.title}: {format_seconds(span_s)} simulated, {count} steps"
         foot = "\n".join(self._notes())
-        return "\n".join([head, metrics.format_table(metrics.summarize(totals)), foot])
+        return printable("\n".join([head, metrics.format_table(metrics.summarize(totals)), foot]))
 
     def _notes(self) -> list[str]:
         notes = [

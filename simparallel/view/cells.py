@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from simparallel.view.style import RED, SKY
+from simparallel.base.names import printable
+from simparallel.view.style import RED, SKY, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,10 +49,10 @@ def plot_cells(
     figure, axes = plt.subplots(
         len(shown), figsize=(9, 0.8 + 0.32 * sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
     )
-    figure.suptitle(fill(title, 110), ha="left", x=0.02, fontsize=10, parse_math=False)
+    figure.suptitle(fill(printable(title), 110), ha="left", x=0.02, fontsize=10, parse_math=False)
     width = max([4, *(min(len(row), _MAX_CELLS) for rows in shown.values() for _, row in rows)])
     for ax, (name, rows) in zip(axes[:, 0], shown.items(), strict=True):
-        ax.set_title(name, loc="left", fontsize=11, fontweight="bold")
+        ax.set_title(literal(name), loc="left", fontsize=11, fontweight="bold")
         if draw and name == name_of_last:
             draw(ax)
             continue
@@ -65,7 +66,7 @@ def _draw_rows(ax: Any, rows: Sequence[Row], width: int, marked: set[tuple[str, 
     ax.set(xlim=(-0.35 * width, width), ylim=(max(1, len(rows)), 0))
     ax.axis("off")
     for y, (label, cells) in enumerate(rows):
-        ax.text(-0.1, y + 0.5, label, ha="right", va="center", fontsize=9, parse_math=False)
+        ax.text(-0.1, y + 0.5, printable(label), ha="right", va="center", fontsize=9, parse_math=False)
         count = max([len(cells), *(i + 1 for name, i in marked if name == label)])
         for x in range(min(count, _MAX_CELLS)):
             wrong = (label, x) in marked

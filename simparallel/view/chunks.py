@@ -7,6 +7,7 @@ from math import ceil
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
+from simparallel.base.names import printable
 from simparallel.errors import InputError
 from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, YELLOW
 
@@ -50,11 +51,11 @@ def plot_chunks(panels: Mapping[str, Sequence[Sequence[Chunk]]], *, columns: int
     size = columns * (0.58 * width + 0.75), lines * (0.4 * height + 0.5) + (0.4 if title else 0)
     figure, axes = plt.subplots(lines, columns, figsize=size, layout="constrained", squeeze=False)
     if title:
-        figure.suptitle(title, ha="left", x=0.02, fontsize=12, fontweight="bold", parse_math=False)
+        figure.suptitle(printable(title), ha="left", x=0.02, fontsize=12, fontweight="bold", parse_math=False)
     for ax in axes.flat:
         ax.set_axis_off()
     for ax, (name, rows) in zip(axes.flat, panels.items(), strict=False):
-        ax.set_title(name, loc="left", fontsize=11, parse_math=False)
+        ax.set_title(printable(name), loc="left", fontsize=11, parse_math=False)
         ax.set(xlim=(-1.1, width), ylim=(height, 0))
         for rank, row in enumerate(rows):
             ax.text(-0.12, rank + 0.5, f"rank {rank}", ha="right", va="center", fontsize=9)

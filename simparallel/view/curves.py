@@ -7,7 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from simparallel.errors import InputError
-from simparallel.view.style import DARK, GREEN, ORANGE, PINK, RED, SKY, YELLOW, clean, head
+from simparallel.view.style import DARK, GREEN, ORANGE, PINK, RED, SKY, YELLOW, clean, head, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,7 @@ def plot_loss(
         ax.plot(
             steps,
             losses,
-            label=name if has_any else f"{name} (no finite loss)",
+            label=literal(name if has_any else f"{name} (no finite loss)"),
             color=_TOP_COLOR if on_top else _COLORS[number % len(_COLORS)],
             # A single curve has nothing below it to show through the gaps.
             linestyle=(0, (4, 2)) if on_top and last else "-",

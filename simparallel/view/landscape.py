@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from simparallel.base.units import si_scale
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, clean, head
+from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, clean, head, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,10 +67,12 @@ def plot_search_landscape(
     ax.step(times, sizes, where="pre", color=RED, linewidth=1.3, zorder=2)
     for (kind, plans), mark in zip(front.items(), _FRONT_MARKS, strict=False):
         style: Any = {"color": RED, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 4}
-        ax.plot(*columns(plans), mark, markersize=7, label=kind, **style)
+        ax.plot(*columns(plans), mark, markersize=7, label=literal(kind), **style)
     for number, (name, point) in enumerate(known.items()):
         colour, mark = _KNOWN[number % len(_KNOWN)]
-        ax.plot(*columns([point]), mark, markersize=11, color=colour, markeredgecolor="black", zorder=5, label=name)
+        ax.plot(
+            *columns([point]), mark, markersize=11, color=colour, markeredgecolor="black", zorder=5, label=literal(name)
+        )
     ax.set(xscale="log", yscale="log")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+from simparallel.base.names import printable
 from simparallel.hardware.recorder import Event
 from simparallel.view.bars import COLORS, HATCHED, Bar, Lane
+from simparallel.view.style import literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +27,7 @@ def width_pt(text: str) -> float:
     from matplotlib.textpath import TextPath
 
     # Measured on the outlines, so no figure has to be drawn.
-    path = TextPath((0, 0), text, size=100, prop=FontProperties(), usetex=False)
+    path = TextPath((0, 0), literal(text), size=100, prop=FontProperties(), usetex=False)
     return float(path.get_extents().width) / 100
 
 
@@ -78,12 +80,12 @@ def write_names(
     """
     left, right = ax.get_xlim()
     for event, (start, width) in zip(events, bars, strict=True):
-        found = fitted(event.name, width * points_per_unit, height_pt)
+        found = fitted(printable(event.name), width * points_per_unit, height_pt)
         # The caller's axes may show only a part of the time.
         if found is None or not left <= start + width / 2 <= right:
             continue
         text, size_pt, upright = found
-        label = ax.text(
+        shown = ax.text(
             start + width / 2,
             rows[event.rank, event.device, event.stream],
             text,
@@ -98,7 +100,7 @@ def write_names(
         )
         # A plain background keeps the name readable on the hatch.
         if event.kind in HATCHED:
-            label.set_bbox({"facecolor": COLORS[event.kind], "edgecolor": "none", "pad": 0.0 if upright else 1.0})
+            shown.set_bbox({"facecolor": COLORS[event.kind], "edgecolor": "none", "pad": 0.0 if upright else 1.0})
 
 
 def mark_steps(ax: Axes, starts: dict[int, float], points_per_unit: float, height: float = -0.8) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simparallel.base.units import si_scale
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, DARK, ORANGE, SKY, clean, head
+from simparallel.view.style import BLUE, DARK, ORANGE, SKY, clean, head, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +61,7 @@ def plot_overlap(
             f"{busy + open_s:.3g}", (left, busy + open_s), (0, 3), textcoords="offset points", ha="center",
             fontsize=10, color=DARK, fontweight="bold",
         )  # fmt: skip
-    ax.set_xticks(range(len(rows)), [label for label, _ in rows])
+    ax.set_xticks(range(len(rows)), [literal(name) for name, _ in rows])
     ax.tick_params(axis="x", length=0)
     ax.set_ylabel(f"simulated time of a step [{prefix}s]", fontsize=12)
     clean(ax)

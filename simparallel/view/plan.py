@@ -7,6 +7,7 @@ from math import ceil, log2
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from simparallel.base.names import printable
 from simparallel.errors import InputError
 from simparallel.view.style import DARK
 
@@ -93,10 +94,10 @@ def plot_plan(rows: Sequence[Row], *, title: str = "", ax: Axes | None = None) -
     ax.set_axis_off()
     told = "a square for each dim: the number of its slices; grey: whole"
     # 12 letters of the title to an inch, and at least six inches of them.
-    head = "\n".join([fill(title, max(int(width * 12), 72)), told] if title else [told])
+    head = "\n".join([fill(printable(title), max(int(width * 12), 72)), told] if title else [told])
     ax.set_title(head, loc="left", fontsize=9, color="0.2", parse_math=False)
     return ax
 
 
 def _write(ax: Axes, x: float, y: float, text: str, **style: Any) -> None:
-    ax.text(x, y, text, **{"ha": "left", "va": "center", "fontsize": 8, "parse_math": False, **style})
+    ax.text(x, y, printable(text), **{"ha": "left", "va": "center", "fontsize": 8, "parse_math": False, **style})

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simparallel.errors import InputError
-from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, clean, head
+from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, RED, SKY, clean, head, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +56,7 @@ def plot_scaling(
         colour, mark = _STYLES[number % len(_STYLES)]
         ranks, speeds = zip(*sorted(points), strict=True)
         shown = [speed / speeds[0] * ranks[0] / counts[0] for speed in speeds]
-        ax.plot(ranks, shown, color=colour, marker=mark, markersize=7, linewidth=2.2, label=name)
+        ax.plot(ranks, shown, color=colour, marker=mark, markersize=7, linewidth=2.2, label=literal(name))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     for axis in (ax.xaxis, ax.yaxis):

@@ -9,7 +9,7 @@ from typing import Any
 from simparallel.base.units import format_numbers
 from simparallel.errors import InputError
 from simparallel.layout.layout import Layout, chunk_span
-from simparallel.view.style import rank_colour, readable_on
+from simparallel.view.style import literal, rank_colour, readable_on
 
 # The gap between two tensors, in widths of a tensor.
 _GAP = 0.35
@@ -76,14 +76,14 @@ def plot_slices(tensors: list[tuple[str, Layout, tuple[int, ...]]], title: str =
             )
         _name_dims(ax, left, len(cuts))
         partial = f"\naddends along {', '.join(layout.partial)}" if layout.partial else ""
-        ax.text(left + 0.5, 1.04, f"{name}  {shape}{partial}", ha="center", va="bottom", fontsize=9)
+        ax.text(left + 0.5, 1.04, literal(f"{name}  {shape}{partial}"), ha="center", va="bottom", fontsize=9)
     ax.set_xlim(-0.15, len(tensors) * (1 + _GAP) - _GAP + 0.05)
     ax.set_ylim(-0.3, 1.25)
     middle = (len(tensors) * (1 + _GAP) - _GAP) / 2
     ax.text(middle, -0.16, "numbers: the ranks that hold the slice", ha="center", va="top", fontsize=9, color="0.3")
     ax.set_axis_off()
     if title:
-        ax.set_title(title, fontsize=10)
+        ax.set_title(literal(title), fontsize=10)
     return ax
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from simparallel.base.names import printable
+
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
@@ -25,10 +27,15 @@ def clean(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
+def literal(text: str) -> str:
+    """Return a text of a user for matplotlib, which shows it as it is, and not as a formula."""
+    return printable(text).replace("$", r"\$")
+
+
 def head(ax: Axes, title: str | None) -> None:
     """Set the title of a picture, if it has one."""
     if title:
-        ax.set_title(title, loc="left", fontsize=13, fontweight="bold", parse_math=False)
+        ax.set_title(printable(title), loc="left", fontsize=13, fontweight="bold", parse_math=False)
 
 
 def note(ax: Axes, text: str, point: Any, offset: Any, **style: Any) -> None:

@@ -23,7 +23,7 @@ from simparallel.view.bars import (
     style,
 )
 from simparallel.view.names import mark_steps, write_names
-from simparallel.view.style import head
+from simparallel.view.style import head, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -301,8 +301,7 @@ def _lane_labels(lanes: Mapping[Lane, str], equal: Mapping[int, Sequence[int]]) 
     labels = []
     previous = None
     for (rank, _, _), name in lanes.items():
-        # matplotlib takes "$" as the start of a formula.
-        text = name.replace("$", r"\$")
+        text = literal(name)
         who = rf"rank\ {rank}" if len(equal[rank]) == 1 else rf"ranks\ {format_numbers(equal[rank])}"
         who = who.replace(", ", r",\ ")
         labels.append(text if rank == previous else rf"$\bf{{{who}}}$   {text}")

@@ -480,6 +480,8 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception]]] = {
     "ranks as text": (lambda: sp.new_group("01"), InputError),
     "negative shape": (lambda: sp.empty((2, -3), shared=True), ShapeError),
     "an invalid shape": (lambda: sp.empty(1.5, shared=True), ShapeError),
+    "shared objects": (lambda: sp.empty(3, object, shared=True), DTypeError),
+    "an invalid dtype": (lambda: sp.empty(3, "x3", shared=True), DTypeError),
     "negative tag": (lambda: sp.send(ONES, 0, tag=-1), InputError),
     "tag is not an integer": (lambda: sp.irecv(ONES, 0, tag="a"), InputError),
     "no such receiver": (lambda: sp.send(ONES, 3), InputError),

@@ -290,6 +290,16 @@ def test_scans_of_all_kinds():
         sp.exscan(np.array(["2020"], "M8[s]"), "max")
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "uint8", "uint64"])
+@pytest.mark.parametrize("op", ["and", "or", "xor", "min", "max"])
+def test_first_rank_of_exscan_gets_the_identity(op, dtype):
+    x = np.array([0, 1, -1]).astype(dtype)
+    first = sp.exscan(x.copy(), op)
+    assert first.dtype == x.dtype
+    ufunc = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "min": np.minimum, "max": np.maximum}
+    assert (ufunc[op](first, x) == x).all()
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint64"])
 @pytest.mark.parametrize("op", ["land", "lor", "lxor"])
 def test_logical_reductions(world, op, dtype):

@@ -608,3 +608,11 @@ def test_mutated_pictures_are_read_or_refused(tmp_path, format_):
 
 def test_largest_header_of_a_pixmap_takes_no_time():
     assert imagefile.LARGEST_PNM_HEADER <= 1000  # it is matched again after each byte
+
+
+def test_plain_pixels_are_not_searched(tmp_path, monkeypatch):
+    """The search for a wrong character is slow: a hundred megabytes of spaces took seconds."""
+    monkeypatch.setattr(imagefile, "_NOT_PLAIN", None)
+    path = tmp_path / "a.pgm"
+    path.write_bytes(b"P2 2 1 255\n7 " + b" " * 1000 + b"255")
+    assert imagefile.read_pnm(path).tolist() == [[[7], [255]]]

@@ -20,7 +20,7 @@ import simparallel as sp
 from simparallel.cli import main
 from simparallel.errors import InputError, LaunchError
 from simparallel.runtime.launcher.pool import Pool
-from simparallel.runtime.logs import LogFiles, Tail, last_turn, printable
+from simparallel.runtime.logs import READ_BYTES, LogFiles, Tail, last_turn, shown
 from simparallel.runtime.ranks.device import LogFile
 from simparallel.runtime.ranks.notices import Bar, Notes
 from simparallel.view.shown import BACKEND, backend_for_ranks
@@ -261,7 +261,7 @@ def test_overwritten_parts_of_a_line_are_dropped(first: bytes, rest: list[bytes]
     kept = b""
     for part in (first, *rest):
         kept = last_turn(kept + part)
-    assert printable(kept) == printable(first + b"".join(rest))
+    assert shown(kept) == shown(first + b"".join(rest))
 
 
 def test_progress_bar_without_end_takes_no_memory(tmp_path: Path) -> None:
@@ -271,6 +271,21 @@ def test_progress_bar_without_end_takes_no_memory(tmp_path: Path) -> None:
             log.write(b"\r" + b"%4d" % i * 1000)
             tail.show()
         assert len(tail._open_line[0]) <= 4002
+
+
+def test_line_without_end_is_not_copied_again(tmp_path: Path) -> None:
+    """Each part is appended to the same memory, so the work grows with the length and not with its square."""
+    with open(tmp_path / "log", "a+b", buffering=0) as log:
+        out = io.StringIO()
+        tail = Tail([log.fileno()], out)
+        held = tail._open_line[0]
+        for _ in range(20):
+            log.write(b"x" * READ_BYTES)
+            tail.show()
+            assert tail._open_line[0] is held
+        log.write(b"\r" * READ_BYTES + b"end\n")
+        tail.show()
+    assert out.getvalue() == "[rank 0] end\n"
 
 
 class Console(io.StringIO):

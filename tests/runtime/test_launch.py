@@ -254,6 +254,18 @@ def test_closing() -> None:
 
 
 @process
+def opens_files_in_place_of_ours(folder: str) -> None:
+    os.closerange(3, 256)
+    for number in range(40):
+        os.open(f"{folder}/{number}", os.O_CREAT | os.O_WRONLY)
+
+
+def test_rank_writes_into_no_file_of_the_program(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError):
+        sp.launch(opens_files_in_place_of_ours, (str(tmp_path),), world_size=1, echo=False)
+    assert [file.stat().st_size for file in tmp_path.iterdir()] == [0] * 40
+
+
 def test_with_closes_after_an_error() -> None:
     with contextlib.suppress(ZeroDivisionError), sp.Cluster(1, echo=False) as cluster:
         cluster.run(os.getpid)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib
 import pytest
@@ -19,6 +20,7 @@ import numpy as np
 from hypothesis import example, given, settings, strategies as st
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
+from matplotlib.text import Text
 
 from simparallel.errors import InputError
 from simparallel.hardware.cluster import describe
@@ -410,3 +412,23 @@ def test_both_clocks_need_a_figure() -> None:
         training().timeline(ax, clock="both")
     with refused(InputError):
         plot_both_clocks([], "", "")
+
+
+@pytest.mark.parametrize("name", [r"$\frac{a$", "$x$", "\x1b[31mred", "a\ud800b", "\x00\x7f"], ids=range(5))
+def test_names_of_users_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
+    """No formulas, and no control characters in pictures and tables."""
+    made = training()
+    events = [event._replace(name=name, stream=f"{event.stream} {name}") for event in made.events]
+    trace = Trace(events, made.cluster, name=name)
+    texts = [trace.table(), trace._repr_html_()]
+    slices = [(name, Layout((2,), ("x",))("x", "None"), (4, 4))]
+    for number, axes in enumerate(
+        (trace.timeline(), trace.timeline(clock="both"), plot_loss({name: [1.0], "b": [2.0]}),
+         plot_slices(slices, title=name))
+    ):  # fmt: skip
+        path = tmp_path / f"{number}.svg"
+        axes.figure.savefig(path)
+        ElementTree.parse(path)
+        texts += [text.get_text() for text in axes.figure.findobj(Text)]
+    for text in texts:
+        assert not set(text) & {"\x1b", "\ud800", "\x00", "\x7f"}

@@ -18,6 +18,7 @@ import simparallel.parallel.pipeline.timing as timing
 from simparallel.base.checks import is_integer
 from simparallel.base.files import read_text, write_atomically
 from simparallel.base.html import PALE, table
+from simparallel.base.names import printable
 from simparallel.base.units import format_number_of
 from simparallel.errors import InputError, ScheduleError
 from simparallel.parallel.pipeline.action import (
@@ -429,7 +430,7 @@ class Schedule:
     def title(self) -> str:
         stages = f", {self.chunks} stages each" if self.chunks > 1 else ""
         batches = f"{self.microbatches} micro-batch{'es' * (self.microbatches > 1)}"
-        return f"{self.name}: {format_number_of(self.ranks, 'rank')}{stages}, {batches}"
+        return f"{printable(self.name)}: {format_number_of(self.ranks, 'rank')}{stages}, {batches}"
 
     def grid(self) -> list[str]:
         """Return a row of text for each rank: actions over time for F = I = W = 1, and dots where the rank is idle."""

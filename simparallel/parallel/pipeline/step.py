@@ -279,6 +279,11 @@ class Step:
         total = np.asarray(sum(weights), np.float64)
         if pipeline.replicas > 1:
             total = pipeline._communicator.all_reduce(total) / len(pipeline.ranks) / len(pipeline._mates)
+        if not 0 < total.item() < np.inf:
+            raise InputError(
+                f"Pipeline.step: the weights of all micro-batches add up to {total.item()}, so their losses have no "
+                "mean: weight_fn returns a number above 0 for labels that count. Skip batches without any."
+            )
         return [weight / total.item() for weight in weights]
 
     # --- messages -------------------------------------------------------------------------------------

@@ -128,11 +128,19 @@ class ToLauncher:
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._sending, self._pid = connection, threading.Lock(), os.getpid()
+        self._socket = os.fstat(connection.fileno())
 
     def send(self, *messages: bytes) -> None:
-        """Send the messages, with no message of another thread in between."""
+        """Send the messages, with no message of another thread in between.
+
+        Raises:
+            OSError: the launcher is gone, or the program has closed this descriptor.
+        """
         if os.getpid() == self._pid:
             with self._sending:
+                # A file that the program has opened since may have the number of a descriptor that it has closed.
+                if not os.path.samestat(os.fstat(self._connection.fileno()), self._socket):
+                    raise OSError(errno.EBADF, "the program has closed the rank's connection to the launcher")
                 for message in messages:
                     channel.send(self._connection, message)
 

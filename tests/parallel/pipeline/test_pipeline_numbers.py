@@ -145,6 +145,17 @@ def test_weights_of_tokens(axes):
             np.testing.assert_allclose(gradient, alone[name], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf])
+def test_weights_without_a_mean_are_refused(weight):
+    def program():
+        pipeline = Pipeline(_make(), _token_loss, 4, weight_fn=lambda labels: weight)
+        x, labels = np.ones((16, WIDTH)), np.zeros(16, int)
+        with refused(InputError):
+            pipeline.step(x, labels)
+
+    sp.launch(program, world_size=1, transport="inline")
+
+
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_checkpoint_loads_into_any_cut(mesh):
     """Two steps on one cut, saved by the names of the model, one more on another: three steps of one device."""
