@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from math import exp, log
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -42,7 +43,7 @@ RANKS = (2, 4, 8)
 # (op, number of ranks) -> size of the vector [bytes] -> time [s].
 Collectives = dict[tuple[str, int], dict[int, float]]
 # Rounds, seconds of each measurement, and the limit of all [s].
-_QUICK, _WHOLE = (1, 0.3, 60.0), (5, 0.4, 300.0)
+_QUICK, _WHOLE = (1, 0.3, 50.0), (5, 0.4, 270.0)
 
 # --- the description -----------------------------------------------------------------------------
 
@@ -184,7 +185,7 @@ def measured(
     began_s, number = clock_s(), len(measurements)
     results: dict[str, list[T]] = {name: [] for name in measurements}
     took_s: dict[str, float] = {}
-    tell(f"{number} measurements in {rounds} round{'s' * (rounds > 1)}; this takes at most {format_seconds(limit_s)}")
+    tell(f"{number} measurements in {rounds} round{'s' * (rounds > 1)}: at most {format_seconds(limit_s)}")
     for done in range(rounds):
         for name, measure in measurements.items():
             start_s = clock_s()
@@ -204,8 +205,10 @@ def measured(
             took_s[name] = clock_s() - start_s
         tell(f"round {done + 1} of {rounds} ends after {format_seconds(clock_s() - began_s)}")
     for count in range(1, rounds):
-        if names := [name for name, found in results.items() if len(found) == count]:
-            tell(f"{count} of {rounds} rounds, as time was short: {', '.join(names)}")
+        names = [name for name, found in results.items() if len(found) == count]
+        if names:
+            shown = names if len(names) < 9 else [f"{len(names)} from {names[0]} to {names[-1]}"]
+            tell(f"{count} of {rounds} rounds, as time was short: {', '.join(shown)}")
     return results
 
 
@@ -221,34 +224,31 @@ Key = tuple[Any, ...]
 def _times(clusters: Mapping[int, Cluster], sizes: Sequence[int]) -> dict[str, Callable[[float], dict[Key, float]]]:
     """Return measurements by name: programs on ranks that share the cores, collectives, messages."""
 
-    def shared(cluster: Cluster, i: int, seconds: float) -> dict[Key, float]:
-        each = cluster.run(measuring.shared_step_s, _SHARED[i], seconds)
-        return {("shared", cluster.world_size, i): float(np.mean(list(each)))}
-
-    def joined(cluster: Cluster, i: int, seconds: float) -> dict[Key, float]:
-        each = list(cluster.run(measuring.free_and_joined_s, _JOINED[i], seconds))
-        kinds = zip(("free", "joined"), map(max, zip(*each, strict=True)), strict=True)
-        return {(kind, cluster.world_size, i): time_s for kind, time_s in kinds}
-
-    def collectives(cluster: Cluster, op: str, seconds: float) -> dict[Key, float]:
-        asked = [0] if op == "barrier" else sizes
-        # The slowest rank.
-        slowest = map(max, zip(*cluster.run(_collectives, op, asked, seconds / 8), strict=True))
-        found = zip(asked, slowest, strict=True)
-        return {("collective", cluster.world_size, op, size): time_s for size, time_s in found}
-
-    def messages(cluster: Cluster, seconds: float) -> dict[Key, float]:
-        found = cluster.run(_messages, sizes, seconds / 8)[0]
-        return {("message", 2, size): time_s for size, time_s in zip(sizes, found, strict=True)}
-
     found: dict[str, Callable[[float], dict[Key, float]]] = {}
-    for count, cluster in clusters.items():
-        on = f"on {count} rank{'s' * (count > 1)}"
-        found |= {f"shared cores {i} {on}": partial(shared, cluster, i) for i in range(len(_SHARED))}
-        if count > 1:
-            found |= {f"late ranks {i} {on}": partial(joined, cluster, i) for i in range(len(_JOINED))}
-            found |= {f"{op} {on}": partial(collectives, cluster, op) for op in OPS}
-    return found | {"messages": partial(messages, clusters[min(RANKS)])}
+
+    def add(name: str, count: int, keys: list[Key], over: Callable[..., float], *call: Any) -> None:
+        found[f"{name} on {count} rank{'s' * (count > 1)}"] = partial(_keyed, clusters[count], keys, over, *call)
+
+    for count in clusters:
+        for i, program in enumerate(_SHARED):
+            add(f"shared cores {i}", count, [("shared", count, i)], np.mean, _shared, program)
+        if count == 1:
+            continue
+        for i, program in enumerate(_JOINED):
+            keys = [("free", count, i), ("joined", count, i)]
+            add(f"late ranks {i}", count, keys, max, measuring.free_and_joined_s, program)
+        for op in OPS:
+            asked = [0] if op == "barrier" else sizes
+            # The slowest rank.
+            add(op, count, [("collective", count, op, size) for size in asked], max, _collectives, op, asked)
+    add("messages", min(RANKS), [("message", 2, size) for size in sizes], itemgetter(0), _messages, sizes)
+    return found
+
+
+def _keyed(cluster: Cluster, keys: list[Key], over: Callable[..., float], *call: Any) -> dict[Key, float]:
+    """Return each key with its time, over all ranks, of a call that returns a time for each."""
+    each = zip(*cluster.run(*call), strict=True)
+    return {key: float(over(times)) for key, times in zip(keys, each, strict=True)}
 
 
 def summed_up(found: Iterable[Mapping[Key, float]]) -> tuple[dict[int, list[float]], Collectives, dict[int, float]]:
@@ -283,12 +283,16 @@ def _operations(cluster: Cluster, program: measuring.Program, seconds: float) ->
     return cluster.run(measuring.steps_of, program, seconds)[0]
 
 
+def _shared(program: measuring.Program, seconds: float) -> list[float]:
+    return [measuring.shared_step_s(program, seconds)]
+
+
 def _collectives(op: str, sizes: Sequence[int], seconds: float) -> list[float]:
-    return [measuring.collective_s(op, size, seconds) for size in sizes]
+    return [measuring.collective_s(op, size, seconds / 8) for size in sizes]
 
 
 def _messages(sizes: Sequence[int], seconds: float) -> list[float]:
-    return [measuring.message_s(size, seconds) for size in sizes]
+    return [measuring.message_s(size, seconds / 8) for size in sizes]
 
 
 def table(spec: ClusterSpec) -> str:

@@ -340,7 +340,7 @@ def test_calibration_says_how_long_it_takes():
     machine = Machine([1.0, 4.0], busy=2.0)
     machine.run(3, 0.5, 24.0)
     assert machine.lines == [
-        "2 measurements in 3 rounds; this takes at most 24 s",
+        "2 measurements in 3 rounds: at most 24 s",
         "round 1 of 3 ends after 12 s",
         "round 2 of 3 ends after 15 s",
         "round 3 of 3 ends after 18 s",
@@ -365,7 +365,7 @@ def test_calibration_of_a_few_points(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(calibration, "_QUICK", (1, 0.001, 600.0))
     assert main(["calibrate", "--quick"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("8 measurements in 1 round; this takes at most 600 s\n")
+    assert out.startswith("8 measurements in 1 round: at most 600 s\n")
     assert f"written: {this_host_file()}" in out
     assert "p90" in out
     spec = describe(2, "this-host")
