@@ -406,20 +406,9 @@ class Recorder:
             recorder.work(name, "optimizer", start_ns, *numbers)
         self.next_step()
 
-    def work(
-        self,
-        name: str,
-        kind: str,
-        wall_start_ns: int,
-        flops: int,
-        size_bytes: int,
-        itemsize: int,
-        results: int = 0,
-        *,
-        is_product: bool = False,
-    ) -> None:
-        """Record work that ends now, at the price of its flops, bytes and results, which is cached."""
-        key = name, flops, size_bytes, itemsize, results, is_product
+    def work(self, name: str, kind: str, wall_start_ns: int, *work: int) -> None:
+        """Record work that ends now. `work`: flops, bytes and so on, as for `price`; the price is cached."""
+        key: tuple[Any, ...] = name, *work
         price = self.prices.get(key)
         if price is None:
             price = self.prices[key] = self.price(*key)

@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import exp, log
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from simparallel.backend import ARRAYS
 from simparallel.base.system import memory_size_bytes
+from simparallel.base.units import format_seconds
 from simparallel.errors import InputError
 from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec, this_host_file
 from simparallel.runtime.launcher.launch import Cluster
@@ -34,11 +38,12 @@ from simparallel.simulate.fitting import (
 )
 from simparallel.simulate.measuring import OPS, PROGRAMS, Sample
 
+T = TypeVar("T")
 RANKS = (2, 4, 8)
 # (op, number of ranks) -> size of the vector [bytes] -> time [s].
 Collectives = dict[tuple[str, int], dict[int, float]]
-# Rounds, and seconds of each measurement.
-_QUICK, _WHOLE = (1, 0.3), (5, 0.4)
+# Rounds, seconds of each measurement, and the limit of all [s].
+_QUICK, _WHOLE = (1, 0.3, 50.0), (5, 0.4, 270.0)
 
 # --- the description -----------------------------------------------------------------------------
 
@@ -114,16 +119,17 @@ def calibrate(
     """Measure this host, and write the description that `cluster="this-host"` then names; or its GPU: "this-gpu".
 
     Each rank computes in one BLAS thread. All is measured in several rounds, of which the quietest counts: other
-    programs on the machine can only slow it down.
+    programs on the machine can only slow it down. There is a limit of time, which is told first: on a slow machine the
+    measurements are shorter and fewer, and the last lines say which.
 
     Args:
         out: the file; None for the file of "this-host" (`this_host_file`), or of "this-gpu".
-        quick: one round of shorter measurements, in less than a minute; otherwise about five. Not for a GPU.
+        quick: one round of shorter measurements, within a minute; otherwise within five. Not for a GPU.
         array: "cupy" measures the first GPU on one rank, see `gpu_calibration.calibrate_gpu`.
         tell: called with lines about the progress.
 
     Raises:
-        InputError: an unknown `array`, no GPU that CuPy can use, or `quick` for a GPU.
+        InputError: an unknown `array`, no GPU that CuPy can use, `quick` for a GPU, or a machine that is too slow.
         OSError: the file cannot be written.
     """
     if array not in ARRAYS:
@@ -136,25 +142,74 @@ def calibrate(
         return calibrate_gpu(out, tell=tell)
     path = Path(this_host_file() if out is None else out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    rounds, seconds = _QUICK if quick else _WHOLE
+    rounds, seconds, limit_s = _QUICK if quick else _WHOLE
     sizes = [*(8 << shift for shift in range(0, 23, 6 if quick else 2)), 64 << 20]
-    samples: list[list[list[Sample]]] = [[] for _ in PROGRAMS]
-    times: list[dict[Key, float]] = []
     with ExitStack() as stack:
         clusters = {count: stack.enter_context(Cluster(count, blas_threads=1)) for count in (1, *RANKS)}
-        for number in range(rounds):
-            told = f"round {number + 1} of {rounds}"
-            tell(f"{told}: operations of {len(PROGRAMS)} programs")
-            for program, found in zip(PROGRAMS, samples, strict=True):
-                found.append(clusters[1].run(_operations, program, seconds)[0])
-            tell(f"{told}: shared cores, {len(OPS)} collectives of {len(sizes)} sizes")
-            times.append(_times(clusters, sizes, seconds))
-    programs = [min(found, key=lambda step: sum(sample.time_s for sample in step)) for found in samples]
-    spec = describe_host(programs, *summed_up(times))
+        steps: dict[str, Callable[[float], Any]] = {
+            f"program {i}": partial(_operations, clusters[1], each) for i, each in enumerate(PROGRAMS, 1)
+        }
+        found = measured(steps | _times(clusters, sizes), rounds, seconds, limit_s, tell)
+    programs = [min(found.pop(name), key=lambda step: sum(sample.time_s for sample in step)) for name in steps]
+    spec = describe_host(programs, *summed_up([times for each in found.values() for times in each]))
     spec.save(path)
     tell(table(spec))
     tell(f"written: {path}")
     return spec
+
+
+def measured(
+    measurements: Mapping[str, Callable[[float], T]],
+    rounds: int,
+    seconds: float,
+    limit_s: float,
+    tell: Callable[[str], object],
+    clock_s: Callable[[], float] = time.monotonic,
+) -> dict[str, list[T]]:
+    """Run measurements in rounds, within a limit of time: on a slow machine they are shorter, and then fewer.
+
+    Args:
+        measurements: name -> function of the seconds that it should measure for, and may exceed.
+        rounds: number of rounds.
+        seconds: of each measurement, if there is time.
+        limit_s: of all measurements.
+        tell: called with lines about the progress.
+        clock_s: the time.
+
+    Returns:
+        Name -> the result of each round; in the order of the measurements.
+
+    Raises:
+        InputError: not even one round is possible.
+    """
+    began_s, number = clock_s(), len(measurements)
+    results: dict[str, list[T]] = {name: [] for name in measurements}
+    took_s: dict[str, float] = {}
+    tell(f"{number} measurements in {rounds} round{'s' * (rounds > 1)}: at most {format_seconds(limit_s)}")
+    for done in range(rounds):
+        for name, measure in measurements.items():
+            start_s = clock_s()
+            left_s = began_s + limit_s - start_s
+            share = 1.0
+            if done == 0 and took_s:
+                # All others of the first round have to follow, at the pace so far.
+                share = min(1.0, left_s / (number - len(took_s)) / (sum(took_s.values()) / len(took_s)))
+            elif left_s < 1.5 * took_s.get(name, 0.0):
+                continue
+            if left_s <= 0:
+                raise InputError(
+                    f"calibrate: {len(took_s)} of {number} measurements took {format_seconds(limit_s)}, the limit of "
+                    "all: the machine is too slow, or does other work. Nothing was written; try again when it is idle."
+                )
+            results[name].append(measure(seconds * share))
+            took_s[name] = clock_s() - start_s
+        tell(f"round {done + 1} of {rounds} ends after {format_seconds(clock_s() - began_s)}")
+    for count in range(1, rounds):
+        names = [name for name, found in results.items() if len(found) == count]
+        if names:
+            shown = names if len(names) < 9 else [f"{len(names)} from {names[0]} to {names[-1]}"]
+            tell(f"{count} of {rounds} rounds, as time was short: {', '.join(shown)}")
+    return results
 
 
 # Large and small steps: of linear layers, of convolutions, of attention.
@@ -166,33 +221,45 @@ _JOINED = tuple(PROGRAMS[number] for number in (0, 7, 8, 2))
 Key = tuple[Any, ...]
 
 
-def _times(clusters: Mapping[int, Cluster], sizes: Sequence[int], seconds: float) -> dict[Key, float]:
-    """Measure once: programs on ranks that share the cores, collectives, messages."""
-    times: dict[Key, float] = {}
-    for count, cluster in clusters.items():
+def _times(clusters: Mapping[int, Cluster], sizes: Sequence[int]) -> dict[str, Callable[[float], dict[Key, float]]]:
+    """Return measurements by name: programs on ranks that share the cores, collectives, messages."""
+
+    found: dict[str, Callable[[float], dict[Key, float]]] = {}
+
+    def add(name: str, count: int, keys: list[Key], over: Callable[..., float], *call: Any) -> None:
+        found[f"{name} on {count} rank{'s' * (count > 1)}"] = partial(_keyed, clusters[count], keys, over, *call)
+
+    for count in clusters:
         for i, program in enumerate(_SHARED):
-            times["shared", count, i] = float(np.mean(list(cluster.run(measuring.shared_step_s, program, seconds))))
+            add(f"shared cores {i}", count, [("shared", count, i)], np.mean, _shared, program)
         if count == 1:
             continue
         for i, program in enumerate(_JOINED):
-            each = list(cluster.run(measuring.free_and_joined_s, program, seconds))
-            times["free", count, i], times["joined", count, i] = map(max, zip(*each, strict=True))
+            keys = [("free", count, i), ("joined", count, i)]
+            add(f"late ranks {i}", count, keys, max, measuring.free_and_joined_s, program)
         for op in OPS:
             asked = [0] if op == "barrier" else sizes
             # The slowest rank.
-            slowest = map(max, zip(*cluster.run(_collectives, op, asked, seconds / 8), strict=True))
-            times |= {("collective", count, op, size): time_s for size, time_s in zip(asked, slowest, strict=True)}
-    found = clusters[min(RANKS)].run(_messages, sizes, seconds / 8)[0]
-    return times | {("message", 2, size): time_s for size, time_s in zip(sizes, found, strict=True)}
+            add(op, count, [("collective", count, op, size) for size in asked], max, _collectives, op, asked)
+    add("messages", min(RANKS), [("message", 2, size) for size in sizes], itemgetter(0), _messages, sizes)
+    return found
 
 
-def summed_up(rounds: Sequence[Mapping[Key, float]]) -> tuple[dict[int, list[float]], Collectives, dict[int, float]]:
-    """Return slowdowns, collectives and messages for `describe_host` from the times of each round.
+def _keyed(cluster: Cluster, keys: list[Key], over: Callable[..., float], *call: Any) -> dict[Key, float]:
+    """Return each key with its time, over all ranks, of a call that returns a time for each."""
+    each = zip(*cluster.run(*call), strict=True)
+    return {key: float(over(times)) for key, times in zip(keys, each, strict=True)}
+
+
+def summed_up(found: Iterable[Mapping[Key, float]]) -> tuple[dict[int, list[float]], Collectives, dict[int, float]]:
+    """Return slowdowns, collectives and messages for `describe_host` from the times of all measurements.
 
     Of each time the shortest counts. The wait for ranks that still compute is added to collectives, because calls in a
     row do not show it.
     """
-    times = {key: min(each[key] for each in rounds) for key in rounds[0]}
+    times: dict[Key, float] = {}
+    for each in found:
+        times |= {key: min(time_s, times.get(key, time_s)) for key, time_s in each.items()}
     slowdowns: dict[int, list[float]] = {}
     late: dict[int, list[float]] = {}
     collectives: Collectives = {}
@@ -212,16 +279,20 @@ def summed_up(rounds: Sequence[Mapping[Key, float]]) -> tuple[dict[int, list[flo
     return slowdowns, collectives, messages
 
 
-def _operations(program: measuring.Program, seconds: float) -> list[Sample]:
-    return measuring.op_samples(lambda: measuring.repeat(measuring.training(program), seconds))
+def _operations(cluster: Cluster, program: measuring.Program, seconds: float) -> list[Sample]:
+    return cluster.run(measuring.steps_of, program, seconds)[0]
+
+
+def _shared(program: measuring.Program, seconds: float) -> list[float]:
+    return [measuring.shared_step_s(program, seconds)]
 
 
 def _collectives(op: str, sizes: Sequence[int], seconds: float) -> list[float]:
-    return [measuring.collective_s(op, size, seconds) for size in sizes]
+    return [measuring.collective_s(op, size, seconds / 8) for size in sizes]
 
 
 def _messages(sizes: Sequence[int], seconds: float) -> list[float]:
-    return [measuring.message_s(size, seconds) for size in sizes]
+    return [measuring.message_s(size, seconds / 8) for size in sizes]
 
 
 def table(spec: ClusterSpec) -> str:

@@ -234,6 +234,11 @@ def op_samples(train: Callable[[], object]) -> list[Sample]:
     return samples_of(watch.spans)
 
 
+def steps_of(program: Program, seconds: float) -> list[Sample]:
+    """Return the samples of a program that trains for about `seconds`, and for more steps if there is more time."""
+    return op_samples(lambda: repeat(training(program), seconds, least=max(3, round(25 * seconds))))
+
+
 def samples_of(spans: Sequence[Span]) -> list[Sample]:
     """Return the median time of each operation of a rank's training step, over all steps but the first two.
 

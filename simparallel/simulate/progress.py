@@ -28,16 +28,14 @@ def progress(world_size: int, recorders: Mapping[int, Recorder]) -> Iterator[Non
         return
 
     def tell() -> None:
-        width = 0
+        text = ""
         while not ended.wait(EVERY_S):
             took_s, found = time.monotonic() - began_s, list(recorders.values())
             if took_s >= QUIET_S:
                 steps = min((recorder.step for recorder in found), default=0)
                 text = f"dry run: {len(found):,} of {world_size:,} ranks run, {steps:,} steps done, {took_s:.0f} s"
-                stream.write(f"\r{text.ljust(width)}")
-                stream.flush()
-                width = len(text)
-        stream.write(f"\r{' ' * width}\r" if width else "")
+                print(f"\r{text}", end="", file=stream, flush=True)
+        print(f"\r{' ' * len(text)}\r" if text else "", end="", file=stream)
 
     thread = threading.Thread(target=tell, name="progress", daemon=True)
     thread.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import log
 
 import numpy as np
@@ -12,7 +13,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.cli.main import main
-from simparallel.errors import ClusterError
+from simparallel.errors import ClusterError, InputError
 from simparallel.hardware.cluster import ClusterSpec, Curve, LinkSpec, describe, this_host_file
 from simparallel.hardware.device import DeviceSpec, OpCost
 from simparallel.hardware.recorder import Recorder, use_recorder
@@ -295,6 +296,63 @@ def test_costs_out_of_range_are_refused(key, given):
         OpCost(**given)
 
 
+class Machine:
+    """A machine on which each measurement takes a fixed time, and as long as it should."""
+
+    def __init__(self, fixed_s, busy=1.0):
+        self.now_s, self.busy, self.lines = 0.0, busy, []
+        self.asked = {f"m{i}": [] for i in range(len(fixed_s))}
+        self.measurements = {
+            name: partial(self.measure, name, each) for name, each in zip(self.asked, fixed_s, strict=True)
+        }
+
+    def measure(self, name, fixed_s, seconds):
+        self.asked[name].append(seconds)
+        self.now_s += self.busy * (fixed_s + seconds)
+        return len(self.asked[name])
+
+    def run(self, rounds, seconds, limit_s):
+        tell = self.lines.append
+        return calibration.measured(self.measurements, rounds, seconds, limit_s, tell, lambda: self.now_s)
+
+
+@given(
+    st.lists(st.floats(0.01, 2.0), min_size=1, max_size=8), st.integers(1, 5), st.floats(0.1, 1.0), st.floats(1.0, 20.0)
+)
+def test_calibration_keeps_to_its_limit(fixed_s, rounds, seconds, busy):
+    machine = Machine(fixed_s, busy)
+    limit_s = 3 * len(fixed_s) * rounds
+    try:
+        results = machine.run(rounds, seconds, limit_s)
+    except InputError:
+        assert busy * (sum(fixed_s) + len(fixed_s) * seconds) > limit_s
+        return
+    assert machine.now_s <= limit_s + busy * (max(fixed_s) + seconds)
+    for name, found in results.items():
+        # Every measurement at least once; the last lines name those that were left out.
+        assert found == list(range(1, len(found) + 1)) != []
+        assert (len(found) < rounds) == any(name in line.split(": ")[-1].split(", ") for line in machine.lines[1:])
+    if busy * (sum(fixed_s) + seconds * len(fixed_s)) * rounds * 1.5 < limit_s and rounds > 1:
+        assert all(asked == [seconds] * rounds for asked in machine.asked.values())
+
+
+def test_calibration_says_how_long_it_takes():
+    machine = Machine([1.0, 4.0], busy=2.0)
+    machine.run(3, 0.5, 24.0)
+    assert machine.lines == [
+        "2 measurements in 3 rounds: at most 24 s",
+        "round 1 of 3 ends after 12 s",
+        "round 2 of 3 ends after 15 s",
+        "round 3 of 3 ends after 18 s",
+        "1 of 3 rounds, as time was short: m1",
+    ]
+
+
+def test_machine_without_time_for_a_round_is_refused():
+    with refused(InputError):
+        Machine([1.0] * 5, busy=10.0).run(2, 0.5, 30.0)
+
+
 @pytest.mark.process
 def test_calibration_of_a_few_points(tmp_path, monkeypatch, capsys):
     """The whole way, with one program, two ranks and one collective."""
@@ -304,9 +362,10 @@ def test_calibration_of_a_few_points(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(calibration, "_JOINED", measuring.PROGRAMS[:1])
     monkeypatch.setattr(calibration, "RANKS", (2,))
     monkeypatch.setattr(calibration, "OPS", ("all_reduce", "barrier"))
-    monkeypatch.setattr(calibration, "_QUICK", (1, 0.001))
+    monkeypatch.setattr(calibration, "_QUICK", (1, 0.001, 600.0))
     assert main(["calibrate", "--quick"]) == 0
     out = capsys.readouterr().out
+    assert out.startswith("8 measurements in 1 round: at most 600 s\n")
     assert f"written: {this_host_file()}" in out
     assert "p90" in out
     spec = describe(2, "this-host")
