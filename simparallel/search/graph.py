@@ -14,16 +14,17 @@ from math import gcd
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from simparallel.autograd import Context, Op, Plan, Tensor
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.autograd.tape import Node as TapeNode, Reversible
-from simparallel.backend import Array, get_namespace, is_array, random_state
+from simparallel.backend import Array, get_namespace, random_state
 from simparallel.base.callsite import user_line
 from simparallel.base.dry_arrays import DryArray, without_data
 from simparallel.comm import current
 from simparallel.hardware.cluster import describe
-from simparallel.hardware.memory import owner_of
 from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement, placement
@@ -57,9 +58,6 @@ class Node:
         plan: shapes, dtypes and work of the whole call.
         rule: text of the op's rule for these shapes.
         needs: for each input whether backward wants its gradient.
-        is_view: its result is a view of its first input.
-        keeps_output: whether backward reads the output.
-        kept_bytes: bytes of other arrays that are kept for backward.
         line: of the user's program.
     """
 
@@ -69,9 +67,6 @@ class Node:
     plan: Plan
     rule: str
     needs: tuple[bool, ...]
-    is_view: bool
-    keeps_output: bool
-    kept_bytes: int
     line: str
     has_backward: bool = False
 
@@ -118,20 +113,31 @@ class Graph:
     Attributes:
         nodes: the ops.
         parameters: the trained leaves, by first use.
-        arguments: placements of the arguments.
+        arguments: placements of the arguments, and of their micro-batches.
+        whole: number of a micro-batch among `arguments` -> number of the argument that it is a part of.
         results: the ops whose results the program returns; each rank gets them whole.
+        roots: the ops at whose results backward begins.
         parts: the parts that are recomputed, or may be.
         num_micro_batches: number of parts into which `parallel.micro_batches` has split the batch.
         rows: samples of each rank for it to split (their gcd if they differ); 0 if the program does not call it.
+        keeps_gradients: the gradients of the last step are freed between forward and backward, not before.
     """
 
     nodes: list[Node] = field(default_factory=list)
     parameters: list[Leaf] = field(default_factory=list)
     arguments: list[Placement] = field(default_factory=list)
+    whole: dict[int, int] = field(default_factory=dict)
     results: list[int] = field(default_factory=list)
+    roots: list[int] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     num_micro_batches: int = 1
     rows: int = 0
+    keeps_gradients: bool = False
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether the parameters have gradients already while forward runs."""
+        return self.keeps_gradients or self.num_micro_batches > 1
 
     @property
     def readers(self) -> dict[Source, list[tuple[int, int]]]:
@@ -142,9 +148,9 @@ class Graph:
                 found.setdefault(source, []).append((number, i))
         return found
 
-    def mark_backward(self, roots: Sequence[int]) -> None:
-        """Mark the ops that a backward from these roots passes."""
-        stack = list(roots)
+    def mark_backward(self) -> None:
+        """Mark the ops that a backward from the roots passes."""
+        stack = list(self.roots)
         while stack:
             node = self.nodes[stack.pop()]
             if node.has_backward or not any(node.needs):
@@ -183,15 +189,16 @@ def capture(
     """
     graph = Graph(arguments=[place for _, place in arguments], num_micro_batches=num_micro_batches)
     capturing = _Capturing(graph, [x for x, _ in arguments])
-    with _without_effects(), _interpreted_by(capturing):
+    with _without_effects(), interpreted_by(capturing):
         try:
             result = program(*args, **kwargs)
         except _BackwardBegins as begun:
-            roots = begun.roots
+            graph.roots = begun.roots
         else:
-            graph.results = [number for x in _leaves(result) for number in capturing.made_by(x)]
-            roots = graph.results
-    graph.mark_backward(roots)
+            graph.roots = graph.results = [number for x in _leaves(result) for number in capturing.made_by(x)]
+        finally:
+            capturing.end()
+    graph.mark_backward()
     return graph
 
 
@@ -216,6 +223,10 @@ class _Ends(Reversible):
 _ENDS: Any = _Ends()
 
 
+# Marks the parameters whose gradients the program frees after it has begun its forward.
+_NO_GRADIENT: Any = Tensor._result(np.empty(0))
+
+
 class _Capturing(AbstractInterpreter):
     """Records ops, and computes the shapes of their results."""
 
@@ -237,15 +248,11 @@ class _Capturing(AbstractInterpreter):
         needs = tuple(grad_mode.enabled and x.requires_grad for x in inputs)
         plan = op._plan(arrays)
         ctx = Context(get_namespace(*arrays), needs, plan)
-        if plan.work.size_bytes <= LARGE_BYTES and plan.output.size_bytes <= LARGE_BYTES:
-            y = op.forward(ctx, *arrays)
-        else:
-            # The address space of one process is too small for the arrays of many devices: assume that backward reads
-            # the inputs.
-            y = placeholder(*plan.output).view(DryArray)
-            ctx.inputs = arrays
+        # The address space of one process is too small for the arrays of many devices.
+        is_large = max(plan.work.size_bytes, plan.output.size_bytes) > LARGE_BYTES
+        y = placeholder(*plan.output).view(DryArray) if is_large else op.forward(ctx, *arrays)
         number = len(self.graph.nodes)
-        self.graph.nodes.append(self._node(op, inputs, sources, ctx, arrays, y))
+        self.graph.nodes.append(self._node(op, inputs, sources, ctx))
         tape = TapeNode(_ENDS, SimpleNamespace(needs=needs, number=number), inputs) if True in needs else None  # type: ignore[arg-type]
         found = Tensor._result(y, tape, inputs[0]._device)
         self._note(found.data, Source(NODE, number))
@@ -280,6 +287,7 @@ class _Capturing(AbstractInterpreter):
             return x
         place, count = self.graph.arguments[source.number], self.graph.num_micro_batches
         new = Tensor._result(x.data[: x.data.shape[0] // count])
+        self.graph.whole[len(self.graph.arguments)] = source.number
         self.graph.arguments.append(placement(place.layout, (place.shape[0] // count, *place.shape[1:])))
         self._note(new.data, Source(ARGUMENT, len(self.graph.arguments) - 1))
         return new
@@ -295,13 +303,7 @@ class _Capturing(AbstractInterpreter):
     def slice_of(self, x: Array, target: Placement) -> Array:
         return x.copy()
 
-    def _node(
-        self, op: Op, inputs: tuple[Tensor, ...], sources: tuple[Source, ...], ctx: Context, arrays: Any, y: Array
-    ) -> Node:
-        owners = [id(owner_of(x)) for x in arrays]
-        kept = {id(owner_of(v)): owner_of(v) for v in _arrays(vars(ctx).values())} if True in ctx.needs else {}
-        own = id(owner_of(y)) if is_array(y) else 0
-        other_bytes = sum(array.nbytes for key, array in kept.items() if key not in (*owners, own))
+    def _node(self, op: Op, inputs: tuple[Tensor, ...], sources: tuple[Source, ...], ctx: Context) -> Node:
         layer = next((x.name.rpartition(".")[0] for x in inputs if x.is_leaf and "." in x.name), "")
         shapes = tuple(spec.shape for spec in ctx.plan.inputs)
         return Node(
@@ -311,9 +313,6 @@ class _Capturing(AbstractInterpreter):
             plan=ctx.plan,
             rule=op.rule_for(*shapes),
             needs=ctx.needs,
-            is_view=bool(owners) and own == owners[0],
-            keeps_output=own in kept,
-            kept_bytes=other_bytes,
             line=user_line(),
         )
 
@@ -327,12 +326,22 @@ class _Capturing(AbstractInterpreter):
             return found
         if x.is_leaf and x.requires_grad:
             self.graph.parameters.append(Leaf(x, x.placement))
+            if x._grad is None:
+                x._grad = _NO_GRADIENT
             return self._note(x._data, Source(PARAMETER, len(self.graph.parameters) - 1))
         # A tensor that was sharded before the program keeps its placement.
         if x.placement is not None:
             self.graph.arguments.append(x.placement)
             return self._note(x._data, Source(ARGUMENT, len(self.graph.arguments) - 1))
         return Source(CONSTANT, 0)
+
+    def end(self) -> None:
+        """Note whether the program has freed gradients after forward has begun, and take the marks back."""
+        for x in (leaf.tensor for leaf in self.graph.parameters):
+            if x._grad is _NO_GRADIENT:
+                x._grad = None
+            else:
+                self.graph.keeps_gradients = True
 
     def _note(self, array: Array, source: Source) -> Source:
         self._sources[id(array)] = source
@@ -346,14 +355,6 @@ class _Capturing(AbstractInterpreter):
         if x.is_leaf and x.requires_grad:
             return self._dry.setdefault(id(x._data), without_data(x._data))
         return x._data
-
-
-def _arrays(values: Any) -> Iterator[Array]:
-    for value in values:
-        if is_array(value):
-            yield value
-        elif type(value) in (tuple, list):
-            yield from _arrays(value)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -384,7 +385,8 @@ def _without_effects() -> Iterator[None]:
 
 
 @contextmanager
-def _interpreted_by(interpreter: AbstractInterpreter) -> Iterator[None]:
+def interpreted_by(interpreter: AbstractInterpreter | None) -> Iterator[None]:
+    """Let an interpreter run the ops of the block; None for none."""
     before, grad_mode.interpreter = grad_mode.interpreter, interpreter
     try:
         yield

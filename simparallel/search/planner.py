@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,8 +20,6 @@ from simparallel.comm import current
 from simparallel.errors import InputError, PlanError, SearchError
 from simparallel.hardware.cluster import ClusterSpec, describe
 from simparallel.hardware.recorder import current_recorder
-from simparallel.layout import strategy
-from simparallel.layout.layout import Layout
 from simparallel.layout.sharding import Placement
 from simparallel.nn.deferred import placeholder
 from simparallel.parallel.operator.auto import AutoParallel
@@ -29,7 +27,8 @@ from simparallel.search.annealing import anneal
 from simparallel.search.elimination import eliminate
 from simparallel.search.execute import Planned
 from simparallel.search.exhaustive import enumerate_all
-from simparallel.search.graph import ARGUMENT, NODE, PARAMETER, Graph, Part, capture, micro_batch_counts
+from simparallel.search.following import data_parallel
+from simparallel.search.graph import Graph, Part, capture, micro_batch_counts
 from simparallel.search.integer_program import solve_milp
 from simparallel.search.pareto import pareto
 from simparallel.search.plan import Plan, PlannedOp
@@ -238,12 +237,15 @@ class Found(NamedTuple):
     solution: Solution
     clocks: Clocks
     exposed: float
-    peak_bytes: int
 
     @classmethod
     def of(cls, space: Space, solution: Solution, exposed: float) -> Found:
-        choice = solution.choice
-        return cls(space, solution, replay(space, choice), exposed, space.memory.peak_bytes(choice))
+        return cls(space, solution, replay(space, solution.choice), exposed)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak [bytes] of a rank's memory in a step."""
+        return self.space.peak_bytes(self.solution.choice)
 
     def plan(self, data_parallel_ps: int) -> Plan:
         space, solution = self.space, self.solution
@@ -310,8 +312,8 @@ def _solved(
     """
     problem, limit = space.problem(exposed), settings.memory_limit_bytes
     found = Found.of(space, _solve(problem, space, settings, progress), exposed)
-    least_bytes = found.peak_bytes
-    # The search limits the memory held from forward to backward; live gradients of activations come on top.
+    least_bytes = 0 if limit is None else found.peak_bytes
+    # The search limits the memory held from forward to backward; live gradients come on top.
     for _ in range(_MOST_LIMITS):
         if limit is None or found.peak_bytes <= limit:
             break
@@ -350,47 +352,6 @@ def _solve(problem: Problem, space: Space, settings: SearchSettings, progress: P
         return propagate(problem, dict.fromkeys(fixed(space), 0))
     choice = data_parallel(space) if settings.method == "data_parallel" else bisect(space, problem)
     return Solution.of(problem, choice, problem.least, settings.method)
-
-
-def data_parallel(space: Space) -> tuple[int, ...]:
-    """Return the choices that semi-automatic mode makes without strategies: cut the batch, and follow."""
-    return _followed_by(space, {}, strategy.default)
-
-
-def follow(space: Space, given: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the given choices (op -> choice), and for all other ops those that follow from their inputs."""
-    return _followed_by(space, given, strategy.whole)
-
-
-def _followed_by(space: Space, given: Mapping[int, int], start: Callable[..., Any]) -> tuple[int, ...]:
-    chosen: list[int] = []
-    placed: dict[int, Layout | None] = {}
-    for number, node in enumerate(space.graph.nodes):
-        layouts: list[Layout | None] = []
-        for source in node.inputs:
-            if source.kind == NODE:
-                layouts.append(space.choices[source.number][chosen[source.number]].output.layout)
-            elif source.kind == ARGUMENT:
-                layouts.append(space.graph.arguments[source.number].layout)
-            else:
-                layouts.append(placed.get(source.number) if source.kind == PARAMETER else None)
-        if number in given or len(space.choices[number]) == 1:
-            chosen.append(given.get(number, 0))
-        else:
-            chosen.append(space.nearest(number, _followed(space, number, layouts, start)))
-        for source, place in zip(node.inputs, space.choices[number][chosen[-1]].inputs, strict=True):
-            if source.kind == PARAMETER and place is not None:
-                placed.setdefault(source.number, place.layout)
-    return tuple(chosen)
-
-
-def _followed(space: Space, number: int, layouts: list[Layout | None], start: Callable[..., Any]) -> Any:
-    """Return the Sharding of an op that follows its inputs, as in `op_call.decide`; `start` gives it if none is cut."""
-    node = space.graph.nodes[number]
-    if any(layout is not None and any(cut > 1 for cut in layout.cuts) for layout in layouts):
-        return strategy.follow(node.rule, node.shapes, layouts)
-    is_of_parameters = all(source.kind == PARAMETER for source in node.inputs)
-    return (strategy.whole if is_of_parameters else start)(node.rule, node.shapes, space.device_num)
 
 
 def bisect(space: Space, problem: Problem) -> tuple[int, ...]:

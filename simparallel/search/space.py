@@ -30,6 +30,7 @@ from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph,
 from simparallel.search.memory import Memory
 from simparallel.search.prices import MOST_DEVICES, Events, Prices, sums_ps
 from simparallel.search.problem import Problem
+from simparallel.search.rehearsal import StepRehearsal
 
 # Price of an excluded redistribution: above the time of any step, but so that sums of it fit into an int64.
 FORBIDDEN_PS = 1 << 47
@@ -110,6 +111,7 @@ class Space:
         self._known: dict[object, list[Choice]] = {}
         self.choices = [self._choices_of(node) for node in graph.nodes]
         self._tables: dict[object, np.ndarray] = {}
+        self._peaks: dict[tuple[int, ...], int] = {}
 
     # --- choices --------------------------------------------------------------------------------------
 
@@ -205,6 +207,13 @@ class Space:
         # Not cached: without reference cycles, the many objects of a search are freed at its end.
         return Memory(self)
 
+    def peak_bytes(self, choice: Sequence[int]) -> int:
+        """Return the peak [bytes] of a rank's memory in a step with these choices."""
+        key = tuple(choice)
+        if key not in self._peaks:
+            self._peaks[key] = StepRehearsal(self, key).peak_bytes
+        return self._peaks[key]
+
     @cached_property
     def _costs(self) -> Any:
         """Costs of nodes without sums of gradients, of these sums, and of edges; memory of nodes and of edges."""
@@ -285,13 +294,13 @@ class Space:
     def leaves_of(self, number: int) -> list[tuple[Shape, int, int]]:
         """Return the parameters that an op reads first: shape, number of the input, and bytes per element.
 
-        The bytes are those of the parameter, its gradient, and the state of its optimizers.
+        The bytes are those that forward holds: the parameter, the state of its optimizers, and perhaps its gradient.
         """
-        found = []
+        found, times = [], 1 + self.graph.has_gradients
         for leaf, i in self._first_readers.get(number, ()):
             tensor = self.graph.parameters[leaf].tensor
             state = sum(state_bytes for _, (_, _, _, state_bytes) in self._updates[leaf])
-            found.append((self.graph.parameters[leaf].shape, i, 2 * tensor.dtype.itemsize + state))
+            found.append((self.graph.parameters[leaf].shape, i, times * tensor.dtype.itemsize + state))
         return found
 
     def own_sums_ps(self, choice: Choice) -> int:

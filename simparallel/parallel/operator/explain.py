@@ -268,7 +268,7 @@ def _output_map(sharding: Sharding, target: Layout) -> tuple[Any, ...]:
 # --- exchanges inside an op --------------------------------------------------------------------------------
 
 
-class _Rehearsal(Context):
+class Rehearsal(Context):
     """A context that records an op's exchanges on zeros; their sizes equal those of a real run."""
 
     def __init__(self, needs: tuple[bool, ...], plan: Plan, sharding: Sharding) -> None:
@@ -298,7 +298,7 @@ class _Rehearsal(Context):
 
 def rehearse(op: Op, local: Plan, sharding: Sharding, zeros: Callable[..., Array] = np.zeros) -> Asking:
     """Return the op's exchanges, recorded in a run on a slice of zeros; `zeros` makes arrays of a shape and dtype."""
-    ctx = _Rehearsal(tuple(map(_is_float, local.inputs)), local, sharding)
+    ctx = Rehearsal(tuple(map(_is_float, local.inputs)), local, sharding)
     # Many ops divide by zero here; only sizes matter.
     with np.errstate(all="ignore"):
         y = op.forward(ctx, *(zeros(spec.shape, spec.dtype) for spec in local.inputs))

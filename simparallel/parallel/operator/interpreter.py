@@ -29,7 +29,7 @@ from simparallel.backend import Array, get_namespace, is_array
 from simparallel.comm import Communicator, Group, current
 from simparallel.errors import LayoutError
 from simparallel.hardware.memory import ACTIVATIONS, PARAMETERS
-from simparallel.hardware.recorder import Recorder, current_recorder
+from simparallel.hardware.recorder import Recorder, current_recorder, observer_of
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh
 from simparallel.layout.redistribution import Redistribution
@@ -303,7 +303,10 @@ class Runner(Reversible):
             is_own = is_array(data) and data.base is None
             for kept in vars(ctx).values():
                 is_own = is_own and kept is not data
-            data = collectives.all_reduce(data if is_own else ctx.xp.array(data), "sum", group)
+            if not is_own:
+                data = ctx.xp.array(data)
+                observer_of(ctx.device).memory.hold(data, ACTIVATIONS)
+            data = collectives.all_reduce(data, "sum", group)
             return Tensor._result(data, node, None, output, SHARDED)
         return move_tensor(Tensor._result(data, node, None, made, SHARDED), output)
 

@@ -1,0 +1,289 @@
+"""The memory of one step under a plan, counted as in a run.
+
+The step is rehearsed on arrays without data, with the slices of one rank: by the ops, the tape and the memory account
+that a run has. Exchanges only give arrays of the shapes of their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from simparallel.autograd import Backward, Op, Redistribute, Tensor, running_backward
+from simparallel.autograd.tape import Node, Reversible
+from simparallel.backend import Array, get_namespace, is_array
+from simparallel.base.dry_arrays import empty
+from simparallel.hardware.cluster import describe
+from simparallel.hardware.memory import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, TENSORS, owner_of
+from simparallel.hardware.recorder import Recorder, use_recorder
+from simparallel.layout.sharding import Placement
+from simparallel.nn.recompute import checkpoint
+from simparallel.optim.optimizer import Optimizer
+from simparallel.parallel.operator.explain import Rehearsal
+from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
+from simparallel.parallel.operator.op_call import Call
+from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Source, interpreted_by
+from simparallel.search.prices import Events, Work
+
+if TYPE_CHECKING:
+    from simparallel.search.space import Space
+
+
+class Kept(NamedTuple):
+    """What an op keeps for backward beside its inputs.
+
+    Attributes:
+        is_view: its result is a view of its first input.
+        keeps_output: backward reads the output.
+        other_bytes: of other arrays.
+        output_size: elements of the output, with which these bytes grow.
+    """
+
+    is_view: bool
+    keeps_output: bool
+    other_bytes: int
+    output_size: int
+
+
+Back = Callable[[Any, Array], Sequence[Array | None]]
+
+
+class _Step(Reversible):
+    """A tape entry whose gradients a function gives."""
+
+    def __init__(self, back: Back) -> None:
+        self._back = back
+
+    def run_backward(self, ctx: Any, dy: Array) -> Sequence[Array | None]:
+        return self._back(ctx, dy)
+
+
+class StepRehearsal:
+    """A step of a rank with the largest slices: forward, backward, and what the optimizers hold.
+
+    Args:
+        space: the program and its choices.
+        choice: the number of the choice of each op.
+
+    Attributes:
+        peak_bytes: the most memory that the rank holds at one time.
+        kept: for each op what it keeps.
+    """
+
+    def __init__(self, space: Space, choice: Sequence[int]) -> None:
+        self._space, self._choice, self._nodes = space, choice, space.graph.nodes
+        self._chosen = [choices[number] for choices, number in zip(space.choices, choice, strict=True)]
+        # Result -> the last op that reads it.
+        self._last = list(range(len(self._nodes)))
+        for number, node in enumerate(self._nodes):
+            for source in node.inputs:
+                if source.kind == NODE:
+                    self._last[source.number] = number
+        self._late: dict[int, list[tuple[Tensor, Array]]] = {}
+        self.kept: dict[int, Kept] = {}
+        recorder = Recorder(0, describe(1), record="off")
+        self._memory = recorder.memory
+        # Many ops divide by zero here; only sizes matter.
+        with use_recorder(recorder), interpreted_by(None), np.errstate(all="ignore"):
+            self._run()
+        self.peak_bytes = self._memory.peak
+
+    def _run(self) -> None:
+        graph = self._space.graph
+        results: dict[Source, Tensor] = {}
+        leaves: dict[Tensor, Tensor] = {}
+        # Source -> a parameter or an argument.
+        self._given: dict[Source, Tensor] = {}
+        for number, place in enumerate(self._space.placements(self._choice)):
+            tensor = graph.parameters[number].tensor
+            x = Tensor._result(self._new(place.local_shape, tensor.dtype, PARAMETERS), placement=place)
+            x.requires_grad, leaves[tensor] = True, x
+            self._given[Source(PARAMETER, number)] = x
+        # The state of the optimizers exists from the second step on.
+        optimizers = [self._stepped(optimizer, leaves) for optimizer in self._space.optimizers]
+        if graph.has_gradients:
+            for x in leaves.values():
+                x.grad = empty(x.data.shape, x.dtype)
+        start = 0
+        for part in (part for part in self._space.recomputed if part.begin in self._space.again):
+            self._forward(range(start, part.begin), results)
+            inside = range(part.begin, part.end)
+            read = {source for number in inside for source in self._nodes[number].inputs}
+            before = [source for source in read if source in results]
+            run = partial(self._part, inside, before)
+            results[Source(NODE, part.end - 1)] = checkpoint(run, *(results[source] for source in before))
+            self._forget(results, part.end - 1)
+            start = part.end
+        self._forward(range(start, len(self._nodes)), results)
+        roots = [results[source] for number in graph.roots if (source := Source(NODE, number)) in results]
+        results.clear()
+        if graph.num_micro_batches == 1:
+            for x in leaves.values():
+                x.grad = None
+        self._backward([root for root in roots if root.requires_grad])
+        optimizers.clear()
+
+    def _stepped(self, optimizer: Optimizer, leaves: dict[Tensor, Tensor]) -> Optimizer:
+        """Return a twin of an optimizer after a step on the rehearsed parameters."""
+        twin = optimizer.restricted_to(leaves)
+        for group in twin.param_groups:
+            group["params"] = [leaves[param] for param in group["params"]]
+        twin._step([empty(param.data.shape, param.dtype) for param in twin.parameters])
+        return twin
+
+    def _backward(self, roots: list[Tensor]) -> None:
+        if roots:
+            seeds = [(root.data.shape, root.dtype) for root in roots]
+            entry = self._entry(lambda ctx, dy: [empty(*seed) for seed in seeds], roots)
+            loss = Tensor._result(empty(()), entry)
+            roots.clear()
+            loss.backward(empty(()))
+
+    # --- forward --------------------------------------------------------------------------------------
+
+    def _part(self, inside: range, before: list[Source], *inputs: Tensor) -> Tensor:
+        results = dict(zip(before, inputs, strict=True))
+        self._forward(inside, results)
+        return results[Source(NODE, inside[-1])]
+
+    def _forward(self, numbers: Iterable[int], results: dict[Source, Tensor]) -> None:
+        for number in numbers:
+            count = len(self._nodes[number].inputs)
+            results[Source(NODE, number)] = self._op(number, [self._input(number, i, results) for i in range(count)])
+            self._forget(results, number)
+
+    def _forget(self, results: dict[Source, Tensor], number: int) -> None:
+        """Drop the results that no later op reads, as a program's variables do."""
+        for source in self._nodes[number].inputs:
+            if source in results and self._last[source.number] <= number:
+                del results[source]
+
+    def _input(self, number: int, i: int, results: dict[Source, Tensor]) -> Tensor:
+        """Return an input of an op, redistributed if it has to be."""
+        node, target = self._nodes[number], self._chosen[number].inputs[i]
+        source, spec = node.inputs[i], node.plan.inputs[i]
+        if source.kind == CONSTANT:
+            x = Tensor._result(_array(spec.shape, spec.dtype))
+        else:
+            x = results[source] if source.kind == NODE else self._given_to(source, spec.dtype)
+        if target is None or x.placement is target:
+            return x
+        there, back = self._space.moves(self._choice, number, i)
+        return self._moved(x, target, there, back, node.has_backward and node.needs[i])
+
+    def _given_to(self, source: Source, dtype: np.dtype) -> Tensor:
+        """Return a parameter or an argument. A micro-batch is a part of an argument."""
+        if source not in self._given:
+            graph = self._space.graph
+            place = graph.arguments[source.number]
+            whole = graph.whole.get(source.number)
+            if whole is None:
+                data = self._new(place.local_shape, dtype, TENSORS)
+            else:
+                data = self._given_to(Source(ARGUMENT, whole), dtype).data[: place.local_shape[0]]
+            self._given[source] = Tensor._result(data, placement=place)
+        return self._given[source]
+
+    def _moved(self, x: Tensor, target: Placement, there: Events, back: Events, needed: bool) -> Tensor:
+        carry = partial(self._carry, shape=x.data.shape, events=back)
+        # Also a redistribution that moves nothing has an entry on the tape, which holds its input.
+        entry = self._entry(lambda ctx, dy: [carry(dy)], [x]) if needed else None
+        return Tensor._result(self._carry(x.data, target.local_shape, there), entry, placement=target)
+
+    def _entry(self, back: Back, inputs: list[Tensor]) -> Node:
+        """Return a tape entry for inputs that all need a gradient."""
+        return Node(_Step(back), SimpleNamespace(needs=(True,) * len(inputs)), tuple(inputs))  # type: ignore[arg-type]
+
+    def _carry(self, x: Array, shape: tuple[int, ...], events: Events) -> Array:
+        """Return what a redistribution gives: a slice of the array, or a new array."""
+        if not events:
+            return x
+        if all(isinstance(event, Work) for event in events):
+            x = get_namespace(x).ascontiguousarray(x[tuple(slice(size) for size in shape)])
+        else:
+            x = _array(shape, x.dtype)
+        return self._hold(x, ACTIVATIONS)
+
+    def _op(self, number: int, inputs: list[Tensor]) -> Tensor:
+        node, choice, memory = self._nodes[number], self._chosen[number], self._memory
+        if isinstance(node.op, Redistribute):
+            self.kept[number] = Kept(True, False, 0, 1)
+            return inputs[0]
+        call, arrays = choice.call, [x.data for x in inputs]
+        plan, halo = call.plan_of(call.sharding.mesh.ranks[0]), call.window_cut
+        if halo is not None:
+            arrays[halo.input] = self._new(*plan.inputs[halo.input], ACTIVATIONS)
+        ctx = Rehearsal(tuple(node.has_backward and needed for needed in node.needs), plan, call.sharding)
+        ctx.xp = get_namespace(*arrays)
+        before = memory.total - memory.live[BUFFERS]
+        data = node.op.run_forward(ctx, arrays)
+        y = Tensor._result(data, placement=call.made)
+        owner, kept = owner_of(y.data), [x for x in vars(ctx).values() if is_array(x)]
+        is_view = owner is owner_of(arrays[0])
+        # A number is no array, and not counted.
+        is_new = not is_view and is_array(data)
+        other_bytes = memory.total - memory.live[BUFFERS] - before - is_new * owner.nbytes
+        del data
+        self.kept[number] = Kept(is_view, any(owner_of(x) is owner for x in kept), other_bytes, y.size)
+        if True in ctx.needs:
+            ctx.summed = [(i, x) for i, x in enumerate(inputs) if ctx.needs[i] and self._is_summed(call, i)]
+            back = _Step(partial(self._op_backward, node.op, call))
+            y = Tensor._result(y.data, Node(back, ctx, tuple(inputs)), placement=call.made)  # type: ignore[arg-type]
+        if call.made is not choice.output and choice.output is not call.made.gradient:
+            finish = self._space.prices.finish(call)
+            return self._moved(y, choice.output, finish, finish, y.requires_grad)
+        # A sum is finished in place, unless something else has the array.
+        if call.made is not choice.output and (y.data.base is not None or any(x is y.data for x in kept)):
+            y._data = self._new(y.data.shape, y.dtype, ACTIVATIONS)
+        y.placement = choice.output
+        return y
+
+    def _is_summed(self, call: Call, i: int) -> bool:
+        axes = call.sharding.gradient_axes(i)
+        return bool(axes) and len(call.sharding.groups(axes)[0]) > 1
+
+    # --- backward -------------------------------------------------------------------------------------
+
+    def _op_backward(self, op: Op, call: Call, ctx: Any, dy: Array) -> Sequence[Array | None]:
+        grads = list(op.run_backward(ctx, dy))
+        halo = call.window_cut
+        if halo is not None and grads[halo.input] is not None:
+            grads[halo.input] = self._new(*call.local.inputs[halo.input], ACTIVATIONS)
+        for i, x in ctx.summed:
+            gradient = grads[i]
+            if gradient is dy or getattr(gradient, "base", None) is not None:
+                gradient = gradient.copy()
+            grads[i] = None if x.is_leaf and self._is_postponed(x, gradient) else gradient
+        return grads
+
+    def _is_postponed(self, leaf: Tensor, gradient: Array) -> bool:
+        """Return whether the sum of a leaf's gradient waits for the end of backward, as in `gradient_sums`."""
+        running = running_backward()
+        if running.uses.get(id(leaf)) != 1 or id(leaf) in running.grads:
+            return False
+        self._memory.hold(gradient, GRADIENTS)
+        if id(running) not in self._late:
+            self._late[id(running)] = []
+            running.callbacks.append((BEFORE_OTHERS, partial(self._deliver, running)))
+        self._late[id(running)].append((leaf, gradient))
+        return True
+
+    def _deliver(self, running: Backward) -> None:
+        for leaf, gradient in self._late.pop(id(running)):
+            running.deliver(leaf, gradient)
+
+    def _new(self, shape: tuple[int, ...], dtype: np.dtype, category: str) -> Array:
+        return self._hold(_array(shape, dtype), category)
+
+    def _hold(self, array: Array, category: str) -> Array:
+        self._memory.hold(array, category)
+        return array
+
+
+def _array(shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Return an array without data; of zeros for integers, which ops may read, such as labels."""
+    return empty(shape, dtype) if dtype.kind in "fc" else np.zeros(shape, dtype)
