@@ -121,13 +121,12 @@ def init_if_described() -> None:
 
 def note_if_alone(who: str) -> None:
     """Note once that this process works alone, although its environment says that it is one of several."""
-    found = _unjoined_run()
-    if found is not None:
-        variable, count = found
-        told = f"{count} processes are one job" if count else "this process is one of a job"
+    if _unjoined_run() is not None:
+        names = (*_MPI_LAUNCHERS, *_OTHER_LAUNCHERS, "RANK_TABLE_FILE", _SIZE_UNKNOWN)
+        told = " ".join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name))
         note_once(
-            f"{who}: {variable}={os.environ[variable]} says that {told}, but this one never called init(), so it "
-            f"trains alone. Call init() first, or unset {variable}."
+            f"{who}: this process is one of several by its environment ({told}), but it never called init(), and so "
+            "trains alone. Call init() first, or unset these variables."
         )
 
 

@@ -205,9 +205,10 @@ def step_once() -> None:
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        ({"WORLD_SIZE": "4", "RANK": "1"}, "WORLD_SIZE=4 says that 4 processes are one job"),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2 says that 2 processes are one job"),
-        ({"RANK_TABLE_FILE": "t.json", "DEVICE_ID": "3"}, "RANK_TABLE_FILE=t.json says that this process is one of"),
+        ({"WORLD_SIZE": "4", "RANK": "1"}, "(WORLD_SIZE=4)"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "(OMPI_COMM_WORLD_SIZE=2)"),
+        ({"RANK_TABLE_FILE": "t", "DEVICE_ID": "3", "RANK_SIZE": "8"}, "(RANK_SIZE=8 RANK_TABLE_FILE=t)"),
+        ({"RANK_TABLE_FILE": "t.json", "DEVICE_ID": "3"}, "(RANK_TABLE_FILE=t.json)"),
         ({"WORLD_SIZE": "1", "RANK": "0"}, None),
         ({}, None),
         ({"WORLD_SIZE": "4", world.CHILD_VARIABLE: "1 of a rank"}, None),
@@ -223,7 +224,7 @@ def test_training_alone_without_init_is_noted(environment, told, monkeypatch, ca
     step_once()
     notes = [line for line in capsys.readouterr().err.splitlines() if "trains alone" in line]
     assert len(notes) == (told is not None)
-    assert told is None or f"SGD.step: {told}" in notes[0]
+    assert told is None or f"SGD.step: this process is one of several by its environment {told}, but" in notes[0]
     # Ranks have joined.
     sp.launch(step_once, world_size=2, transport="inline")
     assert "trains alone" not in capsys.readouterr().err
