@@ -193,7 +193,7 @@ except sp.errors.RunFailedError as error:
 @process
 def test_rank_that_cannot_start_says_why() -> None:
     with pytest.raises(LaunchError, match=r"Rank 0 said:\n(.|\n)*TypeError"):
-        Pool([[0]], blas_threads="many")  # type: ignore[arg-type]
+        Pool([[0]], environment={"NUMBER": 1})  # type: ignore[dict-item]
 
 
 @process
