@@ -12,7 +12,6 @@ All others raise `UnknownValueError`, and so does a program that asks for an ele
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -22,14 +21,12 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import has_data, register_namespace
-from simparallel.base.callsite import user_line
+from simparallel.base.callsite import LIBRARIES, user_line
 from simparallel.errors import UnknownValueError
-
-_NUMPY = os.path.dirname(np.__file__) + os.sep
 
 
 def _unknown(what: str) -> UnknownValueError:
-    place = user_line(_NUMPY)
+    place = user_line(LIBRARIES)
     return UnknownValueError(
         f"{what} at {place}: a dry run, or a rank that runs another stage of a pipeline, knows shapes and dtypes, but "
         "no values. Decide by something else, such as the number of the step; print or add up item() in place of "
