@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from simparallel import Tensor
+
 
 def generator(seed=0):
     return np.random.Generator(np.random.Philox(seed))
@@ -19,7 +21,8 @@ def to_float64(module):
 
 def assert_near(actual, expected, tolerance=1e-12):
     """Compare relative to the largest element, or to 1 if that is larger."""
-    actual, expected = np.asarray(actual), np.asarray(expected)
+    actual = actual.numpy() if isinstance(actual, Tensor) else np.asarray(actual)
+    expected = np.asarray(expected)
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
     scale = max(1.0, float(abs(expected).max(initial=0)))
     np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * scale)

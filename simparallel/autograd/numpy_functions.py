@@ -2,12 +2,14 @@
 
 NumPy asks a Tensor through `__array_ufunc__` and `__array_function__`. The two tables below map NumPy's functions to
 `simparallel.functions`. Any other NumPy function computes with the arrays, off the tape. If a gradient is
-wanted, the call is refused, unless it only reads.
+wanted, the call is refused, unless it only reads. What asks for the values alone, such as `np.asarray(x)` and
+`math.exp(x)`, gets them, with a warning.
 """
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from types import SimpleNamespace
@@ -17,6 +19,8 @@ import numpy as np
 
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.methods import FUNCTIONS
+from simparallel.autograd.tape import may_run_backward
+from simparallel.base.callsite import calling_frame, is_inside, place
 from simparallel.errors import AutogradError, InputError
 
 if TYPE_CHECKING:
@@ -177,3 +181,23 @@ def _check_nothing_lost(who: str, call: Any) -> None:
             "such op. Use the functions of simparallel.functions, make one with simparallel.Function, or pass "
             "x.detach().numpy() for the numbers alone."
         )
+
+
+def without_gradient(tensor: Tensor) -> Tensor:
+    """Return the tensor, to be read as plain numbers, and warn if they lose a gradient; Python shows this once a line.
+
+    Warns:
+        UserWarning: the tensor requires a gradient, and no backward pass has consumed its graph. Reads of this package
+            itself, such as of losses and metrics, do not warn.
+    """
+    if tensor._requires_grad and grad_mode.enabled:
+        frame, level = calling_frame()
+        file = frame.f_code.co_filename
+        if not is_inside(file) and may_run_backward(tensor):
+            warnings.warn(
+                f"{place(file, frame.f_lineno)}: a tensor that requires a gradient becomes plain numbers, which lose "
+                "it. Use x.item(), x.tolist() or x.detach() if they are all that is wanted, else "
+                "simparallel.functions, such as stack, concat and exp.",
+                stacklevel=level,
+            )
+    return tensor

@@ -265,6 +265,14 @@ def _count_uses(root: Tensor) -> dict[int, int]:
     return uses
 
 
+def may_run_backward(root: Tensor) -> bool:
+    """Return whether `run_backward` accepts this tensor: its graph is not consumed, and what it needs not changed."""
+    try:
+        return bool(_count_uses(root))
+    except AutogradError:
+        return False
+
+
 # --- versions: which memory was written in place, and when ---------------------------------------------------------
 #
 # A graph keeps arrays that backward reads. A write into one of them, through any Tensor or view, makes the gradient

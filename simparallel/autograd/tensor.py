@@ -14,7 +14,7 @@ from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.hooks import Hook, RemovableHandle, changed_by, hooks_on_the_tape
 from simparallel.autograd.kernels.sums import wider
 from simparallel.autograd.methods import FUNCTIONS, Size, TensorMethods
-from simparallel.autograd.numpy_functions import TensorNumpy
+from simparallel.autograd.numpy_functions import TensorNumpy, without_gradient
 from simparallel.autograd.tape import Node, mark_changed, run_backward
 from simparallel.autograd.tensor_html import tensor_html
 from simparallel.backend import DRY_TYPES, Array, get_namespace, gpu_of, has_data, is_array, to_host
@@ -362,10 +362,10 @@ class Tensor(TensorMethods, TensorNumpy):
         return self._data
 
     def __float__(self) -> float:
-        return float(self.item())
+        return float(without_gradient(self).item())
 
     def __int__(self) -> int:
-        return int(self.item())
+        return int(without_gradient(self).item())
 
     def __index__(self) -> int:
         # Unlike PyTorch, refuse dims of size 1: an array indexed by such a tensor would lose that dim.
@@ -377,7 +377,7 @@ class Tensor(TensorMethods, TensorNumpy):
         return int(self.item())
 
     def __round__(self, ndigits: int | None = None) -> float:
-        return round(self.item(), ndigits)
+        return round(without_gradient(self).item(), ndigits)
 
     def __bool__(self) -> bool:
         return bool(self.item())
@@ -402,7 +402,7 @@ class Tensor(TensorMethods, TensorNumpy):
         return self.numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.numpy().__array__(), dtype=dtype, copy=copy)
+        return np.array(without_gradient(self).numpy().__array__(), dtype=dtype, copy=copy)
 
     def __str__(self) -> str:
         return str(to_host(self.data)) if self._is_whole else repr(self)

@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
+
 # The folder `simparallel`.
 PACKAGE = Path(__file__).resolve().parents[1]
 _PACKAGE = str(PACKAGE) + os.sep
 # Benchmark programs count as user code.
 _BENCH = _PACKAGE + "bench" + os.sep
+# Other packages, and the standard library, which call a method on behalf of the user.
+LIBRARIES = str(Path(np.__file__).parents[1]) + os.sep, str(Path(os.__file__).parent) + os.sep
 
 
 def is_inside(file: str) -> bool:
@@ -57,13 +61,13 @@ def user_place(thread: int | None) -> str:
     return "an unknown place"
 
 
-def user_line(library: str = _PACKAGE) -> str:
+def user_line(libraries: tuple[str, ...] = ()) -> str:
     """Return the place of the user's line, with the base name of the file; "" if no user code is on the stack.
 
-    Lines in the folder `library`, of another package that calls this one, are not the user's either.
+    Lines in the folders `libraries`, of other packages that call this one, are not the user's either.
     """
     frame, _ = _user_frame()
-    while frame is not None and (is_inside(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(library)):
+    while frame is not None and (is_inside(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(libraries)):
         frame = frame.f_back
     if frame is None:
         return ""
@@ -81,5 +85,16 @@ def _user_frame() -> tuple[FrameType | None, int]:
     frame: FrameType | None = sys._getframe(1)
     level = 0
     while frame is not None and is_inside(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return frame, level
+
+
+def calling_frame() -> tuple[FrameType, int]:
+    """Return the frame that calls a method which calls the calling function, and its `stacklevel` there.
+
+    Frames of LIBRARIES do not count: they call on behalf of others.
+    """
+    frame, level = sys._getframe(3), 3
+    while frame.f_back is not None and not is_inside(file := frame.f_code.co_filename) and file.startswith(LIBRARIES):
         frame, level = frame.f_back, level + 1
     return frame, level

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,17 +25,16 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import has_data, register_namespace
-from simparallel.base.callsite import user_line
+from simparallel.base.callsite import LIBRARIES, user_line
 from simparallel.base.system import address_space
 from simparallel.errors import UnknownValueError
 
 # Larger arrays take address space; the allocator of others is faster.
 _LARGE_BYTES = 1 << 20
-_NUMPY = os.path.dirname(np.__file__) + os.sep
 
 
 def _unknown(what: str) -> UnknownValueError:
-    place = user_line(_NUMPY)
+    place = user_line(LIBRARIES)
     return UnknownValueError(
         f"{what} at {place}: a dry run, or a rank that runs another stage of a pipeline, knows shapes and dtypes, but "
         "no values. Decide by something else, such as the number of the step; print or add up item() in place of "

@@ -141,14 +141,14 @@ class Workers:
             if i < len(self.linears) - 1:
                 x = sp.functions.relu(x)
         loss = sp.functions.cross_entropy(x.reshape(labels.size, 10), labels.reshape(-1))
-        if not math.isfinite(float(loss)):
-            return float(loss), []
+        if not math.isfinite(loss.item()):
+            return loss.item(), []
         # The loss is a mean over all workers, so this is the sum of their own means.
         (loss * self.count).backward()
         arrays = [tensor.grad.data for tensor in stacked if tensor.grad is not None]
         # Back to the shapes of Linear: weights transposed, biases without the dim of the batch.
         own = [[a[i].T if a.shape[1] > 1 else a[i, 0] for a in arrays] for i in range(self.count)]
-        return float(loss), own
+        return loss.item(), own
 
 
 def train(how: str, workers: int = 16, seed: int = 0, setup: Setup | None = None, *, watch: bool = False) -> Run:

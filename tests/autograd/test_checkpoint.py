@@ -24,7 +24,7 @@ def gradients(parts, x, run):
         x = run(part, x)
     loss = x.sum()
     loss.backward()
-    return float(loss), [parameter.grad.numpy() for part in parts for parameter in part.parameters()]
+    return loss.item(), [parameter.grad.numpy() for part in parts for parameter in part.parameters()]
 
 
 def test_gradients_are_bitwise_equal():

@@ -274,7 +274,7 @@ def test_unfrozen_parameter_needs_a_new_wrapper():
         with refused(InputError):
             wrapped(x)
         DistributedDataParallel(model)(x).sum().backward()
-        return float(model[0].weight.grad) / float(model[1].weight)
+        return model[0].weight.grad.item() / model[1].weight.item()
 
     a, b = sp.launch(program, world_size=2, transport="inline")
     assert a == b == pytest.approx(MEAN)
@@ -467,7 +467,7 @@ def test_copies_reduce_independently(transport):
             grad_of(model),
             grad_of(twin),
             float(plain.w.grad),
-            float(again),
+            again.item(),
             float(again.grad),
             twin.bucket_cap_mb,
             twin.gradient_as_bucket_view,
@@ -477,7 +477,7 @@ def test_copies_reduce_independently(transport):
     for result in sp.launch(program, world_size=2, transport=transport):
         # A copy has the gradient of its original, and adds to it, also across the ranks.
         assert result[:-1] == (MEAN, MEAN + 10 * MEAN, MEAN + 5, 1, MEAN, 3, False)
-        assert float(result[-1].w) == 1
+        assert result[-1].w.item() == 1
 
 
 def test_wrapper_cannot_be_pickled():
