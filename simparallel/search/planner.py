@@ -23,13 +23,10 @@ from simparallel.hardware.recorder import current_recorder
 from simparallel.layout.sharding import Placement
 from simparallel.nn.deferred import placeholder
 from simparallel.parallel.operator.auto import AutoParallel
-from simparallel.search.annealing import anneal
 from simparallel.search.elimination import eliminate
 from simparallel.search.execute import Planned
-from simparallel.search.exhaustive import enumerate_all
 from simparallel.search.following import data_parallel
 from simparallel.search.graph import Graph, Part, capture, micro_batch_counts
-from simparallel.search.integer_program import solve_milp
 from simparallel.search.pareto import pareto
 from simparallel.search.plan import Plan, PlannedOp
 from simparallel.search.problem import Problem, Solution
@@ -42,10 +39,7 @@ from simparallel.search.tables import Progress
 from simparallel.world.context import get_algo_parameters, get_cost_model_context
 
 # Names of the searches. The first three are those of `AutoParallel(parallel_mode=...)`.
-METHODS = (
-    "auto", "sharding_propagation", "recursive_programming", "data_parallel", "exhaustive", "integer_program",
-    "annealing",
-)  # fmt: skip
+METHODS = ("auto", "sharding_propagation", "recursive_programming", "data_parallel")
 
 
 # Most repetitions of a search with a tighter memory limit, until the peak fits.
@@ -297,7 +291,7 @@ def _search(
     sums = space.sums_ps(found.solution.choice)
     # How much of the sums of gradients is exposed depends on the plan: the first search counts all of it.
     exposed = min(found.clocks.exposed_ps / sums, 1.0) if sums else 1.0
-    if gamma is not None or exposed >= 0.95 or settings.method not in ("auto", "integer_program"):
+    if gamma is not None or exposed >= 0.95 or settings.method != "auto":
         return found
     return min(found, _solved(space, settings, exposed, plain, progress), key=lambda each: each.clocks.step_ps)
 
@@ -339,15 +333,8 @@ def _solved(
 
 
 def _solve(problem: Problem, space: Space, settings: SearchSettings, progress: Progress) -> Solution:
-    limit = settings.memory_limit_bytes
     if settings.method == "auto":
-        return eliminate(problem, memory_limit_bytes=limit, progress=progress)
-    if settings.method == "exhaustive":
-        return enumerate_all(problem, memory_limit_bytes=limit)
-    if settings.method == "integer_program":
-        return solve_milp(problem, memory_limit_bytes=limit)
-    if settings.method == "annealing":
-        return anneal(problem, memory_limit_bytes=limit, start=data_parallel(space), progress=progress)
+        return eliminate(problem, memory_limit_bytes=settings.memory_limit_bytes, progress=progress)
     if settings.method == "sharding_propagation":
         return propagate(problem, dict.fromkeys(fixed(space), 0))
     choice = data_parallel(space) if settings.method == "data_parallel" else bisect(space, problem)

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from exhaustive import enumerate_all
 from hypothesis import assume, given, strategies as st
 from problems import chain, filled, problems, seeded, skips
 from refusals import refused
@@ -13,7 +14,6 @@ from refusals import refused
 from simparallel.errors import SearchError
 from simparallel.search import dominance, tables
 from simparallel.search.elimination import eliminate
-from simparallel.search.exhaustive import enumerate_all
 from simparallel.search.problem import Problem
 
 

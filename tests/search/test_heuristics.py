@@ -1,41 +1,35 @@
-"""Propagation, coordinate descent and annealing: never below the optimum, and what each promises."""
+"""Propagation and coordinate descent: never below the optimum, and what each promises."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from exhaustive import enumerate_all
 from hypothesis import given, strategies as st
-from problems import chain, filled, problems, seeded
+from problems import problems
 from refusals import refused
 
-from simparallel.errors import InputError, SearchError
-from simparallel.search.annealing import anneal
-from simparallel.search.exhaustive import enumerate_all
+from simparallel.errors import InputError
 from simparallel.search.local import improve
 from simparallel.search.problem import Problem
 from simparallel.search.propagation import propagate
 
 
-@given(problems(), st.integers(0, 9))
-def test_heuristics_are_never_below_the_optimum(problem, seed):
-    best = enumerate_all(problem).cost
-    spread, walked = propagate(problem, {}), anneal(problem, seed=seed, steps=50)
-    for found in (spread, walked):
-        assert found.bound <= best <= found.cost == problem.cost(found.choice)
-    assert best <= problem.cost(improve(problem, spread.choice)) <= spread.cost
-    assert walked.cost <= spread.cost  # where the walk starts
+@given(problems())
+def test_heuristics_are_never_below_the_optimum(problem):
+    best, found = enumerate_all(problem).cost, propagate(problem, {})
+    assert found.bound <= best <= found.cost == problem.cost(found.choice)
+    assert best <= problem.cost(improve(problem, found.choice)) <= found.cost
 
 
-@given(problems(), st.integers(0, 9))
-def test_heuristics_keep_a_limit(problem, seed):
+@given(problems())
+def test_descent_keeps_a_limit(problem):
     smallest = enumerate_all(problem.memory_problem)
     limit = (smallest.cost + enumerate_all(problem).memory_bytes) // 2
     best = enumerate_all(problem, memory_limit_bytes=limit).cost
-    descended = improve(problem, smallest.choice, limit)
-    walked = anneal(problem, memory_limit_bytes=limit, seed=seed, steps=50, start=smallest.choice)
-    for choice in (descended, walked.choice):
-        assert problem.memory_bytes(choice) <= limit
-        assert best <= problem.cost(choice) <= problem.cost(smallest.choice)
+    choice = improve(problem, smallest.choice, limit)
+    assert problem.memory_bytes(choice) <= limit
+    assert best <= problem.cost(choice) <= problem.cost(smallest.choice)
 
 
 @given(problems())
@@ -44,39 +38,6 @@ def test_descent_ends_where_no_node_improves(problem):
     for v, costs in enumerate(problem.nodes):
         for candidate in range(len(costs)):
             assert problem.cost(found) <= problem.cost([*found[:v], candidate, *found[v + 1 :]])
-
-
-def test_long_walk_finds_most_optima():
-    found = [anneal(seeded(seed), steps=3000).cost == enumerate_all(seeded(seed)).cost for seed in range(20)]
-    assert sum(found) >= 18
-
-
-def test_walk_depends_on_its_seed_alone():
-    problem = filled(np.random.default_rng(0), [6] * 30, chain(30), 1000)
-    walks = [anneal(problem, seed=seed, steps=300) for seed in (1, 1, 2)]
-    assert walks[0] == walks[1]
-    assert walks[0].choice != walks[2].choice
-
-
-def test_walk_comes_down_to_the_limit():
-    problem = filled(np.random.default_rng(1), [6] * 20, chain(20), 1000)
-    limit = problem.memory_problem.least * 2
-    start = [int(of.argmax()) for of in problem.memory]
-    assert problem.memory_bytes(start) > limit
-    assert anneal(problem, memory_limit_bytes=limit, steps=2000, start=start).memory_bytes <= limit
-
-
-def test_walk_that_never_fits_is_refused():
-    problem = Problem((np.array([1, 2]),), {}, (np.array([70, 50]),))
-    with refused(SearchError, least_bytes=50, limit_bytes=49):
-        anneal(problem, memory_limit_bytes=49, steps=10)
-
-
-def test_progress_of_a_walk_ends_at_one():
-    seen = []
-    anneal(seeded(3), steps=3000, progress=seen.append)
-    assert seen == sorted(seen)
-    assert seen[-1] == 1.0
 
 
 @given(problems(), st.data())

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
+from exhaustive import enumerate_all
 from hypothesis import given, settings, strategies as st
+from integer_program import solve_milp
 from problems import filled, problems, seeded, skips
 from refusals import refused
 
-from simparallel.errors import InputError, SearchError
+from simparallel.errors import SearchError
 from simparallel.search.elimination import eliminate
-from simparallel.search.exhaustive import enumerate_all
-from simparallel.search.integer_program import solve_milp
 from simparallel.search.problem import Problem
 
 HALF = settings.get_profile("default").max_examples // 2
@@ -52,12 +50,6 @@ def test_limit_that_nothing_meets_is_refused():
     with refused(SearchError, least_bytes=50, limit_bytes=49):
         solve_milp(problem, memory_limit_bytes=49)
     assert solve_milp(problem, memory_limit_bytes=50).choice == (1,)
-
-
-def test_missing_scipy_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with refused(InputError):
-        solve_milp(seeded(0))
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from exhaustive import enumerate_all
+from integer_program import solve_milp
 
 from simparallel.hardware.cluster import describe
 from simparallel.search.elimination import eliminate
-from simparallel.search.exhaustive import enumerate_all
-from simparallel.search.integer_program import solve_milp
 from simparallel.search.model_steps import MODELS, ModelStep
 from simparallel.search.space import Space
 
@@ -29,6 +29,5 @@ def test_optimum_of_a_model_is_that_of_brute_force(device_num):
 @pytest.mark.parametrize("device_num", [2, 4])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_integer_program_finds_the_same_cost(name, device_num):
-    pytest.importorskip("scipy")
     problem = _problem(name, device_num)
     assert eliminate(problem).cost == solve_milp(problem).cost

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from exhaustive import totals
 from hypothesis import given, strategies as st
 from problems import filled, problems, seeded, skips
 
 from simparallel.search.elimination import eliminate
-from simparallel.search.exhaustive import totals
 from simparallel.search.multiplier import priced
 from simparallel.search.pareto import pareto
 

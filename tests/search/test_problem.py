@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from exhaustive import enumerate_all
 from problems import seeded
 from refusals import refused
 
 from simparallel.errors import InputError
 from simparallel.search.elimination import eliminate
-from simparallel.search.exhaustive import enumerate_all
 from simparallel.search.problem import Problem, Solution
 
 A, B = np.array([1, 2]), np.array([3, 4, 5])
@@ -83,5 +83,5 @@ def test_brute_force_in_chunks_is_that_in_one(monkeypatch):
     problem = seeded(7)
     limit = (problem.memory_problem.least + enumerate_all(problem).memory_bytes) // 2 + 20
     whole = [enumerate_all(problem), enumerate_all(problem, memory_limit_bytes=limit)]
-    monkeypatch.setattr("simparallel.search.exhaustive._CHUNK", 7)
+    monkeypatch.setattr("exhaustive._CHUNK", 7)
     assert [enumerate_all(problem), enumerate_all(problem, memory_limit_bytes=limit)] == whole

@@ -6,8 +6,9 @@ from math import ceil, inf
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
 
-from simparallel.errors import InputError
 from simparallel.search.local import improve
 from simparallel.search.problem import Problem, Solution
 from simparallel.search.propagation import propagate
@@ -39,7 +40,6 @@ def solve_milp(problem: Problem, *, memory_limit_bytes: int | None = None, time_
         time_limit_s: after this time, the best choice so far.
 
     Raises:
-        InputError: SciPy is not installed.
         SearchError: no choice fits, or none was found. Facts: `least_bytes`, `limit_bytes`.
 
     Cost: S_u * S_v variables for each edge; exponential time at worst.
@@ -68,11 +68,6 @@ def solve_milp(problem: Problem, *, memory_limit_bytes: int | None = None, time_
 
 def _solved(problem: Problem, memory_limit_bytes: int | None, time_limit_s: float) -> _Found:
     """Return the choice that HiGHS finds, and its bound [ps]."""
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import coo_array
-    except ImportError:
-        raise InputError('solve_milp needs SciPy: pip install ".[search]".') from None
     if not len(problem):
         return _Found((), 0.0, True)
     firsts = np.cumsum([0, *map(len, problem.nodes)])
