@@ -132,10 +132,3 @@ def replay(space: Space, choice: Sequence[int]) -> Clocks:
         clocks.end_pass()
     clocks.run(space.steps(choice))
     return clocks
-
-
-def sends_messages(space: Space, choice: Sequence[int]) -> bool:
-    """Return whether a redistribution of the plan sends messages: ranks may then differ in time within a step."""
-    inputs = ((reader, i) for reader, node in enumerate(space.graph.nodes) for i in range(len(node.inputs)))
-    ways = (way for each in inputs for way in space.moves(choice, *each))
-    return any(isinstance(event, Messages) for way in ways for event in way)
