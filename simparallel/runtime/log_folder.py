@@ -150,7 +150,9 @@ def link_logs(log_dir: Path, nodes: Nodes, links: str = RANK_LINKS, only: int | 
     """
     for link, rank in _links(log_dir, nodes, links):
         if only in (None, rank):
-            link.parent.mkdir(parents=True, exist_ok=True)
+            # With the mode of the folder itself: `parents` would leave the mode of parents to the umask.
+            for folder in (link.parent.parent, link.parent):
+                folder.mkdir(0o700, exist_ok=True)
             # A link of an earlier run; a file of the user makes `symlink_to` fail.
             if _is_our_link(link):
                 link.unlink()
