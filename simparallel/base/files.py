@@ -266,7 +266,7 @@ def parse_json(text: str, read: Callable[[Any], T]) -> T:
     """
     try:
         try:
-            data = json.loads(text, parse_constant=_refuse_constant)
+            data = json.loads(text, parse_constant=no_constant)
         except ValueError as error:
             raise InputError(f"is not JSON: {error}") from None
         return read(data)
@@ -274,7 +274,8 @@ def parse_json(text: str, read: Callable[[Any], T]) -> T:
         raise InputError("is nested too deeply") from None
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def no_constant(name: str) -> NoReturn:
+    """Refuse NaN and Infinity, for `json.loads(…, parse_constant=no_constant)`."""
     raise ValueError(f"{name} is no number")
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from simparallel.base.files import read_limited
 from simparallel.errors import InputError
 
 RANK_LINKS = "rank.{rank}/stdout"
@@ -28,6 +29,8 @@ _HEAD = "written by simparallel: "
 _LOGS = (SCHEDULER_LOG, "worker_N.log", "error_rankN.json")
 # Limit of the first line; ours is always shorter.
 _HEAD_BYTES = 4096
+# Most of a report: tracebacks of a rank.
+_REPORT_BYTES = 1 << 26
 Nodes = Sequence[Sequence[int]]
 
 
@@ -150,7 +153,9 @@ def link_logs(log_dir: Path, nodes: Nodes, links: str = RANK_LINKS, only: int | 
     """
     for link, rank in _links(log_dir, nodes, links):
         if only in (None, rank):
-            link.parent.mkdir(parents=True, exist_ok=True)
+            # With the mode of the folder itself: `parents` would leave the mode of parents to the umask.
+            for folder in (link.parent.parent, link.parent):
+                folder.mkdir(0o700, exist_ok=True)
             # A link of an earlier run; a file of the user makes `symlink_to` fail.
             if _is_our_link(link):
                 link.unlink()
@@ -171,10 +176,8 @@ def _is_our_link(path: Path) -> bool:
 
 def _is_our_report(path: Path) -> bool:
     """Return whether the file holds a report as `reports.failure_report` makes it."""
-    if path.is_symlink() or not path.is_file():
-        return False
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        found = None if path.is_symlink() else json.loads(read_limited(path, _REPORT_BYTES))
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and {"summary", "secondary", "time_ns"} <= found.keys()

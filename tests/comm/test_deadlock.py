@@ -361,3 +361,20 @@ def test_without_the_check_there_are_no_places() -> None:
 def test_unknown_level_is_refused() -> None:
     with refused(InputError):
         sp.Cluster(2, check="some")
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_swapped_equal_calls(num_groups: int) -> None:
+    """They are one call, unless each has a group of its own, as docs/when_it_fails.md says."""
+
+    def swapped() -> list[object]:
+        groups = [sp.new_group([0, 1]) for _ in range(num_groups)] * 2
+        order = (0, 1) if sp.get_rank() == 0 else (1, 0)
+        return [sp.all_gather_object(call, group=groups[call]) for call in order]
+
+    if num_groups == 1:
+        assert list(sp.launch(swapped, world_size=2, transport="inline")) == [[[0, 1], [1, 0]]] * 2
+        return
+    with pytest.raises(RunFailedError) as caught:
+        sp.launch(swapped, world_size=2, transport="inline")
+    assert isinstance(caught.value.__cause__, DeadlockError)

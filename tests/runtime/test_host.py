@@ -18,6 +18,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.cli import main
+from simparallel.comm import current
 from simparallel.errors import InputError, LaunchError
 from simparallel.runtime.launcher.pool import Pool
 from simparallel.runtime.logs import READ_BYTES, LogFiles, Tail, last_turn, shown
@@ -79,12 +80,14 @@ def test_misspelt_argument_suggests_the_right_one() -> None:
         sp.launch(sp.get_rank, zzz=4)
 
 
-@process
-def test_arena_size_may_be_text() -> None:
-    with sp.Cluster(1, arena_bytes="80MB", echo=False) as cluster:
-        cluster.run(sp.get_rank)
-        assert cluster._pool is not None
-        assert 80_000_000 <= cluster._pool.segment.arena_bytes < 81_000_000
+def own_arena() -> int:
+    return current().transport.segment.arena_bytes
+
+
+@pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=process)])
+def test_arena_has_the_size_that_is_asked_for(transport: str) -> None:
+    with sp.Cluster(1, arena_bytes="80MB", echo=False, transport=transport) as cluster:
+        assert 80_000_000 <= cluster.run(own_arena)[0] < 81_000_000
 
 
 @pytest.mark.parametrize("transport", ["inline", pytest.param("shm", marks=process)])

@@ -260,6 +260,7 @@ def opens_files_in_place_of_ours(folder: str) -> None:
         os.open(f"{folder}/{number}", os.O_CREAT | os.O_WRONLY)
 
 
+@process
 def test_rank_writes_into_no_file_of_the_program(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError):
         sp.launch(opens_files_in_place_of_ours, (str(tmp_path),), world_size=1, echo=False)
@@ -562,6 +563,7 @@ def test_files_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert lines == [f"out {rank}", f"err {rank}", f"shell {rank}"] * 2
         assert (folder / f"rank.{rank}" / "stdout").resolve() == folder / f"worker_{rank}.log"
         assert stat.S_IMODE((folder / f"worker_{rank}.log").stat().st_mode) == 0o600
+        assert stat.S_IMODE((folder / f"rank.{rank}").stat().st_mode) == 0o700
     assert "2 device processes" in (folder / "scheduler.log").read_text()
 
     sp.launch(say, (False,), world_size=2, log_dir=folder, echo=False)  # a second run in the same directory

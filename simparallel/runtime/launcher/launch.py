@@ -297,8 +297,8 @@ class Cluster:
             if is_inline:
                 self._forget_reports()
                 call = partial(function, *args, **kwargs)
-                threads = self._pool_settings["blas_threads"]
-                return run_threads(call, self.spec, tell=notes, blas_threads=threads, **settings)  # type: ignore[arg-type]
+                settings |= {name: self._pool_settings[name] for name in ("blas_threads", "arena_bytes")}
+                return run_threads(call, self.spec, tell=notes, **settings)  # type: ignore[arg-type]
             # Pack first: a function that cannot be sent should not cost the start of the processes.
             payload = pack(function, args, kwargs)
             pool = self._warm_pool()

@@ -56,6 +56,7 @@ def run_threads(
     seed: int = 0,
     matmul_precision: str | None = None,
     blas_threads: int | None = None,
+    arena_bytes: int = 0,
     array: str = "numpy",
     medium: Medium = SHARED_MEMORY,
     segment: Segment | None = None,
@@ -75,6 +76,7 @@ def run_threads(
         tell: called with each message of a rank: progress.
         seed: seed of the random numbers of every rank.
         matmul_precision: see `set_float32_matmul_precision`; None for the setting of this process.
+        arena_bytes: address space of each rank's shared memory; 0 for the default.
         medium: how the payloads of collectives travel.
         segment: the shared memory, which also determines the ranks that run; None makes one for all ranks.
         recorder_type: class of the ranks' recorders.
@@ -84,7 +86,7 @@ def run_threads(
     """
     depth = getattr(_nested, "depth", 0) + 1
     check_depth(depth)
-    segment = segment or Segment(cluster.world_size, arena_bytes=ARENA_BYTES)
+    segment = segment or Segment(cluster.world_size, arena_bytes=arena_bytes or ARENA_BYTES)
     num_threads = len(segment.ranks)
     draws = Draws(num_threads)
     turns = Turns(num_threads, draws.leave, draws.enter)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simparallel.base.files import no_constant
 from simparallel.errors import CheckpointError
 from simparallel.train.checkpoint import tree as trees
 from simparallel.train.checkpoint.arrays import CODES, DTYPES, Block, Region
@@ -120,14 +121,10 @@ def from_bytes(content: bytes) -> Manifest:
         )
     try:
         # Python's parser lets the last of several equal keys win, so another reader could see other data; refuse them.
-        data = json.loads(b"{" + content[front.end() :], parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+        data = json.loads(b"{" + content[front.end() :], parse_constant=no_constant, object_pairs_hook=_no_duplicates)
         return replace(_checked(data), sha256=found)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"it is malformed: {type(error).__name__}: {str(error)[:200]}.") from None
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
