@@ -52,7 +52,7 @@ class DryArray(np.ndarray):
     @property
     def base(self) -> Any:
         """The array that owns the memory, as in a real run; None if it is this one."""
-        return None if type(super().base) is AddressSpace else super().base
+        return None if isinstance(super().base, AddressSpace) else super().base
 
     # --- computing: the results have shapes and no elements ------------------------------------------
 
