@@ -2,23 +2,19 @@
 
 A `DryArray` has everything of an array but its elements: shape, dtype, strides, views, the array that owns its memory.
 So an op makes the same views and copies of dry arrays as of real ones, keeps as many bytes for backward, and computes
-nothing. The operating system allocates memory only when it is first written, so these arrays take none, and a large one
-may be larger than the machine's memory.
+nothing. The operating system allocates memory only when it is first written, so these arrays take none, of any size.
 
 Every function of NumPy that would read elements is one of three kinds here: a ufunc, whose result follows from shapes
 and dtypes; a function with an entry in `_RULES`; or a function written in Python, which runs on dry arrays itself.
-All others raise `UnknownValueError`, and so does a program that asks for an element. `unknown_numbers` adds the
-functions that make arrays of numbers.
+All others raise `UnknownValueError`, and so does a program that asks for an element.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import lru_cache
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -26,10 +22,10 @@ import numpy as np
 
 from simparallel.backend import has_data, register_namespace
 from simparallel.base.callsite import LIBRARIES, user_line
-from simparallel.base.system import address_space
+from simparallel.base.system import AddressSpace, address_space
 from simparallel.errors import UnknownValueError
 
-# Larger arrays take address space; the allocator of others is faster.
+# Such arrays take address space; the allocator of others is faster.
 _LARGE_BYTES = 1 << 20
 
 
@@ -49,17 +45,13 @@ def _has_elements(found: Any) -> bool:
     return isinstance(found, (np.ndarray, np.generic)) and not isinstance(found, DryArray)
 
 
-_BASE: Any = np.ndarray.base
-
-
 class DryArray(np.ndarray):
     """An array of a shape and dtype without elements. Made by `empty`; results of dry arrays are dry."""
 
     @property
     def base(self) -> Any:
         """The array that owns the memory, as in a real run; None if it is this one."""
-        base = _BASE.__get__(self)
-        return None if type(base) is mmap.mmap else base
+        return None if isinstance(super().base, AddressSpace) else super().base
 
     # --- computing: the results have shapes and no elements ------------------------------------------
 
@@ -361,11 +353,6 @@ def empty(shape: Any, dtype: Any = float, order: Any = "C", strides: Any = None,
     size_bytes = np.dtype(dtype).itemsize * (math.prod(shape) if isinstance(shape, (tuple, list)) else int(shape))
     memory = address_space(size_bytes) if size_bytes >= _LARGE_BYTES else None
     return np.ndarray.__new__(DryArray, shape, dtype, memory, 0, strides, order if order in ("C", "F") else "C")
-
-
-def uninitialized(shape: Any, dtype: Any) -> np.ndarray:
-    """Return an array for a parameter, which an initializer fills next; one without data in a dry run."""
-    return np.empty(shape, dtype) if given.new is None else given.new(shape, dtype)
 
 
 def dried(array: np.ndarray) -> DryArray:
@@ -682,7 +669,7 @@ class DryNamespace:
 
     @staticmethod
     def asarray(x: Any, dtype: Any = None, **_: Any) -> Any:
-        if isinstance(x, (list, tuple)) and _is_unknown(x):
+        if isinstance(x, (list, tuple)) and not all(map(has_data, x)):
             x = np.stack([DryNamespace.asarray(one) for one in x])
         elif isinstance(x, DryScalar):
             x = x._array
@@ -693,9 +680,9 @@ class DryNamespace:
         return np.asarray(x, dtype)
 
     @staticmethod
-    def array(x: Any, dtype: Any = None, *, ndmin: int = 0, **_: Any) -> Any:
-        x = DryNamespace.asarray(x, dtype).copy()
-        return x.reshape((1,) * (ndmin - x.ndim) + x.shape)
+    def array(x: Any, dtype: Any = None, **_: Any) -> Any:
+        x = DryNamespace.asarray(x, dtype)
+        return x.copy()
 
     @staticmethod
     def ascontiguousarray(x: Any, dtype: Any = None, **_: Any) -> Any:
@@ -710,48 +697,3 @@ class DryNamespace:
 xp = DryNamespace()
 for _scalar_type in (DryScalar, UnknownNumber):
     register_namespace(DryArray, xp, _scalar_type, is_dry=True)
-
-
-# --- NumPy's functions that make arrays of numbers ----------------------------------------------------
-
-
-def _is_unknown(x: Any) -> bool:
-    """Return whether a value, or one inside of lists and tuples, has no data."""
-    return any(map(_is_unknown, x)) if isinstance(x, (list, tuple)) else not has_data(x)
-
-
-def _aware(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return NumPy's function, which in a dry run makes an array without data of values that have none."""
-
-    @wraps(function)
-    def make(*args: Any, **kwargs: Any) -> Any:
-        is_dry = given.new is not None and args and _is_unknown(args[0])
-        return (getattr(xp, function.__name__) if is_dry else function)(*args, **kwargs)
-
-    return make
-
-
-_NUMPY_FUNCTIONS: dict[str, Any] = {"array": np.array, "asarray": np.asarray}
-_runs = [0]
-_runs_lock = threading.Lock()
-
-
-@contextmanager
-def unknown_numbers() -> Iterator[None]:
-    """Make `np.array([loss.item()])` an array without data inside the block, on threads that are ranks of a dry run.
-
-    NumPy asks a number for its value, and there is no value that would not hide that it is unknown. These functions
-    are replaced because NumPy has no protocol for them.
-    """
-
-    def count(change: int) -> None:
-        with _runs_lock:
-            _runs[0] += change
-            for name, function in _NUMPY_FUNCTIONS.items():
-                setattr(np, name, _aware(function) if _runs[0] else function)
-
-    count(1)
-    try:
-        yield
-    finally:
-        count(-1)

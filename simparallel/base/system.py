@@ -54,14 +54,17 @@ def without_huge_pages() -> Iterator[None]:
 _SET_THP_DISABLE, _GET_THP_DISABLE = 41, 42
 
 
-def address_space(size_bytes: int) -> mmap.mmap | None:
+AddressSpace = mmap.mmap
+
+
+def address_space(size_bytes: int) -> AddressSpace | None:
     """Return memory of any size whose pages are allocated when they are written; None on a system that has none."""
     if not hasattr(mmap, "MAP_ANONYMOUS"):
         return None
     # Without this flag, Linux refuses sizes that it could not back.
     unbacked = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform.startswith("linux") else 0)
     try:
-        return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unbacked)
+        return AddressSpace(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unbacked)
     except (OSError, ValueError, OverflowError):
         return None
 

@@ -18,7 +18,7 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.autograd.tape import mark_changed
 from simparallel.backend import filled, is_array, random_normal, random_state, random_uniform, to_device_like
-from simparallel.base.dry_arrays import uninitialized
+from simparallel.base.dry_new import uninitialized
 from simparallel.errors import DTypeError, InputError, ShapeError
 from simparallel.nn.deferred import Recipe, deferring, draw as drawn, placeholder, recipe_of
 from simparallel.nn.module import Parameter

@@ -15,7 +15,7 @@ from simparallel.autograd.ops.interpolate import check_settings
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import random_state
 from simparallel.base.checks import check_integer, is_integer
-from simparallel.base.dry_arrays import uninitialized
+from simparallel.base.dry_new import uninitialized
 from simparallel.errors import DTypeError, InputError
 from simparallel.nn.deferred import zero_row
 from simparallel.nn.module import Module, Parameter, TensorModule

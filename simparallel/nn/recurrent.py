@@ -20,7 +20,7 @@ from simparallel.autograd import Tensor, functions as F
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import get_namespace
 from simparallel.base.checks import check_integer
-from simparallel.base.dry_arrays import uninitialized
+from simparallel.base.dry_new import uninitialized
 from simparallel.errors import InputError, ShapeError
 from simparallel.nn.layers import Dropout, check_floating, format_settings
 from simparallel.nn.module import Module, Parameter

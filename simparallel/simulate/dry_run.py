@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from simparallel.backend import Array, has_data, random_state
-from simparallel.base.dry_arrays import empty, given, unknown_numbers, without_data
+from simparallel.base.dry_arrays import empty, given, without_data
+from simparallel.base.dry_new import unknown_numbers
 from simparallel.base.system import without_huge_pages
 from simparallel.comm import current
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
