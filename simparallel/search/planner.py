@@ -449,7 +449,9 @@ def _cluster() -> ClusterSpec:
 def _settings(parallel: AutoParallel) -> SearchSettings:
     limit, model = parallel._memory_limit, get_cost_model_context
     if limit is None:
-        limit = model("device_memory_capacity") or _cluster().device.memory_bytes
+        recorder = current_recorder()
+        limit = model("device_memory_capacity") or (recorder and recorder.memory.limit_bytes)
+        limit = limit or _cluster().device.memory_bytes
     return SearchSettings(
         method=parallel.parallel_mode,
         fully=bool(get_algo_parameters("fully_use_devices")),
