@@ -679,3 +679,24 @@ def test_backward_may_be_called_outside(mode):
     sp.set_seed(0)
     for found in sp.launch(gradients, (mode,), world_size=2, transport="inline"):
         np.testing.assert_array_equal(found, whole)
+
+
+def _product_with_a_large_weight(cuts, mode):
+    sp.manual_seed(3)
+    with no_init_parameters():
+        weight = initializer("normal", [64, 512])
+    product = ops.MatMul() if cuts is None else ops.MatMul().shard(cuts)
+    step = AutoParallel(lambda x: product(x, weight).sum(), mode)
+    return step(np.ones((2, 64), np.float32)).item(), weight.data.nbytes
+
+
+@pytest.mark.parametrize("cuts", [((1, 1), (1, 8)), ((1, 8), (8, 1)), None])
+def test_weight_larger_than_a_device(cuts):
+    mode = "semi_auto" if cuts else "auto"
+    whole, size_bytes = _product_with_a_large_weight(None, mode)
+    args, limit = (cuts, mode), 100_000
+    assert size_bytes > limit
+    results = sp.launch(_product_with_a_large_weight, args, world_size=8, transport="inline", device_memory=limit)
+    for found, own_bytes in results:
+        assert found == pytest.approx(whole, rel=1e-4)
+        assert own_bytes < limit
