@@ -36,11 +36,16 @@ class Reversible:
         adds_onto: it has one input, contributes to a part of its gradient, and uses `ctx.onto`.
         fills_rooms: it uses `ctx.gradient` or `ctx.rooms`.
         is_product: it is a product of its first two inputs: backward reads each only for the gradient of the other.
+        consumed: what to say where backward arrives a second time.
     """
 
     adds_onto = False
     fills_rooms = False
     is_product = False
+    consumed = (
+        "the graph behind {op!r} was consumed by an earlier backward; run the forward pass again, or pass "
+        "retain_graph=True the first time."
+    )
 
 
 class Node:
@@ -243,10 +248,7 @@ def _count_uses(root: Tensor) -> dict[int, int]:
     while stack:
         node = stack.pop()
         if node.ctx is None:
-            raise AutogradError(
-                f"backward: the graph behind {node.op!r} was consumed by an earlier backward; "
-                "run the forward pass again, or pass retain_graph=True the first time."
-            )
+            raise AutogradError(f"backward: {node.op.consumed.format(op=node.op)}")
         # Check only if some memory has been written since the node was made.
         if _newest > node.number:
             _check_unchanged(node)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -71,6 +71,7 @@ class Tensor(TensorMethods, TensorNumpy):
         "interpreter", "name", "placement",
     )  # fmt: skip
     _scaled: tuple[float, Tensor | None]  # set by `scale_loss` only
+    _counts_itself: ClassVar[bool] = False  # a subclass puts its memory on the account
     __array_priority__ = 1000  # cupy_array * tensor asks the tensor first; NumPy does so anyway
 
     def __init__(
@@ -93,7 +94,7 @@ class Tensor(TensorMethods, TensorNumpy):
             if recorder.home is not None:
                 data = recorder.home(data, requires_grad)
             # Tensors are counted only against a limit, so that a program without one pays nothing.
-            if recorder.memory.limit_bytes is not None:
+            if recorder.memory.limit_bytes is not None and not self._counts_itself:
                 what = f"a tensor of shape {data.shape}"
                 recorder.of(self._device).memory.hold(data, TENSORS, what=what, is_copied=True)
         self._data: Array = data

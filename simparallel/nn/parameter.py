@@ -28,6 +28,8 @@ class Parameter(Tensor):
     """
 
     __slots__ = ("_initial",)
+    # One without data takes no memory.
+    _counts_itself = True
 
     def __init__(self, data: Any, requires_grad: bool = True, name: str = "", device: Any = None) -> None:
         super().__init__(data, requires_grad, name, device)

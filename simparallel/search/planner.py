@@ -19,7 +19,7 @@ from simparallel.base.units import format_bytes
 from simparallel.comm import current
 from simparallel.errors import InputError, PlanError, SearchError
 from simparallel.hardware.cluster import ClusterSpec, describe
-from simparallel.hardware.recorder import current_recorder
+from simparallel.hardware.recorder import current_recorder, observer_of
 from simparallel.layout.sharding import Placement
 from simparallel.nn.deferred import placeholder
 from simparallel.parallel.operator.auto import AutoParallel
@@ -436,7 +436,8 @@ def _cluster() -> ClusterSpec:
 def _settings(parallel: AutoParallel) -> SearchSettings:
     limit, model = parallel._memory_limit, get_cost_model_context
     if limit is None:
-        limit = model("device_memory_capacity") or _cluster().device.memory_bytes
+        of_run = observer_of(None).memory.limit_bytes
+        limit = model("device_memory_capacity") or of_run or _cluster().device.memory_bytes
     return SearchSettings(
         method=parallel.parallel_mode,
         fully=bool(get_algo_parameters("fully_use_devices")),

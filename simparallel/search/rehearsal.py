@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from simparallel.autograd.tape import Node, Reversible
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.base.dry_arrays import empty
 from simparallel.hardware.cluster import describe
-from simparallel.hardware.memory import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, TENSORS, owner_of
+from simparallel.hardware.memory import ACTIVATIONS, GRADIENTS, PARAMETERS, TENSORS, owner_of
 from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.layout.sharding import Placement
 from simparallel.nn.recompute import checkpoint
@@ -31,22 +31,6 @@ from simparallel.search.prices import Events, Work
 
 if TYPE_CHECKING:
     from simparallel.search.space import Space
-
-
-class Kept(NamedTuple):
-    """What an op keeps for backward beside its inputs.
-
-    Attributes:
-        is_view: its result is a view of its first input.
-        keeps_output: backward reads the output.
-        other_bytes: of other arrays.
-        output_size: elements of the output, with which these bytes grow.
-    """
-
-    is_view: bool
-    keeps_output: bool
-    other_bytes: int
-    output_size: int
 
 
 Back = Callable[[Any, Array], Sequence[Array | None]]
@@ -71,7 +55,7 @@ class StepRehearsal:
 
     Attributes:
         peak_bytes: the most memory that the rank holds at one time.
-        kept: for each op what it keeps.
+        held_bytes: for each op those of its arrays that are held when backward begins, its result among them.
     """
 
     def __init__(self, space: Space, choice: Sequence[int]) -> None:
@@ -84,7 +68,7 @@ class StepRehearsal:
                 if source.kind == NODE:
                     self._last[source.number] = number
         self._late: dict[int, list[tuple[Tensor, Array]]] = {}
-        self.kept: dict[int, Kept] = {}
+        self._makers: dict[int, int] = {}
         recorder = Recorder(0, describe(1), record="off")
         self._memory = recorder.memory
         # Many ops divide by zero here; only sizes matter.
@@ -119,6 +103,10 @@ class StepRehearsal:
             self._forget(results, part.end - 1)
             start = part.end
         self._forward(range(start, len(self._nodes)), results)
+        self.held_bytes = [0] * len(self._nodes)
+        for key, held in self._memory._held.items():
+            if key in self._makers:
+                self.held_bytes[self._makers[key]] += held.size_bytes
         roots = [results[source] for number in graph.roots if (source := Source(NODE, number)) in results]
         results.clear()
         if graph.num_micro_batches == 1:
@@ -209,9 +197,8 @@ class StepRehearsal:
         return self._hold(x, ACTIVATIONS)
 
     def _op(self, number: int, inputs: list[Tensor]) -> Tensor:
-        node, choice, memory = self._nodes[number], self._chosen[number], self._memory
+        node, choice = self._nodes[number], self._chosen[number]
         if isinstance(node.op, Redistribute):
-            self.kept[number] = Kept(True, False, 0, 1)
             return inputs[0]
         call, arrays = choice.call, [x.data for x in inputs]
         plan, halo = call.plan_of(call.sharding.mesh.ranks[0]), call.window_cut
@@ -219,16 +206,10 @@ class StepRehearsal:
             arrays[halo.input] = self._new(*plan.inputs[halo.input], ACTIVATIONS)
         ctx = Rehearsal(tuple(node.has_backward and needed for needed in node.needs), plan, call.sharding)
         ctx.xp = get_namespace(*arrays)
-        before = memory.total - memory.live[BUFFERS]
-        data = node.op.run_forward(ctx, arrays)
-        y = Tensor._result(data, placement=call.made)
-        owner, kept = owner_of(y.data), [x for x in vars(ctx).values() if is_array(x)]
-        is_view = owner is owner_of(arrays[0])
-        # A number is no array, and not counted.
-        is_new = not is_view and is_array(data)
-        other_bytes = memory.total - memory.live[BUFFERS] - before - is_new * owner.nbytes
-        del data
-        self.kept[number] = Kept(is_view, any(owner_of(x) is owner for x in kept), other_bytes, y.size)
+        y = Tensor._result(node.op.run_forward(ctx, arrays), placement=call.made)
+        kept = [x for x in vars(ctx).values() if is_array(x)]
+        made = {id(owner_of(x)) for x in (y.data, *kept)} - {id(owner_of(x)) for x in arrays}
+        self._makers |= dict.fromkeys(made, number)
         if True in ctx.needs:
             ctx.summed = [(i, x) for i, x in enumerate(inputs) if ctx.needs[i] and self._is_summed(call, i)]
             back = _Step(partial(self._op_backward, node.op, call))
@@ -280,6 +261,7 @@ class StepRehearsal:
         return self._hold(_array(shape, dtype), category)
 
     def _hold(self, array: Array, category: str) -> Array:
+        self._makers.pop(id(array), None)
         self._memory.hold(array, category)
         return array
 

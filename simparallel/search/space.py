@@ -26,8 +26,8 @@ from simparallel.layout.sharding import Placement, Sharding, placement
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.operator.explain import Input
 from simparallel.parallel.operator.op_call import Call, uncut
+from simparallel.search import memory
 from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, Node, Source
-from simparallel.search.memory import Memory
 from simparallel.search.prices import MOST_DEVICES, Events, Prices, sums_ps
 from simparallel.search.problem import Problem
 from simparallel.search.rehearsal import StepRehearsal
@@ -201,12 +201,6 @@ class Space:
             nodes.append(known[key])
         return Problem(tuple(nodes), edges, memory, edge_memory)
 
-    @property
-    def memory(self) -> Memory:
-        """The memory that the choices hold."""
-        # Not cached: without reference cycles, the many objects of a search are freed at its end.
-        return Memory(self)
-
     def peak_bytes(self, choice: Sequence[int]) -> int:
         """Return the peak [bytes] of a rank's memory in a step with these choices."""
         key = tuple(choice)
@@ -231,8 +225,7 @@ class Space:
         for number in self.graph.results:
             nodes[number] = nodes[number] + self._gathering_ps(number)
         edges: dict[tuple[int, int], np.ndarray] = {}
-        memory = self.memory
-        held = list(memory.of_nodes())
+        held = memory.of_nodes(self)
         copies: dict[tuple[int, int], np.ndarray] = {}
         known_copies: dict[Any, np.ndarray | None] = {}
         for reader, node in enumerate(self.graph.nodes):
@@ -242,7 +235,7 @@ class Space:
                     continue
                 same = id(table), id(self.choices[reader]), i, reader in self.again, node.has_backward
                 if same not in known_copies:
-                    known_copies[same] = memory.of_edge(reader, i, table)
+                    known_copies[same] = memory.of_edge(self, reader, i, table)
                 copied = known_copies[same]
                 if self._follow and maker is not None and i == 0 and node.rule in _ELEMENTWISE:
                     table = np.where(table > 0, FORBIDDEN_PS, 0)

@@ -66,7 +66,7 @@ def test_explanations_follow_the_plan(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_front_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main([*MLP, "--front", "--out", "plan.json"]) == 0
+    assert main.main([*MLP, "--batch", "4096", "--front", "--out", "plan.json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["plan", "memory", "step", "micro-batches", "recomputed", "parts"]
     count = sum(line.startswith("written") for line in lines)

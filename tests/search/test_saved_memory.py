@@ -40,7 +40,7 @@ def test_the_front_runs_as_priced():
         assert before.step_time_ps > after.step_time_ps
     assert plans[-1].step_time_ps <= plan_graph(graph, cluster, split=split).step_time_ps
     assert {plan.num_micro_batches for plan in plans} == {1, 2, 4}
-    assert {len(plan.recomputed) for plan in plans} >= {0, 2}
+    assert {len(plan.recomputed) for plan in plans} >= {0, 1}
     for plan in plans:
         assert _step_ps(plan, cluster) == plan.step_time_ps
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from simparallel.autograd import Tensor
 from simparallel.autograd.grad_mode import grad_mode
+from simparallel.autograd.tape import Node, Reversible
 from simparallel.autograd.tensor import as_tensor
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import is_array
@@ -359,4 +360,21 @@ def input_layout(shape: tuple[int, ...], entry: Any, device_num: int) -> Layout:
 
 
 def _whole(x: Any) -> Any:
-    return x.full_tensor() if isinstance(x, Tensor) else x
+    if not isinstance(x, Tensor):
+        return x
+    whole = x.full_tensor()
+    if x._node is not None and x._node.ctx is None:
+        whole = Tensor._result(whole.data, Node(_STEPPED, None, ()))  # type: ignore[arg-type]
+    return whole
+
+
+class _Stepped(Reversible):
+    """The tape entry of a result whose graph the backward of the step has consumed."""
+
+    consumed = (
+        "this result of AutoParallel is detached: the step that AutoParallel ran has computed the gradients itself, "
+        "by backward or value_and_grad. Leave this call out, or let the step return the loss without computing them."
+    )
+
+
+_STEPPED = _Stepped()

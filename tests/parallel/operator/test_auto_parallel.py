@@ -10,7 +10,14 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel import functions as F, nn, ops, optim
-from simparallel.errors import DeviceOutOfMemoryError, InputError, LayoutError, RunFailedError, StrategyError
+from simparallel.errors import (
+    AutogradError,
+    DeviceOutOfMemoryError,
+    InputError,
+    LayoutError,
+    RunFailedError,
+    StrategyError,
+)
 from simparallel.hardware.recorder import current_recorder
 from simparallel.layout.layout import Layout
 from simparallel.nn.init import initializer
@@ -639,3 +646,57 @@ def test_strategy_on_one_rank_is_noted(capfd):
 
     assert sp.launch(lambda: relu(sp.Tensor([-1.0, 2.0])).tolist(), world_size=1, transport="inline") == [[0.0, 2.0]]
     assert "there is one rank" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("mode", ["semi_auto", "auto"])
+def test_second_backward_says_that_the_step_did_it(mode):
+    net = nn.Linear(4, 2)
+
+    def step(x):
+        loss = net(x).sum()
+        loss.backward()
+        return loss
+
+    loss = AutoParallel(step, mode)(np.ones((2, 4), np.float32))
+    before = net.weight.grad.numpy().copy()
+    for again in (loss, loss * 2 + net.bias.sum()):
+        with refused(AutogradError):
+            again.backward()
+    np.testing.assert_array_equal(net.weight.grad.numpy(), before)
+
+
+@pytest.mark.parametrize("mode", ["semi_auto", "auto"])
+def test_backward_may_be_called_outside(mode):
+    def gradients(mode):
+        net = nn.Linear(4, 2, dtype=np.float64)
+        net.weight.data[...] = np.arange(8.0).reshape(2, 4)
+        step = lambda x: (net(x) ** 2).sum()  # noqa: E731
+        (step if mode is None else AutoParallel(step, mode))(sp.Tensor(np.eye(4))).backward()
+        return net.weight.grad.numpy() if mode is None else net.weight.grad.full_tensor().numpy()
+
+    sp.set_seed(0)
+    whole = gradients(None)
+    sp.set_seed(0)
+    for found in sp.launch(gradients, (mode,), world_size=2, transport="inline"):
+        np.testing.assert_array_equal(found, whole)
+
+
+def _product_with_a_large_weight(cuts, mode):
+    sp.manual_seed(3)
+    with no_init_parameters():
+        weight = initializer("normal", [64, 512])
+    product = ops.MatMul() if cuts is None else ops.MatMul().shard(cuts)
+    step = AutoParallel(lambda x: product(x, weight).sum(), mode)
+    return step(np.ones((2, 64), np.float32)).item(), weight.data.nbytes
+
+
+@pytest.mark.parametrize("cuts", [((1, 1), (1, 8)), ((1, 8), (8, 1)), None])
+def test_weight_larger_than_a_device(cuts):
+    mode = "semi_auto" if cuts else "auto"
+    whole, size_bytes = _product_with_a_large_weight(None, mode)
+    args, limit = (cuts, mode), 100_000
+    assert size_bytes > limit
+    results = sp.launch(_product_with_a_large_weight, args, world_size=8, transport="inline", device_memory=limit)
+    for found, own_bytes in results:
+        assert found == pytest.approx(whole, rel=1e-4)
+        assert own_bytes < limit
