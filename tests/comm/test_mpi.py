@@ -116,18 +116,19 @@ print(os.environ["RANK"], os.environ["LOCAL_RANK"], sp.node_group().ranks, repr(
 
 def test_script_matches_run_on_devices(mpi: Mpi) -> None:
     """The same bits, and the same simulated times."""
-    done = mpi.run(4, TRAIN, "--nodes", "2")
+    done = mpi.run(4, TRAIN, "--nodes", "2", "--devices-per-rank", "2")
     assert done.returncode == 0, done.stderr
     run = mpi.folder / "runs" / "train"
     told = {line for line in done.stdout.splitlines() if line.startswith("[rank")}
     assert told == {f"[rank {r}] {(run / f'worker_{r}.log').read_text().rstrip()}" for r in range(4)}
     assert (run / "node_1" / "worker_3.log").exists()
     assert "ended with 0" in (run / "scheduler.log").read_text()
-    assert json.loads((run / "metrics.json").read_text())["cluster"] == "4 x a100 on 2 nodes"
+    assert json.loads((run / "metrics.json").read_text())["cluster"] == "4 ranks x 2 a100 on 2 nodes"
 
     # In a process of its own: a seed that another test has set would be that of the ranks.
     devices = mpi.folder / "devices"
-    done = mpi.python_("-m", "simparallel", "run", "-n", "4", "--nodes", "2", "--log-dir", "devices", "train.py")
+    words = ["run", "-n", "4", "--nodes", "2", "--devices-per-rank", "2", "--log-dir", "devices", "train.py"]
+    done = mpi.python_("-m", "simparallel", *words)
     assert done.returncode == 0, done.stderr
     for rank in range(4):
         assert (run / f"worker_{rank}.log").read_text() == (devices / f"worker_{rank}.log").read_text()

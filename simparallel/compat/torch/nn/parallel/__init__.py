@@ -8,7 +8,7 @@ from typing import Any
 from simparallel import parallel
 from simparallel.compat.front import front
 from simparallel.hardware.cuda import cuda_device
-from simparallel.parallel import MixedPrecision as _MixedPrecision, gather, parallel_apply, replicate, scatter
+from simparallel.parallel import gather, parallel_apply, replicate, scatter
 
 
 @front(parallel.DistributedDataParallel)
