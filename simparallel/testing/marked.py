@@ -5,6 +5,7 @@ The hooks are in `pytest_simparallel`, a module beside the package.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -81,6 +82,11 @@ def _checked(item: pytest.Function, marker: pytest.Mark) -> tuple[int, dict[str,
     size = marker.args[0] if marker.args else settings.pop("size", None)
     if not isinstance(size, int) or len(marker.args) > 1:
         raise InputError(f"{item.name}: the marker is world(SIZE, transport=..., ...), such as world(4).")
+    # Plugins for such tests wrap the function.
+    if inspect.iscoroutinefunction(inspect.unwrap(item.obj)):
+        raise InputError(
+            f"{item.name}: ranks run plain functions, not async ones; call asyncio.run inside of the test."
+        )
     return size, {"transport": "shm", **settings}
 
 

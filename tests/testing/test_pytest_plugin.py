@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -219,6 +222,14 @@ def test_marker_without_a_size_is_refused(check, marker):
     result.stdout.fnmatch_lines(["*test_it: the marker is world(SIZE, transport=..., ...), such as world(4).*"])
 
 
+def test_async_body_is_refused(check):
+    """Its coroutine would never run."""
+    result = check("\n@world(2)\nasync def test_it():\n    assert False\n")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*test_it: ranks run plain functions, not async ones*"])
+
+
 @pytest.mark.process
 def test_leak_fails_the_session(check, monkeypatch):
     """Ranks that do not end are found when the session ends."""
@@ -288,3 +299,27 @@ def test_block_of_the_guide(pytester):
     pytester.makepyfile(block)
 
     pytester.runpytest_inprocess(*OPTIONS).assert_outcomes(passed=3)
+
+
+KNOWN = [
+    "\n  Benchmarks are automatically disabled because xdist plugin is active.",
+    'The configuration option "asyncio_default_fixture_loop_scope" is unset.\nThe event loop scope',
+]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("texts", [KNOWN, ["another one"]], ids=["known", "other"])
+def test_suite_starts_beside_other_plugins(tmp_path, texts):
+    """It turns warnings into errors, but not those that pytest-benchmark and pytest-asyncio give as they start."""
+    plugin = (
+        f"import warnings\n\ndef pytest_configure(config):\n    for text in {texts}:\n        warnings.warn(text)\n"
+    )
+    (tmp_path / "of_a_test.py").write_text(plugin)
+    root = Path(__file__).parents[2]
+    words = ["-n", "0", "-p", "of_a_test", "-p", "no:cacheprovider", "--collect-only", "tests/base/test_blas.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=root, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"}, capture_output=True, timeout=60,
+    )  # fmt: skip
+
+    assert (done.returncode == 0) == (texts is KNOWN), done.stderr.decode()
