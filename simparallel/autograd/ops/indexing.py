@@ -297,10 +297,8 @@ def _without_masks(items: tuple[Any, ...], x: Tensor) -> tuple[Any, ...]:
 
 def _as_indices(item: Any, x: Tensor) -> Any:
     """Turn an array or a list into a Tensor; return other items unchanged."""
-    if isinstance(item, list):
-        item = get_namespace(x.data).asarray(item, dtype=None if item else "int64")
-    if is_array(item):
-        item = as_tensor(item)
+    if isinstance(item, list) or is_array(item):
+        item = as_index(item, x)
     if isinstance(item, (bool, np.bool_)) or (isinstance(item, Tensor) and not item.ndim and item.dtype == bool):
         raise InputError(
             f"{item!r} is not an index: a mask has the shape of the dims from which it selects; x[None] adds a dim."

@@ -88,8 +88,9 @@ def linspace(start: float, end: float, steps: int, dtype: Any = np.float32, devi
     """
     kind = np.dtype(dtype)
     first, last = (int(start), int(end)) if kind.kind in "iu" else (float(start), float(end))
-    is_held = kind.kind not in "iu" or np.iinfo(kind).min <= min(first, last) <= max(first, last) <= np.iinfo(kind).max
-    if steps < 0 or not is_held:
+    if steps < 0 or (
+        kind.kind in "iu" and not all(np.iinfo(kind).min <= n <= np.iinfo(kind).max for n in (first, last))
+    ):
         raise InputError(f"linspace: cannot make {steps} numbers from {first} to {last} in {kind}.")
     at, gap = np.arange(steps), (last - first) / max(steps - 1, 1)
     # PyTorch counts the second half from the end.
