@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import has_data
-from simparallel.base.dry_arrays import given, xp
+from simparallel.base.dry_arrays import UnknownNumber, given, xp
 
 _FUNCTIONS: dict[str, Any] = {"array": np.array, "asarray": np.asarray}
 _runs = [0]
@@ -48,9 +48,10 @@ def unknown_numbers() -> Iterator[None]:
 def _aware(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def make(*args: Any, **kwargs: Any) -> Any:
-        if given.new is None or not args or not _is_unknown(args[0]):
-            return function(*args, **kwargs)
-        return _without_data(name, *args, **kwargs)
+        x = args[0] if args and given.new is not None else None
+        if isinstance(x, (list, tuple, UnknownNumber)) and _is_unknown(x):
+            return _without_data(name, *args, **kwargs)
+        return function(*args, **kwargs)
 
     return make
 
