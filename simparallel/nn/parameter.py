@@ -20,7 +20,8 @@ class Parameter(Tensor):
     """A leaf tensor that a Module registers, and that requires a gradient by default.
 
     Args:
-        data: array (kept, not copied), Tensor, number or nested sequence; floating point.
+        data: array (kept, not copied), Tensor, number or nested sequence; floating point. A sharded Tensor makes a
+            sharded parameter of its layout.
         requires_grad: collect a gradient for it.
         name: for messages and for parameter groups. If empty, it becomes the dotted path below the outermost module,
             completed as each module is registered in its parent.
@@ -33,7 +34,9 @@ class Parameter(Tensor):
 
     def __init__(self, data: Any, requires_grad: bool = True, name: str = "", device: Any = None) -> None:
         super().__init__(data, requires_grad, name, device)
-        self.initial = getattr(data, "initial", None)
+        self._initial: Recipe | None = None
+        if is_deferred(data):
+            self.initial = data.initial
         if not deferring.active:
             hold(self, PARAMETERS, f"a parameter of shape {self.shape}")
 

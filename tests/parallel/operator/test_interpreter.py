@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 
 import simparallel as sp
+from simparallel.errors import LayoutError
 from simparallel.nn.deferred import DRAWING
 from simparallel.parallel import distribute_tensor, implicit_replication, no_init_parameters
 from simparallel.parallel.operator.interpreter import SHARDED
@@ -91,3 +93,41 @@ def test_op_draws_what_it_needs(inline, is_cut: bool) -> None:
     expected = (np.arange(8).reshape(4, 2) @ np.ones((2, 2))).tolist()
     for count, left, y in inline.run(2, program):
         assert (count, left, y) == (4 if is_cut else 8, None, expected)
+
+
+def _trained(make):
+    """Train one parameter for two steps; return its layouts and its elements."""
+    weight = sp.nn.Parameter(make(np.arange(12.0).reshape(6, 2)), name="w")
+    optimizer = sp.optim.SGD([weight], 0.25, momentum=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (weight * weight).sum().backward()
+        optimizer.step()
+    layouts = weight.layout, weight.grad.layout, sp.Tensor(weight).layout
+    return layouts, weight.full_tensor().numpy().tolist()
+
+
+def test_a_parameter_of_a_sharded_tensor_is_sharded():
+    layout = sp.Layout((2,), ("a",))("a", "None")
+
+    _, whole = _trained(lambda x: x)
+
+    def run():
+        return _trained(lambda x: distribute_tensor(x, layout))
+
+    for layouts, found in sp.launch(run, world_size=2, transport="inline"):
+        assert layouts == (layout,) * 3
+        assert found == whole
+
+
+def test_a_parameter_of_an_unfinished_sum_is_refused():
+    def run():
+        layout = sp.Layout((2,), ("a",))
+        x = distribute_tensor(np.ones((2, 4)), layout("None", "a"))
+        w = distribute_tensor(np.ones((4, 2)), layout("a", "None"))
+        y = x @ w
+        with refused(LayoutError):
+            sp.nn.Parameter(y)
+        return sp.nn.Parameter(y.redistribute(layout("None", "None"))).full_tensor().numpy().tolist()
+
+    assert sp.launch(run, world_size=2, transport="inline") == [[[4.0, 4.0]] * 2] * 2
