@@ -57,7 +57,7 @@ def captured(step: Callable[..., Any] | None = None, *, warmups: int = 2, max_gr
     optimizers, or call `zero_grad`: these belong before or after it. Masks of dropout are drawn on the host for each
     launch. Labels and the loss are checked after a launch, with one host synchronization, as in the step itself.
 
-    Named after CUDA's captures; PyTorch has `torch.cuda.make_graphed_callables`. It has not run on a real GPU yet.
+    Named after CUDA's captures; PyTorch has `torch.cuda.make_graphed_callables`.
 
     Args:
         step: a function of Tensors, arrays and hashable constants; arrays in host memory are copied to the
