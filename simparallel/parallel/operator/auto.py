@@ -241,15 +241,13 @@ def check_same_calls(calls: list[tuple[Any, ...]]) -> None:
 
     Collective: yes.
     """
-    communicator = current()
-    if communicator.world_size == 1:
+    # Without an event: it is no work of the step.
+    exchange = partial(current().world.exchange, asker="AutoParallel: calls of ops")
+    digests = exchange(blake2b(repr(calls).encode(), digest_size=16).digest())
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is None:
         return
-    with communicator.asked_by("AutoParallel: calls of ops"):
-        digests = communicator.all_gather_object(blake2b(repr(calls).encode(), digest_size=16).digest())
-        other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
-        if other is None:
-            return
-        each = communicator.all_gather_object(calls)
+    each = exchange(calls)
     pairs = zip_longest(each[0], each[other], fillvalue=("nothing", "the end"))
     number, ends = next((number, pair) for number, pair in enumerate(pairs) if pair[0] != pair[1])
     told = (f"{name} at {line}{f' with {given}' if given else ''}" for name, line, *given in ends)
