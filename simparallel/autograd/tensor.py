@@ -80,12 +80,9 @@ class Tensor(TensorMethods, TensorNumpy):
         if not isinstance(requires_grad, bool):  # MindSpore's Tensor(data, dtype)
             dtype, requires_grad = requires_grad, False
         self._device: Device | None = current_device() if device is None else find_device(device)
-        self.placement: Placement | None = None
-        self.interpreter: AbstractInterpreter | None = None
+        self.placement: Placement | None = getattr(data, "placement", None)
+        self.interpreter: AbstractInterpreter | None = None if self.placement is None else data.interpreter
         if isinstance(data, Tensor):
-            if data.placement is not None:
-                _check_finished(data)
-                self.placement, self.interpreter = data.placement, data.interpreter
             if device is None:
                 self._device = data._device or self._device
             elif self._device is not data._device:
@@ -587,15 +584,6 @@ def scale_loss(loss: Tensor, scale: float, may_overflow: bool = False) -> Tensor
         scaled = loss * scale
     scaled._scaled = scale, loss if may_overflow else None
     return scaled
-
-
-def _check_finished(x: Tensor) -> None:
-    """Raise LayoutError for an unfinished sum: a leaf of it would add up its gradients otherwise."""
-    if x.layout is not None and x.layout.partial:
-        raise LayoutError(
-            f"Tensor: the data is laid out as {x.layout!r}, an unfinished sum over {', '.join(x.layout.partial)}; "
-            "finish it first: redistribute() it to a layout without a sum."
-        )
 
 
 def seed_of(root: Tensor, grad: Any, check_finite: bool) -> Array:

@@ -113,13 +113,13 @@ class Group:
         self.lane.submit(call)
         return call if async_op else call.wait()
 
-    def exchange(self, value: Any) -> list[Any]:
+    def exchange(self, value: Any, asker: str = "connecting GPUs") -> list[Any]:
         """Return every member's value, in the order of the group. Collective; records no event."""
         # Earlier calls record theirs.
         self.lane.finish()
         recorder, self.recorder = self.recorder, None
         try:
-            return self.objects(ALL_GATHER, value, None, "connecting GPUs")
+            return self.objects(ALL_GATHER, value, None, asker)
         finally:
             self.recorder = recorder
 

@@ -26,6 +26,9 @@ class Parameter(Tensor):
         name: for messages and for parameter groups. If empty, it becomes the dotted path below the outermost module,
             completed as each module is registered in its parent.
         device: see `Tensor`.
+
+    Raises:
+        LayoutError: a sharded Tensor that is an unfinished sum.
     """
 
     __slots__ = ("_initial",)
@@ -34,6 +37,11 @@ class Parameter(Tensor):
 
     def __init__(self, data: Any, requires_grad: bool = True, name: str = "", device: Any = None) -> None:
         super().__init__(data, requires_grad, name, device)
+        if self.layout is not None and self.layout.partial:
+            raise LayoutError(
+                f"Parameter: the data is laid out as {self.layout!r}, an unfinished sum over "
+                f"{', '.join(self.layout.partial)}; finish it first: redistribute() it to a layout without a sum."
+            )
         self._initial: Recipe | None = None
         if is_deferred(data):
             self.initial = data.initial

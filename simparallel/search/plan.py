@@ -59,7 +59,7 @@ class Plan:
             after an edit.
         data_parallel_ps: the same for data parallelism.
         cost_ps, bound_ps: cost of the plan in the model of the search, and a lower bound on all plans' costs.
-        memory_bytes: peak of a device's memory in a step, without work arrays of kernels; None as for the time.
+        memory_bytes: peak of a device's memory in a step, as a run counts it; None as for the time.
         notes: what the search left out.
         recomputed: names of the first calls of the optional parts (`nn.checkpoint`) that backward runs again.
         num_micro_batches: number of parts into which `parallel.micro_batches` splits a batch.

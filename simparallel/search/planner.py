@@ -22,7 +22,7 @@ from simparallel.hardware.cluster import ClusterSpec, describe
 from simparallel.hardware.recorder import current_recorder, observer_of
 from simparallel.layout.sharding import Placement
 from simparallel.nn.deferred import placeholder
-from simparallel.parallel.operator.auto import AutoParallel
+from simparallel.parallel.operator.auto import AutoParallel, check_same_calls
 from simparallel.search.elimination import eliminate
 from simparallel.search.execute import Planned
 from simparallel.search.following import data_parallel
@@ -413,6 +413,7 @@ def interpreter(
     communicator = current()
     if plan is None:
         graph, *split = graphs_of(parallel.network, args, kwargs)
+        check_same_calls([(node.op.name, node.line, *node.shapes) for node in graph.nodes])
         found = None
         if communicator.rank == 0:
             found = plan_graph(graph, _cluster(), _settings(parallel), progress, split).to_dict()

@@ -138,7 +138,7 @@ def row(size, dtype, optimizer, device_num):
 
 
 @pytest.mark.matrices
-@pytest.mark.parametrize("case", [case for case in CASES if case[0] == "0.1 B"], ids=str)
+@pytest.mark.parametrize("case", [("0.1 B", "float32", "SGD", 1), ("0.1 B", "float16", "AdamW", 8)], ids=str)
 def test_plan_of_a_gpt_has_its_peak(case):
     assert row(*case)
 

@@ -16,6 +16,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from hashlib import blake2b
+from itertools import zip_longest
 from math import prod
 from operator import itemgetter
 from typing import Any
@@ -83,7 +85,8 @@ class AutoParallel:
         plan: the plan of the last call; None before, and in semi-automatic mode.
 
     Raises:
-        InputError: unknown mode or dataset strategy, or a plan in semi-automatic mode.
+        InputError: unknown mode or dataset strategy, or a plan in semi-automatic mode; (when called) the ranks call
+            different ops.
         PlanError: (also when called) the plan cannot be read, or does not fit the program.
         SearchError: (when called) no plan fits into the memory.
         UnknownValueError: (when called, modes that search) the program branches on a value.
@@ -94,7 +97,7 @@ class AutoParallel:
         UserWarning: (the first call with arguments of new shapes, rank 0) ops without a strategy move 4 KiB or more.
 
     Collective: yes, every rank makes the same calls. The first call with arguments of new shapes also compares these
-    shapes between the ranks.
+    shapes, and the calls of ops, between the ranks.
 
     Example:
         >>> relu = sp.AutoParallel(sp.ops.ReLU().shard(((1, 1),)))
@@ -156,7 +159,7 @@ class AutoParallel:
         named = {name: change_each(arg, partial(_as_input, rest, shapes)) for name, arg in kwargs.items()}
         # `redistributions` lists the last call only. The mode belongs to this thread, and calls may be nested.
         self.redistributions = []
-        before = mode.automatic, mode.strict, mode.noted, grad_mode.interpreter
+        before = mode.automatic, mode.strict, mode.noted, mode.calls, grad_mode.interpreter
         mode.automatic, mode.strict, mode.noted = True, self.strict or mode.strict, self.redistributions
         grad_mode.interpreter = SHARDED
         try:
@@ -164,10 +167,12 @@ class AutoParallel:
             is_new = self._check_equal(tuple(shapes))
             if self.parallel_mode != "semi_auto":
                 grad_mode.interpreter = self._by_plan(tuple(shapes), laid, named)
+            mode.calls = [] if is_new else None
             result = self.network(*laid, **named)
             if self._gathers:
                 result = change_each(result, _whole)
-            if is_new:
+            if mode.calls is not None:
+                check_same_calls(mode.calls)
                 self._warn_of_movement()
             return result
         # This rank may know its shapes while another rank's are new: its comparison then meets a collective of an op.
@@ -178,7 +183,7 @@ class AutoParallel:
             )
             raise
         finally:
-            mode.automatic, mode.strict, mode.noted, grad_mode.interpreter = before
+            mode.automatic, mode.strict, mode.noted, mode.calls, grad_mode.interpreter = before
 
     def _by_plan(self, shapes: tuple[tuple[int, ...], ...], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return the interpreter of the plan for such a call. Collective: yes, if a plan is searched."""
@@ -246,6 +251,28 @@ def cut_by_context(searches: bool = False) -> partial[AutoParallel] | None:
         how = context.SEARCHES[context.get_auto_parallel_context("search_mode")]
     return partial(
         AutoParallel, parallel_mode=how, dataset_strategy=context.get_auto_parallel_context("dataset_strategy")
+    )
+
+
+def check_same_calls(calls: list[tuple[Any, ...]]) -> None:
+    """Raise InputError if ranks call different ops: each call is a name, a line, and what it is given.
+
+    Collective: yes.
+    """
+    # Without an event: it is no work of the step.
+    exchange = partial(current().world.exchange, asker="AutoParallel: calls of ops")
+    digests = exchange(blake2b(repr(calls).encode(), digest_size=16).digest())
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is None:
+        return
+    each = exchange(calls)
+    pairs = zip_longest(each[0], each[other], fillvalue=("nothing", "the end"))
+    number, ends = next((number, pair) for number, pair in enumerate(pairs) if pair[0] != pair[1])
+    told = (f"{name} at {line}{f' with {given}' if given else ''}" for name, line, *given in ends)
+    raise InputError(
+        f"AutoParallel: ranks run different programs: call {number} of an op is {next(told)} on rank 0, and "
+        f"{next(told)} on rank {other}. Each rank holds slices of the same tensors, so all ranks have to make the same "
+        "calls: let nothing inside of the step depend on the rank, or use DistributedDataParallel."
     )
 
 

@@ -25,7 +25,8 @@ from simparallel import collectives
 from simparallel.autograd import Context, Op, Redistribute, Tensor
 from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.autograd.tape import Node, Reversible, grad_mode
-from simparallel.backend import Array, get_namespace, is_array
+from simparallel.backend import Array, get_namespace, has_data, is_array
+from simparallel.base.callsite import user_line
 from simparallel.comm import Communicator, Group, current
 from simparallel.errors import LayoutError
 from simparallel.hardware.memory import ACTIVATIONS, PARAMETERS
@@ -404,6 +405,9 @@ class _Sharded(NamedInterpreter):
     def runner(self, op: Op, inputs: tuple[Tensor, ...]) -> Runner:
         """Return the Runner of the op for inputs of these layouts, the same one in every step. Raises as `run`."""
         own = sharder()
+        if mode.calls is not None:
+            numbers = [x.data.item() for x in inputs if x.placement is None and not x.shape and has_data(x.data)]
+            mode.calls.append((op.name, user_line(), *(x.shape for x in inputs), *numbers))
         # Equal placements are one object (`placement` is cached), so the key is cheap to hash and compare.
         lie = [x.placement or x.data.shape for x in inputs]
         # Automatic mode decides by which inputs are parameters, so the key includes that.

@@ -35,6 +35,7 @@ class Mode(threading.local):
         quick: small tensors are redistributed by the plan that takes the least time.
         noted: list that collects implicit redistributions, or None.
         ranks: the ranks that run the ops; None for all.
+        calls: list that collects the calls of ops, or None.
     """
 
     automatic = False
@@ -43,6 +44,7 @@ class Mode(threading.local):
     quick = False
     noted: list[Implicit] | None = None
     ranks: tuple[int, ...] | None = None
+    calls: list[Any] | None = None
 
 
 mode = Mode()

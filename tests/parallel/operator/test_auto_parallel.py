@@ -700,3 +700,23 @@ def test_weight_larger_than_a_device(cuts):
     for found, own_bytes in results:
         assert found == pytest.approx(whole, rel=1e-4)
         assert own_bytes < limit
+
+
+@pytest.mark.parametrize("mode", ["semi_auto", "auto"])
+@pytest.mark.parametrize("kind", ["branch", "factor"])
+def test_ranks_that_run_different_ops_are_refused(kind, mode):
+    def run():
+        weight, rank = nn.Parameter(np.ones((4, 2))), sp.get_rank()
+
+        def step(x):
+            y = x @ weight
+            if kind == "factor":
+                y = y * (1.0 + rank)
+            elif rank == 1:
+                y = y * 2
+            return (y * y).sum()
+
+        AutoParallel(step, mode)(np.ones((2, 4)))
+
+    with refused(RunFailedError):
+        sp.launch(run, world_size=2, transport="inline")
