@@ -7,8 +7,9 @@ import numpy as np
 
 import simparallel as sp
 from simparallel.hardware.cluster import describe
+from simparallel.search.following import data_parallel, follow
 from simparallel.search.model_steps import MODELS, ModelStep
-from simparallel.search.planner import data_parallel, follow, pareto_plans
+from simparallel.search.planner import pareto_plans
 from simparallel.search.replay import replay
 from simparallel.search.space import Space
 

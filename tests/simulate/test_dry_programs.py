@@ -161,7 +161,7 @@ def compute_elsewhere() -> None:
 
 def add_up() -> None:
     total = 0.0
-    total += float(unknown_loss())
+    total += float(unknown_loss().detach())
 
 
 def list_() -> None:
@@ -212,7 +212,12 @@ def test_given_value_decides() -> None:
     values = count()
 
     def program() -> None:
-        asked = [unknown_loss().item(), float(unknown_loss()), int(unknown_loss()), unknown_loss() > 5]
+        asked = [
+            unknown_loss().item(),
+            float(unknown_loss().detach()),
+            int(unknown_loss().detach()),
+            unknown_loss() > 5,
+        ]
         assert asked[:3] == [0, 1, 2]
         assert asked[3]
         assert unknown_loss().item() == 4

@@ -467,7 +467,7 @@ def test_dim_reduce_from_checkpoints_or_a_file(inline, tmp_path, count):
 
     def mean_loss(model: Any) -> float:
         losses = [
-            float(sp.functions.cross_entropy(model(sp.Tensor(x)), labels))
+            sp.functions.cross_entropy(model(sp.Tensor(x)), labels).item()
             for x, labels in (batch(rank, step) for rank in range(count) for step in range(5))
         ]
         return sum(losses) / len(losses)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -28,21 +29,22 @@ def check_reduction(who: str, reduction: Any) -> str:
     return reduction
 
 
-def _rows_of(scores: tuple[int, ...]) -> str:
+@cache
+def _rows_of(ndim: int) -> str:
     """Return the names of the dims of scores (n, v, d0, ...) but that of the classes."""
-    return " ".join(["n", *dim_names(len(scores) - 2)])
+    return " ".join(["n", *dim_names(ndim - 2)])
 
 
 def _as_rows(scores: Array) -> Array:
     """Return scores (n, v, d0, ...) as rows (n d0 ..., v)."""
     n, v, *inner = scores.shape
-    return scores.transpose(0, *range(2, scores.ndim), 1).reshape(n * prod(inner), v) if inner else scores
+    return scores.transpose(0, *range(2, scores.ndim), 1).reshape(n * prod(inner), v)
 
 
 def _as_scores(rows: Array, shape: tuple[int, ...]) -> Array:
     """Return rows (n d0 ..., v) as scores (n, v, d0, ...) of this shape."""
     n, v, *inner = shape
-    return rows.reshape(n, *inner, v).transpose(0, -1, *range(1, len(shape) - 1)) if inner else rows
+    return rows.reshape(n, *inner, v).transpose(0, -1, *range(1, len(shape) - 1))
 
 
 class AbstractLabelLoss(Op):
@@ -62,7 +64,7 @@ class AbstractLabelLoss(Op):
         self.ignore_index = ignore_index
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
-        rows, weight = _rows_of(shapes[0]), ", [v]" if len(shapes) == 3 else ""
+        rows, weight = _rows_of(len(shapes[0])), ", [v]" if len(shapes) == 3 else ""
         return f"n [v]{rows[1:]}, {rows}{weight} -> {rows if self.reduction == 'none' else ''}"
 
     def misfit(self, *shapes: tuple[int, ...]) -> str | None:
@@ -108,8 +110,8 @@ class AbstractLabelLoss(Op):
         if self.reduction == "none":
             return losses.astype(ctx.plan.output.dtype, copy=False).reshape(ctx.plan.output.shape)
         if self.reduction == "mean":
-            rows = _rows_of(ctx.plan.inputs[0].shape)
-            ctx.divisor = max(ctx.sizes(rows), 1)
+            rows = _rows_of(len(ctx.plan.inputs[0].shape))
+            ctx.divisor = max(prod(map(ctx.size, rows.split())), 1)
             if row_weight is not None:
                 total = ctx.sum_over(rows, row_weight.sum())
                 ctx.divisor = ctx.xp.where(total == 0, ctx.xp.ones_like(total), total)
@@ -121,7 +123,7 @@ class AbstractLabelLoss(Op):
         dtype = wider(scores.dtype)
         sums = Asked("v", "sum", (count, prod(labels.shape)), dtype)
         is_weighted = bool(weight) or self.ignore_index is not None
-        divisor = Asked(_rows_of(scores.shape), "sum", (), dtype)
+        divisor = Asked(_rows_of(len(scores.shape)), "sum", (), dtype)
         return (sums, divisor) if is_weighted and self.reduction == "mean" else (sums,)
 
     def _row_dy(self, ctx: Context, dy: Array, dtype: Any) -> Array:
@@ -168,7 +170,8 @@ class CrossEntropy(AbstractLabelLoss):
     def forward(self, ctx: Context, logits: Array, labels: Array, weight: Array | None = None) -> Array:
         xp, smoothing = ctx.xp, self.label_smoothing
         dtype = xp.promote_types(logits.dtype, "float32")
-        logits = _as_rows(logits)
+        if logits.ndim > 2:
+            logits = _as_rows(logits)
         num_rows, num_local = logits.shape
         picked = ctx.picked = pick(ctx, labels, num_local, self.ignore_index, self.name)
         largest = ctx.max_over("v", extreme(xp, logits, 1))  # (n, 1)
@@ -220,7 +223,9 @@ class CrossEntropy(AbstractLabelLoss):
         if smoothing:
             dlogits -= each[:, None] if len(ctx.needs) == 2 else each[:, None] * ctx.weight
         _subtract_at(ctx, dlogits, picked, at_label)
-        return (_as_scores(dlogits, ctx.plan.inputs[0].shape), None, None)[: len(ctx.needs)]
+        if len(shape := ctx.plan.inputs[0].shape) > 2:
+            dlogits = _as_scores(dlogits, shape)
+        return (dlogits, None, None)[: len(ctx.needs)]
 
     def exchanges(self, plan: Plan) -> Exchanges:
         logits, labels, *weight = plan.inputs
@@ -287,7 +292,7 @@ class SoftmaxCrossEntropyWithLogits(Op):
         self.reduction = check_reduction(self.name, reduction)
 
     def rule_for(self, *shapes: tuple[int, ...]) -> str:
-        rows = _rows_of(shapes[0])
+        rows = _rows_of(len(shapes[0]))
         return f"n [v]{rows[1:]}, n [v]{rows[1:]} -> {rows if self.reduction == 'none' else ''}"
 
     def infer(self, logits: Spec, labels: Spec) -> Spec:
@@ -328,7 +333,7 @@ class SoftmaxCrossEntropyWithLogits(Op):
         return dlogits, dlabels
 
     def _divisor(self, ctx: Context) -> int:
-        return max(ctx.sizes(_rows_of(ctx.plan.inputs[0].shape)), 1) if self.reduction == "mean" else 1
+        return max(ctx.sizes(_rows_of(len(ctx.plan.inputs[0].shape))), 1) if self.reduction == "mean" else 1
 
     def exchanges(self, plan: Plan) -> Exchanges:
         (n, _, *inner), dtype = plan.inputs[0]

@@ -287,7 +287,7 @@ def with_a_closure() -> Any:
         loss.backward()
         return loss
 
-    return float(optimizer.step(closure)), float(loss_of(make_model(), sp.get_rank())), weights(model)
+    return float(optimizer.step(closure)), loss_of(make_model(), sp.get_rank()).item(), weights(model)
 
 
 def test_closure_gives_the_gradients_of_the_step(inline):
