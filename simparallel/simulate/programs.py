@@ -12,7 +12,7 @@ from simparallel.hardware.cluster import PS_PER_S, ClusterSpec, picoseconds
 from simparallel.hardware.recorder import Event
 from simparallel.hardware.two_clocks import TwoClockRecorder
 from simparallel.simulate.algebra import solve
-from simparallel.simulate.breakdown import critical_path
+from simparallel.simulate.critical_path import critical_path
 from simparallel.simulate.events import Interference, simulate
 from simparallel.simulate.program import COLLECTIVE, RECEIVE, SEND, Call, Program
 from simparallel.simulate.task_graph import TaskGraph, task_graph
