@@ -68,24 +68,6 @@ class SearchSettings:
     gamma: float | None = None
 
 
-def plan_program(
-    program: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    cluster: ClusterSpec,
-    settings: SearchSettings = SearchSettings(),
-    progress: Progress = None,
-) -> Plan:
-    """Return the plan of a program whose Tensor arguments have placements, as `AutoParallel` gives them.
-
-    Raises:
-        SearchError: no plan fits into the memory limit.
-        UnknownValueError: the program needs a value that is unknown without data.
-    """
-    graph, *split = graphs_of(program, args, kwargs)
-    return plan_graph(graph, cluster, settings, progress, split)
-
-
 def graphs_of(program: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Graph]:
     """Capture a program with one micro-batch and, if it splits its batch, with 2, 4, and more of them."""
     first = graph_of(program, args, kwargs)
@@ -408,7 +390,8 @@ def interpreter(
 
     Raises:
         PlanError: the plan is for another number of devices.
-        As `plan_program`.
+        SearchError: no plan fits into the memory limit.
+        UnknownValueError: the program needs a value that is unknown without data.
     """
     communicator = current()
     if plan is None:

@@ -10,7 +10,7 @@ import simparallel as sp
 from simparallel import nn
 from simparallel.hardware.cluster import describe
 from simparallel.layout.sharding import placement
-from simparallel.search.planner import plan_program
+from simparallel.search.planner import graphs_of, plan_graph
 
 
 def _plan(network, shape, labels, loss, cluster):
@@ -20,7 +20,8 @@ def _plan(network, shape, labels, loss, cluster):
     arrays = np.broadcast_to(np.float32(0), shape), labels
     places = [placement(whole(*["None"] * a.ndim), a.shape) for a in arrays]
     args = [sp.Tensor._result(a, placement=place) for a, place in zip(arrays, places, strict=True)]
-    plan = plan_program(lambda x, y: loss(network(x), y).backward(), args, {}, describe(8, cluster))
+    graph, *split = graphs_of(lambda x, y: loss(network(x), y).backward(), args, {})
+    plan = plan_graph(graph, describe(8, cluster), split=split)
     assert optimizer
     return plan
 
