@@ -19,8 +19,40 @@ if TYPE_CHECKING:
     from simparallel.search.space import Space
 
 
-def of_nodes(space: Space) -> list[np.ndarray]:
-    """Return the bytes that each choice of each op holds: parameters, and arrays from forward to backward.
+Tables = dict[tuple[int, int], np.ndarray]
+
+
+def held_bytes(space: Space) -> tuple[tuple[np.ndarray, ...], Tables]:
+    """Return the bytes that each choice of each op holds, and those of the copies of redistributed inputs, by edge."""
+    held = _of_nodes(space)
+    copies: Tables = {}
+    known: dict[Any, np.ndarray] = {}
+    for reader, node in enumerate(space.graph.nodes):
+        if not node.has_backward or reader in space.again:
+            continue
+        for i, spec in enumerate(node.plan.inputs):
+            maker, table = space.table(reader, i)
+            if table is None:
+                continue
+            same = id(table), id(space.choices[reader]), i
+            if same not in known:
+                sizes = [_local_size(choice.inputs[i], ()) * spec.dtype.itemsize for choice in space.choices[reader]]
+                known[same] = np.where(table > 0, np.array(sizes, np.int64), 0)
+            if maker is None:
+                held[reader] = held[reader] + known[same][0]
+            else:
+                add(copies, (maker, reader), known[same])
+    return tuple(held), copies
+
+
+def add(tables: Tables, edge: tuple[int, int], table: np.ndarray) -> None:
+    """Add a table to those of an edge."""
+    before = tables.get(edge)
+    tables[edge] = table if before is None else before + table
+
+
+def _of_nodes(space: Space) -> list[np.ndarray]:
+    """Return the bytes of parameters, and of arrays that are held from forward to backward, for each choice.
 
     These arrays grow with the op's output, so a rehearsal of one plan tells them for all choices.
     """
@@ -39,18 +71,6 @@ def of_nodes(space: Space) -> list[np.ndarray]:
             known[key] = np.array(sizes, np.int64)
         found.append(known[key])
     return found
-
-
-def of_edge(space: Space, reader: int, i: int, table: np.ndarray) -> np.ndarray | None:
-    """Return the bytes of the copies of an input that is redistributed, for each pair of choices; None for none.
-
-    `table` has the costs of the redistributions.
-    """
-    node = space.graph.nodes[reader]
-    if not node.has_backward or reader in space.again:
-        return None
-    sizes = [_local_size(choice.inputs[i], ()) * node.plan.inputs[i].dtype.itemsize for choice in space.choices[reader]]
-    return np.where(table > 0, np.array(sizes, np.int64), 0)
 
 
 def _local_size(place: Placement | None, shape: tuple[int, ...]) -> int:

@@ -286,7 +286,8 @@ def _solved(
     Raises:
         SearchError: no plan was found whose peak is within the limit.
     """
-    problem, limit = space.problem(exposed), settings.memory_limit_bytes
+    limit = settings.memory_limit_bytes
+    problem = space.problem(exposed, limit is not None)
     found = Found.of(space, _solve(problem, space, settings, progress), exposed)
     least_bytes = 0 if limit is None else found.peak_bytes
     # The search limits the memory held from forward to backward; live gradients come on top.
@@ -357,7 +358,7 @@ def _is_further(now: Any, then: Any, factor: int) -> bool:
 
 def planned(space: Space, choice: Sequence[int], exposed: float = 1.0) -> tuple[PlannedOp, ...]:
     """Return the choices as strategies, with their costs at this weight of the sums of gradients."""
-    problem, found = space.problem(exposed), []
+    problem, found = space.problem(exposed, with_memory=False), []
     for number, node in enumerate(space.graph.nodes):
         options = options_of(space, problem, exposed, choice, number)
         own, moves = options[0], tuple(moves_into(space, choice, number))

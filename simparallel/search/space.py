@@ -26,8 +26,8 @@ from simparallel.layout.sharding import Placement, Sharding, placement
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.operator.explain import Input
 from simparallel.parallel.operator.op_call import Call, uncut
-from simparallel.search import memory
 from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Graph, Node, Source
+from simparallel.search.memory import add, held_bytes
 from simparallel.search.prices import MOST_DEVICES, Events, Prices, sums_ps
 from simparallel.search.problem import Problem
 from simparallel.search.rehearsal import StepRehearsal
@@ -185,13 +185,14 @@ class Space:
 
     # --- costs ----------------------------------------------------------------------------------------
 
-    def problem(self, exposed: float = 1.0) -> Problem:
+    def problem(self, exposed: float = 1.0, with_memory: bool = True) -> Problem:
         """Return the costs of all choices.
 
         Args:
             exposed: the share of the sums of gradients that is not hidden behind backward, 0 to 1.
+            with_memory: also the bytes that they hold, which a search without a limit does not need.
         """
-        blocking, sums, edges, memory, edge_memory = self._costs
+        blocking, sums, edges = self._costs
         known: dict[tuple[int, int], np.ndarray] = {}
         nodes = []
         for own, each in zip(blocking, sums, strict=True):
@@ -199,7 +200,12 @@ class Space:
             if key not in known:
                 known[key] = own + np.rint(exposed * each).astype(np.int64)
             nodes.append(known[key])
-        return Problem(tuple(nodes), edges, memory, edge_memory)
+        return Problem(tuple(nodes), edges, *(self._held if with_memory else ()))
+
+    @cached_property
+    def _held(self) -> Any:
+        """Bytes that nodes and edges hold from forward to backward."""
+        return held_bytes(self)
 
     def peak_bytes(self, choice: Sequence[int]) -> int:
         """Return the peak [bytes] of a rank's memory in a step with these choices."""
@@ -210,7 +216,7 @@ class Space:
 
     @cached_property
     def _costs(self) -> Any:
-        """Costs of nodes without sums of gradients, of these sums, and of edges; memory of nodes and of edges."""
+        """Costs of nodes without sums of gradients, of these sums, and of edges."""
         # Equal blocks of a network share their arrays, which solvers then work on only once.
         known: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
         nodes, sums = [], []
@@ -225,29 +231,18 @@ class Space:
         for number in self.graph.results:
             nodes[number] = nodes[number] + self._gathering_ps(number)
         edges: dict[tuple[int, int], np.ndarray] = {}
-        held = memory.of_nodes(self)
-        copies: dict[tuple[int, int], np.ndarray] = {}
-        known_copies: dict[Any, np.ndarray | None] = {}
         for reader, node in enumerate(self.graph.nodes):
             for i in range(len(node.inputs)):
                 maker, table = self.table(reader, i)
                 if table is None:
                     continue
-                same = id(table), id(self.choices[reader]), i, reader in self.again, node.has_backward
-                if same not in known_copies:
-                    known_copies[same] = memory.of_edge(self, reader, i, table)
-                copied = known_copies[same]
                 if self._follow and maker is not None and i == 0 and node.rule in _ELEMENTWISE:
                     table = np.where(table > 0, FORBIDDEN_PS, 0)
-                if maker is None:
-                    if table.any():
-                        nodes[reader] = nodes[reader] + table[0]
-                        held[reader] = held[reader] if copied is None else held[reader] + copied[0]
-                else:
-                    _add(edges, (maker, reader), table)
-                    if copied is not None:
-                        _add(copies, (maker, reader), copied)
-        return nodes, sums, edges, tuple(held), copies
+                if maker is not None:
+                    add(edges, (maker, reader), table)
+                elif table.any():
+                    nodes[reader] = nodes[reader] + table[0]
+        return nodes, sums, edges
 
     def cost_ps(self, number: int, choice: Choice, kind: type | tuple[type, ...] = object) -> int:
         """Return the cost [ps] of an op: its events of this kind, and the optimizers' work for its parameters."""
@@ -458,11 +453,6 @@ class Space:
 
 def _local_size(place: Placement | None, leaf: Tensor) -> int:
     return prod(leaf.shape if place is None else place.local_shape)
-
-
-def _add(tables: dict[tuple[int, int], np.ndarray], edge: tuple[int, int], table: np.ndarray) -> None:
-    before = tables.get(edge)
-    tables[edge] = table if before is None else before + table
 
 
 def _distinct(places: list[Placement]) -> tuple[list[Placement], list[int]]:
