@@ -291,15 +291,6 @@ class DistributedDataParallel(Module):
             raise InputError(f"the model has no parameter or buffer {', '.join(map(repr, unknown))}.")
         setattr(module, _IGNORED, names)
 
-    def _set_static_graph(self) -> None:
-        """Set `static_graph=True` after construction, on every rank: the next backward finds the unused parameters.
-
-        Raises:
-            InputError: a backward is running.
-        """
-        self._reducer.set_static()
-        self.static_graph = True
-
     def _register_buffer_comm_hook(self, state: Any, hook: BufferHook, comm_hook_location: int = POST_FORWARD) -> None:
         """Let `hook(state, buffers)` synchronize the buffers, instead of copying the buffers of the first rank.
 

@@ -125,12 +125,6 @@ class Reducer:
             if isinstance(hook.function, _Arrival):
                 hook.function.reducer.detach()
 
-    def set_static(self) -> None:
-        """Treat parameters that get no gradient in the next backward as unused from then on. Raise InputError."""
-        if self.backward is not None:
-            raise InputError("_set_static_graph: a backward pass is running; call it before.")
-        self._find_unused, self._static, self._graphs_differ = False, True, False
-
     def detach(self) -> None:
         """Remove the hooks and the buffers from the parameters."""
         if self.attached:

@@ -11,7 +11,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel import nn
-from simparallel.errors import CollectiveMismatchError, InputError, RunFailedError, UnusedParameterError
+from simparallel.errors import CollectiveMismatchError, InputError, RunFailedError
 from simparallel.optim import SGD
 from simparallel.parallel import (
     DistributedDataParallel,
@@ -117,38 +117,6 @@ def test_hooks_for_buffers_are_checked():
     for hook, location in ((3, 0), (print, 2)):
         with refused(InputError):
             ddp._register_buffer_comm_hook(None, hook, location)
-
-
-class Part(nn.Module):
-    """Two layers, of which one may be left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        sp.manual_seed(0)
-        self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, x: Any, both: bool = True) -> Any:
-        return self.b(self.a(x)) if both else self.b(x)
-
-
-@pytest.mark.parametrize("settings", [{}, {"find_unused_parameters": True}])
-def test_static_graph_after_construction(world, settings):
-    def program() -> Any:
-        ddp = DistributedDataParallel(Part(), **settings)
-        ddp(batch()).sum().backward()
-        ddp.zero_grad()
-        ddp._set_static_graph()
-        for _ in range(2):
-            ddp(batch(), both=False).sum().backward()
-        assert ddp.static_graph
-        found = ddp.module.b.weight.grad.numpy().tolist(), ddp.module.a.weight.grad is None
-        with refused(UnusedParameterError):
-            ddp(batch()).sum().backward()
-        return found
-
-    (first, is_none), second = world.run(2, program)
-    assert (first, is_none) == second
-    assert is_none
 
 
 # --- weights instead of gradients -------------------------------------------------------------------
