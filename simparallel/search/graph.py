@@ -189,7 +189,7 @@ def capture(
     """
     graph = Graph(arguments=[place for _, place in arguments], num_micro_batches=num_micro_batches)
     capturing = _Capturing(graph, [x for x, _ in arguments])
-    with _without_effects(), interpreted_by(capturing):
+    with without_effects(), interpreted_by(capturing):
         try:
             result = program(*args, **kwargs)
         except _BackwardBegins as begun:
@@ -369,7 +369,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def _without_effects() -> Iterator[None]:
+def without_effects() -> Iterator[None]:
     """Let the block leave nothing behind: no event, running statistic or drawn random number."""
     drawn, recomputing = random_state.snapshot(), grad_mode.recomputing
     # As while a part is recomputed, no layer updates its state.

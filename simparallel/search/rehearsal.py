@@ -26,7 +26,7 @@ from simparallel.optim.optimizer import Optimizer
 from simparallel.parallel.operator.explain import Rehearsal
 from simparallel.parallel.operator.gradient_sums import BEFORE_OTHERS
 from simparallel.parallel.operator.op_call import Call
-from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Source, interpreted_by
+from simparallel.search.graph import ARGUMENT, CONSTANT, NODE, PARAMETER, Source, interpreted_by, without_effects
 from simparallel.search.prices import Events, Work
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class StepRehearsal:
         recorder = Recorder(0, describe(1), record="off")
         self._memory = recorder.memory
         # Many ops divide by zero here; only sizes matter.
-        with use_recorder(recorder), interpreted_by(None), np.errstate(all="ignore"):
+        with without_effects(), use_recorder(recorder), interpreted_by(None), np.errstate(all="ignore"):
             self._run()
         self.peak_bytes = self._memory.peak
 

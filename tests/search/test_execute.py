@@ -55,6 +55,21 @@ def test_searched_plans_equal_one_device(name, mode):
     assert plans[0].step_time_ps <= plans[0].data_parallel_ps
 
 
+def test_search_leaves_statistics_and_random_numbers():
+    """Also its rehearsals of memory, which only rank 0 makes."""
+
+    def program():
+        sp.set_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        step = sp.AutoParallel(lambda x: net(x).sum(), "auto", memory_limit="1MB")
+        step(sp.Tensor(np.ones((8, 4), np.float32)))
+        return int(net[1].num_batches_tracked.numpy()), sp.nn.init.normal_(sp.Tensor(np.zeros(3))).tolist()
+
+    first, second = sp.launch(program, world_size=2, transport="inline")
+    assert first == second
+    assert first[0] == 1
+
+
 @pytest.mark.process
 def test_processes():
     results = sp.launch(train, ("tokens",), world_size=4, device=slow_cluster(4).device, link=sp.LinkSpec(1e-6, 1e9))

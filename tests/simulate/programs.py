@@ -494,9 +494,13 @@ def optimizers_of_slices(name: str) -> None:
 @program(4)
 def sharded_ops() -> None:
     x, w = sp.Tensor(np.ones((8, 6), np.float32), requires_grad=True), sp.Tensor(np.ones((6, 4)), requires_grad=True)
-    y = ops.MatMul().shard(((2, 2), (2, 1)))(x.astype(np.float64), w)
-    z = ops.Softmax().shard(((2, 2),))(ops.Add().shard(((4, 1), (1,)))(y, np.ones(4)))
-    (z.full_tensor() ** 2).sum().backward()
+
+    def step() -> None:
+        y = ops.MatMul().shard(((2, 2), (2, 1)))(x.astype(np.float64), w)
+        z = ops.Softmax().shard(((2, 2),))(ops.Add().shard(((4, 1), (1,)))(y, np.ones(4)))
+        (z.full_tensor() ** 2).sum().backward()
+
+    parallel.AutoParallel(step)()
 
 
 @program(4)
