@@ -288,25 +288,26 @@ def _solved(
     """
     limit = settings.memory_limit_bytes
     problem = space.problem(exposed, limit is not None)
-    found = Found.of(space, _solve(problem, space, settings, progress), exposed)
-    least_bytes = 0 if limit is None else found.peak_bytes
+    found, held_limit = None, limit
     # The search limits the memory held from forward to backward; live gradients come on top.
-    for _ in range(_MOST_LIMITS):
+    for _ in range(1 + _MOST_LIMITS):
+        try:
+            solution = _solve(problem, space, replace(settings, memory_limit_bytes=held_limit), progress)
+        except SearchError:
+            break
+        found = Found.of(space, solution, exposed)
         if limit is None or found.peak_bytes <= limit:
             break
-        tighter = replace(settings, memory_limit_bytes=found.solution.memory_bytes - (found.peak_bytes - limit))
-        try:
-            found = Found.of(space, _solve(problem, space, tighter, progress), exposed)
-        except SearchError:
-            # The choice that holds least is the last that may fit.
+        held_limit = solution.memory_bytes - (found.peak_bytes - limit)
+    if limit is not None and (found is None or found.peak_bytes > limit):
+        if settings.method == "auto":
+            # The choice that holds least is the last that may fit: there is a plan for the memory that the error names.
             least = eliminate(problem.memory_problem)
-            frugal = Solution.of(problem, least.choice, problem.least, "least memory")
-            found = Found.of(space, frugal, exposed)
-            break
-        finally:
-            least_bytes = min(least_bytes, found.peak_bytes)
-    if limit is not None and found.peak_bytes > limit:
-        raise nothing_fits(settings.method, least_bytes, limit, is_proven=False)
+            found = Found.of(space, Solution.of(problem, least.choice, problem.least, "least memory"), exposed)
+        assert found is not None
+        if found.peak_bytes > limit:
+            raise nothing_fits(settings.method, found.peak_bytes, limit, is_proven=False)
+    assert found is not None
     # By the clock data parallelism may be faster: the model weighs all sums of gradients by one number.
     others = Found.of(space, Solution.of(problem, plain, 0, "data parallelism"), exposed)
     if others.clocks.step_ps < found.clocks.step_ps and (limit is None or others.peak_bytes <= limit):

@@ -329,7 +329,7 @@ def check_mixing(op: Op, inputs: Sequence[Any]) -> None:
 def refuse_plain(op: Op) -> None:
     """Raise StrategyError for an op with a strategy that several ranks call on plain tensors: nothing would be cut."""
     world_size = current().world_size
-    if all(cut == 1 for entry in op.in_strategy for cut in getattr(entry, "cuts", entry) or ()):
+    if all(cut == 1 for entry in op.in_strategy or () for cut in getattr(entry, "cuts", entry) or ()):
         return
     if world_size == 1:
         note_once("ops with .shard(...) compute whole tensors here, because there is one rank.")
