@@ -350,7 +350,7 @@ assert 1 < ratios[2] < 1.01
 # `checkpoint(..., optional=True)` 标出激活可以在反向时重新计算的部分，`micro_batches` 允许把批次再切小（第 11 课）。
 # 由搜索来决定是否采用。
 #
-# 先猜一猜：最快的计划需要 23 MB。内存减少四分之一、一半和四分之三，各要多花多少时间？
+# 先猜一猜：最快的计划需要 18 MB。如果上限是 16、12 和 8 MB，各要多花多少时间？
 
 
 # %%
@@ -374,7 +374,7 @@ def train_deep(memory_limit):
 
 # %%
 front = {}
-for limit in ("24MB", "18MB", "12MB", "6MB", "3MB"):
+for limit in ("24MB", "16MB", "12MB", "8MB", "6MB"):
     try:
         found = sp.dry_run(train_deep, (limit,), world_size=4, cluster="dgx-h100").values[0]
         front[limit] = (found.step_time_s * 1e6, found.memory_bytes / 1e6)
@@ -390,7 +390,7 @@ ax.set(xlabel="memory of a device [MB]", ylabel="time of a step [µs]", ylim=(0,
 show(ax, "memory")
 
 # %% [markdown]
-# 内存减少四分之一，一步的时间多三分之一；减少一半，时间增加到两倍多；减少四分之三，时间接近五倍。
+# 上限为 16 MB 时，一步的时间增加到两倍多；12 MB 时四倍多；8 MB 时十二倍多。
 # 想比其中任何一个计划更快，就必须用更多内存：这样的一组计划称为*帕累托前沿*，第三个练习就是求出它。
 # 如果内存放不下参数、它们的梯度和一个小的微批次，就没有可行的计划，搜索会说明这一点。
 
