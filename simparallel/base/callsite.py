@@ -94,7 +94,8 @@ def calling_frame() -> tuple[FrameType, int]:
 
     Frames of LIBRARIES do not count: they call on behalf of others.
     """
-    frame, level = sys._getframe(3), 3
+    # A thread may begin with the method, without any frame around it.
+    frame, level = sys._getframe(2).f_back or sys._getframe(2), 3
     while frame.f_back is not None and not is_inside(file := frame.f_code.co_filename) and file.startswith(LIBRARIES):
         frame, level = frame.f_back, level + 1
     return frame, level

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import math
 import statistics
+import sys
+import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -191,6 +195,18 @@ def warned_lines(function: Any) -> list[tuple[str, int]]:
     assert all(w.category is UserWarning for w in found)
     assert all(str(w.message).startswith(f"{w.filename}:{w.lineno}: a tensor that requires a gr") for w in found)
     return [(w.filename, w.lineno) for w in found]
+
+
+def test_bare_thread_reads_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may begin with the read, without a frame of the user around it."""
+    ended, failures = threading.Event(), list[str]()
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: failures.append(str(found.exc_value)))
+    x = sp.Tensor(2.0, True) * 2
+    weakref.finalize(x, ended.set)
+    _thread.start_new_thread(float, (x,))
+    del x
+    assert ended.wait(10)
+    assert failures == []
 
 
 NUMBERS: dict[str, Callable[[sp.Tensor], Any]] = {
