@@ -130,7 +130,9 @@ def test_libraries_of_modules_have_the_threads_of_a_rank(
     forked: sp.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A module is imported before the fork; an OpenMP library reads its number of threads just then."""
-    (tmp_path / "with_openmp.py").write_text("import os\nthreads = os.environ.get('OMP_NUM_THREADS')\n")
+    file = tmp_path / "with_openmp.py"
+    file.write_text("import os\nthreads = os.environ.get('OMP_NUM_THREADS')\n")
+    os.utime(file, (0, 0))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     module = __import__("with_openmp")
