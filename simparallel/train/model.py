@@ -129,8 +129,10 @@ class Model:
         self.loss_scale_manager = loss_scale_manager
         # The ranks of a pipeline run whole stages, so no operator is cut.
         cut = None if is_pipeline else cut_by_context()
-        # One object for all batches, which compares their shapes and calls between the ranks once.
+        # Each is one object for all batches, which compares their shapes and calls between the ranks once. Parameters
+        # of a cut network are slices, so even prediction runs through the sharding layer.
         self._cut_outputs = cut and cut(self._outputs)
+        self._cut_network = cut and AutoParallel(network)
         self._reduces = reduces and get_world_size() > 1
         # Ranks agree on losses and stops if anything reduces their gradients: this step, or a wrapper in the network.
         self._is_parallel = self._reduces or ((is_wrapped or is_pipeline) and get_world_size(self._group) > 1)
@@ -303,9 +305,7 @@ class Model:
         pass after each training pass outside of `Model`; call its `sync_buffers()` on all ranks beforehand.
         """
         with no_grad(), _evaluating(self.network):
-            # Parameters of a cut network are slices, so even prediction runs through the sharding layer.
-            network = self.network if self._cut_outputs is None else AutoParallel(self.network)
-            return network(*predict_data)
+            return (self._cut_network or self.network)(*predict_data)
 
     @property
     def plan(self) -> Any:

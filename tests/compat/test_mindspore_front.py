@@ -222,7 +222,7 @@ def test_cut_function_can_be_sent_and_is_forgotten():
 
 
 def test_calls_of_a_cell_are_compared_once(monkeypatch):
-    """Ranks compare calls of new shapes only, of a Cell and of a Model's evaluation; a cell that was cut is freed."""
+    """Ranks compare calls of new shapes only, also of a Model's evaluation; a cell that was cut is freed."""
     compared, compare = [], auto.check_same_calls
     monkeypatch.setattr(auto, "check_same_calls", lambda calls: (compared.append(len(calls)), compare(calls)))
 
@@ -238,11 +238,14 @@ def test_calls_of_a_cell_are_compared_once(monkeypatch):
             cell(ms.Tensor(rows))
         del cell
         gc.collect()
-        sp.Model(sp.nn.ReLU(), sp.nn.MSELoss(), metrics={"loss"}).eval([(x, x)] * 3)
+        model = sp.Model(sp.nn.ReLU(), sp.nn.MSELoss(), metrics={"loss"})
+        model.eval([(x, x)] * 3)
+        for _ in range(3):
+            model.predict(sp.Tensor(x))
         return freed()
 
     assert list(sp.launch(program, world_size=2, transport="inline")) == [None, None]
-    assert sorted(compared) == [1] * 4 + [2] * 2
+    assert sorted(compared) == [1] * 6 + [2] * 2
 
 
 def test_plans_and_dry_runs_of_cells():
