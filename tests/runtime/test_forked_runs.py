@@ -126,7 +126,7 @@ def test_modules_stay_imported(forked: sp.Cluster, tmp_path: Path, monkeypatch: 
     assert [found[3] for found in (*first, *second)] == [False, False, True, True]
 
 
-def test_libraries_of_modules_have_the_threads_of_a_rank(
+def test_imported_libraries_have_a_ranks_threads(
     forked: sp.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A module is imported before the fork; an OpenMP library reads its number of threads just then."""
