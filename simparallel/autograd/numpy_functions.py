@@ -192,8 +192,7 @@ def without_gradient(tensor: Tensor) -> Tensor:
     """
     if tensor._requires_grad and grad_mode.enabled:
         frame, level = calling_frame()
-        file = frame.f_code.co_filename
-        if not is_inside(file) and may_run_backward(tensor):
+        if not is_inside(file := frame.f_code.co_filename) and may_run_backward(tensor):
             warnings.warn(
                 f"{place(file, frame.f_lineno)}: a tensor that requires a gradient becomes plain numbers, which lose "
                 "it. Use x.item(), x.tolist() or x.detach() if they are all that is wanted, else "

@@ -80,14 +80,14 @@ class Tensor(TensorMethods, TensorNumpy):
         if not isinstance(requires_grad, bool):  # MindSpore's Tensor(data, dtype)
             dtype, requires_grad = requires_grad, False
         self._device: Device | None = current_device() if device is None else find_device(device)
-        self.placement: Placement | None = getattr(data, "placement", None)
-        self.interpreter: AbstractInterpreter | None = None if self.placement is None else data.interpreter
+        self.placement: Placement | None = None
+        self.interpreter: AbstractInterpreter | None = None
         if isinstance(data, Tensor):
             if device is None:
                 self._device = data._device or self._device
             elif self._device is not data._device:
                 raise InputError(f"Tensor: the data is a Tensor on {data.device}; move it with to({device!r}).")
-            data = data.data
+            data, self.placement, self.interpreter = data.data, data.placement, data.interpreter
         data = as_array(data, dtype)
         if requires_grad:
             check_differentiable(data)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 
 import numpy as np
@@ -16,7 +17,7 @@ _PACKAGE = str(PACKAGE) + os.sep
 # Benchmark programs count as user code.
 _BENCH = _PACKAGE + "bench" + os.sep
 # Other packages, and the standard library, which call a method on behalf of the user.
-LIBRARIES = str(Path(np.__file__).parents[1]) + os.sep, str(Path(os.__file__).parent) + os.sep
+LIBRARIES = str(Path(np.__file__).parents[1]) + os.sep, str(Path(os.__file__).parent) + os.sep, "<frozen "
 
 
 def is_inside(file: str) -> bool:
@@ -66,10 +67,10 @@ def user_line(libraries: tuple[str, ...] = ()) -> str:
 
     Lines in the folders `libraries`, of other packages that call this one, are not the user's either.
     """
-    frame, _ = _user_frame()
+    first = frame = _user_frame()[0]
     while frame is not None and (is_inside(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(libraries)):
         frame = frame.f_back
-    if frame is None:
+    if (frame := frame or first) is None:
         return ""
     told = place(frame.f_code.co_filename, frame.f_lineno)
     return told if told.startswith("cell ") else os.path.basename(told)
@@ -94,7 +95,10 @@ def calling_frame() -> tuple[FrameType, int]:
 
     Frames of LIBRARIES do not count: they call on behalf of others.
     """
-    frame, level = sys._getframe(3), 3
-    while frame.f_back is not None and not is_inside(file := frame.f_code.co_filename) and file.startswith(LIBRARIES):
-        frame, level = frame.f_back, level + 1
-    return frame, level
+    # A thread may begin with the method, without any frame around it.
+    first = sys._getframe(2).f_back or sys._getframe(2)
+    for level, (frame, _) in enumerate(walk_stack(first), 3):
+        if is_inside(file := frame.f_code.co_filename) or not file.startswith(LIBRARIES):
+            return frame, level
+    # All frames are of libraries where the user's program is installed as one.
+    return first, 3

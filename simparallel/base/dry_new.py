@@ -60,7 +60,7 @@ def _is_unknown(x: Any) -> bool:
     return any(map(_is_unknown, x)) if isinstance(x, (list, tuple)) else not has_data(x)
 
 
-def _without_data(name: str, x: Any, dtype: Any = None, *, ndmin: int = 0, **_: Any) -> Any:
+def _without_data(name: str, x: Any, dtype: Any = None, order: Any = None, *, ndmin: int = 0, **_: Any) -> Any:
     if isinstance(x, (list, tuple)):
         x = np.stack([_without_data(name, one) for one in x])
     x = getattr(xp, name)(x, dtype)

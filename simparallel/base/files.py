@@ -209,14 +209,19 @@ def remove_tree(path: Path, files: Files = FILES) -> None:
     files.remove_directory(path)
 
 
-def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+def open_file(path: str | os.PathLike[str], *, links: bool = True) -> BinaryIO:
     """Open a regular file for reading: opening a pipe or reading a device might never return.
+
+    Args:
+        path: the file.
+        links: whether it may be a symbolic link.
 
     Raises:
         OSError: the file is missing, cannot be read, or is not a regular file.
     """
+    more = NO_WAITING if links else NO_WAITING | NO_FOLLOW
     try:
-        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_WAITING))  # noqa: SIM115 (returned)
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | more))  # noqa: SIM115 (returned)
     except ValueError as error:
         # A path with null bytes.
         raise OSError(0, str(error)) from None
@@ -277,21 +282,6 @@ def parse_json(text: str, read: Callable[[Any], T]) -> T:
 def no_constant(name: str) -> NoReturn:
     """Refuse NaN and Infinity, for `json.loads(…, parse_constant=no_constant)`."""
     raise ValueError(f"{name} is no number")
-
-
-def open_regular(path: Path) -> tuple[int, int]:
-    """Open a file for reading; return (descriptor, size in bytes). Refuses links, pipes and devices.
-
-    Raises:
-        OSError: the file is missing, cannot be read, or is not a regular file.
-    """
-    # NO_WAITING: opening a pipe would block until it has a writer.
-    descriptor = os.open(path, os.O_RDONLY | BINARY | NO_FOLLOW | NO_WAITING | CLOSE_ON_EXEC)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise OSError(0, "not a regular file", str(path))
-    return descriptor, status.st_size
 
 
 def read_into(descriptor: int, offset: int, buffer: Any) -> int:

@@ -292,8 +292,9 @@ def _prediction(options: argparse.Namespace, request: run_flags.Request) -> list
     """Return the command that predicts the script: MindSpore's simulated runs compute nothing, too."""
     script, arguments, _, is_module = _program(options)
     words = ["predict", "-n", str(request.world_size), *["-m"] * is_module]
-    words += ["--nodes", str(request.nodes)] * (request.nodes > 1)
-    return [*words, *(["--cluster", options.device] * (options.device is not None)), script, *arguments]
+    given = {"--nodes": request.nodes, "--cluster": options.device, "--devices-per-rank": options.devices_per_rank}
+    words += [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return [*words, script, *arguments]
 
 
 @contextmanager

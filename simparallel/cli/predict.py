@@ -28,6 +28,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--cluster", metavar="NAME", help="described hardware: the name of a preset, or a file")
     command.add_argument("--nodes", type=int, help="nodes with equally many ranks (default: the preset's)")
+    command.add_argument("--devices-per-rank", type=int, metavar="N", help="simulated devices of each rank")
     command.add_argument("--device-memory", metavar="SIZE", help='capacity of each device, such as "80GB"')
     command.add_argument("--all-ranks", action="store_true", help="run every rank, not one for all with its program")
     command.add_argument("--trace", metavar="FILE", help="write the events, for ui.perfetto.dev")
@@ -50,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
     # Standard output is for the table alone; the script's own output goes to standard error.
     with redirect_stdout(sys.stderr):
         if options.world_size is None:
-            for name in ("nodes", "device_memory", "all_ranks"):
+            for name in ("nodes", "devices_per_rank", "device_memory", "all_ranks"):
                 if getattr(options, name):
                     raise InputError(
                         f"predict: {flag(name)} goes with -n; the script's own launches say it themselves."
@@ -58,7 +59,7 @@ def main(options: argparse.Namespace) -> int:
             with predicted_launches(options.cluster, found):
                 program()
         else:
-            at_least_one(n=options.world_size, nodes=options.nodes or 1)
+            at_least_one(n=options.world_size, nodes=options.nodes or 1, devices_per_rank=options.devices_per_rank)
             found.append(
                 dry_run(
                     program,
@@ -67,6 +68,7 @@ def main(options: argparse.Namespace) -> int:
                     fold=not options.all_ranks,
                     device_memory=options.device_memory,
                     nodes=options.nodes or 1,
+                    devices_per_rank=options.devices_per_rank,
                 )
             )
     if not any(len(prediction.trace) for prediction in found):

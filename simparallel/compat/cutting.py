@@ -21,6 +21,16 @@ def cut(searches: bool = False) -> partial[AutoParallel] | None:
     return cut_by_context(searches)
 
 
+def kept(owner: Any, by: partial[AutoParallel], fn: Callable[..., Any], gather_results: bool = True) -> AutoParallel:
+    """Return `by(fn)`, the same for all calls of an owner that this rank makes, with its settings."""
+    # One object for each rank, which may be a thread: it keeps the shapes that were compared, and its plans.
+    made = current().kept.setdefault(AutoParallel, WeakKeyDictionary()).setdefault(owner, {})
+    settings = tuple(by.keywords.values())
+    if settings not in made:
+        made[settings] = by(fn, gather_results=gather_results)
+    return made[settings]
+
+
 def in_context(fn: Callable[..., Any], finish: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
     """Return `fn`, run under `AutoParallel` where the context cuts operators and no caller does so.
 
@@ -34,12 +44,7 @@ def in_context(fn: Callable[..., Any], finish: Callable[[Any], Any] | None = Non
         by = cut(searches=True)
         if by is None:
             return fn(*args, **kwargs)
-        # One object for each rank, which may be a thread: it keeps the shapes that were compared, and its plans.
-        made = current().kept.setdefault(AutoParallel, WeakKeyDictionary()).setdefault(run, {})
-        settings = tuple(by.keywords.values())
-        if settings not in made:
-            made[settings] = by(fn, gather_results=finish is None)
-        result = made[settings](*args, **kwargs)
+        result = kept(run, by, fn, finish is None)(*args, **kwargs)
         return result if finish is None else finish(result)
 
     return run

@@ -12,13 +12,16 @@ from simparallel.hardware.notes import note_once
 
 
 class FrontType(type):
-    """A metaclass: instances of a front class's base count as its own: `isinstance(sp.nn.Linear(1, 1), nn.Dense)`."""
+    """A metaclass: a front class's base counts as the class itself: `isinstance(sp.nn.Linear(1, 1), nn.Dense)`."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
+        return issubclass(instance.__class__, cls)
+
+    def __subclasscheck__(cls, other: type) -> bool:
         # Only the front's own class stands for its base; subclasses that users derive from it are compared as usual.
         if "is_front" in cls.__dict__:
-            return isinstance(instance, cls.__mro__[1])
-        return super().__instancecheck__(instance)
+            return issubclass(other, cls.__mro__[1])
+        return super().__subclasscheck__(other)
 
 
 def front(

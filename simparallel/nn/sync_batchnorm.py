@@ -107,13 +107,10 @@ class SyncBatchNorm(AbstractBatchNorm):
         running_mean_init: Any = 0.0,
         running_var_init: Any = 1.0,
     ) -> None:
-        initial = {
-            "weight_init": weight_init,
-            "bias_init": bias_init,
-            "running_mean_init": running_mean_init,
-            "running_var_init": running_var_init,
-        }
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype, **initial)
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, dtype, weight_init=weight_init,
+            bias_init=bias_init, running_mean_init=running_mean_init, running_var_init=running_var_init,
+        )  # fmt: skip
         self.process_group = process_group
         self._op_here = BatchNorm(self.eps)
         self._op.context_type = partial(SyncContext, group=process_group)

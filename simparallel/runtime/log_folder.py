@@ -167,7 +167,9 @@ def _links(log_dir: Path, nodes: Nodes, links: str) -> Iterator[tuple[Path, int]
     names = [links, NODE_LINKS] if len(nodes) > 1 else [links]
     ranks = [(rank, number) for number, node in enumerate(nodes) for rank in node]
     for (rank, number), name in itertools.product(ranks, names):
-        yield log_dir / name.format(rank=rank, node=number), rank
+        # With msrun's usual name the log itself has the name of its link.
+        if name != "worker_{rank}.log":
+            yield log_dir / name.format(rank=rank, node=number), rank
 
 
 def _is_our_link(path: Path) -> bool:

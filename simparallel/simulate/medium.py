@@ -177,6 +177,7 @@ def _unpack(data: np.ndarray) -> Any:
     return _Unpickler(io.BytesIO(data.data)).load()
 
 
+_CONSTANTS = (str, bytes, int, float, bool, type(None))
 _last: list[tuple[bytes, Any]] = [(b"", None)]
 
 
@@ -191,9 +192,8 @@ def _unpack_alike(data: np.ndarray) -> Any:
 
 
 def _is_constant(value: Any) -> bool:
-    return (
-        all(map(_is_constant, value)) if type(value) is tuple else isinstance(value, str | bytes | int | float | None)
-    )
+    # Exact types: an object of a subclass may have attributes, which can change.
+    return all(map(_is_constant, value)) if type(value) is tuple else type(value) in _CONSTANTS
 
 
 # --- the two media ------------------------------------------------------------------------------------

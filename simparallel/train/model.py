@@ -128,7 +128,11 @@ class Model:
             loss_scale_manager = DynamicLossScaleManager()
         self.loss_scale_manager = loss_scale_manager
         # The ranks of a pipeline run whole stages, so no operator is cut.
-        self._cut = None if is_pipeline else cut_by_context()
+        cut = None if is_pipeline else cut_by_context()
+        # Each is one object for all batches, which compares their shapes and calls between the ranks once. Parameters
+        # of a cut network are slices, so even prediction runs through the sharding layer.
+        self._cut_outputs = cut and cut(self._outputs)
+        self._cut_network = cut and AutoParallel(network)
         self._reduces = reduces and get_world_size() > 1
         # Ranks agree on losses and stops if anything reduces their gradients: this step, or a wrapper in the network.
         self._is_parallel = self._reduces or ((is_wrapped or is_pipeline) and get_world_size(self._group) > 1)
@@ -301,9 +305,7 @@ class Model:
         pass after each training pass outside of `Model`; call its `sync_buffers()` on all ranks beforehand.
         """
         with no_grad(), _evaluating(self.network):
-            # Parameters of a cut network are slices, so even prediction runs through the sharding layer.
-            network = self.network if self._cut is None else AutoParallel(self.network)
-            return network(*predict_data)
+            return (self._cut_network or self.network)(*predict_data)
 
     @property
     def plan(self) -> Any:
@@ -362,10 +364,7 @@ class Model:
 
     def _evaluate_batch(self, fields: tuple[Any, ...]) -> Any:
         # Outputs and labels of a sharded run come back whole, so all ranks update with the same values.
-        if self._cut is not None:
-            outputs, indexes = self._cut(self._outputs)(*fields)
-        else:
-            outputs, indexes = self._outputs(*fields)
+        outputs, indexes = (self._cut_outputs or self._outputs)(*fields)
         for metric in self.metrics.values():
             if indexes is None:
                 metric.update(*outputs)

@@ -27,7 +27,8 @@ if hasattr(os, "register_at_fork"):
 def seed_globals(*, keep_own: bool = False) -> None:
     """Seed `random` and `np.random` for a new rank, the same on every rank.
 
-    `keep_own`: the program is running already; what it has seeded since it imported the package keeps its state.
+    `keep_own`: the program is running already; what it has seeded since it imported the package keeps its state, and
+    `random` also if it was drawn from.
     """
     if not keep_own or random.getstate() == _untouched:
         random.seed(0)

@@ -50,7 +50,8 @@ def init(
     the launcher's processes become the ranks and communicate over MPI.
 
     Ranks use as many BLAS threads as those of `launch`, and start with the same `random` and `np.random`, unless the
-    program has seeded them since it imported this package.
+    program has seeded them since it imported this package. Numbers that it drew from `random` in that time count as
+    seeding: Python does not tell them apart. So seed `random` yourself if you draw before this call.
 
     Args:
         devices_per_rank: number of simulated devices of this rank, sim:0 to sim:n-1; None leaves it to the launcher,

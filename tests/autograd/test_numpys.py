@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import math
 import statistics
+import sys
+import threading
 import warnings
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +21,7 @@ from refusals import refused
 import simparallel as sp
 from simparallel import functions as F
 from simparallel.autograd import numpy_functions
+from simparallel.base.callsite import LIBRARIES, user_line
 from simparallel.errors import AutogradError, InputError
 from simparallel.testing import check_gradients
 from simparallel.testing.strategies import arrays
@@ -191,6 +197,34 @@ def warned_lines(function: Any) -> list[tuple[str, int]]:
     assert all(w.category is UserWarning for w in found)
     assert all(str(w.message).startswith(f"{w.filename}:{w.lineno}: a tensor that requires a gr") for w in found)
     return [(w.filename, w.lineno) for w in found]
+
+
+def test_bare_thread_reads_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may begin with the read, without a frame of the user around it."""
+    ended, failures = threading.Event(), list[str]()
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: failures.append(str(found.exc_value)))
+    x = sp.Tensor(2.0, True) * 2
+    weakref.finalize(x, ended.set)
+    _thread.start_new_thread(float, (x,))
+    del x
+    assert ended.wait(10)
+    assert failures == []
+
+
+def test_installed_program_is_named() -> None:
+    """Where all frames are of libraries, the innermost is the user's: a program that is installed as one."""
+    file = str(Path(np.__file__).parents[1] / "of_a_user.py")
+    names: dict[str, Any] = {"x": sp.Tensor(2.0, True) * 2, "LIBRARIES": LIBRARIES, "user_line": user_line}
+    exec(compile("def run():\n    told.append(user_line(LIBRARIES))\n    float(x)\n", file, "exec"), names)
+    names["told"] = []
+
+    def run() -> None:
+        thread = threading.Thread(target=names["run"])
+        thread.start()
+        thread.join()
+
+    assert warned_lines(run) == [(file, 3)]
+    assert names["told"] == ["of_a_user.py:2"]
 
 
 NUMBERS: dict[str, Callable[[sp.Tensor], Any]] = {

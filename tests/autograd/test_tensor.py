@@ -39,6 +39,13 @@ def test_python_scalars_keep_the_dtype_of_the_tensor(dtype):
     assert {y.dtype for y in results} == {np.dtype(dtype)}
 
 
+def test_placement_of_other_arrays_means_nothing():
+    class Placed(np.ndarray):
+        placement = "on a map"
+
+    assert Tensor(np.ones(2).view(Placed)).placement is None
+
+
 def test_arrays_on_the_left_defer_to_tensor():
     x = leaf(1.0, 2.0)
     for y, expected in [

@@ -13,7 +13,7 @@ from simparallel.base.files import (
     Files,
     check_writable,
     make_directories,
-    open_regular,
+    open_file,
     read_into,
     remove_tree,
     write_atomically,
@@ -110,17 +110,14 @@ def test_only_regular_files_are_opened(tmp_path, kind):
     make.get(kind, lambda: os.mkfifo(path))()
     before = len(os.listdir("/proc/self/fd"))
 
-    with pytest.raises(OSError, match="No such file|regular|symbolic links"):
-        open_regular(path)
+    with pytest.raises(OSError, match="No such file|directory|regular|symbolic links"):
+        open_file(path, links=False)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_read_stops_at_end_of_file(tmp_path):
     (tmp_path / "file").write_bytes(b"0123456789")
-    descriptor, size = open_regular(tmp_path / "file")
     buffer = bytearray(4)
-
-    assert size == 10
-    assert (read_into(descriptor, 3, buffer), bytes(buffer)) == (4, b"3456")
-    assert (read_into(descriptor, 8, buffer), bytes(buffer[:2])) == (2, b"89")
-    os.close(descriptor)
+    with open_file(tmp_path / "file") as file:
+        assert (read_into(file.fileno(), 3, buffer), bytes(buffer)) == (4, b"3456")
+        assert (read_into(file.fileno(), 8, buffer), bytes(buffer[:2])) == (2, b"89")

@@ -16,6 +16,7 @@ from refusals import refused
 from simparallel.cli import main, run_flags
 from simparallel.errors import InputError, RankTableError
 from simparallel.hardware.ranktable import format_rank_table, make_rank_table
+from simparallel.runtime.log_folder import link_logs
 
 SCRIPT = """
 import os, sys
@@ -164,6 +165,18 @@ def test_other_flags_of_msrun() -> None:
     assert request("--bind_core=False").notes == ()
     with refused(InputError):
         request("--worker_log_name=../x")
+    # msrun's usual name: the logs themselves have it.
+    Path("worker_0.log").touch()
+    link_logs(Path("."), [[0]], request("--worker_log_name=worker").log_links)
+    assert not Path("worker_0.log").is_symlink()
+
+
+def test_simulated_runs_predict_what_was_asked_for() -> None:
+    words = ["--device=dgx-a100", "--devices-per-rank=2", "-n16", "--nodes=2", "--sim_level=0", "train.py", "8"]
+    told = main._prediction(main._options(["run", *words]), request(*words[:-2]))
+    found = main._options(told)
+    assert (found.cluster, found.devices_per_rank, found.world_size, found.nodes) == ("dgx-a100", 2, 16, 2)
+    assert (found.script, found.arguments) == ("train.py", ["8"])
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,9 @@ def test_front_classes_are_their_base():
     assert isinstance(dense, sp.nn.Linear)
     assert isinstance(sp.nn.Linear(1, 1), ms.nn.Dense)
     assert not isinstance(sp.nn.ReLU(), ms.nn.Dense)
+    assert issubclass(ms.nn.Dense, ms.nn.Cell)
+    assert issubclass(sp.nn.ReLU, ms.nn.Cell)
+    assert not issubclass(sp.nn.ReLU, ms.nn.Dense)
     assert isinstance(sp.nn.Parameter(1.0), ms.Parameter)
     assert ms.nn.BatchNorm2d(3).momentum == pytest.approx(0.1)
     with refused(InputError):

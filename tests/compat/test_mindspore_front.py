@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from copy import deepcopy
 
 import cloudpickle
@@ -18,6 +19,7 @@ from simparallel.compat.mindspore import Layout, communication, nn, ops
 from simparallel.compat.mindspore.communication import GlobalComm
 from simparallel.compat.mindspore.ops import operations as P
 from simparallel.errors import InputError, RunFailedError
+from simparallel.parallel.operator import auto
 
 # --- names of members --------------------------------------------------------------------------------
 
@@ -217,6 +219,33 @@ def test_cut_function_can_be_sent_and_is_forgotten():
 
     sent = cloudpickle.loads(cloudpickle.dumps(program))
     assert list(sp.launch(sent, world_size=2, transport="inline")) == [1, 1]
+
+
+def test_calls_of_a_cell_are_compared_once(monkeypatch):
+    """Ranks compare calls of new shapes only, also of a Model's evaluation; a cell that was cut is freed."""
+    compared, compare = [], auto.check_same_calls
+    monkeypatch.setattr(auto, "check_same_calls", lambda calls: (compared.append(len(calls)), compare(calls)))
+
+    class Doubled(nn.Cell):
+        def construct(self, x):
+            return x + x
+
+    def program():
+        ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
+        cell, x = Doubled(), np.ones((2, 2), np.float32)
+        freed = weakref.ref(cell)
+        for rows in (x, x, x[:1], x):
+            cell(ms.Tensor(rows))
+        del cell
+        gc.collect()
+        model = sp.Model(sp.nn.ReLU(), sp.nn.MSELoss(), metrics={"loss"})
+        model.eval([(x, x)] * 3)
+        for _ in range(3):
+            model.predict(sp.Tensor(x))
+        return freed()
+
+    assert list(sp.launch(program, world_size=2, transport="inline")) == [None, None]
+    assert sorted(compared) == [1] * 6 + [2] * 2
 
 
 def test_plans_and_dry_runs_of_cells():

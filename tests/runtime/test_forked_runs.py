@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import simparallel as sp
+from simparallel.base.blas import default_threads
 from simparallel.errors import RunFailedError
 
 pytestmark = pytest.mark.process
@@ -123,6 +124,19 @@ def test_modules_stay_imported(forked: sp.Cluster, tmp_path: Path, monkeypatch: 
     assert [found[:3] for found in first] == [found[:3] for found in second]
     assert [(rank, seen) for rank, _, seen, _ in first] == [(0, [0]), (1, [1])]
     assert [found[3] for found in (*first, *second)] == [False, False, True, True]
+
+
+def test_imported_libraries_have_a_ranks_threads(
+    forked: sp.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module is imported before the fork; an OpenMP library reads its number of threads just then."""
+    file = tmp_path / "with_openmp.py"
+    file.write_text("import os\nthreads = os.environ.get('OMP_NUM_THREADS')\n")
+    os.utime(file, (0, 0))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    module = __import__("with_openmp")
+    assert forked.run(lambda: (module.threads, os.environ["OMP_NUM_THREADS"])) == [(str(default_threads(2)),) * 2] * 2
 
 
 @pytest.mark.parametrize(

@@ -247,3 +247,20 @@ def test_objects_that_fill_the_memory_are_refused() -> None:
     with refused(RunFailedError) as caught:
         dry_run(lambda: sp.all_gather_object(bytes(10**6)), world_size=8192)
     assert caught.value.__cause__.facts == {"world_size": 8192, "most": 1 << 30}
+
+
+def test_objects_that_can_change_are_a_ranks_own() -> None:
+    """Equal strings of a class with attributes are one object for each member, as in a run."""
+
+    class Note(str):
+        readers: int
+
+    def program() -> list[int]:
+        note = Note("x")
+        note.readers = 0
+        got = sp.all_gather_object(note)
+        got[0].readers += 1
+        return [each.readers for each in got]
+
+    real = sp.launch(program, world_size=4, transport="inline")[0]
+    assert set(map(tuple, dry_run(program, world_size=4).values.values())) == {tuple(real)} == {(1, 0, 0, 0)}

@@ -308,7 +308,7 @@ def average_of_losses() -> None:
         loss.backward()
         total += loss.item()
     mean = sp.all_reduce(np.array([total]), "mean")
-    print(f"{mean[0]:.3f}", sp.all_reduce(np.asarray([[total, 2], (1.5, total)], np.float32)))
+    print(f"{mean[0]:.3f}", sp.all_reduce(np.asarray([[total, 2], (1.5, total)], np.float32, "C")))
 
 
 def clipped_pipeline(norm_type: float) -> None:

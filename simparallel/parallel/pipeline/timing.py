@@ -93,9 +93,8 @@ class Lists(NamedTuple):
         """Stage -> all ranks that do its actions; more than one only where a schedule is wrong."""
         found: dict[int | None, set[int]] = {}
         for rank, cells in enumerate(self.cells):
-            for cell in cells:
-                for action in cell:
-                    found.setdefault(action.stage, set()).add(rank)
+            for stage in {action.stage for cell in cells for action in cell}:
+                found.setdefault(stage, set()).add(rank)
         return found
 
 
@@ -130,7 +129,7 @@ def spans(lists: Lists, duration: Callable[[Action], float], message: float = 0)
                 end += duration(action)
             for action in cell:
                 ended[action] = end
-                ready.update(dict.fromkeys(ranks_of.get(lists.after(action), ())))
+                ready.update(dict.fromkeys(ranks_of[action.stage] | ranks_of.get(lists.after(action), set())))
             found[rank].append(Span(start, end))
             free[rank] = end
     if any(len(done) < len(cells) for done, cells in zip(found, lists.cells, strict=True)):
@@ -156,7 +155,8 @@ def arrivals(
 
 def _stuck(lists: Lists, found: list[list[Span]], ended: dict[Action, float]) -> ScheduleError:
     """Return the error of ranks that wait for each other: the cycle, or the action that no rank does."""
-    rank_of, told = lists.rank_of, []
+    told = []
+    doers = {action: rank for rank, cells in enumerate(lists.cells) for cell in cells for action in cell}
     rank = next(r for r, cells in enumerate(lists.cells) if len(found[r]) < len(cells))
     seen: list[int] = []
     while rank not in seen:
@@ -168,8 +168,7 @@ def _stuck(lists: Lists, found: list[list[Span]], ended: dict[Action, float]) ->
             for each in lists.needs(action)
             if each[0] not in cell and not any(other in ended for other in each)
         )
-        others = {a for cells in lists.cells for c in cells for a in c}
-        there = next((other for other in wanted if other in others), None)
+        there = next((other for other in wanted if other in doers), None)
         place = f"rank {rank}, cell {len(found[rank])}: {action} waits for {there or wanted[0]}"
         if there is None:
             return ScheduleError(
@@ -177,7 +176,7 @@ def _stuck(lists: Lists, found: list[list[Span]], ended: dict[Action, float]) ->
                 microbatch=action.microbatch,
             )  # fmt: skip
         told.append(place)
-        rank = rank_of[there.stage]
+        rank = doers[there]
     circle = told[seen.index(rank) :]
     first = lists.cells[rank][len(found[rank])][0]
     return ScheduleError(

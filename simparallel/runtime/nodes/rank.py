@@ -112,8 +112,7 @@ def _play(config: Config) -> Outcome:
     transport = JoinedTransport(meeting, config.rank, config.timeout_s, faults=faults_of(faults, config.rank))
     transport.start()
     call = partial(run_program, config.script, config.arguments, config.with_local_rank, config.is_module)
-    devices = config.devices_per_rank
-    spec = describe(config.world_size, config.device, nodes=meeting.nodes, devices_per_rank=devices)
+    spec = describe(config.world_size, config.device, nodes=meeting.nodes, devices_per_rank=config.devices_per_rank)
     outcome, _ = play_rank(call, transport, spec, record=config.record, array=config.array, is_process=True)
     # A script has no return value.
     outcome.value = None

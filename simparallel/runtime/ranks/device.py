@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import cloudpickle
 
-from simparallel.base import callsite, pickling
+from simparallel.base import blas, callsite, pickling
 from simparallel.base.units import format_bytes
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.faults.spec import faults_of
@@ -101,6 +101,8 @@ def device_main(rank: int, wiring: Wiring, host_life: tuple[int, int], host_pid:
 def _set_variables(rank: int, wiring: Wiring) -> None:
     os.environ.update(variables(rank, wiring.nodes, wiring.device_ids, wiring.environment))
     os.environ["MPLBACKEND"] = shown.backend_for_ranks(os.environ.get("MPLBACKEND"))
+    # Libraries that the user's modules import read their number of threads once.
+    blas.limit_threads(wiring.blas_threads)
 
 
 def _leave(code: int, streams: Streams) -> None:

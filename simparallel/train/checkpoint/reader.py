@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from simparallel.base.files import expanded, open_regular, read_into
+from simparallel.base.files import expanded, open_file, read_into
 from simparallel.base.system import memory_size_bytes
 from simparallel.errors import CheckpointError
 from simparallel.train.checkpoint import tree as trees
@@ -57,7 +57,7 @@ class CheckpointReader:
     def __init__(self, path: str | os.PathLike[str], rank: int = 0, world_size: int = 1, verify: bool = True) -> None:
         self.path = expanded(path)
         self.rank, self._own_size, self.verify = rank, world_size, verify
-        self._descriptors: dict[str, int] = {}
+        self._files: dict[str, BinaryIO] = {}
         self.stood_in: list[str] = []
         self.manifest = read_manifest(self.path / MANIFEST)
         self.step, self.world_size = self.manifest.step, self.manifest.world_size
@@ -71,9 +71,9 @@ class CheckpointReader:
             raise
 
     def close(self) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors = {}
+        for file in self._files.values():
+            file.close()
+        self._files = {}
 
     def __enter__(self) -> Self:
         return self
@@ -166,9 +166,10 @@ class CheckpointReader:
     def _open(self, name: str) -> None:
         path, size = self.path / name, self.manifest.files[name]
         try:
-            self._descriptors[name], found = open_regular(path)
+            self._files[name] = file = open_file(path, links=False)
         except OSError as error:
             raise unreadable(path, error) from None
+        found = os.fstat(file.fileno()).st_size
         if found != size:
             raise checkpoint_error(
                 path, f"{path} has {found} bytes, but the manifest states {size}; it was truncated or replaced."
@@ -189,7 +190,7 @@ class CheckpointReader:
         data = target if in_place else np.empty(needed.shape, out.dtype)
         path = self.path / block.file
         try:
-            count = read_into(self._descriptors[block.file], offset, raw(data))
+            count = read_into(self._files[block.file].fileno(), offset, raw(data))
         except OSError as error:
             raise unreadable(path, error) from None
         if count != data.nbytes:
@@ -220,8 +221,8 @@ def read_manifest(path: Path) -> Manifest:
 def read_whole(path: Path, max_bytes: int | None = None) -> bytes:
     """Read a regular file. Raises CheckpointError, also if it has more than `max_bytes` (None: the memory there is)."""
     try:
-        descriptor, size = open_regular(path)
-        with open(descriptor, "rb", buffering=0) as file:
+        with open_file(path, links=False) as file:
+            size = os.fstat(file.fileno()).st_size
             if max_bytes is not None and size > max_bytes:
                 raise checkpoint_error(path, f"{path} has {size} bytes, the limit is {max_bytes}.")
             if 0 < memory_size_bytes() < size:

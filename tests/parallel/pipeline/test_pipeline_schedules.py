@@ -262,6 +262,10 @@ def test_refusals():
         Schedule.from_csv("")
     with refused(InputError):
         Schedule.from_csv("0F0,1F0,2F0\n0F1\n")
+    # Stages that two ranks do are priced, too, if no rank waits for ever.
+    assert Schedule.from_csv("0F0,1B0,0B0\n1F0").cost().makespan == 6
+    with refused(ScheduleError):
+        Schedule.from_csv("0F0,0B0,1B0\n1F0").cost()
 
 
 @pytest.mark.parametrize("name", sorted(ALIASES))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakMethod as _WeakMethod
 
 from simparallel import functions, nn, optim
 from simparallel.autograd.kernels.windows import as_pair
 from simparallel.autograd.ops.loss import check_reduction as _check_reduction
 from simparallel.comm import Group
-from simparallel.compat.cutting import cut
+from simparallel.compat.cutting import cut, kept
 from simparallel.compat.front import FrontType, front, refuse, unused
 from simparallel.compat.mindspore.nn import utils
 from simparallel.compat.mindspore.nn.pipelines import PipelineCell, PipelineGradReducer, sync_pipeline_shared_parameters
@@ -63,8 +64,11 @@ class Cell(nn.Module, metaclass=FrontType):
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         by = cut()
-        call = super().__call__
-        return (call if by is None else by(call))(*inputs, **kwargs)
+        if by is None:
+            return super().__call__(*inputs, **kwargs)
+        # What is kept for a cell must not keep the cell.
+        call: Any = _WeakMethod(super().__call__)
+        return kept(self, by, lambda *xs, **named: call()(*xs, **named))(*inputs, **kwargs)
 
 
 @front(nn.Linear, in_channels="in_features", out_channels="out_features", has_bias="bias")
