@@ -177,7 +177,6 @@ def _unpack(data: np.ndarray) -> Any:
     return _Unpickler(io.BytesIO(data.data)).load()
 
 
-_CONSTANTS = (str, bytes, int, float, bool, type(None))
 _last: list[tuple[bytes, Any]] = [(b"", None)]
 
 
@@ -193,7 +192,7 @@ def _unpack_alike(data: np.ndarray) -> Any:
 
 def _is_constant(value: Any) -> bool:
     # Exact types: an object of a subclass may have attributes, which can change.
-    return all(map(_is_constant, value)) if type(value) is tuple else type(value) in _CONSTANTS
+    return type(value) in (str, bytes, int, float, bool) or (type(value) is tuple and all(map(_is_constant, value)))
 
 
 # --- the two media ------------------------------------------------------------------------------------
@@ -229,7 +228,9 @@ class _FoldedBlocks(Blocks):
         assert isinstance(segment, FoldedSegment)
         run = set(segment.ranks)
         known = {rank: size for rank, size in zip(self.group.ranks, sizes, strict=True) if rank in run}
-        segment.need(between(self.group.ranks, known))
+        # Of a broadcast only the root's object is read.
+        if call.plan.op != "broadcast":
+            segment.need(between(self.group.ranks, known))
         taken = [size for giver, size in enumerate(sizes) if self.takes(call.plan.op, self.position, giver)]
         if sum(taken) > _MOST_BYTES:
             raise ClusterError(

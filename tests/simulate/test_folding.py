@@ -249,6 +249,11 @@ def test_objects_that_fill_the_memory_are_refused() -> None:
     assert caught.value.__cause__.facts == {"world_size": 8192, "most": 1 << 30}
 
 
+def test_root_of_a_broadcast_is_no_change_of_sizes():
+    found = sp.dry_run(lambda: sp.broadcast_object("x" * 1000 if sp.get_rank() == 0 else None), world_size=64)
+    assert len(found.memory) == 2
+
+
 def test_objects_that_can_change_are_a_ranks_own() -> None:
     """Equal strings of a class with attributes are one object for each member, as in a run."""
 
