@@ -72,6 +72,10 @@ if "SIMPARALLEL_TEST_MPI" in os.environ:  # see worlds_mpi.py
     TRANSPORTS = ("mpi",)
 
 
+_LADDER = run.LADDER
+_open_worlds: list[World] = []
+
+
 class World(Ranks):
     """Warm ranks that the tests of this project use: also under mpiexec, and with messages in place of shared memory.
 
@@ -85,8 +89,8 @@ class World(Ranks):
         self.max_size, self.examples = (5, 50) if transport == "inline" else (4, 10)
         # Ranks learn of a failure from one another. On a busy machine the launcher's signals, which are
         # for ranks that do not communicate, could be faster; with this delay they do not hide a fault.
-        self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(run, "LADDER", tuple((20 + i, number) for i, (_, number) in enumerate(run.LADDER)))
+        _open_worlds.append(self)
+        run.LADDER = tuple((20 + i, number) for i, (_, number) in enumerate(_LADDER))
 
     def run(self, size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 20.0) -> Any:
         if self.transport == "mpi":
@@ -117,4 +121,8 @@ class World(Ranks):
 
     def close(self) -> None:
         super().close()
-        self._patch.undo()
+        # Worlds are closed in any order.
+        if self in _open_worlds:
+            _open_worlds.remove(self)
+        if not _open_worlds:
+            run.LADDER = _LADDER
