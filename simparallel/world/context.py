@@ -210,7 +210,7 @@ def _check_graph_mode(who: str, parallel_mode: str | None, mode: int | None) -> 
             f"{who}: parallel_mode={parallel_mode!r} in PYNATIVE_MODE; MindSpore cuts operators in graph mode only. "
             "Call set_context(mode=GRAPH_MODE) first; operations run one by one here in both modes."
         )
-    note_once(f"{who}: {parallel_mode} in PYNATIVE_MODE: MindSpore's first versions are parallel in graph mode only.")
+    note_once(f"{parallel_mode} in PYNATIVE_MODE: MindSpore's first versions are parallel in graph mode only.")
 
 
 # Settings of MindSpore's graph compiler and of its hardware. They do not affect values.

@@ -421,8 +421,8 @@ if __name__ == "__main__":
 
 def test_command_predicts_what_a_script_launches(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "launches.py").write_text(LAUNCHES)
-    assert main(["predict", "--cluster", "dgx-h100", "launches.py"]) == 0
+    (tmp_path / "predicted.py").write_text(LAUNCHES)
+    assert main(["predict", "--cluster", "dgx-h100", "predicted.py"]) == 0
     out, err = capsys.readouterr()
     assert [line.split(":")[0] for line in out.splitlines() if "simulated" in line] == ["2 x h100", "4 x ascend910"]
     assert err == "[0, 1] [0, 1]\n"
