@@ -3,7 +3,7 @@
 from typing import Any
 
 import simparallel as sp
-from simparallel.comm.algorithms.watching import watch
+from simparallel.algorithms.watching import watch
 
 NAMES = "ring", "tree", "halving_doubling"
 LINK = sp.cluster.LinkSpec(5e-6, 12.5e9, notes="100 Gb/s; latency assumed")

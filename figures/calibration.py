@@ -1,7 +1,7 @@
 """Steps of training programs on this machine, predicted beside measured.
 
 Run `simparallel calibrate` first. Measures by turns, and writes `docs/calibration.md` and its picture. None of these
-programs is one of those that the calibration was fitted to (`simparallel/simulate/measuring.py`).
+programs is one of those that the calibration was fitted to (`simparallel/predict/measuring.py`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 import simparallel as sp
 from simparallel import functions as F, models
 from simparallel.base.units import format_seconds
-from simparallel.hardware.cluster import describe, this_host_file
+from simparallel.machine.cluster import describe, this_host_file
 from simparallel.parallel import distribute_module, distribute_tensor, implicit_replication
-from simparallel.simulate.calibration import table as calibration_table
-from simparallel.simulate.measuring import Sample, op_samples
+from simparallel.predict.calibration import table as calibration_table
+from simparallel.predict.measuring import Sample, op_samples
 
 FIGURES = Path(__file__).parent
 PAGE = FIGURES.parent / "docs" / "calibration.md"

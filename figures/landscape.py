@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
-from simparallel.hardware.cluster import describe
+from simparallel.machine.cluster import describe
 from simparallel.search.following import data_parallel, follow
 from simparallel.search.model_steps import MODELS, ModelStep
 from simparallel.search.planner import pareto_plans

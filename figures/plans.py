@@ -19,7 +19,7 @@ from landscape import pairs
 
 import simparallel as sp
 from simparallel.base.units import format_bytes, format_seconds
-from simparallel.hardware.cluster import describe
+from simparallel.machine.cluster import describe
 from simparallel.search.model_steps import MODELS, ModelStep
 from simparallel.search.plan import Plan
 from simparallel.search.planner import data_parallel, plan_graph, planned

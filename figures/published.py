@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.hardware.cluster import PRESETS, DeviceSpec, LinkSpec, describe
+from simparallel.machine.cluster import PRESETS, DeviceSpec, LinkSpec, describe
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
 from simparallel.simulate.transformer_memory import (
     MEGATRON_ADAM,
@@ -272,7 +272,7 @@ beside what others measured and published. `python figures/published.py` writes 
 `figures/published/`, where each has its source and what had to be assumed.
 
 ```python
-from simparallel.hardware.cluster import describe
+from simparallel.machine.cluster import describe
 from simparallel.simulate.transformer import GPTShape, TrainingPlan
 from simparallel.simulate.transformer_memory import activation_bytes, state_bytes
 from simparallel.simulate.transformer_time import step_time

@@ -22,6 +22,7 @@ from simparallel.backend import (
 )
 from simparallel.base.adasum import adasum
 from simparallel.base.hints import NoAttributeError
+from simparallel.clock.recorder import record_function
 from simparallel.collectives import (
     all_gather,
     all_gather_object,
@@ -53,12 +54,11 @@ from simparallel.collectives import (
     ssend,
 )
 from simparallel.comm import Group, Work
-from simparallel.hardware import cluster
-from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from simparallel.hardware.devices import Device as device
-from simparallel.hardware.recorder import record_function
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh
+from simparallel.machine import cluster
+from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from simparallel.machine.devices import Device as device
 from simparallel.world import context as _context, rank as _rank
 from simparallel.world.context import (
     GRAPH_MODE,
@@ -84,7 +84,7 @@ from simparallel.world.rank import (
 
 if TYPE_CHECKING:
     from simparallel import data, exercises, models, nn, optim, parallel, testing, train, view, zoo
-    from simparallel.comm.algorithms.ledger import Ledger
+    from simparallel.algorithms.ledger import Ledger
     from simparallel.nn import Parameter
     from simparallel.parallel import (
         AutoParallel,
@@ -96,11 +96,11 @@ if TYPE_CHECKING:
     )
     from simparallel.parallel.pipeline.schedule import pipeline_schedule
     from simparallel.parallel.pipeline.search import search_schedule
+    from simparallel.predict.dry_run import dry_run
+    from simparallel.predict.prediction import Prediction
     from simparallel.runtime import progress
     from simparallel.runtime.launcher.launch import Cluster, Results, launch
     from simparallel.search.plan import Plan
-    from simparallel.simulate.dry_run import dry_run
-    from simparallel.simulate.prediction import Prediction
     from simparallel.trace import Trace
     from simparallel.train import (
         Callback,
@@ -145,8 +145,8 @@ logging.getLogger("simparallel").addHandler(logging.NullHandler())
 
 _LATER = {
     "Cluster": "runtime", "launch": "runtime", "progress": "runtime", "Trace": "trace",
-    "Ledger": "comm.algorithms.ledger", "Results": "runtime.launcher.launch",
-    "dry_run": "simulate.dry_run", "Prediction": "simulate.prediction", "Plan": "search.plan",
+    "Ledger": "algorithms.ledger", "Results": "runtime.launcher.launch",
+    "dry_run": "predict.dry_run", "Prediction": "predict.prediction", "Plan": "search.plan",
     "pipeline_schedule": "parallel.pipeline.schedule", "search_schedule": "parallel.pipeline.search",
     **dict.fromkeys(
         ("Callback", "CheckpointConfig", "CheckpointManager", "EarlyStopping", "LearningRateScheduler",

@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, settings
 from oracles import TRANSPORTS, World
 
 import simparallel
-from simparallel.hardware.recorder import current_recorder, set_recorder
+from simparallel.clock.recorder import current_recorder, set_recorder
 
 pytest_plugins = ["pytest_simparallel", "pytester"]
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from simparallel.comm.mpi.medium import MPI_MESSAGES
 from simparallel.comm.mpi.transport import MpiTransport
-from simparallel.hardware.cluster import describe
+from simparallel.machine.cluster import describe
 from simparallel.runtime.launcher.launch import Results
 from simparallel.runtime.ranks.rank import play_rank
 from simparallel.runtime.reports import Outcome, failure_report, run_failed

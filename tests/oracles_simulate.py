@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from simparallel.simulate.program import Program
+from simparallel.clock.program import Program
 
 COMPUTE, COLLECTIVE, SEND, RECEIVE, WAIT = range(5)
 

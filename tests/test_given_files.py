@@ -26,9 +26,9 @@ from simparallel.errors import (
     ScheduleError,
     SimParallelError,
 )
-from simparallel.hardware.cluster import describe, load_cluster
-from simparallel.hardware.hostfile import read_host_file
-from simparallel.hardware.ranktable import read_rank_table
+from simparallel.machine.cluster import describe, load_cluster
+from simparallel.machine.hostfile import read_host_file
+from simparallel.machine.ranktable import read_rank_table
 from simparallel.parallel.pipeline import timing
 from simparallel.parallel.pipeline.schedule import Schedule
 from simparallel.search.explanation import Move, Option

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import simparallel as sp
-from simparallel.hardware.cluster import describe
+from simparallel.machine.cluster import describe
 
 # Bytes that a rank sends, as the docstrings put it; `root` sends or gets the rest.
 COSTS = {

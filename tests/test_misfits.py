@@ -13,8 +13,8 @@ from refusals import refused
 import simparallel as sp
 from simparallel import functions as F, nn
 from simparallel.autograd import Op
+from simparallel.clock.memory import MemoryAccount
 from simparallel.errors import ClusterError, InputError, ShapeError, SimParallelError
-from simparallel.hardware.memory import MemoryAccount
 
 sizes = st.integers(1, 6)
 

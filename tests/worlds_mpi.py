@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.comm.mpi.medium import MPI_MESSAGES
-from simparallel.hardware.cluster import describe
+from simparallel.machine.cluster import describe
 from simparallel.runtime.launcher.launch import Results
 from simparallel.runtime.ranks.rank import play_rank
 from simparallel.runtime.reports import failure_report, run_failed

@@ -353,7 +353,7 @@ show(sp.view.plot_memory(runs[1024].trace.events, title="Memory of a step with 1
 # %%
 ENDS = {
     "the copy into shared memory": ("comm/views.py:show", "own[...] = x"),
-    "the sum over the ranks": ("comm/reduction.py:reduce_into", "rule.ufunc(parts[0][start:stop]"),
+    "the sum over the ranks": ("algorithms/reduction.py:reduce_into", "rule.ufunc(parts[0][start:stop]"),
 }
 
 

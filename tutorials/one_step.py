@@ -21,7 +21,7 @@ from simparallel.trace import CallTrace
 # The last function of each path, and the line of it that moves or adds the bytes.
 ENDS = {
     "the copy into shared memory": ("comm/views.py:show", "own[...] = x"),
-    "the sum over the ranks": ("comm/reduction.py:reduce_into", "rule.ufunc(parts[0][start:stop]"),
+    "the sum over the ranks": ("algorithms/reduction.py:reduce_into", "rule.ufunc(parts[0][start:stop]"),
 }
 
 

@@ -28,10 +28,10 @@ from simparallel.autograd.tensor import Tensor
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import Array, gpu_of, is_array, place, random_state, to_device_like
 from simparallel.base.checks import check_integer
+from simparallel.clock.recorder import Recorder, current_recorder
 from simparallel.errors import CaptureError, InputError
 from simparallel.gpu.capture import Capture, captured_step, refuse, running
 from simparallel.gpu.device import Gpu, current_gpu
-from simparallel.hardware.recorder import Recorder, current_recorder
 
 # Types of the constants that a step reads from global and enclosing scopes, and that its graphs depend on.
 _CONSTANTS = (bool, int, float, str, type(None))

@@ -13,7 +13,7 @@ from simparallel.autograd.tape import Node, Reversible
 from simparallel.autograd.tensor import Tensor, as_tensor, common_device
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.errors import AutogradError, InputError, LayoutError, ShapeError
-from simparallel.hardware.devices import Device, current_device
+from simparallel.machine.devices import Device, current_device
 
 
 class FunctionContext:

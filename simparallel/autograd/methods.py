@@ -21,9 +21,9 @@ from simparallel.autograd.dims import Dims
 from simparallel.autograd.grad_mode import grad_mode, no_grad
 from simparallel.autograd.tape import mark_changed
 from simparallel.backend import assign, has_data, is_array
+from simparallel.clock.cuda import cuda_device
 from simparallel.errors import AutogradError, DTypeError, InputError, LayoutError, ShapeError
-from simparallel.hardware.cuda import cuda_device
-from simparallel.hardware.devices import FIRST
+from simparallel.machine.devices import FIRST
 
 if TYPE_CHECKING:
     from simparallel.autograd.method_types import MethodTypes
@@ -191,7 +191,7 @@ class TensorMethods(MethodTypes):
         return self.clip(min, max)
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> Tensor:
-        """Move to the device that PyTorch calls cuda, or cuda:`device`; see `simparallel.hardware.cuda.cuda_device`."""
+        """Move to the device that PyTorch calls cuda, or cuda:`device`; see `simparallel.clock.cuda.cuda_device`."""
         return self.to(cuda_device(device))
 
     def cpu(self) -> Tensor:

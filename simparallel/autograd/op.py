@@ -31,10 +31,10 @@ from simparallel.autograd.shardable import Shardable
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import Tensor, as_tensor, common_device
 from simparallel.backend import Array, get_namespace, gpu_of
+from simparallel.clock.recorder import observer_of
 from simparallel.errors import DeviceMismatchError, InputError, ShapeError, SimParallelError
-from simparallel.hardware.devices import FIRST, Device, current_device
-from simparallel.hardware.recorder import observer_of
 from simparallel.layout.rule import bind, output_shape
+from simparallel.machine.devices import FIRST, Device, current_device
 
 
 class Spec(NamedTuple):

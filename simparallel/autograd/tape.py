@@ -20,9 +20,9 @@ import numpy as np
 
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.backend import Array, is_array
+from simparallel.clock.memory import GRADIENTS, owner_of
+from simparallel.clock.recorder import observer_of
 from simparallel.errors import AutogradError
-from simparallel.hardware.memory import GRADIENTS, owner_of
-from simparallel.hardware.recorder import observer_of
 
 if TYPE_CHECKING:
     from simparallel.autograd.op import Context, Op

@@ -18,6 +18,8 @@ from simparallel.autograd.numpy_functions import TensorNumpy, without_gradient
 from simparallel.autograd.tape import Node, mark_changed, run_backward
 from simparallel.autograd.tensor_html import tensor_html
 from simparallel.backend import DRY_TYPES, Array, get_namespace, gpu_of, has_data, is_array, to_host
+from simparallel.clock.memory import GRADIENTS, TENSORS
+from simparallel.clock.recorder import current_recorder, observer_of
 from simparallel.errors import (
     AutogradError,
     DeviceMismatchError,
@@ -28,9 +30,7 @@ from simparallel.errors import (
     ShapeError,
 )
 from simparallel.gpu.capture import HOOKS, READ, refuse, running
-from simparallel.hardware.devices import FIRST, SIM, Device, current_device
-from simparallel.hardware.memory import GRADIENTS, TENSORS
-from simparallel.hardware.recorder import current_recorder, observer_of
+from simparallel.machine.devices import FIRST, SIM, Device, current_device
 
 if TYPE_CHECKING:
     from simparallel.autograd.interpreter import AbstractInterpreter

@@ -14,12 +14,12 @@ coefficient of an exactly zero vector is 1, so 0 is the identity; there is no ep
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from simparallel.backend import Array, get_namespace, is_array
+from simparallel.backend import Array, get_namespace, has_data, is_array, without_data
 from simparallel.base.units import format_type_of
 from simparallel.errors import DTypeError, InputError, ShapeError
 
@@ -33,6 +33,10 @@ _LOW, _HIGH = 2.0**-900, 2.0**900
 LEAST = 2.0**-1074
 # Infinities become NaN without a warning.
 QUIET = np.errstate(over="ignore", invalid="ignore")
+
+
+Layers = tuple[int, ...]  # sizes of the parts of a flat vector, each combined separately
+Segment = tuple[int, int, int]  # the intersection of a layer with a slice: number, start and stop in the slice
 
 
 class Moments(NamedTuple):
@@ -99,6 +103,29 @@ def tree(vectors: Sequence[Array]) -> Array:
         joined = [pair(a, b) for a, b in zip(level[::2], level[1::2], strict=False)]
         level = joined + level[len(joined) * 2 :]
     return level[0]
+
+
+@QUIET
+def whole(vectors: Sequence[np.ndarray], layers: Layers) -> np.ndarray:
+    """Return Adasum of flat vectors, computed layer by layer: a new vector of their dtype."""
+    if not all(map(has_data, vectors)):
+        return without_data(np.empty(vectors[0].size, vectors[0].dtype))
+    out = np.empty(vectors[0].size, vectors[0].dtype)
+    start = 0
+    for size in layers:
+        out[start : start + size] = tree([v[start : start + size].astype(WIDE) for v in vectors])
+        start += size
+    return out
+
+
+def segments(layers: Layers, part: slice) -> Iterator[Segment]:
+    """Yield the intersections of a slice with the layers."""
+    start = 0
+    for layer, size in enumerate(layers):
+        low, high = max(start, part.start), min(start + size, part.stop)
+        if low < high:
+            yield layer, low - part.start, high - part.start
+        start += size
 
 
 def pair(a: Array, b: Array) -> Array:

@@ -37,7 +37,7 @@ _ROOMS = ("functions", "nn", "optim", "data", "parallel", "train", "ops", "model
 
 
 # Public name -> module that defines its names.
-_INSIDE = {"functions": "autograd.functions", "cluster": "hardware.cluster"}
+_INSIDE = {"functions": "autograd.functions", "cluster": "machine.cluster"}
 
 
 class NoAttributeError(AttributeError):

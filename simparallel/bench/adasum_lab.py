@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from simparallel.algorithms.rehearsal import rehearse
 from simparallel.backend import random_permutation
 from simparallel.base.argparse_checks import at_least_one, exit_code, numbers, positive
 from simparallel.base.files import check_writable
 from simparallel.bench.collectives import TURN_S, Ours, checked
 from simparallel.bench.contest import measure
-from simparallel.comm.algorithms.rehearsal import rehearse
 from simparallel.errors import InputError
 from simparallel.optim.schedules import Linear
 

@@ -27,10 +27,10 @@ from simparallel.base.units import format_bytes, format_seconds
 from simparallel.bench.contest import Result, measure, table
 from simparallel.bench.step import LEARNING_RATE, TURN_S, Step, Task, chosen_tasks, mlp, our_step, tokens, torch_step
 from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
-from simparallel.hardware.cluster import ClusterSpec, describe
-from simparallel.hardware.device import DeviceSpec
-from simparallel.simulate.gpu_calibration import calibrate_gpu, stored
-from simparallel.simulate.prediction import Prediction
+from simparallel.machine.cluster import ClusterSpec, describe
+from simparallel.machine.device import DeviceSpec
+from simparallel.predict.gpu_calibration import calibrate_gpu, stored
+from simparallel.predict.prediction import Prediction
 
 # Rows and columns of the matrices that are multiplied; the vectors that are copied have 16 times as many elements.
 CEILING_SIZE = 4096

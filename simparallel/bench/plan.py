@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from simparallel import models
 from simparallel.autograd import Tensor
 from simparallel.base.units import format_seconds
-from simparallel.hardware.cluster import describe
+from simparallel.machine.cluster import describe
 from simparallel.nn import Linear, Module
 from simparallel.search.graph import Graph
 from simparallel.search.model_steps import MODELS, KnownModel, ModelStep

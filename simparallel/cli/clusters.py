@@ -10,8 +10,8 @@ from simparallel.base.argparse_checks import at_least_one, numbers
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.cli.ranktable import warned
 from simparallel.errors import InputError
-from simparallel.hardware.busbw import CONVENTION, expected_busbw
-from simparallel.hardware.cluster import (
+from simparallel.machine.busbw import CONVENTION, expected_busbw
+from simparallel.machine.cluster import (
     PRESETS,
     PS_PER_S,
     ClusterSpec,
@@ -20,8 +20,8 @@ from simparallel.hardware.cluster import (
     this_gpu_file,
     this_host_file,
 )
-from simparallel.hardware.hostfile import read_host_file
-from simparallel.hardware.ranktable.reading import load
+from simparallel.machine.hostfile import read_host_file
+from simparallel.machine.ranktable.reading import load
 
 SIZES = [4**power for power in range(5, 17)]  # 1 KiB to 4 GiB
 
@@ -105,7 +105,7 @@ def calibrate(options: argparse.Namespace) -> int:
         InputError: there is no GPU that CuPy can use, or `--quick` for a GPU.
         OSError: it cannot be written.
     """
-    from simparallel.simulate.calibration import calibrate as measure
+    from simparallel.predict.calibration import calibrate as measure
 
     measure(options.out, quick=options.quick, array=options.array, tell=partial(print, flush=True))
     return 0

@@ -22,8 +22,8 @@ from simparallel import backend
 from simparallel.base import blas
 from simparallel.base.system import memory_size_bytes
 from simparallel.base.units import format_bytes
-from simparallel.comm.shm.memfd import SHM, available_memory, cgroup_number, free_bytes, is_disabled, seal
-from simparallel.comm.shm.segment import DEFAULT_ARENA_BYTES, Segment
+from simparallel.comm.memory.memfd import SHM, available_memory, cgroup_number, free_bytes, is_disabled, seal
+from simparallel.comm.memory.segment import DEFAULT_ARENA_BYTES, Segment
 from simparallel.comm.shm.transport import _FUTEX_WAIT, _SYS_FUTEX, Futex
 from simparallel.errors import SimParallelError
 from simparallel.runtime.preflight import room_for_ranks

@@ -22,7 +22,7 @@ from simparallel.base.units import format_number_of
 from simparallel.cli import clusters, figures, plan, predict, ranktable as rank_table, run_flags, traces, zoo
 from simparallel.compat import FRONTS
 from simparallel.errors import InputError, RunFailedError
-from simparallel.hardware.cluster import DEFAULT_DEVICE, PRESETS, load_cluster
+from simparallel.machine.cluster import DEFAULT_DEVICE, PRESETS, load_cluster
 
 # The options of each benchmark: keyword of its `main` -> option. Options that were not given keep its defaults.
 BENCHES = {

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from simparallel.base.argparse_checks import at_least_one, flag
 from simparallel.base.units import format_bytes, format_seconds
+from simparallel.clock.memory import parse_bytes
 from simparallel.errors import InputError
-from simparallel.hardware.cluster import ClusterSpec, load_cluster
-from simparallel.hardware.memory import parse_bytes
+from simparallel.machine.cluster import ClusterSpec, load_cluster
 from simparallel.world import context
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ def _of_model(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
 
 
 def _of_script(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
+    from simparallel.predict.dry_run import dry_run
     from simparallel.runtime.ranks.script import check_script, run_script
     from simparallel.search.model_steps import MODELS
-    from simparallel.simulate.dry_run import dry_run
 
     if not options.what.endswith(".py") and not Path(options.what).exists():
         raise InputError(f"plan: {options.what} is neither a model ({', '.join(MODELS)}) nor a script.")

@@ -14,7 +14,7 @@ from simparallel.base.argparse_checks import at_least_one, flag
 from simparallel.errors import InputError
 
 if TYPE_CHECKING:
-    from simparallel.simulate.prediction import Prediction
+    from simparallel.predict.prediction import Prediction
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -41,9 +41,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Predict the script, and print or write the requested output."""
+    from simparallel.predict.dry_run import dry_run, predicted_launches
+    from simparallel.predict.gpu_calibration import changed_since
     from simparallel.runtime.ranks.script import check_script, run_script
-    from simparallel.simulate.dry_run import dry_run, predicted_launches
-    from simparallel.simulate.gpu_calibration import changed_since
 
     check_script(options.script, options.module)
     program = partial(run_script, options.script, options.arguments, is_module=options.module)

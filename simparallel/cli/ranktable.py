@@ -9,9 +9,9 @@ from pathlib import Path
 from simparallel.base.argparse_checks import at_least_one
 from simparallel.base.files import write_atomically
 from simparallel.errors import InputError
-from simparallel.hardware.ranktable.reading import load
-from simparallel.hardware.ranktable.table import FORMS, RankTable, make_rank_table, merge_rank_tables
-from simparallel.hardware.ranktable.writing import format_rank_table
+from simparallel.machine.ranktable.reading import load
+from simparallel.machine.ranktable.table import FORMS, RankTable, make_rank_table, merge_rank_tables
+from simparallel.machine.ranktable.writing import format_rank_table
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

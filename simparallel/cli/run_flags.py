@@ -24,10 +24,10 @@ from pathlib import Path
 from simparallel.backend import ARRAYS
 from simparallel.base.argparse_checks import at_least_one, positive
 from simparallel.base.system import usable_cores
+from simparallel.clock.recording import RECORD
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError
-from simparallel.hardware.ranktable import RankTable, load
-from simparallel.hardware.recording import RECORD
+from simparallel.machine.ranktable import RankTable, load
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT
 from simparallel.runtime.joined.join import MEET_LIMIT_S
 from simparallel.runtime.launcher.pool import START_LIMIT_S

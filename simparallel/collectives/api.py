@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec
 import numpy as np
 
 from simparallel.backend import to_host
+from simparallel.clock.recorder import current_recorder
 from simparallel.collectives.host_copy import (
     array_of,
     check_off_the_tape,
@@ -29,7 +30,6 @@ from simparallel.collectives.host_copy import (
 from simparallel.comm import Communicator, Group, current
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.work import Work
-from simparallel.hardware.recorder import current_recorder
 
 P = ParamSpec("P")
 

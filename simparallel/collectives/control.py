@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import Array
+from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Group, current
-from simparallel.hardware.recorder import current_recorder
 
 
 def barrier(group: Group | None = None) -> None:

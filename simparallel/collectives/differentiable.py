@@ -25,13 +25,13 @@ from simparallel.autograd.functions import getitem, stack
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array, get_namespace
+from simparallel.clock.memory import ACTIVATIONS
+from simparallel.clock.recorder import current_recorder
 from simparallel.collectives import api
 from simparallel.collectives.host_copy import go_on, wait_for
 from simparallel.comm import Group, current
 from simparallel.errors import InputError, LayoutError
-from simparallel.hardware.devices import FIRST
-from simparallel.hardware.memory import ACTIVATIONS
-from simparallel.hardware.recorder import current_recorder
+from simparallel.machine.devices import FIRST
 
 # Reductions whose adjoint does not depend on values.
 LINEAR = ("sum", "mean")

@@ -14,12 +14,12 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.tape import grad_mode, mark_changed
 from simparallel.backend import Array, assign, get_namespace, has_data, is_array, is_on_gpu, to_device_like, to_host
 from simparallel.base.units import format_type_of
+from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Group, Work, current
 from simparallel.comm.validate import check_array
 from simparallel.errors import AutogradError, DTypeError, InputError
 from simparallel.gpu.ranges import named_range
-from simparallel.hardware.devices import FIRST, Device
-from simparallel.hardware.recorder import current_recorder
+from simparallel.machine.devices import FIRST, Device
 
 
 def array_of(op: str, x: Any) -> Array:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from simparallel.clock.recorder import Recorder
 from simparallel.comm.transport import AbstractTransport, Condition, any_of
 from simparallel.comm.work import Lane, Work
-from simparallel.hardware.recorder import Recorder
 
 if TYPE_CHECKING:
     from simparallel.comm.p2p import Inbox

@@ -15,7 +15,7 @@ import numpy as np
 import simparallel.comm.call_header as h
 from simparallel.comm.call import Settings
 from simparallel.comm.collective import Collective
-from simparallel.comm.shm.segment import SLOT_BYTES
+from simparallel.comm.memory.segment import SLOT_BYTES
 from simparallel.comm.transport import order
 from simparallel.comm.uneven import Uneven
 from simparallel.comm.validate import position_of

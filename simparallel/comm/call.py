@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import simparallel.comm.call_header as h
-from simparallel.comm.algorithms.ledger import Ledger, open_ledgers
-from simparallel.comm.shm.segment import SLOT_BYTES
-from simparallel.comm.shm.staging import Payloads
+from simparallel.algorithms.ledger import Ledger, open_ledgers
+from simparallel.clock.recorder import COMPUTE, Recorder
+from simparallel.comm.memory.segment import SLOT_BYTES
+from simparallel.comm.memory.staging import Payloads
 from simparallel.comm.transport import order
 from simparallel.comm.views import ARRIVE, DONE_MARK
 from simparallel.comm.work import Steps, Work
-from simparallel.hardware.cluster import Traffic
-from simparallel.hardware.recorder import COMPUTE, Recorder
+from simparallel.machine.cluster import Traffic
 
 if TYPE_CHECKING:
     from simparallel.comm.group import Group

@@ -31,17 +31,17 @@ from hashlib import blake2b
 
 import numpy as np
 
+from simparallel.algorithms import ALGORITHMS
+from simparallel.algorithms.reduction import ALIASES
 from simparallel.comm.collective import COLLECTIVES, OBJECT_OPS
-from simparallel.comm.reduction import ALIASES
 from simparallel.errors import CollectiveMismatchError, InputError
 
 OP_NAMES = ("none", "send", *COLLECTIVES)
 OP_CODES = {name: code for code, name in enumerate(OP_NAMES)}
 # An all_reduce with a reduction of its own.
 OP_CODES["adasum"] = OP_CODES["all_reduce"]
-ALGORITHMS = ("direct", "naive", "ring", "tree", "halving_doubling")
 # Instead of an algorithm's number: the arrays are on GPUs.
-ON_GPUS = len(ALGORITHMS)
+ON_GPUS = 255
 REDUCE_OPS = ("-", "sum", "mean", "prod", "max", "min", "and", "or", "adasum", "adasum of layers", "xor",
               "land", "lor", "lxor")  # fmt: skip
 REDUCE_CODES = {name: code for code, name in enumerate(REDUCE_OPS)}

@@ -17,17 +17,18 @@ import numpy as np
 
 import simparallel.comm.call_header as h
 import simparallel.comm.collective as c
+from simparallel.algorithms.reduction import LOGICAL, truth
 from simparallel.backend import is_on_gpu
-from simparallel.comm.algorithms.direct import into
+from simparallel.clock.recorder import Recorder
 from simparallel.comm.call import Settings
 from simparallel.comm.collective import Collective
+from simparallel.comm.direct.direct import into
 from simparallel.comm.group import Algorithm, Group, Medium
 from simparallel.comm.grouping import Groups
 from simparallel.comm.inline import InlineTransport, Turns
 from simparallel.comm.mailbox import Mailbox
-from simparallel.comm.reduction import LOGICAL, truth
+from simparallel.comm.memory.segment import Segment
 from simparallel.comm.shm.medium import SHARED_MEMORY
-from simparallel.comm.shm.segment import Segment
 from simparallel.comm.transport import AbstractTransport
 from simparallel.comm.uneven import Parts, exchange_uneven, gather_uneven, run_uneven
 from simparallel.comm.validate import (
@@ -43,7 +44,6 @@ from simparallel.comm.validate import (
     position_of,
 )
 from simparallel.errors import InputError
-from simparallel.hardware.recorder import Recorder
 
 LAYERS = "adasum of layers"
 
@@ -577,7 +577,7 @@ class Communicator(Mailbox):
             raise InputError(f"{op}: rank {self.rank} is not a member of {group.name}.")
         if (algorithm or self.default_algorithm) == "direct":
             return group.direct
-        from simparallel.comm.algorithms.by_messages import choose  # rarely needed, and the import takes time
+        from simparallel.comm.direct.by_messages import choose  # rarely needed, and the import takes time
 
         return choose(group, op, algorithm, self.default_algorithm)
 

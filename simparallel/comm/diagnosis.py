@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import simparallel.comm.call_header as h
-from simparallel.comm.shm.segment import RING, Segment
+from simparallel.comm.memory.segment import RING, Segment
 from simparallel.errors import CommError, DeadlockError
 
 

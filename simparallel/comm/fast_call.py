@@ -11,11 +11,11 @@ from sys import byteorder
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from simparallel.clock.recorder import COMPUTE
 from simparallel.comm.call_header import IN_PIECES, OWN_ARRAY
-from simparallel.comm.shm.segment import WORD
+from simparallel.comm.memory.segment import WORD
 from simparallel.comm.transport import order
 from simparallel.comm.views import ARRIVE, DONE_MARK
-from simparallel.hardware.recorder import COMPUTE
 
 if TYPE_CHECKING:
     from simparallel.comm.call import CallPlan

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import simparallel.comm.call_header as h
+from simparallel.algorithms import DIRECT
+from simparallel.algorithms.reduction import reduction
 from simparallel.base.adasum import check_dtype
 from simparallel.base.units import format_numbers
 from simparallel.comm.blocks import run_blocks
@@ -20,13 +22,12 @@ from simparallel.comm.call import Call, CallPlan, Factory, Settings
 from simparallel.comm.collective import ADASUM, ALL_GATHER, BROADCAST, Collective
 from simparallel.comm.fast_call import run_at_once
 from simparallel.comm.mailbox import Mailbox
-from simparallel.comm.reduction import reduction
 from simparallel.comm.validate import check_array, check_dim, position_of
 from simparallel.comm.views import Views
 from simparallel.comm.work import Lane
 from simparallel.errors import CollectiveMismatchError
 from simparallel.gpu.capture import refuse, running
-from simparallel.hardware.cluster import Traffic
+from simparallel.machine.cluster import Traffic
 
 # Limit of the plans kept for calls that may be repeated.
 MAX_PLANS = 1024
@@ -75,7 +76,7 @@ class Group:
         # The rank's lanes are shared by all its groups and messages: while one waits, the others advance.
         self.lane = Lane(self.transport, mailbox.lanes, self.recorder.join if self.recorder else None)
         self.direct = Algorithm(self, medium.bodies)
-        self.algorithms = {h.ALGORITHMS[0]: self.direct}
+        self.algorithms = {DIRECT: self.direct}
         self.seq = 0
         self._prices: dict[Any, Traffic] = {}
         me = self.transport.rank

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from simparallel.comm.diagnosis import error_of, last_calls
-from simparallel.comm.shm.segment import ABORT_INTERRUPT, FAILED, RUNNING, Segment
+from simparallel.comm.memory.segment import ABORT_INTERRUPT, FAILED, RUNNING, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.errors import DeadlockError
 

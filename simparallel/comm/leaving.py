@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from simparallel.comm.communicator import Communicator
-from simparallel.comm.shm.segment import DONE
+from simparallel.comm.memory.segment import DONE
 from simparallel.comm.transport import LEFT
 from simparallel.errors import RankFailedError
 

@@ -11,13 +11,13 @@ from typing import Any, Self
 import numpy as np
 
 from simparallel.base.checks import is_integer
+from simparallel.clock.recorder import Recorder
 from simparallel.comm.asked import USER_TAGS, Message, Probe, Receive, Together
 from simparallel.comm.p2p import Inbox, Outbox, receive
 from simparallel.comm.transport import AbstractTransport, Condition
 from simparallel.comm.validate import check_array
 from simparallel.comm.work import Lane, Work
 from simparallel.errors import CommError, DTypeError, InputError, ShapeError
-from simparallel.hardware.recorder import Recorder
 
 _NOTHING = Condition((), (), 0)
 

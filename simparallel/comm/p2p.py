@@ -21,13 +21,13 @@ import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.backend import has_data, without_data
+from simparallel.clock.recorder import Recorder
 from simparallel.comm.asked import BYTES, Message, Named, Receive, Together
 from simparallel.comm.diagnosis import letter_text
-from simparallel.comm.shm.segment import LETTER_WORDS, RING
+from simparallel.comm.memory.segment import LETTER_WORDS, RING
 from simparallel.comm.transport import AbstractTransport, Condition, order
 from simparallel.comm.work import Lane, Steps, Work
 from simparallel.errors import CollectiveMismatchError
-from simparallel.hardware.recorder import Recorder
 
 
 @lru_cache(maxsize=1024)

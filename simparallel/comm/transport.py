@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from simparallel.base.callsite import is_inside, place
 from simparallel.comm.call_header import COMPARED, OP
 from simparallel.comm.diagnosis import counts, deadlock_error, last_calls
-from simparallel.comm.faults.spec import Faults
-from simparallel.comm.shm.arena import Arena
-from simparallel.comm.shm.segment import DONE, FAILED, FAILED_BY_OTHERS, RECORD_BYTES, RUNNING, SITES, Segment
+from simparallel.comm.fault_spec import Faults
+from simparallel.comm.memory.arena import Arena
+from simparallel.comm.memory.segment import DONE, FAILED, FAILED_BY_OTHERS, RECORD_BYTES, RUNNING, SITES, Segment
 from simparallel.errors import CommError, DeadlineError, DeadlockError, RankFailedError
 
 DEFAULT_TIMEOUT_S = 60.0

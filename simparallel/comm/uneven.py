@@ -17,15 +17,15 @@ import numpy as np
 
 import simparallel.comm.call_header as h
 from simparallel.backend import has_data
+from simparallel.clock.recorder import Recorder
 from simparallel.comm.call import Body, Call, CallPlan, Settings
 from simparallel.comm.collective import ALL_TO_ALL, SCATTER, Collective
-from simparallel.comm.shm.segment import LINE, round_up
+from simparallel.comm.memory.segment import LINE, round_up
 from simparallel.comm.validate import check_array, check_dim, check_sizes, check_splits, native, position_of
 from simparallel.comm.views import Place
 from simparallel.comm.work import Steps
 from simparallel.errors import InputError
-from simparallel.hardware.cluster import Traffic
-from simparallel.hardware.recorder import Recorder
+from simparallel.machine.cluster import Traffic
 
 if TYPE_CHECKING:
     from simparallel.comm.group import Algorithm

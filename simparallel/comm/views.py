@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import simparallel.comm.call_header as h
-from simparallel.comm.shm.segment import WORD, ControlMap
-from simparallel.comm.shm.staging import MAX_PLACES, Arenas, Payloads, Staging
+from simparallel.comm.memory.segment import WORD, ControlMap
+from simparallel.comm.memory.staging import MAX_PLACES, Arenas, Payloads, Staging
 from simparallel.comm.transport import AbstractTransport, Condition, order
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from simparallel.clock.notes import note_once
 from simparallel.errors import InputError
-from simparallel.hardware.notes import note_once
 
 
 class FrontType(type):
@@ -75,7 +75,7 @@ _TOOLS = (
     "simparallel.compat.cutting",
     "simparallel.compat.front",
     "simparallel.compat.groups",
-    "simparallel.hardware.notes",
+    "simparallel.clock.notes",
 )
 
 

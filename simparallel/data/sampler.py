@@ -17,8 +17,8 @@ from simparallel.backend import random_permutation
 from simparallel.base.callsite import user_level
 from simparallel.base.checks import check_integer
 from simparallel.base.units import format_object
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError, StateDictError
-from simparallel.hardware.recorder import current_recorder
 
 
 class Sampler:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
+from simparallel.algorithms import price
 from simparallel.exercises.exercise import Case, Values, by_rank, difference, exercise, integers, run_ranks
-from simparallel.hardware.collective_cost import PRICES
 from simparallel.runtime.launcher.launch import Results
 
 _MESSAGES = "messages from - to"
@@ -111,8 +111,8 @@ def fastest_algorithm(ranks: int, size_bytes: int, latency_s: float) -> Case:
     bandwidth_bytes_per_s = 10e9
     times_us = {}
     for name in ("ring", "tree", "halving_doubling"):
-        price = PRICES[name]["all_reduce"](ranks, 0)
-        times_us[name] = (price.steps * latency_s + price.share * size_bytes / bandwidth_bytes_per_s) * 1e6
+        found = price(name, "all_reduce", ranks, 0)
+        times_us[name] = (found.steps * latency_s + found.share * size_bytes / bandwidth_bytes_per_s) * 1e6
     given = {"ranks": ranks, "bytes": size_bytes, "latency [s]": latency_s, "bandwidth [B/s]": bandwidth_bytes_per_s}
 
     def judge(expected: Values, found: Values) -> str | None:

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 
+from simparallel.algorithms import price
 from simparallel.errors import LayoutError
-from simparallel.hardware.collective_cost import price
 from simparallel.layout.boxes import Box, Moves, Transfer, boxes_of, shape_of, size_of
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group, groups_text

@@ -16,9 +16,9 @@ import numpy as np
 
 from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.backend import Array, filled, is_array, to_host
+from simparallel.clock.memory import PARAMETERS
+from simparallel.clock.recorder import observer_of
 from simparallel.errors import AutogradError
-from simparallel.hardware.memory import PARAMETERS
-from simparallel.hardware.recorder import observer_of
 
 # (first element, number of elements) -> their values, row-major.
 Recipe = Callable[[int, int], Any]

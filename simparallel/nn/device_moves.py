@@ -9,10 +9,10 @@ import numpy as np
 
 from simparallel.autograd import Tensor, no_grad
 from simparallel.autograd.ops.transfer import to, where_to
+from simparallel.clock.memory import BUFFERS, GRADIENTS, PARAMETERS
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError
-from simparallel.hardware.devices import Device
-from simparallel.hardware.memory import BUFFERS, GRADIENTS, PARAMETERS
-from simparallel.hardware.recorder import current_recorder
+from simparallel.machine.devices import Device
 from simparallel.nn.deferred import is_deferred, placeholder
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import numpy as np
 
 from simparallel.autograd import Op, Tensor
 from simparallel.backend import is_array, to_host
+from simparallel.clock.cuda import cuda_device
+from simparallel.clock.memory import BUFFERS
+from simparallel.clock.recorder import CALLED
 from simparallel.errors import DeviceOutOfMemoryError, InputError, ShapeError
 from simparallel.gpu.capture import refuse, running
-from simparallel.hardware.cuda import cuda_device
-from simparallel.hardware.devices import FIRST
-from simparallel.hardware.memory import BUFFERS
-from simparallel.hardware.recorder import CALLED
+from simparallel.machine.devices import FIRST
 from simparallel.nn.device_moves import hold, move_to
 from simparallel.nn.hooks import Hooks, RemovableHandle
 from simparallel.nn.parameter import Parameter
@@ -258,7 +258,7 @@ class Module(ModuleTree):
         return self
 
     def cuda(self, device: Any = None) -> Self:
-        """Move to the device that PyTorch calls cuda, or cuda:`device`; see `simparallel.hardware.cuda.cuda_device`."""
+        """Move to the device that PyTorch calls cuda, or cuda:`device`; see `simparallel.clock.cuda.cuda_device`."""
         return self.to(cuda_device(device))
 
     def cpu(self) -> Self:

@@ -9,9 +9,9 @@ import numpy as np
 from simparallel.autograd import Tensor
 from simparallel.autograd.tape import mark_changed
 from simparallel.backend import is_array, to_device_like, to_host
+from simparallel.clock.memory import PARAMETERS
 from simparallel.comm import current
 from simparallel.errors import DTypeError, LayoutError, ShapeError
-from simparallel.hardware.memory import PARAMETERS
 from simparallel.nn.deferred import DRAWING, Recipe, deferring, draw, is_deferred, placeholder, recipe_of
 from simparallel.nn.device_moves import hold
 

@@ -16,7 +16,7 @@ from simparallel.autograd import Tensor, run_backward
 from simparallel.autograd.tape import Node, Reversible, grad_mode, is_written_since
 from simparallel.backend import Array, random_state
 from simparallel.errors import AutogradError
-from simparallel.hardware.devices import current_device
+from simparallel.machine.devices import current_device
 from simparallel.nn.amp import hidden_casts, hiding
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from simparallel.autograd import Tensor, no_grad
 from simparallel.backend import is_array
 from simparallel.base.units import format_bytes, format_count
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.errors import InputError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder, use_recorder
+from simparallel.machine.cluster import describe
 from simparallel.nn.module import Module
 from simparallel.nn.state import setting
 

@@ -18,12 +18,12 @@ from simparallel.autograd.tape import mark_changed
 from simparallel.autograd.tensor import common_device
 from simparallel.backend import DRY_TYPES, Array, get_namespace, is_array, to_host
 from simparallel.base.checks import check_number
+from simparallel.clock.memory import OPTIMIZER
+from simparallel.clock.recorder import Recorder, observer_of
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError
 from simparallel.gpu.capture import refuse, running
 from simparallel.gpu.multi_tensor import for_each
-from simparallel.hardware.devices import Device
-from simparallel.hardware.memory import OPTIMIZER
-from simparallel.hardware.recorder import Recorder, observer_of
+from simparallel.machine.devices import Device
 from simparallel.optim.blocks import PIECE_BYTES, converted, in_one_kernel
 from simparallel.optim.schedules import Rate, as_schedule
 from simparallel.optim.state_dict import EXTRAS, Group, checked_state_dict

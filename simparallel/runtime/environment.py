@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from simparallel.errors import InputError
-from simparallel.hardware.ranktable import RankTable, read_rank_table
+from simparallel.machine.ranktable import RankTable, read_rank_table
 from simparallel.world.rank import CHILD_VARIABLE
 
 MASTER_ADDR, MASTER_PORT = "127.0.0.1", 29500

@@ -13,8 +13,8 @@ from types import FrameType
 
 from simparallel.base.callsite import is_inside, place
 from simparallel.base.units import format_bytes
-from simparallel.comm.shm.memfd import available_memory
-from simparallel.comm.shm.segment import WORD, ControlMap
+from simparallel.comm.memory.memfd import available_memory
+from simparallel.comm.memory.segment import WORD, ControlMap
 from simparallel.errors import LaunchError
 from simparallel.world.rank import CHILD_VARIABLE
 

@@ -15,12 +15,12 @@ import cloudpickle
 
 from simparallel.base import pickling
 from simparallel.base.callsite import cell_of, is_inside, place
+from simparallel.clock.recording import Recorded
 from simparallel.comm.diagnosis import unreceived
-from simparallel.comm.shm.segment import Segment
+from simparallel.comm.memory.segment import Segment
 from simparallel.comm.transport import LEFT
 from simparallel.errors import DeadlineError, RankFailedError, RunFailedError, SimParallelError
-from simparallel.hardware.cluster import ClusterSpec
-from simparallel.hardware.recording import Recorded
+from simparallel.machine.cluster import ClusterSpec
 from simparallel.runtime.module_watch import is_installed
 
 # Places of interrupted ranks that a message lists.

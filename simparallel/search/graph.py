@@ -23,11 +23,11 @@ from simparallel.autograd.tape import Node as TapeNode, Reversible
 from simparallel.backend import Array, get_namespace, random_state
 from simparallel.base.callsite import user_line
 from simparallel.base.dry_arrays import DryArray, without_data
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.comm import current
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder, use_recorder
 from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement, placement
+from simparallel.machine.cluster import describe
 from simparallel.nn.deferred import placeholder
 
 # Kinds of inputs of an op: the result of an op, a trained leaf, an argument of the program, or any other value, which

@@ -14,8 +14,8 @@ from simparallel.base.html import table
 from simparallel.base.names import printable
 from simparallel.base.units import format_seconds
 from simparallel.errors import ClusterError, InputError, PlanError
-from simparallel.hardware.description import from_plain
 from simparallel.layout.mesh import plain_cuts
+from simparallel.machine.description import from_plain
 from simparallel.search.explanation import Cuts, Explanation, Move, Option, strategy_text
 
 FORMAT = 1

@@ -16,11 +16,11 @@ from simparallel.autograd import Tensor
 from simparallel.autograd.tree_map import change_each
 from simparallel.base.dry_arrays import DryArray
 from simparallel.base.units import format_bytes
+from simparallel.clock.recorder import current_recorder, observer_of
 from simparallel.comm import current
 from simparallel.errors import InputError, PlanError, SearchError
-from simparallel.hardware.cluster import ClusterSpec, describe
-from simparallel.hardware.recorder import current_recorder, observer_of
 from simparallel.layout.sharding import Placement
+from simparallel.machine.cluster import ClusterSpec, describe
 from simparallel.nn.deferred import placeholder
 from simparallel.parallel.operator.auto import AutoParallel, check_same_calls
 from simparallel.search.elimination import eliminate

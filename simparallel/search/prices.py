@@ -15,7 +15,6 @@ import numpy as np
 
 from simparallel.base.dry_arrays import empty
 from simparallel.errors import ClusterError
-from simparallel.hardware.cluster import ClusterSpec
 from simparallel.layout.boxes import Transfer, boxes_of, shape_of
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group
@@ -23,6 +22,7 @@ from simparallel.layout.movement import Digits, Movement, digits_of, movement
 from simparallel.layout.redistribution import Step, plan_redistribution
 from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement
+from simparallel.machine.cluster import ClusterSpec
 from simparallel.parallel.operator.explain import asked_inside
 from simparallel.parallel.operator.halo import WindowCut
 from simparallel.parallel.operator.op_call import Call

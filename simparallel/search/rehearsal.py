@@ -17,10 +17,10 @@ from simparallel.autograd import Backward, Op, Redistribute, Tensor, running_bac
 from simparallel.autograd.tape import Node, Reversible
 from simparallel.backend import Array, get_namespace, is_array
 from simparallel.base.dry_arrays import empty
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.memory import ACTIVATIONS, GRADIENTS, PARAMETERS, TENSORS, owner_of
-from simparallel.hardware.recorder import Recorder, use_recorder
+from simparallel.clock.memory import ACTIVATIONS, GRADIENTS, PARAMETERS, TENSORS, owner_of
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.layout.sharding import Placement
+from simparallel.machine.cluster import describe
 from simparallel.nn.recompute import checkpoint
 from simparallel.optim.optimizer import Optimizer
 from simparallel.parallel.operator.explain import Rehearsal

@@ -17,12 +17,12 @@ import numpy as np
 
 from simparallel.autograd import Op, Redistribute, Tensor
 from simparallel.errors import ClusterError
-from simparallel.hardware.cluster import ClusterSpec
 from simparallel.layout.candidates import Candidate, candidates
 from simparallel.layout.mesh import Mesh
 from simparallel.layout.movement import digits_of
 from simparallel.layout.rule import Shape
 from simparallel.layout.sharding import Placement, Sharding, placement
+from simparallel.machine.cluster import ClusterSpec
 from simparallel.optim.optimizer import optimizers_of
 from simparallel.parallel.operator.explain import Input
 from simparallel.parallel.operator.op_call import Call, uncut

@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from simparallel.errors import ClusterError, InputError
-from simparallel.hardware.cluster import PS_PER_S, ClusterSpec, LinkSpec
+from simparallel.machine.cluster import PS_PER_S, ClusterSpec, LinkSpec
 from simparallel.simulate.transformer import TrainingPlan
 from simparallel.simulate.transformer_memory import MIXED_ADAM, ModelStates
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from simparallel.base.callsite import user_line
 from simparallel.base.units import format_bytes
-from simparallel.hardware.recorder import Recorder, current_recorder
+from simparallel.clock.recorder import Recorder, current_recorder
 from simparallel.parallel import explicit_redistribution
 from simparallel.runtime.launcher.launch import running
 from simparallel.runtime.reports import Outcome

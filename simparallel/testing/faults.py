@@ -4,7 +4,7 @@
         with pytest.raises(sp.errors.RunFailedError):
             world.run(4, train)
 
-`help(simparallel.comm.faults.spec)` lists actions and phases.
+`help(simparallel.comm.fault_spec)` lists actions and phases.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from simparallel.comm.faults.spec import ACTIONS, FAULT_OPS, PHASES, STEP_PHASES, VARIABLE, Fault, InjectedFault, parse
+from simparallel.comm.fault_spec import ACTIONS, FAULT_OPS, PHASES, STEP_PHASES, VARIABLE, Fault, InjectedFault, parse
 
 __all__ = ["ACTIONS", "FAULT_OPS", "PHASES", "STEP_PHASES", "Fault", "InjectedFault", "inject", "parse"]
 

@@ -16,9 +16,9 @@ from functools import cache
 from io import BytesIO
 from typing import Any
 
+from simparallel.clock.recorder import COMPUTE, RANGE, Event
 from simparallel.errors import InputError
-from simparallel.hardware.cluster import ClusterSpec
-from simparallel.hardware.recorder import COMPUTE, RANGE, Event
+from simparallel.machine.cluster import ClusterSpec
 
 VERSION = "0.0.4"
 PS_PER_US = 10**6

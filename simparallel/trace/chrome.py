@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simparallel.base.files import parse_json
+from simparallel.clock.recorder import Event, lane_names
+from simparallel.clock.recording import Totals
 from simparallel.errors import InputError
-from simparallel.hardware.cluster import ClusterSpec
-from simparallel.hardware.description import from_plain, plain
-from simparallel.hardware.recorder import Event, lane_names
-from simparallel.hardware.recording import Totals
+from simparallel.machine.cluster import ClusterSpec
+from simparallel.machine.description import from_plain, plain
 from simparallel.trace.links import communications
 
 FORMAT = "simparallel-trace-1"

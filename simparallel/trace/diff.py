@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from simparallel.base.units import format_number_of, format_seconds
+from simparallel.clock.recorder import Event
 from simparallel.errors import InputError
-from simparallel.hardware.cluster import PS_PER_S
-from simparallel.hardware.recorder import Event
+from simparallel.machine.cluster import PS_PER_S
 from simparallel.trace.trace import Trace
 
 NS_PER_S = 10**9

@@ -6,8 +6,8 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 
-from simparallel.hardware.cluster import ClusterSpec
-from simparallel.hardware.recorder import Event
+from simparallel.clock.recorder import Event
+from simparallel.machine.cluster import ClusterSpec
 from simparallel.trace import chakra, profiler
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from simparallel.base.html import shown
 from simparallel.base.units import format_seconds
-from simparallel.hardware.cluster import PS_PER_S
-from simparallel.hardware.memory import CATEGORIES
-from simparallel.hardware.recorder import COMPUTE, Event, lane_names
-from simparallel.hardware.recording import Totals
+from simparallel.clock.memory import CATEGORIES
+from simparallel.clock.recorder import COMPUTE, Event, lane_names
+from simparallel.clock.recording import Totals
+from simparallel.machine.cluster import PS_PER_S
 from simparallel.trace import metrics
 from simparallel.trace.links import communications, critical_path
 

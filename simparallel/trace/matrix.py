@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.comm.algorithms import DIRECT, offers
-from simparallel.comm.algorithms.rehearsal import Actor, rehearse
-from simparallel.hardware.recording import Event
+from simparallel.algorithms import DIRECT, offers
+from simparallel.algorithms.rehearsal import Actor, rehearse
+from simparallel.clock.recording import Event
 
 _TO_THE_NEXT = ("all_reduce", "reduce_scatter", "all_gather")
 

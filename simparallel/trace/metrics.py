@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from simparallel.base.units import si_scale
-from simparallel.hardware.cluster import PS_PER_S
-from simparallel.hardware.recorder import Event
-from simparallel.hardware.recording import Tally, Totals
+from simparallel.clock.recorder import Event
+from simparallel.clock.recording import Tally, Totals
+from simparallel.machine.cluster import PS_PER_S
 
 NS_PER_S = 10**9
 

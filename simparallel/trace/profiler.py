@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from simparallel.hardware.cluster import ClusterSpec
-from simparallel.hardware.recorder import stream_order
-from simparallel.hardware.recording import COMPUTE, RANGE, Event
+from simparallel.clock.recorder import stream_order
+from simparallel.clock.recording import COMPUTE, RANGE, Event
+from simparallel.machine.cluster import ClusterSpec
 
 PS_PER_US = 10**6
 # Launches, marks and steps are on a thread of the process, as in torch.profiler's files.

@@ -13,11 +13,11 @@ from simparallel.base.files import read_text, write_atomically
 from simparallel.base.html import frame as html_frame, table as html_table
 from simparallel.base.names import printable
 from simparallel.base.units import format_number_of, format_numbers, format_seconds
+from simparallel.clock.recorder import KINDS, Event, current_recorder, stream_order
+from simparallel.clock.recording import Totals, join, timer_of
 from simparallel.errors import InputError
 from simparallel.gpu.device import current_gpu
-from simparallel.hardware.cluster import PS_PER_S, ClusterSpec
-from simparallel.hardware.recorder import KINDS, Event, current_recorder, stream_order
-from simparallel.hardware.recording import Totals, join, timer_of
+from simparallel.machine.cluster import PS_PER_S, ClusterSpec
 from simparallel.trace import chrome, html as page, links, matrix, metrics
 from simparallel.trace.export import FORMATS, PER_RANK, table
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simparallel.algorithms.watching import Message, Watched
 from simparallel.base.units import format_bytes, format_seconds
-from simparallel.comm.algorithms.watching import Message, Watched
 from simparallel.errors import InputError
-from simparallel.hardware.links import LinkSpec
+from simparallel.machine.links import LinkSpec
 from simparallel.view.style import GREEN, RED, readable_on
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simparallel.base.units import format_bytes, si_scale
+from simparallel.clock.memory import CATEGORIES
+from simparallel.clock.recording import Event
 from simparallel.errors import InputError
-from simparallel.hardware.memory import CATEGORIES
-from simparallel.hardware.recording import Event
 from simparallel.view.names import mark_steps
 from simparallel.view.style import BLUE, GREEN, ORANGE, PINK, SKY, clean, head, note
 from simparallel.view.timeline import points_per_unit, spans_in_units, step_starts

@@ -15,10 +15,10 @@ from typing import Any, Final
 from simparallel.backend import random_state
 from simparallel.base.callsite import user_line
 from simparallel.base.checks import check_number
+from simparallel.clock.notes import forget_notes, note_once
+from simparallel.clock.recorder import describe_device
 from simparallel.comm import current
 from simparallel.errors import InputError
-from simparallel.hardware.notes import forget_notes, note_once
-from simparallel.hardware.recorder import describe_device
 from simparallel.world.rank import init_if_described, set_memory
 
 

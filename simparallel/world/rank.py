@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from simparallel.base.units import format_type_of
+from simparallel.clock.memory import parse_bytes
+from simparallel.clock.notes import note_once
+from simparallel.clock.recorder import Recorder, current_recorder, describe_device, set_recorder
 from simparallel.comm import Group, current, is_running
 from simparallel.errors import InputError, LaunchError
 from simparallel.gpu.device import current_gpu
-from simparallel.hardware.cluster import ClusterSpec, describe
-from simparallel.hardware.memory import parse_bytes
-from simparallel.hardware.notes import note_once
-from simparallel.hardware.recorder import Recorder, current_recorder, describe_device, set_recorder
+from simparallel.machine.cluster import ClusterSpec, describe
 from simparallel.world.process import become_rank
 
 # Variables that give the number of processes. MPI can connect the processes of the first tuple's launchers. PMIx

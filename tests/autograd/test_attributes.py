@@ -12,8 +12,8 @@ from refusals import refused
 import simparallel as sp
 from simparallel.autograd import Tensor, no_grad
 from simparallel.autograd.tape import _memories, grad_mode, is_written_since, mark_changed
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError
-from simparallel.hardware.recorder import current_recorder
 from simparallel.nn import Parameter
 
 KINDS = [np.float16, np.float32, np.float64]

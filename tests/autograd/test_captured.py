@@ -18,10 +18,10 @@ from simparallel import nn
 from simparallel.autograd import Op, Tensor
 from simparallel.autograd.tensor import scale_loss
 from simparallel.backend import get_namespace, random_state, to_host
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import CaptureError, LabelError, NonFiniteLossError
 from simparallel.gpu.capture import Capture
 from simparallel.gpu.device import Gpu, use_gpu
-from simparallel.hardware.recorder import current_recorder
 from simparallel.testing.strict import host_waits, launches, xp
 
 STEPS = 7

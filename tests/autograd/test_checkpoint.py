@@ -6,9 +6,9 @@ import numpy as np
 from refusals import refused
 
 import simparallel as sp
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.errors import AutogradError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder, use_recorder
+from simparallel.machine.cluster import describe
 from simparallel.nn import checkpoint
 
 

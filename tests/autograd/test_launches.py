@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 import simparallel as sp
 from simparallel.autograd.kernels import windows
-from simparallel.hardware.recorder import current_recorder
+from simparallel.clock.recorder import current_recorder
 from simparallel.testing.strict import launches, xp
 
 

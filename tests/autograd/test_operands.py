@@ -13,9 +13,9 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.autograd import Tensor, functions as F
+from simparallel.clock.memory import BUFFERS
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import DTypeError, InputError, LabelError, OutOfRangeError, ShapeError
-from simparallel.hardware.memory import BUFFERS
-from simparallel.hardware.recorder import current_recorder
 from simparallel.layout.layout import Layout
 from simparallel.parallel import distribute_tensor
 from simparallel.testing import check_gradients

@@ -11,9 +11,9 @@ from refusals import refused
 
 from simparallel.autograd import Tensor, at_backward_end, no_grad, value_and_grad
 from simparallel.autograd.functions import linear
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.errors import AutogradError, InputError, NonFiniteLossError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder, use_recorder
+from simparallel.machine.cluster import describe
 
 
 def leaf(*values, dtype=np.float64):

@@ -19,10 +19,10 @@ from simparallel.bench.step import chosen_tasks, our_step
 from simparallel.cli.main import main
 from simparallel.errors import InputError
 from simparallel.gpu.device import Gpu, use_gpu
-from simparallel.hardware.device import DeviceSpec
+from simparallel.machine.device import DeviceSpec
 from simparallel.models import lenet5
-from simparallel.simulate import gpu_measuring
-from simparallel.simulate.measuring import Program
+from simparallel.predict import gpu_measuring
+from simparallel.predict.measuring import Program
 from simparallel.testing.strict import StrictArray, launches
 
 pytestmark = pytest.mark.matrices

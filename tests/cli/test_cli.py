@@ -13,8 +13,8 @@ import pytest
 
 import simparallel as sp
 from simparallel.cli import main
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder
+from simparallel.clock.recorder import Recorder
+from simparallel.machine.cluster import describe
 
 PNG = b"\x89PNG\r\n"
 

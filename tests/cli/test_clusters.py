@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from simparallel.cli import main
-from simparallel.hardware.cluster import describe, load_cluster
-from simparallel.hardware.ranktable import format_rank_table, make_rank_table
+from simparallel.machine.cluster import describe, load_cluster
+from simparallel.machine.ranktable import format_rank_table, make_rank_table
 
 
 @pytest.fixture(autouse=True)

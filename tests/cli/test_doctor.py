@@ -19,8 +19,9 @@ from refusals import refused
 
 import simparallel
 from simparallel.cli import doctor, main
-from simparallel.comm.shm import memfd, transport
-from simparallel.comm.shm.segment import Segment
+from simparallel.comm.memory import memfd
+from simparallel.comm.memory.segment import Segment
+from simparallel.comm.shm import transport
 from simparallel.errors import InputError, SharedMemoryError
 
 HOME = str(Path(simparallel.__file__).parents[1])

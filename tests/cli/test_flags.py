@@ -15,7 +15,7 @@ from refusals import refused
 
 from simparallel.cli import main, run_flags
 from simparallel.errors import InputError, RankTableError
-from simparallel.hardware.ranktable import format_rank_table, make_rank_table
+from simparallel.machine.ranktable import format_rank_table, make_rank_table
 from simparallel.runtime.log_folder import link_logs
 
 SCRIPT = """

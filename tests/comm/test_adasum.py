@@ -19,15 +19,16 @@ from refusals import refused
 from test_summation import KINDS, left_fold, make, size_of
 
 import simparallel as sp
+from simparallel.algorithms import ALGORITHMS
+from simparallel.algorithms.rehearsal import play, rehearse
 from simparallel.base import blas
 from simparallel.base.adasum import Moments
 from simparallel.comm import current
-from simparallel.comm.algorithms import ALGORITHMS, direct_adasum
-from simparallel.comm.algorithms.direct_adasum import CACHED, SliceTree, segments
-from simparallel.comm.algorithms.rehearsal import play, rehearse
-from simparallel.comm.shm.segment import SLOT_BYTES
+from simparallel.comm.direct import direct_adasum
+from simparallel.comm.direct.direct_adasum import CACHED, SliceTree, segments
+from simparallel.comm.memory.segment import SLOT_BYTES
 from simparallel.errors import CollectiveMismatchError, DTypeError, InputError, RunFailedError, ShapeError
-from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec
 
 for module in (sys.modules[__name__], test_summation):  # devices need not import Hypothesis
     cloudpickle.register_pickle_by_value(module)
@@ -340,7 +341,7 @@ def test_equal_vectors_have_equal_products(core, tmp_path):
     code = """
 import numpy as np
 from simparallel.base import blas
-from simparallel.comm.algorithms.direct_adasum import _grams
+from simparallel.comm.direct.direct_adasum import _grams
 rng = np.random.default_rng(0)
 print(blas.has_small_kernel())
 for rows in (2, 3, 4):

@@ -19,13 +19,13 @@ from oracles import OPS, World
 from refusals import refused
 
 import simparallel as sp
-from simparallel.comm.algorithms import direct, direct_large
+from simparallel.clock.recorder import current_recorder
+from simparallel.comm.direct import direct, direct_large
+from simparallel.comm.memory.segment import FAILED, SLOT_BYTES, Segment
 from simparallel.comm.shm import transport as shm
-from simparallel.comm.shm.segment import FAILED, SLOT_BYTES, Segment
 from simparallel.comm.transport import Condition
 from simparallel.errors import CommError, DTypeError, RunFailedError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import current_recorder
+from simparallel.machine.cluster import describe
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # devices need not import Hypothesis
 

@@ -17,9 +17,10 @@ from refusals import refused
 from test_collectives import LAYOUTS, NUMBERS, OTHERS, ROOTED, Case, assert_same, cases, laid_out, native, values
 
 import simparallel as sp
+from simparallel.algorithms import ALGORITHMS, offers
 from simparallel.comm import Group, call_header as h, current
-from simparallel.comm.algorithms import ALGORITHMS, direct, offers
-from simparallel.comm.shm.segment import SLOT_BYTES
+from simparallel.comm.direct import direct
+from simparallel.comm.memory.segment import SLOT_BYTES
 from simparallel.comm.validate import own_piece
 from simparallel.errors import CollectiveMismatchError, RunFailedError
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from oracles import World
 
 import simparallel as sp
-from simparallel.comm.shm.segment import SLOT_BYTES
+from simparallel.comm.memory.segment import SLOT_BYTES
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -17,9 +17,9 @@ from refusals import check_refusal, refused
 
 import simparallel as sp
 from simparallel.comm import current
+from simparallel.comm.memory.segment import WAIT_BYTES, Segment
 from simparallel.comm.shm import deadlock
 from simparallel.comm.shm.deadlock import Vigil
-from simparallel.comm.shm.segment import WAIT_BYTES, Segment
 from simparallel.comm.transport import Condition
 from simparallel.errors import (
     CollectiveMismatchError,

@@ -25,7 +25,7 @@ import pytest
 from leaks import no_leaks, wait_for  # noqa: F401 (a fixture)
 
 import simparallel as sp
-from simparallel.comm.faults.spec import PHASES
+from simparallel.comm.fault_spec import PHASES
 from simparallel.errors import RunFailedError
 from simparallel.runtime.launcher import run
 
@@ -45,7 +45,7 @@ SIZES = (2, 3, 5)
 HOW = {
     "SIGKILL": r"\(pid \d+\) was killed by SIGKILL \(often the out-of-memory killer\)",
     "os._exit(0)": r"\(pid \d+\) exited with code 0",
-    "raise": "failed with simparallel.comm.faults.spec.InjectedFault: a fault was asked for",
+    "raise": "failed with simparallel.comm.fault_spec.InjectedFault: a fault was asked for",
     "SIGSTOP": r"\(pid \d+\) is stopped \(SIGSTOP or a debugger\)",
     "SIGTERM": r"\(pid \d+\) was killed by SIGTERM",
     "SIGSEGV": r"\(pid \d+\) was killed by SIGSEGV",
@@ -59,7 +59,7 @@ HOW = {
 FIRST = {
     "SIGKILL": "killed by SIGKILL",
     "os._exit(0)": "process ended with exit code 0",
-    "raise": "simparallel.comm.faults.spec.InjectedFault",
+    "raise": "simparallel.comm.fault_spec.InjectedFault",
     "SIGTERM": "killed by SIGTERM",
     "SIGSEGV": "killed by SIGSEGV",
     "SIGINT": "KeyboardInterrupt",

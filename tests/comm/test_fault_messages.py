@@ -16,10 +16,10 @@ from refusals import refused
 from test_fault_matrix import ACTIONS, SIZES, hurried, run_all  # noqa: F401 (a fixture)
 
 import simparallel as sp
-from simparallel.comm.algorithms import ALGORITHMS, offers
-from simparallel.comm.algorithms.ledger import StepTraffic
-from simparallel.comm.algorithms.rehearsal import rehearse
-from simparallel.comm.faults.spec import STEP_PHASES, parse
+from simparallel.algorithms import ALGORITHMS, offers
+from simparallel.algorithms.ledger import StepTraffic
+from simparallel.algorithms.rehearsal import rehearse
+from simparallel.comm.fault_spec import STEP_PHASES, parse
 from simparallel.errors import InputError, RunFailedError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

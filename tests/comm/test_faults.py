@@ -22,7 +22,7 @@ from refusals import check_refusal, refused
 
 import simparallel as sp
 from simparallel.comm import current
-from simparallel.comm.faults.spec import VARIABLE, Fault, parse
+from simparallel.comm.fault_spec import VARIABLE, Fault, parse
 from simparallel.errors import DeadlineError, InputError, RankFailedError, RunFailedError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

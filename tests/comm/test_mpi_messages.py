@@ -21,8 +21,8 @@ from oracles import World
 from refusals import check_refusal, refused
 
 import simparallel as sp
+from simparallel.clock.recording import Recorded
 from simparallel.errors import DeadlineError, InputError, RunFailedError
-from simparallel.hardware.recording import Recorded
 from simparallel.runtime.mpi import rank
 from simparallel.runtime.reports import Outcome
 

@@ -14,7 +14,7 @@ import simparallel as sp
 from simparallel.comm import current
 from simparallel.comm.blocks import BLOCK_BYTES
 from simparallel.comm.communicator import SHARED_MEMORY
-from simparallel.comm.shm.segment import SLOT_BYTES
+from simparallel.comm.memory.segment import SLOT_BYTES
 
 
 @st.composite

@@ -17,7 +17,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.comm import Work, current
-from simparallel.comm.shm.segment import ABORT_INTERRUPT, DONE
+from simparallel.comm.memory.segment import ABORT_INTERRUPT, DONE
 from simparallel.comm.transport import Condition
 from simparallel.errors import CollectiveMismatchError, DeadlineError, DeadlockError, RankFailedError, RunFailedError
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings, strategies as st
 from refusals import refused
 
 import simparallel as sp
-from simparallel.comm.shm import segment as comm_segment
-from simparallel.comm.shm.arena import Arena
-from simparallel.comm.shm.segment import (
+from simparallel.comm.memory import segment as comm_segment
+from simparallel.comm.memory.arena import Arena
+from simparallel.comm.memory.segment import (
     HEADER_WORDS,
     LETTER_WORDS,
     LINE,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from simparallel.comm.shm.arena import Arena
-from simparallel.comm.shm.segment import Segment
-from simparallel.comm.shm.staging import PAIR_RING_BYTES, Arenas, Payloads, Staging
+from simparallel.comm.memory.arena import Arena
+from simparallel.comm.memory.segment import Segment
+from simparallel.comm.memory.staging import PAIR_RING_BYTES, Arenas, Payloads, Staging
 
 
 class Counted:

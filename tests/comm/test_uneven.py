@@ -16,7 +16,7 @@ from refusals import refused
 import simparallel as sp
 from simparallel import functions as F
 from simparallel.comm import current
-from simparallel.comm.shm.segment import ControlMap
+from simparallel.comm.memory.segment import ControlMap
 from simparallel.errors import (
     CollectiveMismatchError,
     CommError,

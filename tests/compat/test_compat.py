@@ -12,12 +12,12 @@ import pytest
 from refusals import refused
 
 import simparallel as sp
+from simparallel.clock.notes import forget_notes
 from simparallel.compat import FRONTS, install, mindspore as ms, torch
 from simparallel.compat.__main__ import _import_of
 from simparallel.compat.mindspore.ops import operations as P
 from simparallel.compat.torch import distributed as dist
 from simparallel.errors import InputError
-from simparallel.hardware.notes import forget_notes
 
 X = np.arange(-4, 8, dtype=np.float32).reshape(3, 4)
 

@@ -10,9 +10,9 @@ from refusals import refused
 
 from simparallel import data
 from simparallel.autograd import Tensor
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.errors import DTypeError, InputError, ShapeError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder, use_recorder
+from simparallel.machine.cluster import describe
 
 lengths = st.integers(1, 40)
 worlds = st.integers(1, 9)

@@ -11,8 +11,8 @@ from refusals import refused
 from test_redistribution import SHAPE, lacking, layouts_over
 
 import simparallel as sp
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import RunFailedError
-from simparallel.hardware.recorder import current_recorder
 from simparallel.layout.fewest_waits import TINY_BYTES, estimate_s, plan_quick_redistribution
 from simparallel.layout.layout import Layout, from_strategy
 from simparallel.layout.redistribution import plan_redistribution

@@ -13,9 +13,9 @@ import simparallel as sp
 from simparallel import functions as F, nn, optim
 from simparallel.autograd import Tensor, no_grad, value_and_grad
 from simparallel.backend import manual_seed
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.errors import AutogradError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder, use_recorder
+from simparallel.machine.cluster import describe
 from simparallel.parallel import AutoParallel, DistributedDataParallel
 
 X = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)

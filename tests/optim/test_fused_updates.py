@@ -13,8 +13,8 @@ import simparallel as sp
 from simparallel import optim
 from simparallel.autograd.kernels import windows
 from simparallel.backend import get_namespace, to_host
-from simparallel.hardware.memory import OPTIMIZER
-from simparallel.hardware.recorder import current_recorder
+from simparallel.clock.memory import OPTIMIZER
+from simparallel.clock.recorder import current_recorder
 from simparallel.testing.strict import launches, xp
 
 SHAPES = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), min_size=1, max_size=6)

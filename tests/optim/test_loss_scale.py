@@ -9,9 +9,9 @@ from refusals import refused
 
 from simparallel import optim
 from simparallel.autograd import Tensor
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.errors import InputError, NonFiniteLossError, StateDictError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder, use_recorder
+from simparallel.machine.cluster import describe
 
 
 def leaf(values=(1.0,), dtype=np.float64):

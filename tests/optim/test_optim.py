@@ -11,9 +11,9 @@ from refusals import refused
 
 from simparallel import optim
 from simparallel.autograd import Tensor
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.errors import AutogradError, DTypeError, InputError, ShapeError, StateDictError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder, use_recorder
+from simparallel.machine.cluster import describe
 
 STEPS = 5
 

@@ -8,9 +8,9 @@ from refusals import refused
 
 from simparallel import nn, no_grad, optim
 from simparallel.autograd import Tensor
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.errors import DeviceOutOfMemoryError, InputError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder, use_recorder
+from simparallel.machine.cluster import describe
 
 
 def leaf(values, dtype=np.float64):

@@ -21,7 +21,7 @@ from leaks import no_leaks  # noqa: F401 (a fixture for all tests here)
 from refusals import refused
 
 from simparallel.errors import LaunchError
-from simparallel.hardware.ranktable import RankTable, format_rank_table, load, make_rank_table
+from simparallel.machine.ranktable import RankTable, format_rank_table, load, make_rank_table
 from simparallel.runtime import preflight
 from simparallel.runtime.joined import rendezvous, sockets
 from simparallel.runtime.joined.identity import Identity, identify, is_here
@@ -469,7 +469,7 @@ import sys
 import simparallel as sp
 from simparallel.compat import mindspore as ms
 from simparallel.compat.mindspore.communication.management import get_group_size, get_rank
-from simparallel.hardware.recorder import current_recorder
+from simparallel.clock.recorder import current_recorder
 ms.set_context(device_target="Ascend")
 ms.runtime.set_memory(max_size="2MB")
 if sys.argv[1] == "numbers":

@@ -16,7 +16,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.cli import doctor, main
-from simparallel.comm.shm import memfd, segment
+from simparallel.comm.memory import memfd, segment
 from simparallel.errors import ClusterError, LaunchError, RunFailedError, SharedMemoryError
 from simparallel.runtime import preflight
 from simparallel.runtime.preflight import MAX_NESTED, needed_bytes, room_for_ranks

@@ -8,8 +8,8 @@ import numpy as np
 
 import simparallel as sp
 from simparallel import nn
-from simparallel.hardware.cluster import describe
 from simparallel.layout.sharding import placement
+from simparallel.machine.cluster import describe
 from simparallel.search.planner import graphs_of, plan_graph
 
 

@@ -6,7 +6,7 @@ import pytest
 from exhaustive import enumerate_all
 from integer_program import solve_milp
 
-from simparallel.hardware.cluster import describe
+from simparallel.machine.cluster import describe
 from simparallel.search.elimination import eliminate
 from simparallel.search.model_steps import MODELS, ModelStep
 from simparallel.search.space import Space

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from training_programs import PROGRAMS, plan_of, slow_cluster, space_of, train
 
 import simparallel as sp
-from simparallel.hardware.cluster import describe
+from simparallel.machine.cluster import describe
 from simparallel.search.planner import data_parallel, plan_graph
 from simparallel.search.replay import replay
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import simparallel as sp
 from simparallel import functions as F, nn
-from simparallel.hardware.cluster import ClusterSpec, describe
+from simparallel.machine.cluster import ClusterSpec, describe
 from simparallel.parallel import micro_batches
 from simparallel.search import planner
 from simparallel.search.graph import Graph

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import simparallel as sp
-from simparallel.comm.faults.spec import VARIABLE
+from simparallel.comm.fault_spec import VARIABLE
 from simparallel.errors import InputError, RunFailedError, StrategyError
 from simparallel.testing import CommCounter, expect_no_redistribution, faults, no_leaks
 

@@ -13,8 +13,8 @@ from test_links import exchange
 from test_trace import small_trace, traces
 
 import simparallel as sp
+from simparallel.clock.recorder import Event
 from simparallel.errors import InputError
-from simparallel.hardware.recorder import Event
 from simparallel.trace import Trace, chakra
 from simparallel.trace.export import FORMATS
 

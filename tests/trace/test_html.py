@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 from test_trace import small_trace, traces
 
 import simparallel as sp
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import lane_names
+from simparallel.clock.recorder import lane_names
+from simparallel.machine.cluster import describe
 from simparallel.trace import Trace
 
 HOSTILE = ("</script><script>alert(1)</script>", "<!--", "]]>", "\u2028", "{{data}}", "{{script}}", '"\\', "", "\x00")

@@ -323,7 +323,7 @@ def test_path_totals_and_themes(page: Page) -> None:
 
 
 def test_empty_page(open_page: Callable[[str], Page]) -> None:
-    from simparallel.hardware.cluster import describe
+    from simparallel.machine.cluster import describe
     from simparallel.trace import Trace
 
     page = open_page(Trace([], describe(1)).html())
@@ -344,8 +344,8 @@ def test_frame_of_a_notebook(open_page: Callable[[str], Page], tmp_path: Path) -
 
 def test_thin_events_are_shares(open_page: Callable[[str], Page]) -> None:
     """20,000 events in 1,000 pixels: half of the time is forward, a quarter backward, a quarter idle."""
-    from simparallel.hardware.cluster import describe
-    from simparallel.hardware.recording import Event
+    from simparallel.clock.recording import Event
+    from simparallel.machine.cluster import describe
     from simparallel.trace import Trace
 
     events = [

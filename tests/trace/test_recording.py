@@ -15,10 +15,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import simparallel as sp
+from simparallel.clock.recorder import Recorder, use_recorder
+from simparallel.clock.recording import Recorded, Recording, join
 from simparallel.errors import InputError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder, use_recorder
-from simparallel.hardware.recording import Recorded, Recording, join
+from simparallel.machine.cluster import describe
 from simparallel.trace import Trace
 from simparallel.view.timeline import equal_ranks
 

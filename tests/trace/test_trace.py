@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 from refusals import refused
 
+from simparallel.clock.recorder import COMPUTE, Event, Recorder
 from simparallel.errors import InputError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import COMPUTE, Event, Recorder
+from simparallel.machine.cluster import describe
 from simparallel.trace import Trace
 
 NAMES = ("MatMul", "ReLU.backward", "SGD.step", 'quote " and \\', "Größe")

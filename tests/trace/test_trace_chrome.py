@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from refusals import refused
 from test_trace import small_trace, traces
 
+from simparallel.clock.recorder import lane_names
 from simparallel.errors import InputError
-from simparallel.hardware.cluster import DeviceSpec, LinkSpec, describe
-from simparallel.hardware.recorder import lane_names
+from simparallel.machine.cluster import DeviceSpec, LinkSpec, describe
 from simparallel.trace import Trace, chrome
 
 no_fixture_check = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 from refusals import refused
 
 import simparallel as sp
-from simparallel.comm.algorithms.watching import watch
+from simparallel.algorithms.watching import watch
 from simparallel.errors import InputError
 from simparallel.layout.redistribution import plan_redistribution
 from simparallel.view import style

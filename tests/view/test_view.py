@@ -22,10 +22,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.text import Text
 
+from simparallel.clock.recorder import Event, Recorder, lane_names
 from simparallel.errors import InputError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Event, Recorder, lane_names
 from simparallel.layout.layout import Layout
+from simparallel.machine.cluster import describe
 from simparallel.trace import Trace
 from simparallel.view import plot_both_clocks, plot_loss, plot_slices, plot_timeline, save_figure
 from simparallel.view.names import fitted

@@ -9,9 +9,9 @@ import pytest
 from refusals import refused
 
 import simparallel as sp
+from simparallel.clock.notes import forget_notes
 from simparallel.errors import DeviceOutOfMemoryError, InputError, RunFailedError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.notes import forget_notes
+from simparallel.machine.cluster import describe
 from simparallel.world.context import (
     get_algo_parameters,
     get_context,

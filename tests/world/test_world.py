@@ -10,10 +10,10 @@ from hypothesis import given, strategies as st
 from refusals import refused
 
 import simparallel as sp
+from simparallel.clock.notes import forget_notes
 from simparallel.errors import ClusterError, LaunchError, RankTableError
-from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec, describe
-from simparallel.hardware.notes import forget_notes
-from simparallel.hardware.ranktable import make_rank_table
+from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec, describe
+from simparallel.machine.ranktable import make_rank_table
 from simparallel.runtime.environment import variables
 from simparallel.trace import Trace
 from simparallel.world import rank as world

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simparallel.backend import Array
+from simparallel.clock.memory import BUFFERS, MemoryAccount
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError, ShapeError
-from simparallel.hardware.memory import BUFFERS, MemoryAccount
-from simparallel.hardware.recorder import current_recorder
 
 Pair = tuple[int, int]
 

@@ -14,10 +14,10 @@ from simparallel.autograd.ops.cast import Cast
 from simparallel.autograd.tape import Node, grad_mode
 from simparallel.autograd.tensor import Tensor, as_tensor
 from simparallel.backend import Array, get_namespace, gpu_of, place
+from simparallel.clock.memory import ACTIVATIONS
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError, LayoutError
-from simparallel.hardware.devices import CUDA, FIRST, SIM, Device, is_device
-from simparallel.hardware.memory import ACTIVATIONS
-from simparallel.hardware.recorder import current_recorder
+from simparallel.machine.devices import CUDA, FIRST, SIM, Device, is_device
 
 
 class ToDevice(Op):

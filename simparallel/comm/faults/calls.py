@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.comm.algorithms.by_messages import Letters
 from simparallel.comm.call import Body, Call
+from simparallel.comm.direct.by_messages import Letters
 from simparallel.comm.work import Steps, Work
 
 

@@ -18,27 +18,32 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from simparallel.algorithms.reduction import LOGICAL, truth
 from simparallel.backend import Array, gpu_of
+from simparallel.clock.notes import note_once
 from simparallel.comm.call_header import ON_GPUS
 from simparallel.comm.collective import Collective
+from simparallel.comm.faults.calls import FaultyCall
 from simparallel.comm.gpu.ipc import IpcLink
 from simparallel.comm.gpu.link import ON_GPU, AbstractLink, GpuBody, GpuCall
 from simparallel.comm.gpu.nccl import NcclLink
 from simparallel.comm.gpu.staging import Staging
 from simparallel.comm.gpu.watchdog import NOTHING, Watchdog
 from simparallel.comm.group import Algorithm, Group
-from simparallel.comm.reduction import LOGICAL, truth
 from simparallel.comm.validate import check_form, check_only_at
 from simparallel.errors import DeadlineError, DeviceMismatchError, InputError
 from simparallel.gpu.device import Gpu
 from simparallel.gpu.ranges import named_range
-from simparallel.hardware.notes import note_once
 
 if TYPE_CHECKING:
     from simparallel.comm.communicator import Communicator
 
 LINKS = {"nccl": NcclLink, "ipc": IpcLink, "host": None}
 VARIABLE = "SIMPARALLEL_GPU_LINK"
+
+
+class FaultyGpuCall(FaultyCall, GpuCall):
+    """A collective on GPUs that checks for faults in each phase."""
 
 
 class GpuCalls:
@@ -176,11 +181,7 @@ class GpuCalls:
             return
         link = self._links[group.slot] = self._link_of(group)
         if link is not None:
-            call_type: type[GpuCall] = GpuCall
-            if group.transport.faults is not None:
-                from simparallel.comm.faults.gpu_calls import FaultyGpuCall
-
-                call_type = FaultyGpuCall
+            call_type = GpuCall if group.transport.faults is None else FaultyGpuCall
             bodies = {name: partial(GpuBody, link, call_type) for name in ON_GPU}
             self._algorithms[group.slot] = Algorithm(group, bodies, ON_GPUS)
         if isinstance(link, NcclLink) and group.views.is_shared and self._watchdog is None:

@@ -25,7 +25,7 @@ import numpy as np
 from simparallel.backend import Array
 from simparallel.comm.gpu.link import AbstractLink, GpuCall, fold
 from simparallel.comm.gpu.watchdog import NOTHING
-from simparallel.comm.shm.segment import SLOT_BYTES
+from simparallel.comm.memory.segment import SLOT_BYTES
 from simparallel.comm.transport import order
 from simparallel.comm.work import Steps
 from simparallel.gpu.device import Gpu

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from simparallel.algorithms.reduction import Reduction, reduction
 from simparallel.backend import Array
 from simparallel.comm.call import Body, Call, Settings
 from simparallel.comm.collective import COLLECTIVES
 from simparallel.comm.gpu.watchdog import NOTHING
-from simparallel.comm.reduction import Reduction, reduction
 from simparallel.comm.validate import own_piece
 from simparallel.comm.work import Steps
 from simparallel.errors import CommError

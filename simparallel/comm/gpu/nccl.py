@@ -13,9 +13,9 @@ from collections.abc import Callable
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from simparallel.algorithms.reduction import Reduction
 from simparallel.backend import Array
 from simparallel.comm.gpu.link import AbstractLink, GpuCall
-from simparallel.comm.reduction import Reduction
 from simparallel.comm.work import Steps
 from simparallel.errors import CommError
 from simparallel.gpu.device import Gpu

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from simparallel.backend import Array
-from simparallel.comm.shm.arena import Arena
+from simparallel.comm.memory.arena import Arena
 from simparallel.errors import SharedMemoryError
 from simparallel.gpu.device import Gpu
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simparallel.comm.diagnosis import deadlock_error
+from simparallel.comm.memory.segment import DONE
 from simparallel.comm.mpi.codec import decode, encode
-from simparallel.comm.shm.segment import DONE
 from simparallel.comm.transport import Condition
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import simparallel.comm.call_header as h
-from simparallel.comm.algorithms import direct
-from simparallel.comm.algorithms.direct_adasum import SmallAdasum
+from simparallel.algorithms.reduction import reduce_into, reduction
 from simparallel.comm.blocks import BLOCK_BYTES, Blocks
 from simparallel.comm.call import Body, Call, CallPlan, Settings
 from simparallel.comm.collective import COLLECTIVES
+from simparallel.comm.direct import direct
+from simparallel.comm.direct.direct_adasum import SmallAdasum
 from simparallel.comm.group import Medium
+from simparallel.comm.memory.segment import SLOT_BYTES
+from simparallel.comm.memory.staging import Payloads
 from simparallel.comm.mpi.codec import decode, encode
-from simparallel.comm.reduction import reduce_into, reduction
-from simparallel.comm.shm.segment import SLOT_BYTES
-from simparallel.comm.shm.staging import Payloads
 from simparallel.comm.uneven import Parts, Uneven, head_bytes
 from simparallel.comm.views import ARRIVE, PHASE, Place, Views
 from simparallel.comm.work import Steps

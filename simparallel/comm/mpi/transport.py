@@ -23,18 +23,17 @@ from typing import Any
 import numpy as np
 
 import simparallel.comm.call_header as h
-from simparallel.comm import join_run
-from simparallel.comm.communicator import Communicator
+from simparallel.clock.recorder import Recorder, set_recorder
+from simparallel.comm.communicator import Communicator, join_run
 from simparallel.comm.diagnosis import last_calls, unreceived
 from simparallel.comm.leaving import Leaving
+from simparallel.comm.memory.arena import Arena
+from simparallel.comm.memory.segment import DONE, FAILED, FAILED_BY_OTHERS, Segment
 from simparallel.comm.mpi.deadlock import Vigil
 from simparallel.comm.mpi.medium import MPI_MESSAGES
-from simparallel.comm.shm.arena import Arena
-from simparallel.comm.shm.segment import DONE, FAILED, FAILED_BY_OTHERS, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition
 from simparallel.errors import DeadlockError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder, set_recorder
+from simparallel.machine.cluster import describe
 
 # Address space for the messages of each rank.
 ARENA_BYTES = 4 << 30

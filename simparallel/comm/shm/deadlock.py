@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from simparallel.comm.diagnosis import deadlock_error
-from simparallel.comm.shm.segment import DONE, Segment
+from simparallel.comm.memory.segment import DONE, Segment
 from simparallel.comm.transport import Condition, fence
 
 PATIENCE_S = 0.04  # sleep before a rank publishes its wait and checks

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simparallel.comm.algorithms.direct import BODIES
+from simparallel.comm.direct.direct import BODIES
 from simparallel.comm.group import Medium
 from simparallel.comm.views import Views
 

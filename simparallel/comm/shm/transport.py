@@ -19,10 +19,10 @@ from typing import Any
 
 from simparallel.base.system import usable_cores
 from simparallel.comm.diagnosis import last_calls
-from simparallel.comm.shm.arena import Arena
+from simparallel.comm.memory.arena import Arena
+from simparallel.comm.memory.memfd import is_disabled
+from simparallel.comm.memory.segment import ABORT_INTERRUPT, WORD, Segment
 from simparallel.comm.shm.deadlock import PATIENCE_S, Vigil
-from simparallel.comm.shm.memfd import is_disabled
-from simparallel.comm.shm.segment import ABORT_INTERRUPT, WORD, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, AbstractTransport, Condition, fence
 from simparallel.errors import DeadlineError, DeadlockError, RankFailedError
 

@@ -1,7 +1,7 @@
 """PyTorch's names for features that exist in simparallel.
 
 Values are NumPy's: a dtype is `np.dtype`, `Tensor` is simparallel's. `cuda:k` is a GPU if CuPy has one, otherwise a
-simulated device of this rank, see `simparallel.hardware.cuda`.
+simulated device of this rank, see `simparallel.clock.cuda`.
 """
 
 from __future__ import annotations

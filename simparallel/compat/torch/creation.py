@@ -11,14 +11,14 @@ import numpy as np
 
 import simparallel as sp
 from simparallel import Tensor
+from simparallel.clock.cuda import cuda_device
 from simparallel.compat.front import public_names
 from simparallel.errors import InputError
-from simparallel.hardware.cuda import cuda_device
-from simparallel.hardware.devices import Device
+from simparallel.machine.devices import Device
 
 
 def device(type: Any = "cpu", index: int | None = None) -> Device:
-    """Return a device: `device("cuda", k)` is the k-th of this node, see `simparallel.hardware.cuda.cuda_device`."""
+    """Return a device: `device("cuda", k)` is the k-th of this node, see `simparallel.clock.cuda.cuda_device`."""
     name = str(type) if index is None else f"{type}:{index}"
     kind, _, number = name.partition(":")
     if kind == "cuda" or name.isdigit():

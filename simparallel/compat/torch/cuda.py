@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from simparallel.backend import device_count as _gpus, manual_seed, manual_seed as manual_seed_all
-from simparallel.hardware.cuda import cuda_device
-from simparallel.hardware.recorder import current_recorder
+from simparallel.clock.cuda import cuda_device
+from simparallel.clock.recorder import current_recorder
 from simparallel.world.rank import get_local_rank, get_local_world_size
 
 

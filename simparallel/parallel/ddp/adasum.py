@@ -21,9 +21,9 @@ from simparallel import collectives
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, get_namespace, to_host
 from simparallel.base.checks import check_integer
+from simparallel.clock.memory import OPTIMIZER
 from simparallel.comm import Group, Work, current
 from simparallel.errors import InputError, StateDictError
-from simparallel.hardware.memory import OPTIMIZER
 from simparallel.optim import GradScaler, LossScaleManager, Optimizer
 from simparallel.optim.optimizer import call_closure
 from simparallel.parallel.ddp.buckets import Bucket, GradBucket, by_dtype

@@ -1,7 +1,7 @@
 """Buckets: tensors one after the other in one array, so that one collective communicates all of them.
 
 The arrays are in the device's shared memory. Peers read a large array in place; a small one is copied to the staging
-memory of its group first, which costs less than waiting until all peers have read it (`comm/algorithms/direct.py`).
+memory of its group first, which costs less than waiting until all peers have read it (`comm/direct/direct.py`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 
 from simparallel.autograd import Tensor
 from simparallel.backend import Array, assign, filled, get_namespace
+from simparallel.clock.memory import BUFFERS, GRADIENTS
+from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Communicator, Group, Work
 from simparallel.errors import InputError
-from simparallel.hardware.devices import FIRST
-from simparallel.hardware.memory import BUFFERS, GRADIENTS
-from simparallel.hardware.recorder import current_recorder
+from simparallel.machine.devices import FIRST
 
 
 class Bucket:

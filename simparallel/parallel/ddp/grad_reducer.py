@@ -16,10 +16,10 @@ from simparallel.autograd import Tensor
 from simparallel.backend import Array, has_data, is_array, to_host
 from simparallel.base.checks import check_number
 from simparallel.base.units import format_type_of
+from simparallel.clock.memory import GRADIENTS
+from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Group, current
 from simparallel.errors import DTypeError, InputError, ShapeError
-from simparallel.hardware.memory import GRADIENTS
-from simparallel.hardware.recorder import current_recorder
 from simparallel.parallel.ddp.buckets import by_dtype, empty_like
 from simparallel.world.context import SettingsRead, check_world, get_auto_parallel_context
 from simparallel.world.rank import get_world_size

@@ -19,9 +19,9 @@ from simparallel import collectives
 from simparallel.autograd.kernels.sums import wider
 from simparallel.backend import Array, get_namespace, random_normal, to_device_like, to_host
 from simparallel.base.checks import check_integer
+from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Group, Work
 from simparallel.errors import InputError, StateDictError
-from simparallel.hardware.recorder import current_recorder
 from simparallel.optim.loss_scale import all_finite
 from simparallel.parallel.ddp.buckets import GradBucket
 

@@ -29,7 +29,7 @@ from simparallel.autograd.tree_map import change_each
 from simparallel.backend import Array, is_array
 from simparallel.comm import Communicator, Group
 from simparallel.errors import AutogradError, InputError, UnusedParameterError
-from simparallel.hardware.devices import FIRST
+from simparallel.machine.devices import FIRST
 from simparallel.parallel.ddp.buckets import GradBucket
 
 Hook = Callable[[Any, GradBucket], Any]

@@ -29,9 +29,9 @@ from simparallel.autograd.tensor import as_tensor
 from simparallel.autograd.tree_map import change_each
 from simparallel.backend import is_array
 from simparallel.base.units import format_bytes, format_type_of
+from simparallel.clock.memory import parse_bytes
 from simparallel.comm import current
 from simparallel.errors import CollectiveMismatchError, InputError, LayoutError, StrategyError
-from simparallel.hardware.memory import parse_bytes
 from simparallel.layout.layout import Layout, from_strategy
 from simparallel.layout.sharding import Placement, placement
 from simparallel.nn.deferred import deferred_init

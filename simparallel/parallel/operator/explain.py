@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simparallel.algorithms import price
 from simparallel.autograd import Context, Op, Plan, Spec
 from simparallel.autograd.exchanges import Asked, Exchanges as Asking
 from simparallel.backend import Array
 from simparallel.base.html import table
 from simparallel.comm import current
-from simparallel.hardware.collective_cost import price
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Group, groups_text
 from simparallel.layout.redistribution import Redistribution

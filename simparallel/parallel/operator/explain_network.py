@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simparallel.algorithms import price
 from simparallel.autograd import Op, Spec, Tensor
 from simparallel.autograd.grad_mode import grad_mode
 from simparallel.autograd.interpreter import AbstractInterpreter
@@ -16,7 +17,6 @@ from simparallel.base.html import table
 from simparallel.base.units import format_bytes
 from simparallel.comm import current
 from simparallel.errors import InputError
-from simparallel.hardware.collective_cost import price
 from simparallel.layout.mesh import groups_text
 from simparallel.layout.sharding import Placement, placement
 from simparallel.nn.deferred import placeholder

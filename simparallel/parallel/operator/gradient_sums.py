@@ -14,9 +14,9 @@ from typing import Any
 from simparallel import collectives
 from simparallel.autograd import Backward, Tensor, running_backward
 from simparallel.backend import Array, get_namespace
+from simparallel.clock.memory import GRADIENTS
+from simparallel.clock.recorder import current_recorder
 from simparallel.comm import Group, Work, current
-from simparallel.hardware.memory import GRADIENTS
-from simparallel.hardware.recorder import current_recorder
 
 # Priority among the callbacks at the end of backward: later ones expect all gradients.
 BEFORE_OTHERS = -1

@@ -27,10 +27,10 @@ from simparallel.autograd.interpreter import NamedInterpreter
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, has_data, is_array
 from simparallel.base.callsite import user_line
+from simparallel.clock.memory import ACTIVATIONS, PARAMETERS
+from simparallel.clock.recorder import Recorder, current_recorder, observer_of
 from simparallel.comm import Communicator, Group, current
 from simparallel.errors import LayoutError
-from simparallel.hardware.memory import ACTIVATIONS, PARAMETERS
-from simparallel.hardware.recorder import Recorder, current_recorder, observer_of
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh
 from simparallel.layout.redistribution import Redistribution

@@ -11,9 +11,9 @@ from typing import Any
 
 from simparallel.autograd import Op, Plan, Spec, Work
 from simparallel.autograd.ops.shape import AbstractView
+from simparallel.clock.notes import note_once
 from simparallel.comm import current
 from simparallel.errors import LayoutError, SimParallelError, StrategyError
-from simparallel.hardware.notes import note_once
 from simparallel.layout import strategy, suggest
 from simparallel.layout.fewest_waits import plan_quick_redistribution
 from simparallel.layout.layout import Layout

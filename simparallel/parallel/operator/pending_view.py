@@ -17,8 +17,8 @@ from simparallel.autograd.hooks import RemovableHandle
 from simparallel.autograd.interpreter import AbstractInterpreter
 from simparallel.autograd.tape import grad_mode
 from simparallel.errors import AutogradError
-from simparallel.hardware.devices import Device
 from simparallel.layout.sharding import Placement, placement
+from simparallel.machine.devices import Device
 from simparallel.parallel.operator.op_call import Call
 
 

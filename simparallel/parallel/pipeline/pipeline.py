@@ -17,9 +17,9 @@ from simparallel.autograd.tape import is_written_since
 from simparallel.autograd.tensor import as_tensor
 from simparallel.backend import Array, get_namespace, to_host
 from simparallel.base.units import format_type_of
+from simparallel.clock.memory import parse_bytes
 from simparallel.comm import Group, current
 from simparallel.errors import InputError, ScheduleError
-from simparallel.hardware.memory import parse_bytes
 from simparallel.layout.mesh import Mesh
 from simparallel.nn import Module
 from simparallel.nn.deferred import is_deferred, materialize

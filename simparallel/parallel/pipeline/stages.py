@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from simparallel.autograd import Op, Tensor, enable_grad
 from simparallel.base.units import format_number_of
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError
-from simparallel.hardware.recorder import current_recorder
 from simparallel.nn import Module, ModuleDict, ModuleList, Parameter, Sequential
 from simparallel.parallel.pipeline.stage_forward import EVERYWHERE, Known, StageForward, Switch
 

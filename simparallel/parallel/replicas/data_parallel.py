@@ -14,10 +14,10 @@ from fractions import Fraction
 from typing import Any
 
 from simparallel.backend import Part, random_state
+from simparallel.clock.notes import note_once
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError
-from simparallel.hardware.devices import SIM, Device
-from simparallel.hardware.notes import note_once
-from simparallel.hardware.recorder import current_recorder
+from simparallel.machine.devices import SIM, Device
 from simparallel.nn import Module
 from simparallel.parallel.replicas.replicate import check_places, parallel_apply, replicate
 from simparallel.parallel.replicas.scatter_gather import _tensors, gather, scatter

@@ -14,10 +14,10 @@ from simparallel.autograd import Coalesce, Replicate, Tensor
 from simparallel.autograd.op import instance
 from simparallel.autograd.tape import Node, Reversible, grad_mode
 from simparallel.backend import Array, get_namespace, random_state
+from simparallel.clock.recorder import current_recorder, use_recorder
 from simparallel.comm import current, is_running, use_communicator
 from simparallel.errors import DeviceMismatchError, InputError
-from simparallel.hardware.devices import Device, current_device
-from simparallel.hardware.recorder import current_recorder, use_recorder
+from simparallel.machine.devices import Device, current_device
 from simparallel.nn import Module
 from simparallel.parallel.replicas.scatter_gather import _tensors
 

@@ -10,7 +10,7 @@ from simparallel.autograd import Tensor, functions
 from simparallel.autograd.ops.transfer import move
 from simparallel.backend import is_array
 from simparallel.errors import InputError, ShapeError
-from simparallel.hardware.devices import Device
+from simparallel.machine.devices import Device
 
 
 def scatter(inputs: Any, target_devices: Sequence[Any], dim: int = 0) -> list[Any]:

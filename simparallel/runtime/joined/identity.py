@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from simparallel.errors import LaunchError
-from simparallel.hardware.ranktable import RankTable, format_rank_table, load
+from simparallel.machine.ranktable import RankTable, format_rank_table, load
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT, mark_of
 from simparallel.world.rank import CHILD_VARIABLE
 

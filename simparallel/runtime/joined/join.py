@@ -20,16 +20,16 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
+from simparallel.clock.recorder import Recorder, set_recorder
 from simparallel.comm import Communicator, join_run
 from simparallel.comm.diagnosis import unreceived
-from simparallel.comm.faults.spec import VARIABLE, faults_of, parse
+from simparallel.comm.fault_spec import VARIABLE, faults_of, parse
 from simparallel.comm.leaving import Leaving
-from simparallel.comm.shm.segment import DONE, IDLE, RUNNING
+from simparallel.comm.memory.segment import DONE, IDLE, RUNNING
 from simparallel.comm.shm.transport import ShmTransport
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S, UNSEEN_END, AbstractTransport, Condition
 from simparallel.errors import CommError, DeadlockError, InputError, RankFailedError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recorder import Recorder, set_recorder
+from simparallel.machine.cluster import describe
 from simparallel.runtime.environment import variables
 from simparallel.runtime.joined.identity import Identity, identify
 from simparallel.runtime.joined.rendezvous import Meeting, meet, tell

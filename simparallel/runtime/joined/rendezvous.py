@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from simparallel.comm.shm.segment import ControlMap, Segment
+from simparallel.comm.memory.segment import ControlMap, Segment
 from simparallel.errors import LaunchError
 from simparallel.runtime.joined.identity import Identity
 from simparallel.runtime.joined.sockets import (

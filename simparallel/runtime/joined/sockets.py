@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simparallel.comm.shm.memfd import is_disabled
+from simparallel.comm.memory.memfd import is_disabled
 from simparallel.errors import LaunchError
 
 MESSAGE_BYTES = 1 << 17

@@ -15,19 +15,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from simparallel.algorithms import ALGORITHMS
 from simparallel.backend import get_float32_matmul_precision, random_state
 from simparallel.base.callsite import user_level
 from simparallel.base.files import write_atomically
 from simparallel.base.html import table
-from simparallel.comm.call_header import ALGORITHMS
-from simparallel.comm.faults.spec import VARIABLE, parse
-from simparallel.comm.shm.memfd import disabled
+from simparallel.clock.memory import parse_bytes
+from simparallel.clock.recording import check_record, join, timer_of
+from simparallel.comm.fault_spec import VARIABLE, parse
+from simparallel.comm.memory.memfd import disabled
 from simparallel.comm.transport import CHECKS, DEFAULT_TIMEOUT_S
 from simparallel.errors import InputError, LaunchError, RunFailedError
-from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec, describe
-from simparallel.hardware.memory import parse_bytes
-from simparallel.hardware.ranktable import RankTable
-from simparallel.hardware.recording import check_record, join, timer_of
+from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec, describe
+from simparallel.machine.ranktable import RankTable
 from simparallel.runtime.environment import places
 from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.pool import START_LIMIT_S, Pool, pack
@@ -241,7 +241,7 @@ class Cluster:
                 own). Ranks that are threads need no pickling.
             LaunchError: the function cannot be sent, the devices cannot be started, they are busy with a run of
                 another thread, or they belong to the process that this one was forked from.
-            InputError: SIMPARALLEL_FAULT has a wrong field (see `simparallel.comm.faults.spec`), or SIMPARALLEL_DISABLE
+            InputError: SIMPARALLEL_FAULT has a wrong field (see `simparallel.comm.fault_spec`), or SIMPARALLEL_DISABLE
                 a wrong name.
             KeyboardInterrupt: after all ranks have stopped; the cluster stays usable.
         """

@@ -30,12 +30,12 @@ from simparallel.base import pickling
 from simparallel.base.blas import THREAD_VARIABLES, default_threads
 from simparallel.base.callsite import PACKAGE, cell_of
 from simparallel.base.system import missing_for_processes
-from simparallel.comm.faults.spec import Fault
-from simparallel.comm.shm.memfd import open_unnamed
-from simparallel.comm.shm.segment import Segment
+from simparallel.comm.fault_spec import Fault
+from simparallel.comm.memory.memfd import open_unnamed
+from simparallel.comm.memory.segment import Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError
-from simparallel.hardware.cluster import ClusterSpec
+from simparallel.machine.cluster import ClusterSpec
 from simparallel.runtime import channel
 from simparallel.runtime.launcher.run import LOOK_S, Note, Run
 from simparallel.runtime.log_folder import RANK_LINKS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from simparallel.base.system import KILL
-from simparallel.comm.shm.segment import ABORT_INTERRUPT
+from simparallel.comm.memory.segment import ABORT_INTERRUPT
 from simparallel.comm.shm.transport import process_state
 from simparallel.errors import LaunchError
 from simparallel.runtime import channel

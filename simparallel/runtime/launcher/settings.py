@@ -13,8 +13,8 @@ from typing import Any
 
 from simparallel.backend import ARRAYS, check_gpu_library
 from simparallel.base.units import format_type_of
+from simparallel.clock.memory import parse_bytes
 from simparallel.errors import InputError
-from simparallel.hardware.memory import parse_bytes
 
 
 def seconds(name: str, value: float) -> float:

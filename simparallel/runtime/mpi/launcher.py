@@ -18,12 +18,12 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from simparallel.clock.recording import check_record
 from simparallel.comm.mpi import transport
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError, RunFailedError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.ranktable import RankTable
-from simparallel.hardware.recording import check_record
+from simparallel.machine.cluster import describe
+from simparallel.machine.ranktable import RankTable
 from simparallel.runtime.environment import places
 from simparallel.runtime.launcher import settings as checked
 from simparallel.runtime.launcher.launch import Results

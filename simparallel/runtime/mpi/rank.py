@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from simparallel.base.files import write_atomically
+from simparallel.clock.recording import Recorded, Totals
 from simparallel.comm.mpi import transport as mpi
 from simparallel.comm.mpi.codec import decode, encode
 from simparallel.comm.mpi.medium import MPI_MESSAGES
 from simparallel.errors import LaunchError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.recording import Recorded, Totals
+from simparallel.machine.cluster import describe
 from simparallel.runtime.environment import variables
 from simparallel.runtime.log_folder import link_logs
 from simparallel.runtime.logs import Tail

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from simparallel.base.callsite import PACKAGE
 from simparallel.base.files import write_atomically
+from simparallel.clock.recording import check_record
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import LaunchError
-from simparallel.hardware.cluster import DEFAULT_DEVICE, describe
-from simparallel.hardware.ranktable import RankTable
-from simparallel.hardware.recording import check_record
+from simparallel.machine.cluster import DEFAULT_DEVICE, describe
+from simparallel.machine.ranktable import RankTable
 from simparallel.runtime.environment import MASTER_ADDR, MASTER_PORT, places
 from simparallel.runtime.joined.identity import JOB_VARIABLES, check_address, check_servers
 from simparallel.runtime.launcher import settings as checked

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from simparallel.base.files import write_atomically
-from simparallel.comm.faults.spec import VARIABLE, faults_of, parse
+from simparallel.comm.fault_spec import VARIABLE, faults_of, parse
 from simparallel.errors import CommError, SimParallelError
-from simparallel.hardware.cluster import describe
-from simparallel.hardware.ranktable import load
+from simparallel.machine.cluster import describe
+from simparallel.machine.ranktable import load
 from simparallel.runtime.environment import variables
 from simparallel.runtime.joined.identity import Identity
 from simparallel.runtime.joined.join import JoinedTransport

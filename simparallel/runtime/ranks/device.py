@@ -22,9 +22,9 @@ import cloudpickle
 from simparallel.base import blas, callsite, pickling
 from simparallel.base.units import format_bytes
 from simparallel.comm import Communicator, use_communicator
-from simparallel.comm.faults.spec import faults_of
-from simparallel.comm.shm.arena import Arena
-from simparallel.comm.shm.segment import Segment
+from simparallel.comm.fault_spec import faults_of
+from simparallel.comm.memory.arena import Arena
+from simparallel.comm.memory.segment import Segment
 from simparallel.comm.shm.transport import ShmTransport
 from simparallel.errors import LaunchError
 from simparallel.runtime import channel

@@ -11,7 +11,7 @@ from simparallel.comm import Communicator
 from simparallel.comm.gpu.calls import GpuCalls
 from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
 from simparallel.gpu.ranges import nvtx_of
-from simparallel.hardware.gpu_recorder import GpuRecorder
+from simparallel.gpu.recorder import GpuRecorder
 
 
 def _home(gpu: Gpu, recorder: GpuRecorder, array: Array, requires_grad: bool) -> Array:

@@ -24,8 +24,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TextIO
 
 from simparallel.base import blas
-from simparallel.comm.shm.memfd import is_disabled
-from simparallel.comm.shm.segment import Segment
+from simparallel.comm.memory.memfd import is_disabled
+from simparallel.comm.memory.segment import Segment
 from simparallel.runtime.ranks.device import Wiring, device_main
 from simparallel.runtime.title import set_title
 

@@ -12,14 +12,14 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 from simparallel.autograd.tape import grad_mode
 from simparallel.backend import drop_checks, finish_checks, random_state, set_float32_matmul_precision
+from simparallel.clock.recorder import Recorder, use_recorder
 from simparallel.comm import Communicator, use_communicator
 from simparallel.comm.communicator import SHARED_MEMORY
 from simparallel.comm.group import Medium
-from simparallel.comm.shm.segment import DONE
+from simparallel.comm.memory.segment import DONE
 from simparallel.comm.transport import AbstractTransport
-from simparallel.hardware.cluster import ClusterSpec
-from simparallel.hardware.gpu_recorder import GpuRecorder
-from simparallel.hardware.recorder import Recorder, use_recorder
+from simparallel.gpu.recorder import GpuRecorder
+from simparallel.machine.cluster import ClusterSpec
 from simparallel.runtime.reports import Outcome, failure_report
 from simparallel.world.context import forget_settings
 from simparallel.world.process import become_rank

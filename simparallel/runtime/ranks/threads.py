@@ -14,16 +14,16 @@ from simparallel.backend import get_float32_matmul_precision
 from simparallel.base import blas
 from simparallel.base.callsite import frames_of, user_place
 from simparallel.base.units import format_numbers
+from simparallel.clock.recorder import Recorder
 from simparallel.comm.communicator import Communicator
-from simparallel.comm.faults.spec import Fault, faults_of
+from simparallel.comm.fault_spec import Fault, faults_of
 from simparallel.comm.group import Medium
 from simparallel.comm.inline import InlineTransport, Turns
+from simparallel.comm.memory.segment import ABORT_INTERRUPT, FAILED, RUNNING, Segment
 from simparallel.comm.shm.medium import SHARED_MEMORY
-from simparallel.comm.shm.segment import ABORT_INTERRUPT, FAILED, RUNNING, Segment
 from simparallel.comm.transport import DEFAULT_TIMEOUT_S
 from simparallel.errors import DeadlineError, LaunchError
-from simparallel.hardware.cluster import ClusterSpec
-from simparallel.hardware.recorder import Recorder
+from simparallel.machine.cluster import ClusterSpec
 from simparallel.runtime.preflight import check_depth
 from simparallel.runtime.ranks.random_streams import Draws
 from simparallel.runtime.ranks.rank import Tell, play_rank

@@ -7,7 +7,7 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from simparallel.hardware.cluster import ClusterSpec, DeviceSpec, LinkSpec, Segment, Tier, describe
+from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec, Segment, Tier, describe
 from simparallel.testing.strategies.values import Draw
 
 

@@ -14,8 +14,8 @@ from oracles import World
 from refusals import refused
 
 import simparallel as sp
+from simparallel.clock.recorder import COMPUTE
 from simparallel.errors import InputError
-from simparallel.hardware.recorder import COMPUTE
 from simparallel.nn import Linear, Module, Parameter, Sequential
 from simparallel.parallel import DistributedDataParallel, PowerSGDState
 from simparallel.parallel.ddp import comm_hooks

@@ -15,6 +15,7 @@ from oracles import World
 from refusals import refused
 
 import simparallel as sp
+from simparallel.clock.recorder import COMPUTE
 from simparallel.errors import (
     CollectiveMismatchError,
     InputError,
@@ -22,7 +23,6 @@ from simparallel.errors import (
     RunFailedError,
     UnusedParameterError,
 )
-from simparallel.hardware.recorder import COMPUTE
 from simparallel.nn import Linear, Module, ReLU, Sequential, Tanh
 from simparallel.parallel.ddp.buckets import make_buckets
 from simparallel.parallel.ddp.distributed import MIB, DistributedDataParallel

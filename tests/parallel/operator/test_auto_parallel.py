@@ -10,6 +10,7 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel import functions as F, nn, ops, optim
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import (
     AutogradError,
     DeviceOutOfMemoryError,
@@ -18,7 +19,6 @@ from simparallel.errors import (
     RunFailedError,
     StrategyError,
 )
-from simparallel.hardware.recorder import current_recorder
 from simparallel.layout.layout import Layout
 from simparallel.nn.init import initializer
 from simparallel.parallel import (

@@ -12,9 +12,9 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel import AutoParallel, nn, ops
+from simparallel.clock.recorder import current_recorder
 from simparallel.compat import mindspore as ms
 from simparallel.errors import InputError, RunFailedError, StrategyError
-from simparallel.hardware.recorder import current_recorder
 from simparallel.parallel import distribute_tensor
 
 EPS = 0.5

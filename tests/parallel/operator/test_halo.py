@@ -14,8 +14,8 @@ import simparallel as sp
 from simparallel import nn, ops
 from simparallel.autograd import Tensor, functions as F
 from simparallel.autograd.kernels.windows import windows
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import StrategyError
-from simparallel.hardware.recorder import current_recorder
 from simparallel.layout.boxes import box_of, meet, within
 from simparallel.layout.layout import Layout
 from simparallel.parallel import AutoParallel, distribute_tensor, implicit_redistributions, implicit_replication

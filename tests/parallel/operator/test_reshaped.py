@@ -15,8 +15,8 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel import AutoParallel, nn, ops
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import AutogradError, StrategyError
-from simparallel.hardware.recorder import current_recorder
 from simparallel.layout.layout import Layout
 from simparallel.layout.redistribution import plan_redistribution
 from simparallel.layout.reshaped import common_shape

@@ -14,8 +14,8 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.autograd import Op, Tensor
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import StrategyError
-from simparallel.hardware.recorder import current_recorder
 from simparallel.layout.layout import Layout
 from simparallel.layout.mesh import Mesh
 from simparallel.layout.rule import places

@@ -8,8 +8,8 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel import nn
+from simparallel.clock.recorder import current_recorder
 from simparallel.errors import InputError, RunFailedError, UnknownValueError
-from simparallel.hardware.recorder import current_recorder
 from simparallel.models import gpt
 from simparallel.parallel import Pipeline
 from simparallel.parallel.operator.interpreter import running_on

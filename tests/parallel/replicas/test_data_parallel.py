@@ -13,11 +13,11 @@ from refusals import refused
 
 import simparallel as sp
 from simparallel.backend import random_state
+from simparallel.clock.notes import forget_notes
+from simparallel.clock.recorder import COMPUTE, COPY_IN, COPY_OUT, Recorder, use_recorder
 from simparallel.errors import DeviceMismatchError, DeviceOutOfMemoryError, InputError, LabelError, ShapeError
-from simparallel.hardware.cluster import DeviceSpec, LinkSpec, describe
-from simparallel.hardware.devices import current_device
-from simparallel.hardware.notes import forget_notes
-from simparallel.hardware.recorder import COMPUTE, COPY_IN, COPY_OUT, Recorder, use_recorder
+from simparallel.machine.cluster import DeviceSpec, LinkSpec, describe
+from simparallel.machine.devices import current_device
 from simparallel.parallel import DataParallel, gather, parallel_apply, replicate, scatter
 
 Pair = namedtuple("Pair", "left right")

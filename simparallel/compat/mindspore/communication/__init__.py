@@ -6,11 +6,11 @@ from functools import wraps
 from typing import Any
 
 import simparallel as sp
+from simparallel.clock.notes import note_once
+from simparallel.clock.recorder import current_recorder
 from simparallel.compat.front import refuse, unused
 from simparallel.compat.groups import group_of, groups
-from simparallel.hardware.hccl import flaw_of
-from simparallel.hardware.notes import note_once
-from simparallel.hardware.recorder import current_recorder
+from simparallel.machine.hccl import flaw_of
 from simparallel.world import rank as _world
 from simparallel.world.context import get_context
 

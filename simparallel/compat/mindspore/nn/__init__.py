@@ -8,13 +8,13 @@ from weakref import WeakMethod as _WeakMethod
 from simparallel import functions, nn, optim
 from simparallel.autograd.kernels.windows import as_pair
 from simparallel.autograd.ops.loss import check_reduction as _check_reduction
+from simparallel.clock.notes import note_once
 from simparallel.comm import Group
 from simparallel.compat.cutting import cut, kept
 from simparallel.compat.front import FrontType, front, refuse, unused
 from simparallel.compat.mindspore.nn import utils
 from simparallel.compat.mindspore.nn.pipelines import PipelineCell, PipelineGradReducer, sync_pipeline_shared_parameters
 from simparallel.errors import InputError
-from simparallel.hardware.notes import note_once
 from simparallel.nn import (
     AdaptiveAvgPool2d,
     BCEWithLogitsLoss,

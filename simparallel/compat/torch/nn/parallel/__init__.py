@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from simparallel import parallel
+from simparallel.clock.cuda import cuda_device
 from simparallel.compat.front import front
-from simparallel.hardware.cuda import cuda_device
 from simparallel.parallel import gather, parallel_apply, replicate, scatter
 
 

@@ -1,0 +1,148 @@
+"""Algorithms without a run: all positions of a group in one thread, to count or to watch their messages.
+
+A rehearsal is stricter than a run: a message is delivered only when the other side receives it, so an algorithm that
+needs buffers for messages in flight deadlocks here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simparallel.algorithms.algorithm import check_algorithm, find
+from simparallel.algorithms.ledger import Entry, Ledger
+from simparallel.algorithms.point_to_point import PointToPoint, Steps
+from simparallel.algorithms.reduction import Combine
+from simparallel.errors import DeadlockError, InputError
+
+
+class _Parcel:
+    """One side of a message: a send or a receive."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x = x
+        self.finished = False
+
+
+class _Post:
+    """Sends and receives that have no counterpart yet; `moves` counts everything that happens."""
+
+    def __init__(self) -> None:
+        self.moves = 0
+        self._begun: dict[tuple[int, int], tuple[deque[_Parcel], deque[_Parcel]]] = {}
+
+    def begin(self, way: tuple[int, int], x: np.ndarray, *, is_receive: bool) -> _Parcel:
+        self.moves += 1
+        parcel, sides = _Parcel(x), self._begun.setdefault(way, (deque(), deque()))
+        sides[is_receive].append(parcel)
+        # Both sides have to be there: nothing is buffered, so an algorithm that relies on buffers gets stuck.
+        while sides[0] and sides[1]:
+            sending, receiving = sides[0].popleft(), sides[1].popleft()
+            if (sending.x.shape, sending.x.dtype) != (receiving.x.shape, receiving.x.dtype):
+                raise InputError(
+                    f"positions {way[0]} -> {way[1]}: {sending.x.dtype} {sending.x.shape} was sent, but "
+                    f"{receiving.x.dtype} {receiving.x.shape} is expected."
+                )
+            receiving.x[...] = sending.x
+            sending.finished = receiving.finished = True
+        return parcel
+
+
+class Actor(PointToPoint):
+    """One position of the group."""
+
+    def __init__(self, rank: int, size: int, post: _Post) -> None:
+        super().__init__(rank, size)
+        self._post = post
+
+    def start_send(self, x: np.ndarray, dst: int) -> _Parcel:
+        return self._post.begin((self.rank, dst), x, is_receive=False)
+
+    def start_recv(self, x: np.ndarray, src: int) -> _Parcel:
+        return self._post.begin((src, self.rank), x, is_receive=True)
+
+    def until(self, begun: _Parcel) -> Steps:
+        while not begun.finished:
+            yield
+
+
+# Makes the actor of a position from its number, the size of the group and the post.
+Seat = Callable[[int, int, _Post], Actor]
+
+
+def play(algorithm: str, op: str, arguments: list[tuple[Any, ...]], seat: Seat = Actor) -> Ledger:
+    """Run one collective on arrays; `arguments[i]` belong to position i, and are written.
+
+    Raises:
+        InputError: no such algorithm; or the two sides of a message disagree on its shape or dtype.
+        DeadlockError: all positions wait for each other.
+    """
+    check_algorithm("play", algorithm, op)
+    size, post = len(arguments), _Post()
+    actors = [seat(rank, size, post) for rank in range(size)]
+    parts = {i: find(algorithm, op)(actor, *arguments[i]) for i, actor in enumerate(actors)}
+    while parts:
+        before = post.moves, len(parts)
+        # One move of each position in turn, so that all proceed at the same pace.
+        for rank, part in tuple(parts.items()):
+            if next(part, StopIteration) is StopIteration:
+                del parts[rank]
+        # A whole round in which no message was delivered and no position ended: none ever will.
+        if before == (post.moves, len(parts)):
+            told = dict.fromkeys(parts, f"{op} by {algorithm}")
+            raise DeadlockError(f"positions {sorted(parts)} of {size} wait for each other.", waiting=told)
+    return Ledger(Entry(actor.rank, "rehearsal", 1, op, algorithm, tuple(actor.traffic)) for actor in actors)
+
+
+def rehearse(
+    algorithm: str,
+    op: str,
+    num_ranks: int,
+    num_elements: int,
+    dtype: Any = np.float32,
+    root: int = 0,
+    seat: Seat = Actor,
+) -> Ledger:
+    """Return the ledger of one collective on a vector of zeros: the messages of each rank in each step.
+
+    Args:
+        algorithm, op: such as "ring" and "all_reduce".
+        num_ranks: size of the group.
+        num_elements: size of the whole vector: the argument of all_reduce, adasum (here one layer), broadcast, reduce,
+            reduce_scatter and all_to_all, the result of all_gather and gather, the whole list of scatter.
+        dtype: dtype of the elements.
+        root: position of the root, for collectives that have one.
+        seat: makes the actor of each position, for callers that watch its messages.
+
+    Raises:
+        InputError: no such algorithm; or the ranks do not divide a vector that has to be cut evenly.
+
+    Example:
+        >>> from simparallel.algorithms.rehearsal import rehearse
+        >>> rehearse("tree", "broadcast", 4, 100).total.sent_messages
+        3
+    """
+    check_algorithm("rehearse", algorithm, op)
+    if num_ranks < 1 or not 0 <= root < num_ranks:
+        raise InputError(
+            f"rehearse: num_ranks={num_ranks} and root={root}; there must be at least 1 rank, and the root must be "
+            "one of them."
+        )
+    if op not in ("all_reduce", "adasum", "broadcast", "reduce") and num_elements % num_ranks:
+        raise InputError(f"rehearse: {op} cuts {num_elements} elements, which is not divisible by {num_ranks} ranks.")
+    combine = Combine("sum", np.dtype(dtype), num_ranks)
+
+    def arguments() -> tuple[Any, ...]:
+        x = np.zeros(num_elements, dtype)
+        parts = list(x.reshape(num_ranks, -1)) if num_elements % num_ranks == 0 else []
+        return {
+            "all_reduce": (x, combine), "adasum": (x, (num_elements,)), "reduce_scatter": (x, combine),
+            "all_gather": (x,), "broadcast": (x, root),
+            "reduce": (x, root, combine), "gather": (parts, root), "scatter": (parts, root),
+            "all_to_all": (parts, [part.copy() for part in parts]),
+        }[op]  # fmt: skip
+
+    return play(algorithm, op, [arguments() for _ in range(num_ranks)], seat)

@@ -1,0 +1,614 @@
+"""The recorder of one device: its two clocks, its memory, its events and marks.
+
+Every event carries wall time (measured on this machine) and simulated time (modelled for the
+described device). The simulated clock is a set of streams: one for compute, one for each
+communication group, as NCCL and HCCL serialise per communicator. An operation advances its
+stream; waiting for a collective joins the compute stream with that collective's end.
+
+A rank may have several devices, each with its own streams and memory. They run side by side; a
+device that needs data of another one waits for a copy. But one Python interpreter starts the
+operations of all of them, one after the other, and each start takes time.
+
+Simulated time is integer picoseconds, so equal programs give equal timelines, bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ContextDecorator, contextmanager
+from math import prod
+from time import perf_counter_ns
+from types import ModuleType, NoneType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simparallel.backend import Array, has_data, is_array
+from simparallel.base.units import format_numbers
+from simparallel.clock.memory import ACTIVATIONS, MemoryAccount, NullAccount
+from simparallel.clock.recording import (
+    COMPUTE,
+    EVENTS_PER_RANK,
+    EVENTS_PER_RUN,
+    RANGE,
+    Event,
+    Recorded,
+    Recording,
+    check_record,
+)
+from simparallel.errors import InputError
+from simparallel.machine.cluster import ClusterSpec, DeviceSpec, describe, picoseconds, with_device
+from simparallel.machine.devices import FIRST, SIM, Device
+
+if TYPE_CHECKING:
+    from simparallel.autograd.op import Context, Op, Plan
+
+KINDS = ("forward", "backward", "optimizer", "collective", "p2p", "copy", RANGE)
+COPY_OUT, COPY_IN = "copy out", "copy in"  # the two directions of a device's port to the other devices
+# The types of most values that ops keep for backward; a lookup here costs less than a call of `is_array`.
+_NO_ARRAYS = frozenset((ModuleType, tuple, bool, int, float, str, np.dtype, NoneType))
+
+
+def stream_order(stream: str) -> tuple[int, str]:
+    """Return a sort key for the streams of a device: marks, then compute, then communication by name."""
+    return (0 if stream.startswith(RANGE) else 1 if stream == COMPUTE else 2), stream
+
+
+def lane_names(events: Iterable[Event]) -> dict[tuple[int, int, str], str]:
+    """Return (rank, device, stream) -> display name, in the order of display: by rank, by device, then `stream_order`.
+
+    A group's stream is named after its ranks, "comm [0, 2]". The name includes the device if the rank has several.
+    """
+    groups = {(event.rank, event.device, event.stream): event.group for event in events}
+    with_devices = {rank for rank, device, _ in groups if device}
+    names: dict[tuple[int, int, str], str] = {}
+    used: dict[tuple[int, int, str], int] = {}
+    for lane in sorted(groups, key=lambda key: (*key[:2], stream_order(key[2]))):
+        rank, device, name = lane
+        if name.startswith("comm ") and name.removeprefix("comm ").isdigit():
+            name = f"comm [{format_numbers(groups[lane])}]"
+        name = f"marks{name.removeprefix(RANGE)}" if name.startswith(RANGE) else name
+        # Several groups may have the same ranks.
+        used[rank, device, name] = number = used.get((rank, device, name), 0) + 1
+        name += f" ({number})" if number > 1 else ""
+        names[lane] = f"sim:{device} {name}" if rank in with_devices else name
+    return names
+
+
+class Launcher:
+    """The Python interpreter of a rank with several devices: it starts one operation at a time.
+
+    A rank with one device has no launcher: the price of an operation includes its launch.
+
+    Args:
+        now_ps: time at which it can start the next operation.
+        launch_ps: time that each start takes.
+    """
+
+    def __init__(self, now_ps: int, launch_ps: int) -> None:
+        self.now_ps = now_ps
+        self.launch_ps = launch_ps
+
+    def launch(self) -> int:
+        """Start the next operation; return the time of its start [ps]."""
+        start_ps = self.now_ps
+        self.now_ps = start_ps + self.launch_ps
+        return start_ps
+
+
+class NullObserver:
+    """The observer outside of a run, with the methods of `Recorder` that ops and optimizers call; it notes nothing."""
+
+    memory: MemoryAccount = NullAccount()
+
+    def begin(self, name: str, plan: Plan | None = None) -> int:
+        return 0
+
+    def end_forward(self, op: Op, ctx: Context, y: Array, start_ns: int) -> None:
+        pass
+
+    def end_backward(self, op: Op, ctx: Context, start_ns: int) -> None:
+        pass
+
+    def end_step(self, name: str, start_ns: int, work: dict[Device | None, list[int]]) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+    def synchronize(self, device: Device) -> None:
+        pass
+
+
+class _Called(threading.local):
+    # Class attribute: see `_Current`.
+    layer = ""
+
+
+# The module that this thread runs, by its path; modules set it around their forward.
+CALLED = _Called()
+
+
+class Recorder:
+    """The clocks, the memory and the events of one device of a rank: the observer of what it computes.
+
+    Ops tell it before and after they compute. A rank has a recorder for each device: the first one is the current one,
+    `of(device)` gives the others. They share events, steps and metrics. Not thread-safe: one device, one thread at a
+    time.
+
+    Args:
+        rank: global rank of the device.
+        cluster: the described hardware that prices operations.
+        record: "summary" keeps the events of some steps and exact totals of all, "full" keeps all events, each
+            with the live bytes after it, "off" keeps the clocks only. True means "full", False "off".
+        memory_bytes: capacity of the memory of each device; None for no limit.
+
+    Attributes:
+        device: the device, by name.
+        num_devices: number of devices of the rank; None if the program creates them by naming them.
+    """
+
+    # The wall time [ns]. Not a method, so that steps without a GPU run no extra Python.
+    now_ns: Callable[[], int] = staticmethod(perf_counter_ns)
+
+    def __init__(
+        self, rank: int, cluster: ClusterSpec, *, record: bool | str = "summary", memory_bytes: int | None = None
+    ) -> None:
+        self.rank = rank
+        self.cluster = cluster
+        self.device = FIRST
+        # Empty while there is one device, so that a recorder does not refer to itself.
+        self._devices: dict[Device, Recorder] = {}
+        self.num_devices = cluster.devices_per_rank
+        # Made with the second device.
+        self.launcher: Launcher | None = None
+        self.step = 0
+        self.memory = MemoryAccount(memory_bytes, f"rank {rank}")
+        self.clock_ps: dict[str, int] = {COMPUTE: 0}
+        # Number of the device in the rank.
+        self._number = 0
+        # Copies so far; a list, because all devices of the rank share the number.
+        self._copies = [0]
+        record = check_record(record)
+        most = max(EVENTS_PER_RANK, EVENTS_PER_RUN // cluster.world_size)
+        self._recording = Recording(most if record == "summary" else None)
+        self._jitter = cluster.jitter_of(rank)
+        # Plain tuples in Event's field order; building an Event each time costs twice as much.
+        self._rows: list[tuple[Any, ...]] | None = None if record == "off" else self._recording.rows
+        self._limit = self._recording.limit
+        # Only in "full": it costs as much as the rest of an event.
+        self._notes_memory = record == "full"
+        # Number of open marks, see `record_function`.
+        self.depth = 0
+        # (step, name, value), see `log`.
+        self.metrics: list[tuple[int, str, float]] = []
+        # (op, shapes, ...) -> (duration_ps, flops, bytes). The caller that makes a key stores its price.
+        self.prices: dict[Any, tuple[int, int, int]] = {}
+        # Called with each communication: name, kind, stream, size_bytes, sent_bytes, group, seq; see `CommCounter`.
+        self.listener: Callable[[str, str, str, int, int, tuple[int, ...], int], None] | None = None
+        # (array of a new tensor, whether it requires a gradient) -> the array in its place; None for itself.
+        self.home: Callable[[Array, bool], Array] | None = None
+
+    # --- the other devices of the rank -----------------------------------------------------------
+
+    @property
+    def devices(self) -> dict[Device, Recorder]:
+        """All devices of the rank that have been named so far."""
+        return self._devices or {self.device: self}
+
+    def of(self, device: Device) -> Recorder:
+        """Return the recorder of a device of this rank; the first call for a device creates it.
+
+        Raises:
+            InputError: the rank has no such device.
+        """
+        if device is self.device:
+            return self
+        found = self._devices.get(device)
+        return self._add(device) if found is None else found
+
+    def own(self, device: Device) -> Device:
+        """Return the device of this rank that `device` names.
+
+        In a run of several ranks each rank has one device, unless `devices_per_rank` states more. The local rank names
+        this device, too: `device("sim", get_local_rank())` is sim:0 of the rank.
+
+        Raises:
+            InputError: `device` belongs to another rank.
+        """
+        if device.index == 0 or device.type != SIM or self.num_devices or self.cluster.world_size == 1:
+            return device
+        local = self.local_rank
+        if device.index == local:
+            return FIRST
+        raise InputError(
+            f"rank {self.rank} has one device, sim:0, which is also sim:{local} as number {local} of its node; "
+            f"{device} is not its own. For several devices per rank pass devices_per_rank= (launch, Cluster, init)."
+        )
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number on its node."""
+        return self.cluster.nodes[self.cluster.node_of(self.rank)].index(self.rank)
+
+    def _add(self, device: Device) -> Recorder:
+        count = self.num_devices
+        if device.type != SIM or (count is not None and device.index >= count):
+            known = f"{count} devices, sim:0 to sim:{count - 1}" if count else "simulated devices only"
+            raise InputError(
+                f"rank {self.rank} has {known}: there is no {device}. Give the ranks more devices (devices_per_rank= "
+                "of launch, Cluster or init), or use another device."
+            )
+        # The interpreter has launched everything so far, so its clock starts at the first device's time.
+        if self.launcher is None:
+            launch_s = self.cluster.device.launch_s * self.cluster.device_factor(self.rank)
+            self.launcher = Launcher(self.now_ps, picoseconds(launch_s))
+            self._devices[FIRST] = self
+        # A shallow copy shares recording, prices and metrics; memory and clocks are the device's own.
+        first = self._devices[FIRST]
+        other = copy.copy(first)
+        other.device, other._number = device, device.index
+        other.memory = MemoryAccount(first.memory.limit_bytes, f"rank {self.rank}, {device}")
+        other.clock_ps = {COMPUTE: 0}
+        other._jitter = self.cluster.jitter_of(self.rank, device.index)
+        self._devices[device] = other
+        return other
+
+    def set_num_devices(self, count: int) -> None:
+        """Set the number of devices of the rank.
+
+        Raises:
+            InputError: not an integer of 1 or more, or a device beyond that number is in use.
+        """
+        used = max(device.index for device in self.devices) + 1
+        if isinstance(count, bool) or not isinstance(count, int) or count < used:
+            raise InputError(f"devices_per_rank={count!r} must be an integer of {used} or more.")
+        for recorder in self.devices.values():
+            recorder.num_devices = count
+
+    @contextmanager
+    def threads(self, devices: Sequence[Device]) -> Iterator[None]:
+        """Price the block as if one thread per device shared the interpreter evenly.
+
+        The real schedule of the threads has no effect, so that simulated time is the same on every run.
+        """
+        recorders = [self.of(device) for device in devices]
+        common = recorders[0].launcher
+        # A single device has no launcher.
+        if common is None:
+            yield
+            return
+        # Taking turns, each of n threads starts an operation every n launch times.
+        for recorder in recorders:
+            recorder.launcher = Launcher(common.now_ps, common.launch_ps * len(recorders))
+        try:
+            yield
+        finally:
+            for recorder in recorders:
+                assert recorder.launcher is not None
+                common.now_ps = max(common.now_ps, recorder.launcher.now_ps)
+                recorder.launcher = common
+
+    def synchronize(self, device: Device) -> None:
+        """Let the interpreter wait for a device of this rank, as it does to read a value of it."""
+        if self.launcher is None:
+            return  # no other device has been used, and reading a tensor must not create one
+        recorder = self.of(device)
+        assert recorder.launcher is not None
+        recorder.launcher.now_ps = max(recorder.launcher.now_ps, recorder.now_ps)
+
+    # --- events ----------------------------------------------------------------------------------
+
+    @property
+    def now_ps(self) -> int:
+        """Simulated time of the compute stream [ps]."""
+        return self.clock_ps[COMPUTE]
+
+    def issue(self, stream: str) -> int:
+        """Return the time [ps] at which the program issues a communication on a stream; dry runs note it."""
+        return self.clock_ps[COMPUTE]
+
+    def price(
+        self, name: str, flops: int, size_bytes: int, itemsize: int, results: int = 0, is_product: bool = False
+    ) -> tuple[int, int, int]:
+        """Return (duration [ps], flops, bytes) of work on this rank's device.
+
+        Args:
+            name: that of its event.
+            flops, size_bytes, itemsize, results, is_product: see `DeviceSpec.time_ps`.
+        """
+        factor, device = self.cluster.device_factor(self.rank), self.cluster.device
+        duration_ps = device.time_ps(flops, size_bytes, itemsize, is_product, factor, name, results)
+        return duration_ps, flops, size_bytes
+
+    def price_of(self, name: str, op: Op, plan: Plan, work: tuple[int, int]) -> tuple[int, int, int]:
+        results = prod(plan.output.shape)
+        return self.price(name, *work, plan.output.dtype.itemsize, results, op.is_matrix_product)
+
+    def compute(
+        self, name: str, kind: str, wall_start_ns: int, wall_end_ns: int, price: tuple[int, int, int], layer: str = ""
+    ) -> None:
+        """Advance the compute stream by `price` and record the event."""
+        duration_ps, flops, size_bytes = price
+        if self._jitter is not None:
+            duration_ps = round(duration_ps * next(self._jitter))
+        # The operation starts once the stream is free and the interpreter has reached it.
+        start_ps = self.clock_ps[COMPUTE]
+        if self.launcher is not None:
+            start_ps = max(start_ps, self.launcher.launch())
+        end_ps = start_ps + duration_ps
+        self.clock_ps[COMPUTE] = end_ps
+        rows = self._rows
+        if rows is not None:
+            rows.append((
+                self.rank, COMPUTE, name, kind, self.step, wall_start_ns, wall_end_ns, start_ps, end_ps, flops,
+                size_bytes, 0, (), -1, self._number, tuple(self.memory.live.values()) if self._notes_memory else (), (),
+                "", layer,
+            ))  # fmt: skip
+            if len(rows) >= self._limit:
+                self._recording.thin(self.step)
+
+    def begin(self, name: str, plan: Plan | None = None) -> int:
+        """Begin a computation.
+
+        Args:
+            name: for the error.
+            plan: the plan of an op that will allocate its output; None for any other computation.
+
+        Returns:
+            The wall time [ns].
+
+        Raises:
+            DeviceOutOfMemoryError: the device has no room for the output.
+        """
+        if plan is not None and self.memory.limit_bytes is not None:
+            self.memory.make_room(plan.output.size_bytes, name)
+        return perf_counter_ns()
+
+    def abandon(self) -> None:
+        """End a computation that has failed, without an event."""
+
+    def end_forward(self, op: Op, ctx: Context, y: Array, start_ns: int) -> None:
+        """Note the forward of an op; count y, and the arrays that the op keeps for backward, until they are freed."""
+        plan = ctx.plan
+        for value in (y, *ctx.__dict__.values()):
+            kind = type(value)
+            if kind is np.ndarray or (kind not in _NO_ARRAYS and value is not plan and is_array(value)):
+                self.memory.hold(value, ACTIVATIONS)
+        price = self.prices.get(plan)
+        if price is None:
+            price = self.prices[plan] = self.price_of(op.name, op, plan, plan.work)
+        # The ops of a backward run outside of their modules.
+        ctx.layer = layer = CALLED.layer
+        self.compute(op.name, "forward", start_ns, perf_counter_ns(), price, layer)
+
+    def end_backward(self, op: Op, ctx: Context, start_ns: int) -> None:
+        """Note the backward of an op."""
+        plan, key = ctx.plan, (ctx.plan, ctx.needs)
+        price = self.prices.get(key)
+        if price is None:
+            price = self.prices[key] = self.price_of(op.backward_name, op, plan, op.work_backward(ctx.needs, plan.work))
+        self.compute(op.backward_name, "backward", start_ns, perf_counter_ns(), price, ctx.layer)
+
+    def end_step(self, name: str, start_ns: int, work: dict[Device | None, list[int]]) -> None:
+        """Note a step of an optimizer, as one fused kernel on each device, and count the step.
+
+        Args:
+            name: name of the event.
+            start_ns: wall time at which the step began [ns].
+            work: device, or None for the first -> flops, bytes, bytes of the widest item, which sets the peak rate, and
+                number of changed tensors.
+        """
+        for device, numbers in (work or {None: [0, 0, 4, 0]}).items():
+            recorder = self if device in (None, self.device) else self.of(device)
+            recorder.work(name, "optimizer", start_ns, *numbers)
+        self.next_step()
+
+    def work(self, name: str, kind: str, wall_start_ns: int, *work: int) -> None:
+        """Record work that ends now. `work`: flops, bytes and so on, as for `price`; the price is cached."""
+        key: tuple[Any, ...] = name, *work
+        price = self.prices.get(key)
+        if price is None:
+            price = self.prices[key] = self.price(*key)
+        self.compute(name, kind, wall_start_ns, perf_counter_ns(), price)
+
+    def copy_to(self, other: Recorder, name: str, wall_start_ns: int, wall_end_ns: int, size_bytes: int) -> None:
+        """Record a copy to another device of the rank, as an event on both; the other device waits for it.
+
+        The copy begins once this device has finished its work so far and both ports are free. This
+        device continues meanwhile.
+        """
+        assert self.launcher is not None
+        # One copy at a time through each port and direction.
+        out, into = self.clock_ps.get(COPY_OUT, 0), other.clock_ps.get(COPY_IN, 0)
+        start_ps = max(self.now_ps, out, into, self.launcher.launch())
+        cost = self.cluster.copy(size_bytes)
+        end_ps = start_ps + cost.time_ps
+        number, self._copies[0] = self._copies[0], self._copies[0] + 1
+        self.communicate(
+            f"{name} to {other.device}", "copy", COPY_OUT, wall_start_ns, wall_end_ns, start_ps, end_ps,
+            size_bytes, cost.sent_bytes, (self.rank,), number,
+        )  # fmt: skip
+        other.communicate(
+            f"{name} from {self.device}", "copy", COPY_IN, wall_start_ns, wall_end_ns, start_ps, end_ps,
+            size_bytes, 0, (self.rank,), number,
+        )  # fmt: skip
+        other.join(end_ps)
+
+    def communicate(
+        self,
+        name: str,
+        kind: str,
+        stream: str,
+        wall_start_ns: int,
+        wall_end_ns: int,
+        sim_start_ps: int,
+        sim_end_ps: int,
+        size_bytes: int,
+        sent_bytes: int,
+        group: tuple[int, ...],
+        seq: int,
+        step_ps: tuple[int, ...] = (),
+        algorithm: str = "",
+    ) -> None:
+        """Set the clock of `stream` to the end of a communication and record the event."""
+        self.clock_ps[stream] = sim_end_ps
+        if self.listener is not None:
+            self.listener(name, kind, stream, size_bytes, sent_bytes, group, seq)
+        rows = self._rows
+        if rows is not None:
+            rows.append((
+                self.rank, stream, name, kind, self.step, wall_start_ns, wall_end_ns, sim_start_ps, sim_end_ps, 0,
+                size_bytes, sent_bytes, group, seq, self._number, (), step_ps, algorithm,
+            ))  # fmt: skip
+            if len(rows) >= self._limit:
+                self._recording.thin(self.step)
+
+    def mark(self, name: str, depth: int, step: int, wall_start_ns: int, sim_start_ps: int) -> None:
+        """Record a mark that ends now, inside of `depth` other marks."""
+        rows = self._rows
+        if rows is not None:
+            stream = RANGE if depth == 0 else f"{RANGE} {depth + 1}"
+            rows.append((
+                self.rank, stream, name, RANGE, step, wall_start_ns, self.now_ns(), sim_start_ps, self.now_ps, 0, 0,
+                0, (), -1, self._number, (), (),
+            ))  # fmt: skip
+
+    def join(self, until_ps: int, busy_ps: int = 0) -> None:
+        """Let the compute stream wait until `until_ps`.
+
+        Args:
+            until_ps: end of a communication.
+            busy_ps: the time that it keeps a core busy. Where the ranks' cores do the communicating, nothing overlaps.
+        """
+        now_ps = self.clock_ps[COMPUTE]
+        if busy_ps and self.cluster.sharing is not None:
+            until_ps = max(until_ps, now_ps + busy_ps)
+        if until_ps > now_ps:
+            self.clock_ps[COMPUTE] = until_ps
+
+    def next_step(self) -> None:
+        """Count a finished optimizer step; later events carry the next number."""
+        for recorder in self._devices.values() or (self,):
+            recorder.step += 1
+
+    def log(self, **values: Any) -> None:
+        """Record numbers of the current step, such as a loss."""
+        numbers = {name: v.item() if hasattr(v, "item") else v for name, v in values.items()}
+        self.metrics += [(self.step, name, float(v) if has_data(v) else v) for name, v in numbers.items()]
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether events are kept."""
+        return self._rows is not None
+
+    @property
+    def takes_marks(self) -> bool:
+        """Whether `record_function` marks are kept."""
+        return self._rows is not None
+
+    @property
+    def events(self) -> list[Event]:
+        """The kept events of all devices of the rank."""
+        return [Event(*row) for row in self._recording.rows]
+
+    def recorded(self) -> Recorded:
+        """Return the kept events of all devices of the rank, and the totals of all events if some were dropped."""
+        return self._recording.recorded()
+
+    def memory_summary(self) -> dict[str, Any]:
+        """Return the memory summary of the first device, with name -> summary of every device under "devices"."""
+        each = {str(device): recorder.memory.summary() for device, recorder in self.devices.items()}
+        return {**self.memory.summary(), "devices": each}
+
+
+class _Current(threading.local):
+    # A class attribute is the default of every thread: no lookup fails in a thread that has set none.
+    recorder: Recorder | None = None
+
+
+_current = _Current()
+_NOTHING = NullObserver()
+
+
+def current_recorder() -> Recorder | None:
+    """Return the recorder of the rank that this thread runs, or None outside of a run."""
+    return _current.recorder
+
+
+def observer_of(device: Device | None) -> Recorder | NullObserver:
+    """Return the observer of a device of this thread's rank: its recorder, or outside of a run one that notes nothing.
+
+    Args:
+        device: None for the first device.
+
+    Raises:
+        InputError: the rank has no such device.
+    """
+    recorder = _current.recorder
+    if recorder is None:
+        return _NOTHING
+    return recorder if device is None or device is FIRST else recorder.of(device)
+
+
+def describe_device(preset: str | DeviceSpec) -> None:
+    """Price this rank's further work on a preset device, unless the run was started with a described one."""
+    recorder = current_recorder()
+    if recorder is None:
+        set_recorder(recorder := Recorder(0, describe(1)))
+    if recorder.cluster.is_assumed:
+        cluster = with_device(recorder.cluster, preset)
+        for each in recorder.devices.values():
+            each.cluster = cluster
+        # All devices of the rank share this dict; its prices are for the old device.
+        recorder.prices.clear()
+
+
+def set_recorder(recorder: Recorder | None) -> None:
+    """Make `recorder` this thread's current one from now on."""
+    _current.recorder = recorder
+
+
+@contextmanager
+def use_recorder(recorder: Recorder | None) -> Iterator[Recorder | None]:
+    """Make `recorder` this thread's current one inside the block."""
+    before = current_recorder()
+    set_recorder(recorder)
+    try:
+        yield recorder
+    finally:
+        set_recorder(before)
+
+
+class record_function(ContextDecorator):  # PyTorch's name
+    """Mark a part of the program in the trace: `with sp.record_function("micro-batch 3"): ...`.
+
+    Marks have a lane above the compute lane of the rank's first device; a mark inside another one has the next lane
+    below. They begin and end at the time of the compute stream. Without a run, or with record="off", nothing happens.
+    Named as `torch.profiler.record_function`; also a decorator.
+
+    Args:
+        name: the text of the mark.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def _recreate_cm(self) -> record_function:
+        # Each call of a decorated function is a mark of its own.
+        return record_function(self.name)
+
+    def __enter__(self) -> record_function:
+        recorder = self._recorder = current_recorder()
+        if recorder is not None and recorder.takes_marks:
+            self._begin = recorder.depth, recorder.step, recorder.begin(self.name), recorder.now_ps
+            recorder.depth += 1
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        recorder = self._recorder
+        if recorder is not None and recorder.takes_marks:
+            recorder.depth = self._begin[0]
+            recorder.mark(self.name, *self._begin)

@@ -1,0 +1,373 @@
+"""`all_reduce(op="adasum")` on shared memory: each rank computes the whole tree for its slice of the elements.
+
+A rank reads its slice of every rank's vector in place, and computes the slice's contribution to the products
+<a,b>, <a,a>, … of the vectors, a few numbers for each layer. These are summed over the ranks, in the order of the
+group, so all ranks combine the vectors with the same factors. After at most ⌈log2 p⌉ such sums over p ranks, a rank
+has its slice of the result, and copies the others' slices.
+
+The sums go through the group's slot, which a large payload does not use. Its two halves are used alternately: a rank
+that writes one half again has seen all ranks write the other half since, so all of them have read the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simparallel.algorithms.reduction import reduction
+from simparallel.base import blas
+from simparallel.base.adasum import (
+    LEAST,
+    QUIET,
+    WIDE,
+    Layers,
+    Moments,
+    Segment,
+    coefficients,
+    is_safe,
+    moments,
+    segments,
+    whole,
+)
+from simparallel.comm.call import Body, Call, Settings
+from simparallel.comm.memory.segment import SLOT_BYTES
+from simparallel.comm.memory.staging import Payloads, reduce_stack
+from simparallel.comm.transport import order
+from simparallel.comm.views import Views
+from simparallel.comm.work import Steps
+
+if TYPE_CHECKING:
+    from simparallel.comm.group import Group
+
+# Elements processed together, so that they stay in the cache.
+CACHED = 1 << 16
+# Elements of each row in a strip: large, for few BLAS calls, or small enough that BLAS does not use several threads.
+STRIP, SHORT_STRIP = 1 << 13, 1 << 11
+_HALF = SLOT_BYTES // 2 // WIDE.itemsize
+_SUM = reduction("sum", WIDE)
+
+
+class SmallAdasum(Body):
+    """Every rank computes the whole tree."""
+
+    def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
+        super().__init__(group, x, settings)
+        self.layers: Layers = settings.sizes or (x.size,)
+
+    def result(self, peers: Payloads, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+        target = x if out is None else out
+        target[...] = whole(peers.flat, self.layers).reshape(x.shape)
+        return target
+
+
+class LargeAdasum(Body):
+    """Every rank computes the tree for its slice.
+
+    It exposes the slices that others need, and its result; its own slice it reads from its own array.
+    """
+
+    def __init__(self, group: Group, x: np.ndarray, settings: Settings) -> None:
+        super().__init__(group, x, settings)
+        self.layers: Layers = settings.sizes or (x.size,)
+        self.mine = group.views.bounds(x.size, group.position)
+        self.segments = list(segments(self.layers, self.mine))
+
+    def expose(self, call: Call) -> tuple[int, int]:
+        """Expose this rank's vector without its own slice. Returns (offset, bytes)."""
+        views = self.group.views
+        if views.reads_in_place(call):
+            return super().expose(call)
+        flat = call.kept = call.x.reshape(-1)  # a copy if x is not contiguous
+        offset = views.staging.next(call.plan.place_bytes, flat.nbytes)
+        # This rank's own slice of the exposed vector stays free: it receives the result.
+        views.show_to_others(flat, offset)
+        return offset, flat.nbytes
+
+    def run(self, call: Call) -> Steps:
+        views, x = self.group.views, call.moved()
+        if views.size == 1:
+            return x
+        me, mine, shown = self.position, self.mine, call.payloads().flat
+        flat = x.reshape(-1) if call.zero_copy or call.out is not None else call.kept
+        rows = [flat[mine] if position == me else part[mine] for position, part in enumerate(shown)]
+        slices = SliceTree(rows, self.segments, len(self.layers))
+        # Squares of float16 and float32 always fit in float64; those of float64 may overflow or vanish.
+        rounds, checks = _Rounds(views, call.seq), x.dtype.itemsize == WIDE.itemsize
+        while len(slices.rows) > 1:
+            total = yield from rounds.sum(slices.products())
+            if checks and not _all_safe(total[..., _SQUARES]):
+                return (yield from self._one_by_one(call, flat, shown))
+            vague = slices.plan(total)
+            if vague:
+                closer = yield from rounds.sum(slices.closer(vague))
+                if checks and not _all_safe(closer[:, 1:]):
+                    return (yield from self._one_by_one(call, flat, shown))
+                for join, found in zip(vague, closer.tolist(), strict=True):
+                    join.settle(Moments(*found))
+            # The last level writes the result where peers read it, and to this rank's own array.
+            slices.join(shown[me][mine], None if call.zero_copy else flat[mine])
+        yield views.end_phase()
+        order()
+        for position, part in enumerate(shown):
+            if position != me:
+                piece = views.bounds(flat.size, position)
+                flat[piece] = part[piece]
+        if not x.flags.c_contiguous:
+            x[...] = flat.reshape(x.shape)
+        return x
+
+    def _one_by_one(self, call: Call, flat: np.ndarray, shown: Sequence[np.ndarray]) -> Any:
+        """Compute the whole result on every rank; used if squares leave the range of float64, on all ranks alike."""
+        views, x = self.group.views, call.x
+        if not call.zero_copy:
+            shown[self.position][self.mine] = flat[self.mine]
+        # Now all vectors are exposed entirely.
+        yield views.end_phase()
+        order()
+        result = whole(shown, self.layers)
+        yield views.end_phase()  # now no rank reads x any more
+        x[...] = result.reshape(x.shape)
+        return x
+
+
+class SliceTree:
+    """Adasum's tree on one slice of the elements, two levels at a time.
+
+    Rows are taken in fours. For four rows a, b, c, d their ten products suffice: A(a, b) and A(c, d) are linear
+    combinations of rows, so their products follow from those of the rows, and A(A(a, b), A(c, d)) is a combination of
+    the four rows with known factors. If A(a, b) or A(c, d) nearly vanishes, its derived products are inaccurate
+    (cancellation); for such layers both are computed, and measured in one more exchange.
+
+    Args:
+        rows: the slice of each rank's vector, flat; only read.
+        parts: the slice's segments, see `segments`.
+        num_layers: number of layers of the whole vector.
+
+    Attributes:
+        rows: the rows of the current level.
+    """
+
+    def __init__(self, rows: list[np.ndarray], parts: list[Segment], num_layers: int) -> None:
+        self.rows = rows
+        self._num_layers = num_layers
+        self._strip = STRIP if blas.is_single_threaded() else SHORT_STRIP
+        self._blocks = list(_blocks(parts, self._strip))
+        longest = min(CACHED, max((stop - start for _, start, stop in parts), default=0))
+        self._scratch, self._room = np.empty(longest * min(4, len(rows))), np.empty(longest)
+        # The block loaded in the scratch memory: its key, see `_load`, and its strips.
+        self._held: tuple[tuple[int, int, int], np.ndarray] | None = None
+        # Views of the scratch memory by (rows, size, width) of a block: its strips, and the strips of each row.
+        self._views: dict[tuple[int, int, int], tuple[np.ndarray, list[np.ndarray], tuple[int, ...]]] = {}
+        self._joins: list[list[_Join]] = []  # by four and by layer
+
+    @QUIET
+    def products(self) -> np.ndarray:
+        """Return the slice's contribution to the products of each four: (fours, layers, 10)."""
+        found = np.zeros((len(self._fours()), self._num_layers, len(_PAIRS)))
+        for sums, four in zip(found, self._fours(), strict=True):
+            if len(four) == 1:
+                continue
+            grams = np.zeros((self._num_layers, len(four), len(four), 1))
+            for layer, piece in self._blocks:
+                grams[layer] += _grams(self._load(four, piece, self._strip))
+            # A product that is 0 means that the row vanishes, or that its squares underflow: the two have different
+            # results.
+            if not (squares := grams[..., 0].diagonal(axis1=1, axis2=2)).all():
+                for layer, i in np.argwhere(squares == 0.0):
+                    if any(four[i][piece].any() for at, piece in self._blocks if at == layer):
+                        # The row is not zero, but its squares underflow.
+                        grams[layer, i, i] = LEAST
+            known, first, second = _KNOWN[len(four)]
+            sums[:, known] = grams[:, first, second, 0]
+        return found
+
+    def plan(self, total: np.ndarray) -> list[_Join]:
+        """Compute the factors of all rows from the complete products; return joins whose factors are inaccurate."""
+        fours = self._fours()
+        self._joins = [
+            [_Join(len(four), found) for found in sums] for four, sums in zip(fours, total.tolist(), strict=True)
+        ]
+        return [join for joins in self._joins for join in joins if join.is_vague]
+
+    @QUIET
+    def closer(self, vague: list[_Join]) -> np.ndarray:
+        """Compute the halves of each vague join, and return the slice's contribution to their moments: (number, 3)."""
+        found = np.zeros((len(vague), 3))
+        number = {id(join): i for i, join in enumerate(vague)}
+        for four, joins in zip(self._fours(), self._joins, strict=True):
+            for layer, piece in self._blocks:
+                if joins[layer].is_vague:
+                    found[number[id(joins[layer])]] += moments(*self._halves(four, joins[layer], piece))
+        return found
+
+    @QUIET
+    def join(self, out: np.ndarray, copy: np.ndarray | None = None) -> None:
+        """Replace each four by its Adasum.
+
+        Args:
+            out: receives the result of the last level; may be the memory of a row.
+            copy: receives it as well.
+        """
+        fours, joined = self._fours(), []
+        for four, joins in zip(fours, self._joins, strict=True):
+            if len(four) == 1:
+                joined.append(four[0])
+                continue
+            is_last = len(fours) == 1
+            target = out if is_last else np.empty(out.size)
+            # The last block is loaded, others may still be in the cache.
+            for layer, piece in reversed(self._blocks):
+                joint = target[piece]
+                joint[...] = self._joined(four, joins[layer], piece)
+                if is_last and copy is not None:
+                    copy[piece] = joint
+            joined.append(target)
+        self.rows, self._held = joined, None
+
+    def _joined(self, four: list[np.ndarray], join: _Join, piece: slice) -> np.ndarray:
+        room = self._room[: piece.stop - piece.start]
+        if not join.is_vague:
+            strips = self._load(four, piece)
+            np.matmul(join.factors[None], strips, out=room.reshape(len(strips), 1, -1))
+            return room
+        first, second = self._halves(four, join, piece)
+        first *= join.halves[0]
+        second *= join.halves[1]
+        return np.add(first, second, out=room)
+
+    def _halves(self, four: list[np.ndarray], join: _Join, piece: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return A(a, b) and A(c, d) on a block."""
+        strips, self._held = self._load(four, piece), None
+        strips *= join.first_factors[:, None]
+        # Not `matmul`, which fuses multiply and add in one rounding: g and -g have to give exactly 0.
+        first, second = strips[:, 0] + strips[:, 1], strips[:, 2]
+        return first.reshape(-1), (second + strips[:, 3] if len(four) == 4 else second).reshape(-1)
+
+    def _fours(self) -> list[list[np.ndarray]]:
+        return [self.rows[i : i + 4] for i in range(0, len(self.rows), 4)]
+
+    def _load(self, rows: list[np.ndarray], piece: slice, width: int = 0) -> np.ndarray:
+        """Load a block of some rows as float64: (strips, rows, elements).
+
+        Args:
+            width: width of a strip; 0 for a single strip, or for the strips that are already loaded.
+        """
+        key, size = (id(rows[0]), piece.start, piece.stop), piece.stop - piece.start
+        if self._held is not None and self._held[0] == key and not width:
+            return self._held[1]
+        views = self._views.get((len(rows), size, width))
+        if views is None:
+            strips = self._scratch[: size * len(rows)].reshape(-1, len(rows), min(width or size, size))
+            columns = [strips[:, i] for i in range(len(rows))]
+            views = self._views[len(rows), size, width] = strips, columns, columns[0].shape
+        strips, columns, shape = views
+        for row, column in zip(rows, columns, strict=True):
+            column[...] = row[piece].reshape(shape)
+        self._held = key, strips
+        return strips
+
+
+def _grams(strips: np.ndarray) -> np.ndarray:
+    """Return all products of the rows, summed over the strips: (rows, rows, 1). strips: (number, rows, n)
+
+    Equal rows have equal products, bit for bit, in both branches.
+    """
+    rows = strips.shape[1]
+    if rows == 4 and blas.has_small_kernel():
+        # Twice as fast with such a kernel. A plain (4, n) @ (n, 4) is not, because NumPy calls `syrk` for it.
+        pairs = strips.reshape(len(strips), 2, 2, -1)
+        return np.add.reduce(np.matmul(pairs, strips.transpose(0, 2, 1)[:, None])).reshape(rows, rows, 1)
+    return np.add.reduce(np.matmul(strips[:, None], strips[..., None]))  # row by row
+
+
+def _blocks(parts: list[Segment], strip: int) -> Iterator[tuple[int, slice]]:
+    """Yield (layer, slice) of blocks of up to `CACHED` elements: whole strips, or a remainder shorter than one."""
+    for layer, start, stop in parts:
+        end = stop - (stop - start) % strip
+        for begin in range(start, end, CACHED):
+            yield layer, slice(begin, min(begin + CACHED, end))
+        if end < stop:
+            yield layer, slice(end, stop)
+
+
+_PAIRS = ((0, 0), (0, 1), (1, 1), (2, 2), (2, 3), (3, 3), (0, 2), (0, 3), (1, 2), (1, 3))
+_SQUARES = [0, 2, 3, 5]  # the squared norms among them
+_VAGUE = 0.125  # fraction of the squared norm that orthogonal rows would give
+
+
+def _pairs_of(count: int) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Return the indices in `_PAIRS` of the pairs among `count` rows, and the first and the second row of each."""
+    known = [p for p, pair in enumerate(_PAIRS) if max(pair) < count]
+    first, second = np.array(_PAIRS)[known].T
+    return known, first, second
+
+
+_KNOWN = {count: _pairs_of(count) for count in (2, 3, 4)}
+
+
+class _Join:
+    """The factors that combine up to four rows of a layer.
+
+    Args:
+        count: number of rows.
+        found: their products, in the order of `_PAIRS`.
+
+    Attributes:
+        first_factors: factors of the rows in A(a, b) and A(c, d), or c.
+        factors: factors of the rows in the whole.
+        is_vague: the factors are inaccurate; `halves` has to be found by measuring A(a, b) and A(c, d).
+    """
+
+    __slots__ = ("factors", "first_factors", "halves", "is_vague")
+
+    def __init__(self, count: int, found: list[float]) -> None:
+        aa, ab, bb, cc, cd, dd, ac, ad, bc, bd = found
+        self.is_vague, self.halves = False, (1.0, 1.0)
+        a, b = coefficients(Moments(ab, aa, bb))
+        c, d = (1.0, 0.0) if count < 4 else coefficients(Moments(cd, cc, dd))
+        self.first_factors = np.array((a, b, c, d)[: max(count, 2)])
+        self.factors = self.first_factors
+        if count < 3:
+            return
+        first, first_apart = a * a * aa + 2 * a * b * ab + b * b * bb, a * a * aa + b * b * bb
+        second, second_apart = c * c * cc + 2 * c * d * cd + d * d * dd, c * c * cc + d * d * dd
+        # Cancellation: the squared norm is much smaller than its terms, so most of its digits are lost.
+        self.is_vague = first < _VAGUE * first_apart or second < _VAGUE * second_apart
+        dot = a * (c * ac + d * ad) + b * (c * bc + d * bd)
+        if not self.is_vague:
+            left, right = coefficients(Moments(dot, first, second))
+            self.factors = np.array((left * a, left * b, right * c, right * d)[:count])
+
+    def settle(self, found: Moments) -> None:
+        """Set the factors of the halves from the moments of A(a, b) and A(c, d)."""
+        self.halves = coefficients(found)
+
+
+class _Rounds:
+    """Small sums over the ranks, inside a collective."""
+
+    def __init__(self, views: Views, seq: int) -> None:
+        self._views, self._number = views, 0
+        self._slots = views.slots(seq & 1, 2 * _HALF, WIDE)
+
+    def sum(self, values: np.ndarray) -> Any:
+        """Return the sum of the ranks' values, in the order of the group: equal on all ranks, bit for bit."""
+        flat, total = values.reshape(-1), np.empty(values.size)
+        slots = self._slots
+        for start in range(0, flat.size, _HALF):
+            stop = min(start + _HALF, flat.size)
+            half = (self._number & 1) * _HALF
+            place = slice(half, half + stop - start)
+            # The last use of this half was two phases ago, so all ranks have read it.
+            slots.flat[self._views.position][place] = flat[start:stop]
+            self._number += 1
+            yield self._views.end_phase()
+            order()
+            reduce_stack(_SUM, slots.part(place), total[start:stop])
+        return total.reshape(values.shape)
+
+
+def _all_safe(squares: np.ndarray) -> bool:
+    return all(is_safe(Moments(0.0, value, value)) for value in squares.ravel().tolist())

@@ -1,1 +1,0 @@
-"""The described hardware: clusters, devices, links, prices, memory, and the simulated clock."""

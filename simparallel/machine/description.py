@@ -1,0 +1,272 @@
+"""Descriptions of hardware as JSON files and as tables, from the fields of their dataclasses.
+
+A file has the arguments of a dataclass as keys, and defaults may be left out. The dataclass checks the values; this
+module adds path, line and key to its errors. Files written by hand may have comments from // on, and trailing commas.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from simparallel.base.files import read_limited, write_atomically
+from simparallel.base.units import format_bytes, format_count, format_number_of, format_seconds
+from simparallel.errors import ClusterError
+from simparallel.machine.links import Groups
+from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, Node, parse
+
+T = TypeVar("T")
+
+_hints = cache(get_type_hints)
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """Return a description as plain data for JSON; fields with their default are left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        shown = {}
+        for each in fields(value):
+            found = getattr(value, each.name)
+            default = each.default if each.default_factory is MISSING else each.default_factory()
+            if found != default:
+                shown[each.name] = _grouped(found) if _hints(type(value))[each.name] == Groups else plain(found)
+        return shown
+    if isinstance(value, Mapping):
+        return {"-".join(map(str, key)) if isinstance(key, tuple) else str(key): plain(value[key]) for key in value}
+    return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def _grouped(groups: Groups) -> Any:
+    flat = [rank for group in groups for rank in group]
+    is_even = flat == list(range(len(flat))) and len({len(group) for group in groups}) == 1
+    return len(groups) if is_even else [list(group) for group in groups]
+
+
+def save(value: Any, path: str | os.PathLike[str]) -> None:
+    """Write a description to a JSON file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    # Put lists of numbers on one line. No match lies inside a string: JSON escapes the line breaks of strings.
+    text = re.sub(
+        r"\[\n[\s\d.e+,-]*\]", lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"), text
+    )
+    write_atomically(path, f"{text}\n".encode())
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def load(kind: type[T], path: str | os.PathLike[str]) -> T:
+    """Read a dataclass from a JSON file.
+
+    Raises:
+        ClusterError: the file cannot be read, or an entry is missing, unknown or out of range. Facts: `path`, `line`
+            and `key` of the entry, None where there is none.
+    """
+    name = os.fspath(path)
+    reader = _Reader(name)
+    try:
+        # Comments and trailing commas do not change the meaning.
+        node = parse(read_limited(name, MAX_BYTES), lambda _: None)
+    except OSError as error:
+        raise ClusterError(
+            f"{name}: cannot be read: {error.strerror or error}.", path=name, line=None, key=None
+        ) from None
+    except JsonError as error:
+        raise ClusterError(f"{name}:{error.line}: {error}.", path=name, line=error.line, key=None) from None
+    found: T = reader.read(node, kind, "")
+    return found
+
+
+def from_plain(kind: type[T], data: Any, name: str) -> T:
+    """Read a dataclass from data of `json.loads`; `name` is for errors.
+
+    Raises:
+        ClusterError: as `load`, without a line.
+    """
+    found: T = _Reader(name).read(_nodes(data), kind, "")
+    return found
+
+
+def _nodes(data: Any) -> Node:
+    if isinstance(data, dict):
+        return Node({key: _nodes(value) for key, value in data.items()}, 0)
+    return Node([_nodes(item) for item in data] if isinstance(data, (list, tuple)) else data, 0)
+
+
+def _values(node: Node) -> Any:
+    if isinstance(node.value, dict):
+        return {key: _values(item) for key, item in node.value.items()}
+    return [_values(item) for item in node.value] if isinstance(node.value, list) else node.value
+
+
+class _Reader:
+    """A reader of values by their type hints."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def fail(self, node: Node, where: str, text: str, key: str = "") -> NoReturn:
+        place = f"{self.path}:{node.line}" if node.line else self.path
+        told = f"{place}: {where}: {text}" if where else f"{place}: {text}"
+        told += "" if told[-1] in ".?" else "."
+        key = key and where and f"{where}.{key}" or key or where
+        raise ClusterError(told, path=self.path, line=node.line or None, key=key or None)
+
+    def read(self, node: Node, hint: Any, where: str) -> Any:
+        origin, args, value = get_origin(hint), get_args(hint), node.value
+        if hint == Groups and type(value) is int:
+            return value
+        if hint is Any:
+            return _values(node)
+        if origin in (Union, UnionType):
+            if value is None and NoneType in args:
+                return None
+            return self.read(node, next(arg for arg in args if arg is not NoneType), where)
+        if is_dataclass(hint) or (isinstance(value, dict) and hasattr(hint, "_fields")):
+            return self._object(node, hint, where)
+        if origin is dict:
+            if not isinstance(value, dict):
+                self.fail(node, where, "must be an object")
+            return {
+                self._key(item, key, args[0], where): self.read(item, args[1], f"{where}.{key}")
+                for key, item in value.items()
+            }
+        if origin is tuple or (isinstance(hint, type) and issubclass(hint, tuple)):
+            kinds = args or tuple(_hints(hint).values())
+            is_long = Ellipsis in kinds
+            if not isinstance(value, list) or not (is_long or len(value) == len(kinds)):
+                self.fail(node, where, f"must be a list{'' if is_long else f' of {len(kinds)} values'}")
+            each = (kinds[0],) * len(value) if is_long else kinds
+            items = zip(value, each, strict=True)
+            read = tuple(self.read(item, kind, f"{where}[{i}]") for i, (item, kind) in enumerate(items))
+            return hint(*read) if hasattr(hint, "_fields") else read
+        if hint is float and type(value) is int:
+            return float(value)
+        # 80e9, for a number of bytes.
+        if hint is int and type(value) is float and value.is_integer():
+            return int(value)
+        if type(value) is not hint:
+            self.fail(node, where, f"must be {_NAMES[hint]}, not {_shown(value)}")
+        return value
+
+    def _key(self, node: Node, text: str, hint: Any, where: str) -> Any:
+        if hint is str:
+            return text
+        parts = text.split("-")
+        if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts) or len(parts) > (
+            1 if hint is int else 2
+        ):
+            pair = "" if hint is int else ', or two, such as "0-3"'
+            self.fail(node, where, f'key "{text[:40]}" must be a number such as "4"{pair}')
+        numbers = tuple(map(int, parts))
+        return numbers if len(numbers) == 2 else numbers[0]
+
+    def _object(self, node: Node, kind: Any, where: str) -> Any:
+        if not isinstance(node.value, dict):
+            self.fail(node, where, f"must be an object, not {_shown(node.value)}")
+        # A dataclass, or a NamedTuple.
+        if is_dataclass(kind):
+            known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}
+        else:
+            known = {name: name not in kind._field_defaults for name in kind._fields}
+        for key, item in node.value.items():
+            if key not in known:
+                near = get_close_matches(key, known, 1)
+                told = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
+                self.fail(item, where, f'unknown key "{key[:40]}"; {told}', key)
+        for key, is_needed in known.items():
+            if is_needed and key not in node.value:
+                self.fail(node, where, f'"{key}" is missing', key)
+        hints = _hints(kind)
+        values = {key: self.read(item, hints[key], _joined(where, key)) for key, item in node.value.items()}
+        try:
+            return kind(**values)
+        except ClusterError as error:
+            # Errors of nested descriptions name their place already.
+            if "path" in error.facts:
+                raise
+            key = str(error.facts.get("key", ""))
+            self.fail(node.value.get(key, node), where, str(error), key)
+
+
+_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+
+
+def _joined(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    return json.dumps(value)[:60]
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def table(cluster: Any) -> str:
+    """Return the numbers of a cluster as a table, each with its source; a number without one is assumed."""
+    specs = {"device": cluster.device, "link": cluster.link, "node_link": cluster.node_link}
+    specs |= {tier.name: tier.link for tier in cluster.tiers}
+    specs |= {f"{op} of {count}": by[count] for op, by in cluster.measured.items() for count in by}
+    rows = [row for name, spec in specs.items() if spec for row in _rows(name, spec)]
+    if cluster.sharing:
+        kind = "measured" if cluster.calibration else "assumed"
+        rows.append(("cluster", "sharing", _number("sharing", cluster.sharing), kind))
+    for name in ("rules", "stragglers", "slow_links", "jitter"):
+        if getattr(cluster, name):
+            rows.append(("cluster", name, f"{getattr(cluster, name)}", "assumed"))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    counts = [format_number_of(cluster.world_size, "rank"), format_number_of(len(cluster.nodes), "node")]
+    head = f"{cluster.name}: {', '.join([*counts, *(f'{len(tier.groups)} x {tier.name}' for tier in cluster.tiers)])}"
+    lines = [
+        "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3])) for row in rows
+    ]
+    return "\n".join([head, *(line.rstrip() for line in lines)])
+
+
+def _rows(name: str, spec: Any) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for each in fields(spec):
+        value, source = getattr(spec, each.name), spec.sources.get(each.name, "assumed")
+        if each.name in ("name", "notes", "sources") or value in (None, (), {}) or value == each.default:
+            continue
+        numbers = (
+            {f"{each.name}[{key}]": item for key, item in value.items()}
+            if isinstance(value, dict)
+            else {each.name: value}
+        )
+        rows += [(name, field, _number(each.name, number), source) for field, number in numbers.items()]
+    return rows + [(name, "notes", "", spec.notes)] * bool(spec.notes)
+
+
+def _number(name: str, value: Any) -> str:
+    if name == "segments":
+        return ", ".join(f"from {format_bytes(a)} {format_seconds(b)} {format_bytes(c)}/s" for a, b, c in value)
+    if hasattr(value, "shapes"):
+        work = f"{format_seconds(value.launch_s)} + {value.s_per_flop:.3g} s/flop + {value.s_per_byte:.3g} s/B"
+        work += f" + {value.s_per_result:.3g} s/result"
+        return f"{work}, corrected by {len(value.shapes)} shapes"
+    if hasattr(value, "points"):
+        return ", ".join(f"{fraction:g} at {size:g}" for size, fraction in value.points)
+    if name.endswith("flops_per_s"):
+        return format_count(value, "flop/s")
+    if name.endswith("bytes_per_s"):
+        return f"{format_bytes(value)}/s"
+    if name.endswith("_s"):
+        return format_seconds(value)
+    return format_bytes(value) if name.endswith("_bytes") else f"{value}"

@@ -1,0 +1,326 @@
+"""Read rank tables of both published forms; errors name path and line.
+
+    1.0    server_list[].device[].{device_id, device_ip, rank_id}                    (MindSpore 1.x, HCCL)
+    lab    group_list[].instance_list[].{devices[].{device_id, device_ip}, rank_id, server_id}    (MindSpore 0.x)
+
+Numbers may be texts, as in published tables. Masked addresses (10.*.*.*) are accepted with a warning. They hide
+which servers are the same, so in the lab form a repeated device number starts a new server.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from simparallel.base.files import read_limited
+from simparallel.errors import RankTableError
+from simparallel.machine.hccl import flaw_of
+from simparallel.machine.ranktable.jsontext import MAX_BYTES, JsonError, Node, Problem, parse
+from simparallel.machine.ranktable.table import MAX_DEVICES, Device, RankTable, Server, hides, in_order
+
+MAX_WARNINGS = 20
+
+
+class RankTableWarning(UserWarning):
+    """A rank table has irregularities that were tolerated."""
+
+
+def read_rank_table(path: str | os.PathLike[str], *, strict: bool = False) -> RankTable:
+    """Read the table in the file `path`; tolerated irregularities become a `RankTableWarning`.
+
+    Args:
+        path: a regular file of at most 512 KiB.
+        strict: raise an error instead of each warning.
+
+    Raises:
+        RankTableError: the file cannot be read, or breaks a rule. Facts: `path`, `line` (None for the whole file).
+    """
+    table = load(path, strict=strict)
+    if table.warnings:
+        warnings.warn("\n".join(table.warnings), RankTableWarning, stacklevel=3)
+    return table
+
+
+def load(path: str | os.PathLike[str], *, strict: bool = False) -> RankTable:
+    """Read a table like `read_rank_table`, but leave the warnings in its `.warnings`."""
+    name = os.fspath(path)
+    try:
+        data = read_limited(name, MAX_BYTES)
+    except OSError as error:
+        raise RankTableError(f"{name}: cannot be read: {error.strerror or error}", path=name, line=None) from None
+    return parse_rank_table(data, name, strict=strict)
+
+
+def parse_rank_table(data: bytes | str, path: str = "rank_table.json", *, strict: bool = False) -> RankTable:
+    """Parse the table in `data`; `path` is for messages.
+
+    Raises:
+        RankTableError: the table breaks a rule.
+    """
+    reader = _Reader(path, strict)
+    try:
+        root = parse(data.encode(errors="replace") if isinstance(data, str) else data, reader.note)
+    except JsonError as error:
+        reader.fail(error.line, "", str(error))
+    servers, form = reader.table(root)
+    more = reader.num_notes - len(reader.notes)
+    told = (*reader.notes, *[f"{path}: and {more} more warnings"] * (more > 0))
+    return RankTable(in_order(servers), form, path, told)
+
+
+class _Reader:
+    """The reader of one table, which collects its warnings and locates its errors."""
+
+    def __init__(self, path: str, strict: bool) -> None:
+        self.path = path
+        self.strict = strict
+        self.notes: list[str] = []
+        self.num_notes = 0
+        # Lines where ranks and addresses occur, to name both lines of a duplicate.
+        self._ranks: dict[int, int] = {}
+        self._addresses: dict[str, int] = {}
+        # Masked addresses that were reported, each once.
+        self._masked: set[str] = set()
+
+    def fail(self, line: int, where: str, text: str) -> NoReturn:
+        told = f"{where}: {text}" if where else text
+        raise RankTableError(f"{self.path}:{line}: {told}", path=self.path, line=line)
+
+    def warn(self, line: int, where: str, text: str) -> None:
+        if self.strict:
+            self.fail(line, where, text)
+        self.num_notes += 1
+        if self.num_notes <= MAX_WARNINGS:
+            self.notes.append(f"{self.path}:{line}: {where}: {text}" if where else f"{self.path}:{line}: {text}")
+
+    def note(self, problem: Problem) -> None:
+        self.warn(problem.line, "", problem.text)
+
+    # --- values ------------------------------------------------------------------------------------
+
+    def field(self, node: Node, where: str, key: str) -> Node:
+        if key not in node.value:
+            self.fail(node.line, where, f'"{key}" is missing')
+        found: Node = node.value[key]
+        return found
+
+    def check_object(self, node: Node, where: str, known: tuple[str, ...]) -> None:
+        if not isinstance(node.value, dict):
+            self.fail(node.line, where, f"must be an object, not {_shown(node.value)}")
+        for key, value in node.value.items():
+            if key not in known:
+                self.warn(value.line, where, f"unknown key {ascii(key[:40])}; left out")
+
+    def items(self, node: Node, where: str, key: str) -> Iterator[tuple[Node, str]]:
+        """Yield each item of a list, and its path in the table."""
+        items, where = self.field(node, where, key), f"{where}.{key}".lstrip(".")
+        if not isinstance(items.value, list):
+            self.fail(items.line, where, f"must be a list, not {_shown(items.value)}")
+        if not items.value:
+            self.fail(items.line, where, "is empty")
+        yield from ((item, f"{where}[{i}]") for i, item in enumerate(items.value))
+
+    def number(self, node: Node, where: str, key: str) -> int:
+        found, where = self.field(node, where, key), f"{where}.{key}".lstrip(".")
+        value = found.value
+        # Published tables write numbers as texts. Nine digits are enough, and bound the cost of `int`.
+        if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 9:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:
+            self.fail(found.line, where, f'must be a number such as 8 or "8", not {_shown(found.value)}')
+        return value
+
+    def text(self, node: Node, where: str, key: str) -> str:
+        found, where = self.field(node, where, key), f"{where}.{key}".lstrip(".")
+        if not isinstance(found.value, str) or not found.value.isprintable() or len(found.value) > 255:
+            self.fail(
+                found.line, where, f"must be a string of at most 255 printable characters, not {_shown(found.value)}"
+            )
+        return found.value
+
+    def count(self, node: Node, where: str, key: str, wanted: int, what: str) -> None:
+        if self.number(node, where, key) != wanted:
+            found: Node = node.value[key]
+            self.fail(
+                found.line, f"{where}.{key}".lstrip("."), f"is {_shown(found.value)}, but there are {wanted} {what}"
+            )
+
+    # --- the two forms -----------------------------------------------------------------------------
+
+    def table(self, root: Node) -> tuple[list[Server], str]:
+        if not isinstance(root.value, dict):
+            self.fail(root.line, "", f"a rank table is an object, not {_shown(root.value)}")
+        forms = [key for key in ("server_list", "group_list") if key in root.value]
+        if len(forms) != 1:
+            told = "both" if forms else "neither"
+            self.fail(root.line, "", f'needs either "server_list" (form 1.0) or "group_list" (form lab), has {told}')
+        servers = self._one_zero(root) if forms == ["server_list"] else self._lab(root)
+        status = self.field(root, "", "status")
+        if status.value != "completed":
+            self.fail(status.line, "status", f'must be "completed", not {_shown(status.value)}')
+        # Ranks are distinct, so a number is missing if and only if one is too large.
+        for number in range(len(self._ranks)):
+            if number not in self._ranks:
+                rank = max(self._ranks)
+                self.fail(
+                    self._ranks[rank], "", f"rank_id {rank} of {len(self._ranks)} devices, but there is no {number}"
+                )
+        flaw = flaw_of((server.server_id, (device.device_id for device in server.devices)) for server in servers)
+        if flaw:
+            self.warn(root.line, "", flaw)
+        return servers, "1.0" if forms == ["server_list"] else "lab"
+
+    def _one_zero(self, root: Node) -> list[Server]:
+        self.check_object(root, "", ("version", "server_count", "server_list", "status"))
+        version = self.field(root, "", "version")
+        if version.value != "1.0":
+            self.warn(version.line, "version", f'is {_shown(version.value)}, read as "1.0"')
+        servers: list[Server] = []
+        seen: dict[str, int] = {}
+        for node, where in self.items(root, "", "server_list"):
+            self.check_object(node, where, ("server_id", "device", "host_nic_ip"))
+            server_id = self._server_id(node, where)
+            line = node.value["server_id"].line
+            if server_id in seen:
+                self.warn(line, f"{where}.server_id", f"{server_id} is also in line {seen[server_id]}")
+            seen[server_id] = line
+            # "reserve" is the value of published tables.
+            nic = self.text(node, where, "host_nic_ip") if "host_nic_ip" in node.value else "reserve"
+            devices: list[Device] = []
+            lines: dict[int, int] = {}
+            for item, place in self.items(node, where, "device"):
+                self.check_object(item, place, ("device_id", "device_ip", "rank_id"))
+                devices.append(self._device(item, place, self._rank(item, place), lines))
+            servers.append(Server(server_id, tuple(devices), nic))
+        self.count(root, "", "server_count", len(servers), "servers in server_list")
+        return servers
+
+    def _lab(self, root: Node) -> list[Server]:
+        self.check_object(
+            root,
+            "",
+            (
+                "board_id",
+                "chip_info",
+                "deploy_mode",
+                "group_count",
+                "group_list",
+                "para_plane_nic_location",
+                "para_plane_nic_name",
+                "para_plane_nic_num",
+                "status",
+            ),
+        )
+        groups = list(self.items(root, "", "group_list"))
+        self.count(root, "", "group_count", len(groups), "groups in group_list")
+        if len(groups) > 1:
+            self.fail(groups[1][0].line, groups[1][1], "a second group; only tables of one group can be read")
+        group, where = groups[0]
+        self.check_object(group, where, ("device_num", "server_num", "group_name", "instance_count", "instance_list"))
+        # Instances are read first: the stated counts are then compared with the real ones.
+        servers = self._servers(list(self._instances(group, where)))
+        total = sum(len(server.devices) for server in servers)
+        self.count(group, where, "instance_count", total, "instances in instance_list")
+        self.count(group, where, "device_num", total, "devices in instance_list")
+        self.count(group, where, "server_num", len(servers), "servers in instance_list")
+        if "para_plane_nic_num" in root.value and "para_plane_nic_name" in root.value:
+            nics = (self.number(root, "", "para_plane_nic_num"), len(list(self.items(root, "", "para_plane_nic_name"))))
+            if nics[0] != nics[1]:
+                line = root.value["para_plane_nic_num"].line
+                self.warn(line, "para_plane_nic_num", f"is {nics[0]}, but para_plane_nic_name has {nics[1]}")
+        return servers
+
+    def _instances(self, group: Node, where: str) -> Iterator[tuple[str, Device, Node, str]]:
+        for node, place in self.items(group, where, "instance_list"):
+            self.check_object(node, place, ("devices", "rank_id", "server_id"))
+            devices = list(self.items(node, place, "devices"))
+            if len(devices) > 1:
+                self.fail(devices[1][0].line, devices[1][1], "a rank has only one device")
+            item, inside = devices[0]
+            self.check_object(item, inside, ("device_id", "device_ip"))
+            yield (self._server_id(node, place), self._device(item, inside, self._rank(node, place), {}), item, inside)
+
+    def _servers(self, instances: list[tuple[str, Device, Node, str]]) -> list[Server]:
+        """Group instances into servers by address; with a masked address a repeated device number starts a new one."""
+        # A server: its address, device number -> line, and its devices.
+        groups: list[tuple[str, dict[int, int], list[Device]]] = []
+        # Address -> index of the newest server with it.
+        last: dict[str, int] = {}
+        for server_id, device, item, where in instances:
+            number = last.get(server_id)
+            # A repeated number is an error, unless the masked address may stand for several servers.
+            if number is not None and device.device_id in groups[number][1]:
+                if not hides(server_id):
+                    line = groups[number][1][device.device_id]
+                    self.fail(
+                        item.line, where, f"device_id {device.device_id} of server {server_id} is also in line {line}"
+                    )
+                number = None
+            if number is None:
+                number = last[server_id] = len(groups)
+                groups.append((server_id, {}, []))
+            groups[number][1][device.device_id] = item.line
+            groups[number][2].append(device)
+        return [Server(server_id, tuple(devices)) for server_id, _, devices in groups]
+
+    # --- parts of both -----------------------------------------------------------------------------
+
+    def _rank(self, node: Node, where: str) -> int:
+        rank = self.number(node, where, "rank_id")
+        line = node.value["rank_id"].line
+        if rank in self._ranks:
+            self.fail(line, f"{where}.rank_id", f"rank {rank} is also in line {self._ranks[rank]}")
+        if rank >= MAX_DEVICES:
+            self.fail(line, f"{where}.rank_id", f"rank {rank}; a table has at most {MAX_DEVICES} devices")
+        self._ranks[rank] = line
+        return rank
+
+    def _server_id(self, node: Node, where: str) -> str:
+        server_id = self.text(node, where, "server_id")
+        line = node.value["server_id"].line
+        if not server_id:
+            self.fail(line, f"{where}.server_id", "is empty")
+        if "*" in server_id and server_id not in self._masked:
+            self._masked.add(server_id)
+            self.warn(line, f"{where}.server_id", f"{server_id} is masked")
+        return server_id
+
+    def _device(self, node: Node, where: str, rank: int, lines: dict[int, int]) -> Device:
+        """Read a device; `lines` maps the device numbers of its server so far to their lines."""
+        device_id, device_ip = self.number(node, where, "device_id"), ""
+        line = node.value["device_id"].line
+        if device_id in lines:
+            self.fail(
+                line, f"{where}.device_id", f"device {device_id} of this server is also in line {lines[device_id]}"
+            )
+        lines[device_id] = line
+        if "device_ip" not in node.value:
+            self.warn(node.line, where, '"device_ip" is missing')
+        else:
+            device_ip = self.text(node, where, "device_ip")
+            self._check_address(device_ip, node.value["device_ip"].line, f"{where}.device_ip")
+        return Device(device_id, device_ip, rank)
+
+    def _check_address(self, address: str, line: int, where: str) -> None:
+        if not address or "*" in address:
+            self.warn(line, where, f"{address} is masked" if address else "is empty")
+            return
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            self.fail(line, where, f"{ascii(address)} is not an IP address")
+        if address in self._addresses:
+            self.fail(line, where, f"{address} is also in line {self._addresses[address]}")
+        self._addresses[address] = line
+
+
+def _shown(value: Any) -> str:
+    """Return a JSON value as text for a message."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
+    told = text or ascii(value)
+    return told if len(told) <= 60 else told[:57] + "..."

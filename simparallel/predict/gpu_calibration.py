@@ -1,0 +1,208 @@
+"""The calibration of this machine's GPU: measured times become the `ClusterSpec` "this-gpu".
+
+`calibrate_gpu` measures (`gpu_measuring`) and writes; all fits are functions of the measured times alone, those of
+`fitting`. The interpreter's times and the GPU's are fitted apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from math import log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from simparallel.backend import get_float32_matmul_precision, gpu_namespace
+from simparallel.gpu.device import Gpu, gpu_of_rank, use_gpu
+from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec, this_gpu_file
+from simparallel.machine.presets import THIS_GPU
+from simparallel.predict import gpu_measuring
+from simparallel.predict.fitting import calibrated_at, fingerprint, fit_ops, op_errors, quantiles, residual_lines
+from simparallel.predict.gpu_measuring import READ, Measurement, Sample, Timed
+
+
+def describe_gpu(
+    programs: Sequence[Measurement], copies: Sequence[Sample], memory_bytes: int, machine: dict[str, Any]
+) -> ClusterSpec:
+    """Return the description of a GPU that fits its measured times.
+
+    Args:
+        programs: the measured programs.
+        copies: the times of copies from the host.
+        memory_bytes: the GPU's memory.
+        machine: the facts on which the times depend, see `gpu_fingerprint`.
+    """
+    ops = [op for program in programs for op in program.ops]
+    device, host = ([*each] for each in zip(*((op.device, op.host) for op in ops), strict=True))
+    on_device = [sample for sample in device if sample.name != READ]
+    op_costs, host_costs = fit_ops(on_device), fit_ops([*host, *copies])
+    large = [sample for sample in on_device if sample.size_bytes > 1 << 20] or on_device
+    measured = "peak_flops_per_s", "memory_bandwidth_bytes_per_s", "launch_s", "op_costs", "host_costs", "host_waits"
+    spec = DeviceSpec(
+        THIS_GPU,
+        # The rate of operations that were not measured, and the base of utilisations.
+        {4: max(1.0, max(sample.flops / sample.time_s for sample in large))},
+        # Products reach less, and outliers more.
+        max(1.0, float(np.quantile([sample.size_bytes / sample.time_s for sample in large], 0.9))),
+        memory_bytes,
+        median(sample.time_s for sample in host),
+        op_costs=op_costs,
+        host_costs=host_costs,
+        host_waits=tuple(sorted(_waiting(ops))),
+        sources={**dict.fromkeys(measured, "measured"), "memory_bytes": "measured: by the driver"},
+    )
+    return ClusterSpec(
+        1,
+        spec,
+        # Nothing uses it: `describe` refuses more ranks.
+        LinkSpec(1.0, 1.0),
+        name=THIS_GPU,
+        calibration={
+            "date": calibrated_at(),
+            "machine": machine,
+            "residuals": {
+                "operation": quantiles(op_errors(on_device, op_costs)),
+                "interpreter": quantiles(op_errors(host, host_costs)),
+                "program": quantiles(program_errors(programs)),
+                "sharing": quantiles(()),
+                "collective": quantiles(()),
+            },
+        },
+    )
+
+
+def _waiting(ops: Sequence[Timed]) -> set[str]:
+    """Return the names of operations that wait in most programs."""
+    found: dict[str, list[bool]] = {}
+    for op in ops:
+        found.setdefault(op.work[0], []).append(op.waits)
+    return {name for name, waits in found.items() if name != READ and np.mean(waits) > 0.5}
+
+
+def program_errors(programs: Sequence[Measurement]) -> list[float]:
+    """Return the error of each program's step, predicted from all others; an operation of its own is as measured."""
+    errors = []
+    for number, program in enumerate(programs):
+        others = [op for other, found in enumerate(programs) if other != number for op in found.ops]
+        device_costs, host_costs = fit_ops(op.device for op in others), fit_ops(op.host for op in others)
+        waits = _waiting(others)
+        predicted = [
+            op._replace(
+                host_s=host_costs[op.work[0]].time_s(*op.work[1:]),
+                device_s=device_costs[op.work[0]].time_s(*op.work[1:]),
+                waits=op.work[0] == READ or op.work[0] in waits,
+            )
+            if op.work[0] in device_costs
+            else op
+            for op in program.ops
+        ]
+        errors.append(log(program.step_s / gpu_measuring.step_s(predicted)))
+    return errors
+
+
+def gpu_fingerprint(gpu: Gpu) -> dict[str, Any]:
+    """Return the facts on which the times of this machine's GPU depend; those of the interpreter belong to them."""
+    runtime, properties = gpu.cuda.runtime, gpu.cuda.runtime.getDeviceProperties(gpu.number)
+    host = fingerprint()
+    return {
+        "gpu": properties["name"].decode(),
+        "memory_bytes": int(properties["totalGlobalMem"]),
+        "driver": runtime.driverGetVersion(),
+        "cuda": runtime.runtimeGetVersion(),
+        "cupy": gpu.xp.__version__,
+        "products": get_float32_matmul_precision(),
+        **{name: host[name] for name in ("cpu", "python", "numpy")},
+    }
+
+
+def stored(gpu: Gpu, path: str | os.PathLike[str] | None = None) -> tuple[ClusterSpec | None, str]:
+    """Return the stored calibration of a GPU, if it fits; else None, and why.
+
+    Args:
+        gpu: the GPU.
+        path: the file; None for that of "this-gpu".
+
+    Raises:
+        ClusterError: the file cannot be read.
+    """
+    file = Path(this_gpu_file() if path is None else path)
+    if not file.exists():
+        return None, "there is no calibration"
+    spec = ClusterSpec.load(file)
+    why = changed(spec, gpu_fingerprint(gpu))
+    return (None, why) if why else (spec, "")
+
+
+def changed(spec: ClusterSpec, now: dict[str, Any]) -> str:
+    """Return the facts that have changed between a calibration and `now`; "" if it fits."""
+    then = spec.calibration.get("machine", {})
+    return "; ".join(
+        f"{name} was {then.get(name)}, is {value}" for name, value in now.items() if then.get(name) != value
+    )
+
+
+def changed_since(spec: ClusterSpec) -> str:
+    """Return which facts of this machine have changed since it was calibrated; "" if none, or if `spec` is another one.
+
+    A machine without a GPU says nothing about the calibration of one.
+    """
+    if not spec.calibration.get("machine"):
+        return ""
+    if spec.name == THIS_GPU:
+        return changed(spec, gpu_fingerprint(gpu_of_rank(0))) if gpu_namespace() is not None else ""
+    return changed(spec, fingerprint()) if spec.name == "this-host" else ""
+
+
+def calibrate_gpu(
+    out: str | os.PathLike[str] | None = None, *, gpu: Gpu | None = None, tell: Callable[[str], object] = print
+) -> ClusterSpec:
+    """Measure a GPU with training programs of one rank, and write the description that `cluster="this-gpu"` names.
+
+    Args:
+        out: the file; None for that of "this-gpu" (`this_gpu_file`).
+        gpu: the GPU; None for the first of this machine.
+        tell: called with lines about the progress.
+
+    Raises:
+        InputError: there is no GPU that CuPy can use.
+        OSError: the file cannot be written.
+
+    Cost: about two minutes, estimated, and 16 GB of the GPU's memory. Programs for which it has no memory are left out.
+    """
+    gpu = gpu_of_rank(0) if gpu is None else gpu
+    path = Path(this_gpu_file() if out is None else out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    programs = []
+    with use_gpu(gpu):
+        for number, program in enumerate(gpu_measuring.PROGRAMS, 1):
+            tell(f"program {number} of {len(gpu_measuring.PROGRAMS)}: input {program.shape}")
+            try:
+                programs.append(gpu_measuring.measured(program, gpu))
+            except Exception as error:
+                # The error of CuPy has no base class of ours.
+                if type(error).__name__ != "OutOfMemoryError":
+                    raise
+                tell("left out: the GPU has too little memory")
+            gpu_measuring.free_memory(gpu)
+        copies, machine = gpu_measuring.copies(gpu), gpu_fingerprint(gpu)
+    spec = describe_gpu(programs, copies, machine["memory_bytes"], machine)
+    spec.save(path)
+    tell(gpu_table(spec))
+    tell(f"written: {path}")
+    return spec
+
+
+def gpu_table(spec: ClusterSpec) -> str:
+    """Return the calibration as text: what was measured, and the quantiles of its errors."""
+    told, device = spec.calibration, spec.device
+    shapes = sum(len(cost.shapes) for cost in device.op_costs.values())
+    lines = [
+        f"{spec.name}, {told['date']}: " + ", ".join(f"{key} {value}" for key, value in told["machine"].items()),
+        f"{len(device.op_costs)} operations in {shapes} shapes, on one rank; the interpreter waits in: "
+        + (", ".join(device.host_waits) or "none"),
+        *residual_lines(spec),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,73 @@
+"""Every op on arrays without data: the same shapes, events and memory as with data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from op_records import op_calls
+
+from simparallel.autograd import Op, Tensor
+from simparallel.autograd.kernels.tiles import matrix_product
+from simparallel.backend import has_data
+from simparallel.base.dry_arrays import DryArray, dried, empty
+from simparallel.clock.recorder import Recorder, use_recorder
+from simparallel.machine.cluster import describe
+
+
+def observed(op: Op, arrays: list[np.ndarray], make: Any) -> tuple[Any, ...]:
+    """Run forward and backward; return shapes and dtypes, events and memory, and whether any result has data."""
+    recorder = Recorder(0, describe(1), record="full")
+    with use_recorder(recorder):
+        leaves = [Tensor(make(array), requires_grad=array.dtype.kind == "f") for array in arrays]
+        y = op(*leaves)
+        if y.requires_grad:
+            y.backward(make(np.ones(y.shape, y.dtype)), check_finite=False)
+    results = [y.data, *(x.grad.data for x in leaves if x.grad is not None)]
+    events = [event._replace(wall_start_ns=0, wall_end_ns=0) for event in recorder.events]
+    looks = [(array.shape, array.dtype, _steps(array), array.base is None or not array.size) for array in results]
+    return looks, events, recorder.memory_summary(), [has_data(array) for array in results]
+
+
+def _steps(array: np.ndarray) -> list[int]:
+    """Return the strides that matter."""
+    return [stride for stride, size in zip(array.strides, array.shape, strict=True) if size > 1 and array.size]
+
+
+@pytest.mark.parametrize("name", sorted(Op.registry))
+@settings(max_examples=15)
+@given(data=st.data())
+def test_dry_op_observed_as_real(name: str, data: Any) -> None:
+    dtype = data.draw(st.sampled_from((np.float32, np.float64, np.float16)))
+    op, arrays = data.draw(op_calls(name, dtype))
+    *expected, _ = observed(op, arrays, np.copy)
+    *actual, have_data = observed(op, arrays, lambda array: dried(array) if array.dtype.kind == "f" else array)
+
+    assert actual == expected
+    assert not any(have_data) or not any(array.dtype.kind == "f" for array in arrays)
+
+
+# Everything that NumPy gives a method in C reads elements, unless it is here.
+_VIEWS = {
+    "base", "ctypes", "data", "device", "diagonal", "dtype", "flags", "imag", "itemset", "itemsize", "mT", "nbytes",
+    "ndim", "newbyteorder", "ptp", "real", "resize", "setfield", "setflags", "shape", "size", "squeeze", "strides",
+    "swapaxes", "T", "to_device", "transpose", "view", "flat", "conj", "conjugate",
+}  # fmt: skip
+# Reductions call a ufunc.
+_UFUNCS = {"all", "any", "clip", "max", "mean", "min", "prod", "std", "sum", "var"}
+
+
+def test_no_method_of_arrays_reads_elements() -> None:
+    own = {name for name in vars(DryArray) if not name.startswith("__")}
+    methods = {name for name in vars(np.ndarray) if not name.startswith("__")}
+    assert methods - own - _VIEWS - _UFUNCS == set()
+
+
+@pytest.mark.parametrize("shape", [(64, 10, 2048), (32, 100, 512)])
+def test_products_in_tiles_are_dry(shape):
+    """A result in real memory would be computed from what happens to be there."""
+    rows, inner, columns = shape
+    a, b = empty((rows, inner), np.float32), empty((inner, columns), np.float32)
+    assert not has_data(matrix_product(a, b))
