@@ -59,7 +59,6 @@ from simparallel.layout.mesh import Mesh
 from simparallel.machine import cluster
 from simparallel.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from simparallel.machine.devices import Device as device
-from simparallel.world import context as _context, rank as _rank
 from simparallel.world.context import (
     GRAPH_MODE,
     PYNATIVE_MODE,
@@ -160,22 +159,6 @@ _LATER = {
     "Parameter": "nn",
     **dict.fromkeys(("data", "exercises", "models", "nn", "optim", "parallel", "testing", "train", "view", "zoo"), ""),
 }  # fmt: skip
-
-
-class _Later:
-    """A lazy module for lower packages that call it but may not import it: the first attribute access imports it."""
-
-    def __init__(self, room: str) -> None:
-        self._room = room
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(f"simparallel.{self._room}"), name)
-
-
-# Lower packages call these higher ones, but may not import them.
-ops.Op.planner = _Later("parallel.operator.explain_network")
-_context.planner = _Later("search.planner")
-_rank.joiner = _Later("runtime.joined.join")
 
 
 def __getattr__(name: str) -> Any:

@@ -305,7 +305,9 @@ class Op(Shardable, Reversible):
             if y is not None:
                 return y
         elif self.in_strategy is not None:
-            self.planner.refuse_plain(self)
+            from simparallel.parallel.operator.op_call import refuse_plain
+
+            refuse_plain(self)
         arrays = [tensor._data for tensor in inputs]
         plan = self._plan(arrays)
         recording = grad_mode.enabled

@@ -43,9 +43,6 @@ class Shardable:
         self._place = user_line()
         return self
 
-    # Plans strategies; the package's `__init__` sets it for all ops.
-    planner: ClassVar[Any] = None
-
     def plan(self, *shapes: tuple[int, ...], device_num: int | None = None, dtype: Any = np.float32) -> Any:
         """Plan the strategy of `shard` for inputs of these global shapes, as an `OpPlan`.
 
@@ -61,7 +58,9 @@ class Shardable:
             StrategyError: the strategy is not legal; names the broken rule and the nearest legal strategies.
             InputError: shapes, dtypes or the number of devices are malformed.
         """
-        return self.planner.explain_op(self, shapes, device_num, dtype)
+        from simparallel.parallel.operator.explain import explain_op
+
+        return explain_op(self, shapes, device_num, dtype)  # type: ignore[arg-type]  # every Shardable is an Op
 
     # Dims in the order of the device matrix, if it differs from the rule.
     axis_order: ClassVar[tuple[str, ...]] = ()

@@ -10,14 +10,13 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simparallel.base.argparse_checks import at_least_one, flag
 from simparallel.base.units import format_bytes, format_seconds
 from simparallel.clock.memory import parse_bytes
 from simparallel.errors import InputError
 from simparallel.machine.cluster import ClusterSpec, load_cluster
-from simparallel.world import context
 
 if TYPE_CHECKING:
     from simparallel.search.plan import Plan
@@ -102,6 +101,7 @@ def _of_script(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
     from simparallel.predict.dry_run import dry_run
     from simparallel.runtime.ranks.script import check_script, run_script
     from simparallel.search.model_steps import MODELS
+    from simparallel.search.planner import watch_searches
 
     if not options.what.endswith(".py") and not Path(options.what).exists():
         raise InputError(f"plan: {options.what} is neither a model ({', '.join(MODELS)}) nor a script.")
@@ -115,37 +115,13 @@ def _of_script(options: argparse.Namespace, cluster: ClusterSpec) -> list[Plan]:
         device = replace(cluster.device, memory_bytes=parse_bytes(options.memory, "--memory"))
         cluster = replace(cluster, device=device)
     # Standard output is for the plans alone; the script's own output goes to standard error.
-    with redirect_stdout(sys.stderr), _progress() as progress, _noted(progress) as found:
+    with redirect_stdout(sys.stderr), _progress() as progress, watch_searches(progress) as found:
         dry_run(program, world_size=cluster.world_size, cluster=cluster)
     if not found:
         raise InputError(
             f'plan: {options.what} made no search; it has to call sp.AutoParallel(step, parallel_mode="auto").'
         )
     return found
-
-
-@contextmanager
-def _noted(progress: Callable[[float], None] | None) -> Iterator[list[Plan]]:
-    """Collect the plans that `AutoParallel` searches inside the block, each once; show the progress of searches."""
-    found: list[Plan] = []
-    planner = context.planner
-
-    class Noting:
-        @staticmethod
-        def interpreter(parallel: Any, args: Any, kwargs: Any, plan: Any) -> Any:
-            made = planner.interpreter(parallel, args, kwargs, plan, progress)
-            # Every rank has the same plan, and a folded run may begin several times.
-            if plan is None and made.plan not in found:
-                found.append(made.plan)
-            return made
-
-        read_plan = staticmethod(planner.read_plan)
-
-    context.planner = Noting
-    try:
-        yield found
-    finally:
-        context.planner = planner
 
 
 @contextmanager

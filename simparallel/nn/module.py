@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from simparallel.autograd import Op, Tensor
+from simparallel.autograd import Tensor
 from simparallel.backend import is_array, to_host
 from simparallel.clock.cuda import cuda_device
 from simparallel.clock.memory import BUFFERS
@@ -348,7 +348,9 @@ class Module(ModuleTree):
             StrategyError: a strategy is not legal.
             InputError: shapes, dtypes or the number of devices are malformed.
         """
-        return Op.planner.explain_network(self, shapes, device_num, dtype=dtype, dataset_strategy=dataset_strategy)
+        from simparallel.parallel.operator.explain_network import explain_network
+
+        return explain_network(self, shapes, device_num, dtype=dtype, dataset_strategy=dataset_strategy)
 
     # --- copying ---------------------------------------------------------------------------------
 

@@ -383,9 +383,29 @@ def read_plan(plan: Any) -> Plan:
     return Plan.load(plan)
 
 
-def interpreter(
-    parallel: AutoParallel, args: list[Any], kwargs: dict[str, Any], plan: Plan | None, progress: Progress = None
-) -> Planned:
+class _Watch:
+    """What `watch_searches` follows: the plans found, each once, and the function that shows the progress."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.plans: list[Plan] = []
+        self.progress = progress
+
+
+_watches: list[_Watch] = []
+
+
+@contextmanager
+def watch_searches(progress: Progress = None) -> Iterator[list[Plan]]:
+    """Collect the plans that `AutoParallel` searches on any rank of this process inside the block, each once."""
+    watch = _Watch(progress)
+    _watches.append(watch)
+    try:
+        yield watch.plans
+    finally:
+        _watches.remove(watch)
+
+
+def interpreter(parallel: AutoParallel, args: list[Any], kwargs: dict[str, Any], plan: Plan | None) -> Planned:
     """Return the interpreter of the given plan, or of the plan that a search finds for this call.
 
     Every rank captures the program, and rank 0 searches for all. Collective: yes, without a given plan.
@@ -401,11 +421,16 @@ def interpreter(
         check_same_calls([(node.op.name, node.line, *node.shapes) for node in graph.nodes])
         found = None
         if communicator.rank == 0:
+            progress = _watches[-1].progress if _watches else None
             found = plan_graph(graph, _cluster(), _settings(parallel), progress, split).to_dict()
         with communicator.asked_by("AutoParallel: the plan"):
             # As plain data, which holds no object of this process.
             shared = communicator.broadcast_object(found) if communicator.world_size > 1 else found
         plan = Plan.from_dict(json.loads(json.dumps(shared)))
+        # Every rank has the same plan, and a folded run may begin several times.
+        for watch in _watches:
+            if plan not in watch.plans:
+                watch.plans.append(plan)
     if plan.device_num != communicator.world_size:
         raise PlanError(
             f"AutoParallel: the plan is for {plan.device_num} devices, and the run has {communicator.world_size}. "

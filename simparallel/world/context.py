@@ -71,10 +71,6 @@ _EARLIER = {
 }  # fmt: skip
 
 
-# The module that searches for the strategies of `AutoParallel`; the package's `__init__` sets it.
-planner: Any = None
-
-
 class _Settings(threading.local):
     """The settings of the rank that this thread runs."""
 

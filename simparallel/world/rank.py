@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Protocol
 
 from simparallel.base.units import format_type_of
 from simparallel.clock.memory import parse_bytes
@@ -25,16 +24,6 @@ _PLACES = ("RANK_ID", "DEVICE_ID")
 _SIZE_UNKNOWN = "PMIX_RANK"
 # Value: the rank's pid, then a mark of its variables. Processes that a rank starts inherit it, but differ in pid.
 CHILD_VARIABLE = "SIMPARALLEL_RANK_PROCESS"
-
-
-class Joiner(Protocol):
-    """The interface to join a world from a process started on its own; `runtime.joined` implements it."""
-
-    def join(self, timeout_s: float | None = None, start_timeout_s: float | None = None) -> bool: ...
-
-
-# Set by the package, because this folder may not import `runtime`.
-joiner: Joiner | None = None
 
 
 def init(
@@ -134,8 +123,9 @@ def note_if_alone(who: str) -> None:
 def _join(variable: str, count: int, timeout_s: float | None, start_timeout_s: float | None) -> bool:
     """Become one of the ranks; return False if this is the only process."""
     if variable in (*_OTHER_LAUNCHERS, "RANK_TABLE_FILE"):
-        assert joiner is not None
-        return joiner.join(timeout_s, start_timeout_s)
+        from simparallel.runtime.joined.join import join
+
+        return join(timeout_s, start_timeout_s)
     return _join_over_mpi(variable, count, timeout_s)
 
 

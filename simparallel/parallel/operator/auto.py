@@ -126,7 +126,11 @@ class AutoParallel:
         self._gathers = gather_results
         self.redistributions: list[Implicit] = []
         self._memory_limit = None if memory_limit is None else parse_bytes(memory_limit)
-        self.plan = None if plan is None else context.planner.read_plan(plan)
+        self.plan: Any = None
+        if plan is not None:
+            from simparallel.search.planner import read_plan
+
+            self.plan = read_plan(plan)
         self._given_plan = self.plan
         # Key (see `_by_plan`) -> interpreter of a plan.
         self._planned: dict[Any, Any] = {}
@@ -191,7 +195,9 @@ class AutoParallel:
         key = shapes, grad_mode.enabled, getattr(self.network, "training", None)
         found = self._planned.get(key)
         if found is None:
-            found = self._planned[key] = context.planner.interpreter(self, args, kwargs, self._given_plan)
+            from simparallel.search.planner import interpreter
+
+            found = self._planned[key] = interpreter(self, args, kwargs, self._given_plan)
         found.position = 0
         self.plan = found.plan
         return found

@@ -32,7 +32,7 @@ from simparallel.parallel.operator.explain import (
 )
 from simparallel.parallel.operator.gradient_sums import Filling
 from simparallel.parallel.operator.interpreter import SHARDED
-from simparallel.parallel.operator.op_call import Call, mode, plan_way, refuse_plain  # noqa: F401 (for `Op.planner`)
+from simparallel.parallel.operator.op_call import Call, mode, plan_way
 from simparallel.parallel.operator.pending_view import pending_view, root_of
 from simparallel.parallel.operator.plan_inputs import input_specs, num_devices
 

@@ -39,7 +39,7 @@ before = state()
 names = {name for name, _ in before}
 import simparallel.parallel
 print(changes())
-sp.ops.Op.planner = sp.Tensor.cut = None
+sp.ops.Op.rule = sp.Tensor.cut = None
 print(changes())
 """
 
@@ -47,7 +47,7 @@ print(changes())
 @pytest.mark.process
 def test_importing_parallel_changes_no_op() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["[]", "[('Op', 'planner'), ('Tensor', 'cut')]"], done.stderr
+    assert done.stdout.splitlines() == ["[]", "[('Op', 'rule'), ('Tensor', 'cut')]"], done.stderr
 
 
 @pytest.mark.parametrize("interpreter", [SHARDED, DRAWING])

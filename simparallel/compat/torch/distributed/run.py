@@ -2,11 +2,11 @@
 
 import sys
 
-from simparallel.cli.main import main as command
-
 
 def main(*settings: str) -> int:
     """Start the script of the command line on the devices that it asks for; return the exit code."""
+    from simparallel.cli.main import main as command
+
     return command(["torchrun", *settings, *sys.argv[1:]])
 
 
