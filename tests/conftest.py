@@ -31,6 +31,7 @@ from oracles import TRANSPORTS, World
 
 import simparallel
 from simparallel.clock.recorder import current_recorder, set_recorder
+from simparallel.world.context import forget_settings
 
 pytest_plugins = ["pytest_simparallel", "pytester"]
 
@@ -189,8 +190,9 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.fixture(autouse=True)
 def own_state() -> Iterator[None]:
-    """Begin with the same random numbers, and without a device that another test described outside a run."""
+    """Begin with the same random numbers, and without a context or a device that another test set outside a run."""
     before = current_recorder()
+    forget_settings()
     simparallel.manual_seed(0)
     yield
     set_recorder(before)
