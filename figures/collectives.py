@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from simparallel.bench import collectives
+from benchmarks import collectives
 
 MEASURED = "some minutes, and `simparallel bench --setup` before it"
 

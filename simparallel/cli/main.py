@@ -330,7 +330,7 @@ def _job(options: argparse.Namespace, request: run_flags.Request) -> Iterator[tu
 def _bench(options: argparse.Namespace) -> int:
     at_least_one(rounds=options.rounds)
     if options.setup:
-        from simparallel.bench import environments
+        from benchmarks import environments
 
         # With --json, standard output holds nothing but JSON.
         tell = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
@@ -345,7 +345,7 @@ def _bench(options: argparse.Namespace) -> int:
             settings["calibrate"] = options.calibrate
         elif options.calibrate:
             raise InputError("bench: --calibrate is for step --array cupy.")
-        import_module(f"simparallel.bench.{module}").main(**settings)
+        import_module(f"benchmarks.{module}").main(**settings)
     elif not options.setup:
         *most, last = BENCHES
         raise InputError(f"bench: choose what to measure: {', '.join(most)} or {last}; or --setup.")

@@ -204,7 +204,7 @@ def test_unwritable_output_is_refused(
 ) -> None:
     """In one line with the name of the file, before anything is measured."""
     sp.launch(sp.barrier, world_size=2, transport="inline").trace.save("trace.json")
-    monkeypatch.setattr("simparallel.bench.collectives.contenders_of", None)
+    monkeypatch.setattr("benchmarks.collectives.contenders_of", None)
     assert main.main(CANNOT_BE_WRITTEN[command]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"simparallel: {CANNOT_BE_WRITTEN[command][-1]}")

@@ -25,7 +25,7 @@ from leaks import MARK, marked, wait_for
 from refusals import refused
 
 import simparallel as sp
-from simparallel.bench.environments import PEERS
+from benchmarks.environments import PEERS
 from simparallel.runtime.mpi.launcher import OPEN_MPI
 from simparallel.trace import Trace
 

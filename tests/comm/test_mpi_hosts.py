@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from test_mpi import ROOT, TRAIN, Mpi, sp_run
 
-from simparallel.bench.environments import PEERS
+from benchmarks.environments import PEERS
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 

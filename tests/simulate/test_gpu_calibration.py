@@ -15,11 +15,11 @@ import pytest
 from refusals import refused
 
 import simparallel as sp
+from benchmarks.gpu_step import TASKS
+from benchmarks.step import our_step, tokens
 from simparallel.backend import has_data
 from simparallel.base.dry_arrays import without_data
 from simparallel.base.system import without_huge_pages
-from simparallel.bench.gpu_step import TASKS
-from simparallel.bench.step import our_step, tokens
 from simparallel.cli.main import main
 from simparallel.errors import ClusterError, InputError
 from simparallel.hardware.cluster import ClusterSpec, describe, load_cluster, this_gpu_file

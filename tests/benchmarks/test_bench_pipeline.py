@@ -7,8 +7,8 @@ import json
 import pytest
 from refusals import refused
 
-from simparallel.bench import pipeline
-from simparallel.bench.contest import Result
+from benchmarks import pipeline
+from benchmarks.contest import Result
 from simparallel.cli import main
 from simparallel.errors import InputError
 from simparallel.parallel.pipeline.schedule import RULES

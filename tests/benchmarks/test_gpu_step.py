@@ -12,10 +12,10 @@ import pytest
 from array_backends import ArrayBackend
 from refusals import refused
 
+from benchmarks import gpu_step
+from benchmarks.step import chosen_tasks, our_step
 from simparallel import backend
 from simparallel.backend import manual_seed, to_host
-from simparallel.bench import gpu_step
-from simparallel.bench.step import chosen_tasks, our_step
 from simparallel.cli.main import main
 from simparallel.errors import InputError
 from simparallel.gpu.device import Gpu, use_gpu
@@ -157,7 +157,7 @@ def test_models_are_those_of_torch() -> None:
 @pytest.mark.parametrize("name", ["MLP", "LeNet"])
 def test_torch_takes_the_same_step(name: str) -> None:
     torch = pytest.importorskip("torch")
-    from simparallel.bench.step import torch_step
+    from benchmarks.step import torch_step
 
     (task,) = chosen_tasks([name], gpu_step.TASKS)
     ours, theirs = task.ours(), task.theirs()

@@ -9,12 +9,12 @@ import json
 import sys
 from collections.abc import Sequence
 
+from benchmarks.collectives import MEMCPY, OURS, SHARED, TURN_S, Contender, checked, contenders_of, told_size
+from benchmarks.contest import Result, aligned, measure, tell_bound
+from benchmarks.environments import choose_peers
+from benchmarks.peers.exchange import ITEM_BYTES
 from simparallel.base.argparse_checks import at_least_one
 from simparallel.base.units import format_seconds
-from simparallel.bench.collectives import MEMCPY, OURS, SHARED, TURN_S, Contender, checked, contenders_of, told_size
-from simparallel.bench.contest import Result, aligned, measure, tell_bound
-from simparallel.bench.environments import choose_peers
-from simparallel.bench.peers.exchange import ITEM_BYTES
 from simparallel.errors import InputError
 
 SIZES = (1 << 20, 4 << 20, 16 << 20, 32 << 20)  # [byte]

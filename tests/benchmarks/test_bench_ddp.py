@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from refusals import refused
 
-from simparallel.bench import ddp, environments
-from simparallel.bench.contest import Result
+from benchmarks import ddp, environments
+from benchmarks.contest import Result
 from simparallel.cli import main
 from simparallel.errors import BenchError, InputError
 

@@ -112,7 +112,7 @@ def bench_directory() -> Path:
 
 
 def _scripts() -> Path:
-    spec = find_spec("simparallel.bench.peers")
+    spec = find_spec("benchmarks.peers")
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent

@@ -16,13 +16,13 @@ import pytest
 from refusals import refused
 
 import simparallel as sp
-from simparallel.bench import adasum, collectives, environments
-from simparallel.bench.collectives import MEMCPY, OURS, SHARED, Memcpy, Row, our_turn, table, told_size
-from simparallel.bench.contest import MAX_COUNT, Result, fitting
-from simparallel.bench.environments import PEERS
-from simparallel.bench.job import Job
-from simparallel.bench.peers import exchange as ex
-from simparallel.bench.peers.vhdd import Vhdd
+from benchmarks import adasum, collectives, environments
+from benchmarks.collectives import MEMCPY, OURS, SHARED, Memcpy, Row, our_turn, table, told_size
+from benchmarks.contest import MAX_COUNT, Result, fitting
+from benchmarks.environments import PEERS
+from benchmarks.job import Job
+from benchmarks.peers import exchange as ex
+from benchmarks.peers.vhdd import Vhdd
 from simparallel.cli import main
 from simparallel.errors import BenchError, InputError
 from simparallel.view import plot_collectives, save_figure
@@ -265,7 +265,7 @@ def test_job_answers_and_ends(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("mode", ["lies", "raises", "dies", "hangs"])
 def test_peer_failure_is_reported(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simparallel.bench.job.END_LIMIT_S", 0.2)
+    monkeypatch.setattr("benchmarks.job.END_LIMIT_S", 0.2)
     fake_mpich(mode)
     job = Job(PEERS["mpich"], 1, turn_limit_s=0.3 if mode == "hangs" else 30)
     with pytest.raises(BenchError, match="MPICH"):
@@ -276,7 +276,7 @@ def test_peer_failure_is_reported(mode: str, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.process
 def test_peer_that_does_not_start_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simparallel.bench.job.END_LIMIT_S", 0.2)
+    monkeypatch.setattr("benchmarks.job.END_LIMIT_S", 0.2)
     fake_mpich("never starts")
     with refused(BenchError):
         Job(PEERS["mpich"], 1, start_limit_s=0.3)

@@ -97,7 +97,7 @@ def measure(name: str) -> dict[str, Any]:
 
 def in_a_fresh_process(name: str) -> dict[str, Any]:
     """Measure a case in a process of its own, without caches of an earlier search."""
-    command = [sys.executable, "-c", f"from simparallel.bench import plan; plan.tell({name!r})"]
+    command = [sys.executable, "-c", f"from benchmarks import plan; plan.tell({name!r})"]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return found
 

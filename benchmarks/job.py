@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environments import Peer
 from simparallel.base.blas import THREAD_VARIABLES
-from simparallel.bench.environments import Peer
 from simparallel.errors import BenchError
 
 START_LIMIT_S = 120.0

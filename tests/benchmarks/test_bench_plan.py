@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from simparallel.bench import plan
+from benchmarks import plan
 from simparallel.models import mlp
 from simparallel.search.model_steps import KnownModel
 

@@ -22,12 +22,12 @@ from typing import Any, Protocol
 import numpy as np
 
 import simparallel as sp
+from benchmarks.contest import Result, Turn, aligned, measure
+from benchmarks.environments import choose_peers
+from benchmarks.job import Job
+from benchmarks.peers.exchange import ITEM_BYTES, OPS, WHOLE, Call, Exchange, num_elements, private, turn
 from simparallel.base.files import check_writable
 from simparallel.base.units import format_seconds
-from simparallel.bench.contest import Result, Turn, aligned, measure
-from simparallel.bench.environments import choose_peers
-from simparallel.bench.job import Job
-from simparallel.bench.peers.exchange import ITEM_BYTES, OPS, WHOLE, Call, Exchange, num_elements, private, turn
 from simparallel.errors import BenchError, InputError, RunFailedError
 
 OURS, SHARED, MEMCPY = "simparallel", "in the arena", "memcpy"

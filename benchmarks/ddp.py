@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from benchmarks.contest import Result, aligned, measure, tell_bound
+from benchmarks.environments import PEERS
+from benchmarks.job import Job
+from benchmarks.peers.exchange import images, timed
+from benchmarks.step import LEARNING_RATE, TASKS as ALL_TASKS, Task, chosen_tasks, our_step
 from simparallel.base import blas
 from simparallel.base.units import format_seconds
-from simparallel.bench.contest import Result, aligned, measure, tell_bound
-from simparallel.bench.environments import PEERS
-from simparallel.bench.job import Job
-from simparallel.bench.peers.exchange import images, timed
-from simparallel.bench.step import LEARNING_RATE, TASKS as ALL_TASKS, Task, chosen_tasks, our_step
 from simparallel.errors import BenchError, InputError, RunFailedError
 
 OURS, UNRECORDED, ONE_RANK, APART, TORCH = "simparallel", "not recorded", "one rank", "apart", "torch DDP"

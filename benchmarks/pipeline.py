@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from benchmarks.contest import Result, aligned, measure, tell_bound
+from benchmarks.environments import PEERS
+from benchmarks.job import Job
+from benchmarks.peers.exchange import images, timed
 from simparallel.base.units import format_seconds
-from simparallel.bench.contest import Result, aligned, measure, tell_bound
-from simparallel.bench.environments import PEERS
-from simparallel.bench.job import Job
-from simparallel.bench.peers.exchange import images, timed
 from simparallel.errors import BenchError, InputError, RunFailedError
 from simparallel.parallel.pipeline.schedule import RULES
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
+from benchmarks.contest import Result, table
 from simparallel.autograd.tape import Node, Reversible
-from simparallel.bench.contest import Result, table
 from simparallel.nn.init import initializer
 from simparallel.parallel import AutoParallel
 

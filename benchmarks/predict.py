@@ -86,7 +86,7 @@ def main(rounds: int = 3, as_json: bool = False) -> None:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
     for _ in range(rounds):
         for name, results in found.items():
-            command = [sys.executable, "-c", f"from simparallel.bench import predict; predict.tell({name!r})"]
+            command = [sys.executable, "-c", f"from benchmarks import predict; predict.tell({name!r})"]
             results.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     middle = {
         name: {key: median(result[key] for result in results) for key in results[0]} for name, results in found.items()
