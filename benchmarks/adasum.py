@@ -1,4 +1,4 @@
-"""`simparallel bench adasum`: the cost of Adasum relative to a sum, and to Horovod's algorithm over MPI.
+"""`python -m benchmarks adasum`: the cost of Adasum relative to a sum, and to Horovod's algorithm over MPI.
 
 All contenders are warm and take turns in every round; reported are medians over rounds and of ratios, see `contest`.
 """
@@ -77,7 +77,7 @@ def _measure(size: int, contenders: dict[str, Contender], rounds: int, turn_s: f
     turns = {
         f"{label} {op}": checked(contender, op, elements)
         for label, contender in contenders.items()
-        # The peers' sums are compared by `bench collectives`.
+        # The peers' sums are compared by `benchmarks collectives`.
         for op in ((SUM, ADASUM) if label in (OURS, SHARED) else (ADASUM,))
     }
     return measure(told_size(size), turns, rounds=rounds, turn_s=turn_s)

@@ -1,6 +1,6 @@
 """The Adasum laboratory: the effect of Adasum on training, measured on the bundled digits.
 
-    python -m benchmarks.adasum_lab           # tables, and figures in runs/adasum/
+    python -m benchmarks.adasum_lab  # tables, and figures in runs/adasum/
 
 One process simulates all workers. They have the same weights, so one backward of a model with stacked
 weights, a copy for each worker, yields all workers' gradients at once; these are then combined by `sp.adasum`,

@@ -1,4 +1,4 @@
-"""`simparallel bench step --array cupy`: training steps on a GPU, beside PyTorch eager on the same one, and a floor.
+"""`python -m benchmarks step --array cupy`: training steps on a GPU, beside PyTorch eager on the same one, and a floor.
 
 Events on the device measure the time around all steps of a turn, so the host's part counts where the device waits for
 it. Both compute products in full float32, without TF32. The floor is the predicted time of the same

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environments import Peer
+from benchmarks.errors import BenchError
 from simparallel.base.blas import THREAD_VARIABLES
-from simparallel.errors import BenchError
 
 START_LIMIT_S = 120.0
 TURN_LIMIT_S = 60.0

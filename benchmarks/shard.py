@@ -1,4 +1,4 @@
-"""`simparallel bench shard`: the tutorial's network cut over 8 devices, compared with hand-written slicing.
+"""`python -m benchmarks shard`: the tutorial's network cut over 8 devices, compared with hand-written slicing.
 
 All do the same arithmetic and make the same calls of the same collectives. They differ in the origin of these
 calls: the sharding layer derives them from the strategies; by hand they are worked out on paper, once with

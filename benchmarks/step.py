@@ -1,10 +1,8 @@
-"""`simparallel bench step`: one training step of each model, compared with PyTorch on one BLAS thread."""
+"""`python -m benchmarks step`: one training step of each model, compared with PyTorch on one BLAS thread."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import simparallel as sp
-from benchmarks.contest import Result, measure, table, tell_bound
+from benchmarks.contest import Result, measure, printed_apart, table, tell_bound
 from benchmarks.peers.exchange import images
 from simparallel import models
 from simparallel.base.blas import THREAD_VARIABLES
@@ -240,10 +238,8 @@ def _has_torch() -> bool:
 def peak_bytes(name: str, who: str) -> int:
     """Measure the peak resident memory of three steps in a separate process, without the memory of imports."""
     code = f"from benchmarks.step import print_peak; print_peak({name!r}, {who!r})"
-    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
-    # A process of its own: the peak of a process never falls, so each measurement needs a new one.
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    return int(done.stdout)
+    # The peak of a process never falls, so each measurement needs a new one.
+    return int(printed_apart(code, dict.fromkeys(THREAD_VARIABLES, "1")))
 
 
 def print_peak(name: str, who: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from benchmarks import collectives
 
-MEASURED = "some minutes, and `simparallel bench --setup` before it"
+MEASURED = "some minutes, and `python -m benchmarks --setup` before it"
 
 
 def draw() -> Any:

@@ -40,7 +40,7 @@ FLOORS = (
     {"testing", "train"},
     {"exercises"},
     {"__init__"},
-    {"bench", "compat", "zoo"},
+    {"compat", "zoo"},
     {"cli"},
     {"__main__"},
 )
@@ -51,9 +51,9 @@ ALLOWED = {("compat.torch.distributed.run", "cli.main")}
 ONLY_IN = {
     "cupy": {"backend"},
     "matplotlib": {"view", "cli"},
-    "mpi4py": {"bench", "comm"},
+    "mpi4py": {"comm"},
     "multiprocessing": {"runtime", "cli"},
-    "subprocess": {"bench", "runtime", "cli"},
+    "subprocess": {"runtime", "cli"},
     "socket": {"runtime"},
 }
 FILES = sorted(ROOT.rglob("*.py"))

@@ -1,4 +1,4 @@
-"""`bench plan`: its table and its JSON. No timing is asserted."""
+"""`benchmarks plan`: its table and its JSON. No timing is asserted."""
 
 from __future__ import annotations
 

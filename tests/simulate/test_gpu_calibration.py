@@ -353,6 +353,13 @@ def test_command_calibrates_the_stand_in(capsys: pytest.CaptureFixture[str], mon
     assert prediction.interval_s is not None
 
 
+def test_quick_is_refused_for_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--quick", "--array", "cupy"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("simparallel: calibrate: ")
+    assert not printed.out
+
+
 @pytest.mark.parametrize("name", ["this-host", "this-gpu"])
 @pytest.mark.parametrize("is_stale", [True, False])
 @pytest.mark.usefixtures("configured")
